@@ -1,0 +1,107 @@
+"""What optrun says when it refuses: one message, one exit code.
+
+The command line turns every `OptrunError` into its message on stderr and its `exit_code`; everything else is a defect
+and keeps its traceback.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+EXIT_DONE = 0
+EXIT_FAILED = 1
+EXIT_USAGE = 2
+EXIT_NONFINITE = 3
+EXIT_NO_CHECKPOINT = 4
+EXIT_LOCKED = 5
+EXIT_STORAGE = 74
+EXIT_STOPPED_EARLY = 75
+
+
+class OptrunError(Exception):
+    """A run that cannot go on for a reason the user can act on."""
+
+    exit_code = EXIT_FAILED
+
+
+class ConfigError(OptrunError, ValueError):
+    """The command line or a configuration value is wrong."""
+
+    exit_code = EXIT_USAGE
+
+
+class NonFiniteError(OptrunError):
+    """Loss, gradient or weights hold NaN or inf, and the policy is to stop."""
+
+    exit_code = EXIT_NONFINITE
+
+
+class CheckpointError(OptrunError):
+    """No usable checkpoint where one was asked for."""
+
+    exit_code = EXIT_NO_CHECKPOINT
+
+
+class LockedError(OptrunError):
+    """Another process writes this run directory."""
+
+    exit_code = EXIT_LOCKED
+
+
+class StorageError(OptrunError):
+    """The disk refused: full, read-only, or gone."""
+
+    exit_code = EXIT_STORAGE
+
+
+class StoppedEarly(OptrunError):
+    """A signal or the time budget ended the run after everything was saved."""
+
+    exit_code = EXIT_STOPPED_EARLY
+
+
+def nearest(name: str, candidates: Iterable[str], *, limit: int = 3) -> list[str]:
+    """The candidates a person may have meant, best first.
+
+    Args:
+        name: What was typed.
+        candidates: What is valid.
+        limit: How many to return at most.
+
+    Returns:
+        Candidates whose spelling is close; a dotted candidate also counts by its last piece, so that `max_steps` finds
+        `training.max_steps`.
+
+    Example:
+        >>> nearest("lam", ["lamb", "adamw"])
+        ['lamb']
+        >>> nearest("max_step", ["training.max_steps", "seed"])
+        ['training.max_steps']
+    """
+    pool = sorted(set(candidates))
+    leaf = name.rsplit(".", 1)[-1]
+
+    def likeness(candidate: str) -> float:
+        whole = difflib.SequenceMatcher(None, name.lower(), candidate.lower()).ratio()
+        last = difflib.SequenceMatcher(None, leaf.lower(), candidate.rsplit(".", 1)[-1].lower()).ratio()
+        return max(whole, 0.98 * last)
+
+    scored = sorted(((likeness(candidate), candidate) for candidate in pool), key=lambda pair: (-pair[0], pair[1]))
+    return [candidate for score, candidate in scored if score >= 0.6][:limit]
+
+
+def did_you_mean(name: str, candidates: Iterable[str]) -> str:
+    """A sentence with the nearest valid names, or with all of them where none is near.
+
+    Example:
+        >>> did_you_mean("lam", ["lamb", "adamw"])
+        'Did you mean lamb?'
+        >>> did_you_mean("zzz", ["lamb", "adamw"])
+        'Valid: adamw, lamb.'
+    """
+    pool = sorted(set(candidates))
+    close = nearest(name, pool)
+    if close:
+        return f"Did you mean {' or '.join(close)}?"
+    return f"Valid: {', '.join(pool)}." if pool else ""

@@ -1,0 +1,36 @@
+"""Every test runs offline, on few threads, with its own cache, and leaves the random state as it found it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
+os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+import pytest
+import torch
+
+torch.set_num_threads(1)
+
+
+@pytest.fixture(autouse=True)
+def _same_random_state() -> Iterator[None]:
+    state = torch.get_rng_state()
+    torch.manual_seed(0)
+    yield
+    torch.set_rng_state(state)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _shared_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """One cache for tokenizers and tokens per session, so that nothing is read from or left in the user's own."""
+    before = os.environ.get("OPTRUN_CACHE")
+    folder = Path(before) if before else tmp_path_factory.mktemp("optrun-cache")
+    os.environ["OPTRUN_CACHE"] = str(folder)
+    yield folder
+    if before is None:
+        del os.environ["OPTRUN_CACHE"]
