@@ -1,0 +1,1 @@
+"""What a run leaves on disk: names, atomic writes, metrics, checkpoints."""

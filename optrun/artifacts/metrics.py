@@ -1,0 +1,287 @@
+"""`metrics.jsonl` and `summary.json`, written and read.
+
+Both are valid JSON always: numbers that JSON does not have are written as the strings "NaN", "Infinity" and "-Infinity"
+and come back as floats.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import TracebackType
+from typing import Any, BinaryIO, Self
+
+_NON_FINITE = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
+_NUMERIC_SECTIONS = ("metrics", "perf")  # of a summary: where such a string is a number, not a word
+
+
+def to_json(value: Any, *, where: str = "value") -> Any:
+    """The same value in types and numbers that JSON has.
+
+    Args:
+        value: Nested mappings, lists and tuples of strings, numbers, booleans and None.
+        where: How an error names the value.
+
+    Returns:
+        The value with tuples as lists and non-finite floats as strings.
+
+    Raises:
+        TypeError: A type that JSON does not have, such as a tensor.
+    """
+    if value is None or isinstance(value, (bool, str)):
+        return value
+    if isinstance(value, int):
+        return int(value)
+    if isinstance(value, float):
+        number = float(value)
+        if math.isnan(number):
+            return "NaN"
+        if math.isinf(number):
+            return "Infinity" if number > 0 else "-Infinity"
+        return number
+    if isinstance(value, Mapping):
+        return {str(key): to_json(item, where=f"{where}.{key}") for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [to_json(item, where=f"{where}[{index}]") for index, item in enumerate(value)]
+    raise TypeError(f"{where}: expected a string, number, list or mapping, got {type(value).__name__}")
+
+
+def from_json(value: Any) -> Any:
+    """The inverse of `to_json` for numbers: "NaN", "Infinity" and "-Infinity" become floats, at any depth."""
+    if isinstance(value, str):
+        return _NON_FINITE.get(value, value)
+    if isinstance(value, dict):
+        return {key: from_json(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [from_json(item) for item in value]
+    return value
+
+
+class MetricsWriter:
+    """Appends records to `metrics.jsonl`, each a whole line that is out of this process when `write` returns.
+
+    A last line that a killed process left without its end is completed where it is whole and cut where it is torn, so
+    that the next record begins a line of its own.
+
+    Args:
+        path: The file; made with its parents where missing.
+
+    Example:
+        >>> import tempfile
+        >>> folder = tempfile.TemporaryDirectory()
+        >>> path = Path(folder.name) / "metrics.jsonl"
+        >>> with MetricsWriter(path) as metrics:
+        ...     metrics.write({"step": 1, "train/loss": 2.5})
+        >>> read_metrics(path).records
+        [{'step': 1, 'train/loss': 2.5}]
+        >>> folder.cleanup()
+    """
+
+    def __init__(self, path: Path | str) -> None:
+        self.path = Path(path)
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        _mend_tail(self.path)
+        self._file: BinaryIO = self.path.open("ab")
+
+    def write(self, record: Mapping[str, Any]) -> None:
+        """Append one record.
+
+        Args:
+            record: `step` (optimizer steps done), and flat names with their values.
+
+        Raises:
+            ValueError: No whole, non-negative `step`, or the file is closed.
+            TypeError: A value that JSON does not have; the name is in the message.
+        """
+        step = record.get("step")
+        if isinstance(step, bool) or not isinstance(step, int) or step < 0:
+            raise ValueError(f"step={step!r}: a metrics record needs the number of optimizer steps, an integer >= 0")
+        clean = {name: to_json(value, where=name) for name, value in record.items()}
+        # One write of one line: what another reader sees ends at a line end, or in one torn last line.
+        self._file.write(json.dumps(clean, ensure_ascii=False, allow_nan=False).encode() + b"\n")
+        self._file.flush()
+
+    def sync(self) -> None:
+        """Ask the operating system to put everything written so far on the disk (before a checkpoint commits)."""
+        self._file.flush()
+        os.fsync(self._file.fileno())
+
+    def close(self) -> None:
+        """Close the file; closing twice is allowed."""
+        self._file.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+@dataclass
+class MetricsLog:
+    """What `metrics.jsonl` holds."""
+
+    records: list[dict[str, Any]] = field(default_factory=list)
+    """One mapping per whole line, in file order."""
+    problems: list[str] = field(default_factory=list)
+    """One sentence per line that could not be read."""
+
+    def names(self) -> list[str]:
+        """Names with at least one number, in order of first appearance; `step`, `epoch` and `time` left out."""
+        found: dict[str, None] = {}
+        for record in self.records:
+            for name, value in record.items():
+                if name not in found and name not in ("step", "epoch", "time") and _is_number(value):
+                    found[name] = None
+        return list(found)
+
+    def series(self, name: str) -> tuple[list[int], list[float]]:
+        """Steps and values of one name, by rising step; where a step occurs twice the later line wins."""
+        points = {
+            record["step"]: float(record[name])
+            for record in self.records
+            if name in record and _is_number(record[name])
+        }
+        steps = sorted(points)
+        return steps, [points[step] for step in steps]
+
+
+def read_metrics(path: Path | str) -> MetricsLog:
+    """Read `metrics.jsonl` without ever failing on its content.
+
+    Args:
+        path: The file.
+
+    Returns:
+        The whole records, and a sentence for each line that is none: typically the torn last line of a killed run.
+
+    Raises:
+        OSError: The file cannot be read at all.
+    """
+    log = MetricsLog()
+    lines = Path(path).read_bytes().split(b"\n")
+    for number, line in enumerate(lines, start=1):
+        if not line.strip():
+            continue
+        record = _parse(line)
+        if record is not None:
+            log.records.append(record)
+        elif number == len(lines):
+            log.problems.append(f"{path}: line {number} is torn: the run ended while writing it; left out")
+        else:
+            log.problems.append(f"{path}: line {number} is no metrics record; left out")
+    return log
+
+
+def truncate_after(path: Path | str, step: int) -> int:
+    """Drop every record after a step, so that a run resumed from there writes no step twice.
+
+    The kept lines stay byte for byte; the file is replaced by one rename. A file that is missing stays missing.
+
+    Args:
+        path: The file.
+        step: The last optimizer step to keep.
+
+    Returns:
+        How many lines were dropped, torn ones included.
+    """
+    path = Path(path)
+    try:
+        content = path.read_bytes()
+    except FileNotFoundError:
+        return 0
+    lines = [line for line in content.split(b"\n") if line.strip()]
+    kept = [line for line in lines if (record := _parse(line)) is not None and record["step"] <= step]
+    if len(kept) < len(lines) or not content.endswith(b"\n"):
+        _replace(path, [line + b"\n" for line in kept])
+    return len(lines) - len(kept)
+
+
+def write_summary(path: Path | str, summary: Mapping[str, Any]) -> None:
+    """Write `summary.json` so that a reader sees the old one or the new one, never a part.
+
+    Args:
+        path: The file; replaced by one rename.
+        summary: Nested mappings and lists of plain values.
+
+    Raises:
+        TypeError: A value that JSON does not have; its place is in the message.
+        OSError: The disk refused; the old file is as it was.
+    """
+    text = json.dumps(to_json(summary, where="summary"), ensure_ascii=False, allow_nan=False, indent=2)
+    _replace(Path(path), [text.encode(), b"\n"])
+
+
+def read_summary(path: Path | str) -> dict[str, Any]:
+    """Read `summary.json`.
+
+    Args:
+        path: The file.
+
+    Returns:
+        The mapping; under `metrics` and `perf` the words for non-finite numbers are floats again.
+
+    Raises:
+        OSError: The file cannot be read.
+        ValueError: It holds no JSON object.
+    """
+    try:
+        summary = json.loads(Path(path).read_bytes())
+    except ValueError as error:
+        raise ValueError(f"{path}: no valid JSON ({error})") from error
+    if not isinstance(summary, dict):
+        raise ValueError(f"{path}: expected a JSON object, found {type(summary).__name__}")
+    return {key: from_json(value) if key in _NUMERIC_SECTIONS else value for key, value in summary.items()}
+
+
+def _parse(line: bytes) -> dict[str, Any] | None:
+    """One record, or None where the bytes are none."""
+    try:
+        record = json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+    if not isinstance(record, dict):
+        return None
+    step = record.get("step")
+    if isinstance(step, bool) or not isinstance(step, int):
+        return None
+    return {name: _NON_FINITE.get(value, value) if isinstance(value, str) else value for name, value in record.items()}
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
+
+
+def _mend_tail(path: Path) -> None:
+    """Make an existing file end at a line end."""
+    if not path.exists():
+        return
+    with path.open("r+b") as file:
+        content = file.read()
+        if not content or content.endswith(b"\n"):
+            return
+        start = content.rfind(b"\n") + 1
+        if _parse(content[start:]) is not None:
+            file.write(b"\n")
+        else:
+            file.truncate(start)
+
+
+def _replace(path: Path, pieces: Iterable[bytes]) -> None:
+    """Write aside in the same folder, flush to the disk, rename over."""
+    aside = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        with aside.open("wb") as file:
+            file.writelines(pieces)
+            file.flush()
+            os.fsync(file.fileno())
+        aside.replace(path)
+    except BaseException:
+        aside.unlink(missing_ok=True)
+        raise

@@ -1,0 +1,161 @@
+"""Every file name inside a run directory, said once."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+CONFIG = "config.yaml"
+METRICS = "metrics.jsonl"
+SUMMARY = "summary.json"
+CURVES = "curves.png"
+CHECKPOINTS = "checkpoints"
+MODEL = "model"
+LOG = "optrun.log"
+LOCK = ".lock"
+HYDRA = ".hydra"
+
+# Inside one checkpoint, `checkpoints/step-00000100/`.
+CHECKPOINT_MODEL = "model.safetensors"
+CHECKPOINT_OPTIMIZER = "optimizer.safetensors"
+CHECKPOINT_STATE = "state.json"
+CHECKPOINT_MANIFEST = "manifest.json"
+BEST = "best"
+LAST = "last"
+
+_STEP = re.compile(r"step-(\d{8,})")
+
+
+def step_name(global_step: int) -> str:
+    """Folder name of the checkpoint after `global_step` optimizer steps.
+
+    Example:
+        >>> step_name(100)
+        'step-00000100'
+    """
+    return f"step-{global_step:08d}"
+
+
+def parse_step(name: str) -> int | None:
+    """The step of a checkpoint folder name, or None where the name is not one.
+
+    Example:
+        >>> parse_step("step-00000100")
+        100
+        >>> parse_step("step-00000100.tmp") is None
+        True
+    """
+    match = _STEP.fullmatch(name)
+    return int(match[1]) if match else None
+
+
+@dataclass(frozen=True)
+class RunDir:
+    """Where the parts of one run lie; touches no disk unless asked by name."""
+
+    path: Path
+
+    def __init__(self, path: Path | str) -> None:
+        object.__setattr__(self, "path", Path(path))
+
+    @property
+    def config(self) -> Path:
+        """The resolved configuration, YAML."""
+        return self.path / CONFIG
+
+    @property
+    def metrics(self) -> Path:
+        """One JSON object per logged step."""
+        return self.path / METRICS
+
+    @property
+    def summary(self) -> Path:
+        """Status, best and last metrics, versions, hardware."""
+        return self.path / SUMMARY
+
+    @property
+    def curves(self) -> Path:
+        """The picture of the run."""
+        return self.path / CURVES
+
+    @property
+    def checkpoints(self) -> Path:
+        """Folder of checkpoints."""
+        return self.path / CHECKPOINTS
+
+    def checkpoint(self, global_step: int) -> Path:
+        """The folder of the checkpoint after `global_step` optimizer steps."""
+        return self.checkpoints / step_name(global_step)
+
+    @property
+    def best(self) -> Path:
+        """Says which checkpoint is best."""
+        return self.checkpoints / BEST
+
+    @property
+    def last(self) -> Path:
+        """Says which checkpoint is the latest."""
+        return self.checkpoints / LAST
+
+    @property
+    def model(self) -> Path:
+        """The final model in `save_pretrained` form."""
+        return self.path / MODEL
+
+    @property
+    def log(self) -> Path:
+        """What the run said, as text."""
+        return self.path / LOG
+
+    @property
+    def lock(self) -> Path:
+        """Held by the process that writes here."""
+        return self.path / LOCK
+
+    @property
+    def hydra(self) -> Path:
+        """What Hydra writes about the composition."""
+        return self.path / HYDRA
+
+    def is_run(self) -> bool:
+        """Whether a run was started here.
+
+        A lone `config.yaml` does not count, since folders of configuration have one too: a run also has a summary,
+        metrics, or Hydra's folder beside it.
+        """
+        if self.summary.is_file() or self.metrics.is_file():
+            return True
+        return self.config.is_file() and self.hydra.is_dir()
+
+
+def find_runs(path: Path | str) -> Iterator[Path]:
+    """Run directories at or beneath a directory, in the order a person counts them (2 before 10).
+
+    A run is not searched for further runs; hidden folders and links to folders are not entered.
+
+    Args:
+        path: A run, a sweep, or a folder of them.
+
+    Yields:
+        One path per run; nothing where there is none or the directory does not exist.
+    """
+    root = Path(path)
+    if RunDir(root).is_run():
+        yield root
+        return
+    try:
+        with os.scandir(root) as entries:
+            names = [entry.name for entry in entries if entry.is_dir(follow_symlinks=False) and entry.name[0] != "."]
+    except (FileNotFoundError, NotADirectoryError, PermissionError):
+        return
+    for name in sorted(names, key=_natural):
+        yield from find_runs(root / name)
+
+
+def _natural(name: str) -> list[tuple[int, int, str]]:
+    """Sort key in which digits compare as numbers."""
+    pieces = re.split(r"(\d+)", name)
+    return [(0, int(piece), "") if piece.isdecimal() else (1, 0, piece) for piece in pieces if piece]
