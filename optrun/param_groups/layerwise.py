@@ -1,0 +1,81 @@
+"""The layer ratio of PaddleNLP: one function, as published, for those who bring their own names.
+
+`param_groups=layerwise` reads the module tree of any model instead; this is the function it is named after, and the
+contract that a user's own function in its place has to keep.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Protocol, TypeAlias
+
+from torch import Tensor
+
+
+class HasName(Protocol):
+    """Anything with a name, such as a parameter of a framework that names its parameters."""
+
+    @property
+    def name(self) -> str:
+        """The framework's own name."""
+        ...
+
+
+@dataclass(frozen=True)
+class NamedParam:
+    """A parameter with the name that torch keeps outside of it."""
+
+    name: str
+    tensor: Tensor
+
+
+SetParamLrFun: TypeAlias = Callable[[float, Mapping[str, str], int, NamedParam], float]
+"""`set_param_lr_fun(decay_rate, name_dict, n_layers, param) -> ratio`."""
+
+
+def layerwise_lr_decay(
+    decay_rate: float,
+    name_dict: Mapping[str, str],
+    n_layers: int,
+    param: HasName | str,
+) -> float:
+    """Scale of one parameter's learning rate by the depth of its layer.
+
+    Layers count from 0, so the top one of `n_layers` gets `decay_rate` to the power 1, layer 0 to the power `n_layers`,
+    and embeddings one more. The pooler, the head and every name that is neither get 1, among them the singular
+    `encoder.layer.3` of transformers: for such models use `param_groups=layerwise`, which reads the module tree.
+
+    Args:
+        decay_rate: Factor from one layer to the next below; unitless.
+        name_dict: From the parameter's own name to its structured name, in which `encoder.layers.<number>` or
+            `embedding` is looked for.
+        n_layers: Depth of the encoder.
+        param: The parameter, or its own name.
+
+    Returns:
+        The ratio; unitless, above 1 for a layer number of `n_layers` or more.
+
+    Raises:
+        KeyError: The name is not in `name_dict`.
+        IndexError: The structured name ends at `encoder.layers` without a layer number.
+        ValueError: What follows `encoder.layers.` is not a number.
+
+    Source: PaddleNLP 2.8, `paddlenlp/ops/optimizer/adamwdl.py`; ratio = decay_rate ** (n_layers - layer).
+
+    Example:
+        >>> names = {"linear_3.w_0": "bert.encoder.layers.11.linear1.weight", "embedding_0.w_0": "bert.embeddings.weight"}
+        >>> layerwise_lr_decay(0.5, names, 12, "linear_3.w_0")
+        0.5
+        >>> layerwise_lr_decay(0.5, names, 12, "embedding_0.w_0") == 0.5**13
+        True
+    """
+    own_name = param if isinstance(param, str) else param.name
+    name = name_dict[own_name]
+    if "encoder.layers" in name:
+        tail = name[name.find("encoder.layers.") :]
+        layer = int(tail.split(".")[2])
+        return float(decay_rate ** (n_layers - layer))
+    if "embedding" in name:
+        return float(decay_rate ** (n_layers + 1))
+    return 1.0
