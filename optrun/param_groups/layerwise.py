@@ -64,10 +64,10 @@ def layerwise_lr_decay(
     Source: PaddleNLP 2.8, `paddlenlp/ops/optimizer/adamwdl.py`; ratio = decay_rate ** (n_layers - layer).
 
     Example:
-        >>> names = {"linear_3.w_0": "bert.encoder.layers.11.linear1.weight", "embedding_0.w_0": "bert.embeddings.weight"}
+        >>> names = {"linear_3.w_0": "bert.encoder.layers.11.linear1.weight", "emb_0.w_0": "bert.embeddings.weight"}
         >>> layerwise_lr_decay(0.5, names, 12, "linear_3.w_0")
         0.5
-        >>> layerwise_lr_decay(0.5, names, 12, "embedding_0.w_0") == 0.5**13
+        >>> layerwise_lr_decay(0.5, names, 12, "emb_0.w_0") == 0.5**13
         True
     """
     own_name = param if isinstance(param, str) else param.name
