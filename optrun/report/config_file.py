@@ -1,0 +1,62 @@
+"""`config.yaml` of a run as plain nested mappings and as flat dotted keys."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import yaml  # type: ignore[import-untyped,unused-ignore]
+
+_LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # the C one is ten times faster, the content is the same
+_FLOAT = re.compile(r"[-+]?\d+(\.\d*)?[eE][-+]?\d+")
+
+
+def read_config(path: Path | str) -> dict[str, Any]:
+    """Read a resolved configuration.
+
+    Args:
+        path: A YAML file with a mapping at the top.
+
+    Returns:
+        Nested plain values; `1e-3`, which YAML 1.1 takes for a word, is a number.
+
+    Raises:
+        OSError: The file cannot be read.
+        ValueError: It holds no YAML mapping.
+    """
+    try:
+        config = yaml.load(Path(path).read_bytes(), Loader=_LOADER)
+    except (yaml.YAMLError, UnicodeDecodeError, RecursionError) as error:
+        raise ValueError(f"{path}: no valid YAML ({type(error).__name__})") from error
+    if not isinstance(config, dict):
+        raise ValueError(f"{path}: expected a YAML mapping, found {type(config).__name__}")
+    return {str(key): _numbers(value) for key, value in config.items()}
+
+
+def flatten(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Dotted keys and their leaves; a list is one leaf, an empty mapping too.
+
+    Example:
+        >>> flatten({"lr": 1.0, "optimizer": {"name": "lamb", "betas": [0.9, 0.999]}})
+        {'lr': 1.0, 'optimizer.name': 'lamb', 'optimizer.betas': '[0.9, 0.999]'}
+    """
+    flat: dict[str, Any] = {}
+    for key, value in config.items():
+        name = f"{prefix}{key}"
+        if isinstance(value, Mapping) and value:
+            flat.update(flatten(value, f"{name}."))
+        else:
+            flat[name] = value if isinstance(value, (str, int, float, bool, type(None))) else repr(value)
+    return flat
+
+
+def _numbers(value: Any) -> Any:
+    if isinstance(value, str) and _FLOAT.fullmatch(value):
+        return float(value)
+    if isinstance(value, dict):
+        return {str(key): _numbers(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_numbers(item) for item in value]
+    return value

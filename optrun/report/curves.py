@@ -1,0 +1,353 @@
+"""`curves.png`: one run at a glance, drawn from its `metrics.jsonl`."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from numpy.typing import NDArray
+
+from optrun.artifacts.metrics import MetricsLog, read_metrics, read_summary
+from optrun.artifacts.run_dir import RunDir
+from optrun.report.config_file import read_config
+from optrun.report.theme import (
+    LIGHT,
+    Theme,
+    count_axis,
+    duration,
+    legend,
+    new_figure,
+    number_axis,
+    save_png,
+    short,
+    style_axes,
+    write,
+)
+
+Array = NDArray[np.float64]
+
+_BOOKKEEPING = re.compile(r"(runtime|seconds|time|per_second|examples|samples|tokens|batches|steps)$")
+_LESS_IS_BETTER = re.compile(r"(loss|perplexity|error|mse|mae|bits_per_\w+)$")
+_LEGEND_LIMIT = 6
+
+
+def draw_curves(run_dir: Path | str) -> Path:
+    """Draw the picture of one run: losses, evaluation metrics, learning rates, gradient norm.
+
+    Args:
+        run_dir: A run directory with `metrics.jsonl`; `summary.json` adds the title where it is readable.
+
+    Returns:
+        The path of `curves.png`, replaced by one rename.
+
+    Raises:
+        OSError: `metrics.jsonl` cannot be read or the picture cannot be written.
+    """
+    run = RunDir(run_dir)
+    log = read_metrics(run.metrics)
+    summary: dict[str, Any] = {}
+    with contextlib.suppress(OSError, ValueError):
+        summary = read_summary(run.summary)
+    config: dict[str, Any] = {}
+    with contextlib.suppress(OSError, ValueError):
+        config = read_config(run.config)
+    title = _title(summary, config, run.path)
+    return save_png(curves_figure(log, summary, title=title, theme=LIGHT), run.curves)
+
+
+def curves_figure(log: MetricsLog, summary: Mapping[str, Any], *, title: str, theme: Theme) -> Figure:
+    """The figure behind `curves.png`.
+
+    Args:
+        log: The metrics of one run.
+        summary: Its summary, or an empty mapping.
+        title: One line above all panels.
+        theme: Colours.
+
+    Returns:
+        Losses over the whole width; below them evaluation metrics, learning rates and gradient norm, as far as logged.
+    """
+    names = log.names()
+    metrics = evaluation_names(names)
+    rates = [name for name in names if name.startswith("lr/")]
+    if "train/lr" in names:
+        rates.insert(0, "train/lr")
+    small = [bool(metrics), bool(rates), "train/grad_norm" in names]
+    columns = max(1, sum(small))
+    figure = new_figure(10.0, 6.4 if any(small) else 4.0, theme)
+    write(figure.suptitle(title, x=0.012, ha="left", fontsize=12, color=theme.ink, fontweight="bold"))
+    grid = figure.add_gridspec(2 if any(small) else 1, columns, height_ratios=[1.45, 1] if any(small) else [1])
+
+    loss = figure.add_subplot(grid[0, :])
+    _draw_loss(loss, log, summary, theme)
+    column = 0
+    if metrics:
+        _draw_metrics(figure.add_subplot(grid[1, column]), log, metrics, summary, theme)
+        column += 1
+    if rates:
+        _draw_rates(figure.add_subplot(grid[1, column]), log, rates, theme)
+        column += 1
+    if small[2]:
+        _draw_grad_norm(figure.add_subplot(grid[1, column]), log, theme)
+    return figure
+
+
+def evaluation_names(names: list[str]) -> list[str]:
+    """Evaluation metrics that belong into one panel: those on a common scale, bounded ones first.
+
+    Example:
+        >>> evaluation_names(["train/loss", "eval/loss", "eval/accuracy", "eval/f1", "eval/perplexity", "eval/seconds"])
+        ['eval/accuracy', 'eval/f1']
+        >>> evaluation_names(["eval/loss", "eval/perplexity"])
+        ['eval/perplexity']
+    """
+    found = [
+        name
+        for name in names
+        if name.startswith("eval/") and name != "eval/loss" and not _BOOKKEEPING.search(name.rsplit("/", 1)[-1])
+    ]
+    open_ended = ("perplexity", "loss", "mse", "rmse", "mae")
+    bounded = [name for name in found if not name.endswith(open_ended)]
+    return bounded[:_LEGEND_LIMIT] if bounded else found[:1]
+
+
+def smooth(values: Array, width: float) -> Array:
+    """Local linear regression over neighbouring points with Gaussian weights.
+
+    It does not lag, follows the steep start of a loss curve up to its first point, and steps over values that are not
+    finite.
+
+    Args:
+        values: Shape (n,).
+        width: Standard deviation of the weights in points; below 0.5 nothing is done.
+
+    Returns:
+        Shape (n,); NaN where the value itself is not finite.
+
+    Source: Fan and Gijbels 1996, Local Polynomial Modelling, section 3.2, with weighted sums s_j = sum_i w_i i^j and
+    t_j = sum_i w_i i^j y_i: estimate (s_2 t_0 - s_1 t_1) / (s_2 s_0 - s_1^2).
+    """
+    if width < 0.5 or len(values) < 3:
+        return values
+    reach = min(math.ceil(3 * width), len(values) - 1)
+    offset = np.arange(-reach, reach + 1, dtype=np.float64)
+    kernel = np.exp(-0.5 * (offset / width) ** 2)
+    finite = np.isfinite(values)
+    present, signal = finite.astype(np.float64), np.where(finite, values, 0.0)
+
+    def moment(what: Array, power: int) -> Array:
+        # np.convolve flips the kernel: at lag k it multiplies what[i - k], whose offset from i is -k.
+        return np.convolve(what, kernel * (-offset) ** power, mode="full")[reach : reach + len(values)]
+
+    s0, s1, s2 = (moment(present, power) for power in range(3))
+    t0, t1 = (moment(signal, power) for power in range(2))
+    determinant = s2 * s0 - s1**2
+    result = np.full(len(values), np.nan)
+    np.divide(s2 * t0 - s1 * t1, determinant, out=result, where=determinant > 1e-9)
+    np.divide(t0, s0, out=result, where=(determinant <= 1e-9) & (s0 > 1e-9))  # one point alone has no slope
+    result[~finite] = np.nan
+    return result
+
+
+def _series(log: MetricsLog, name: str) -> tuple[Array, Array]:
+    steps, values = log.series(name)
+    return np.asarray(steps, dtype=np.float64), np.asarray(values, dtype=np.float64)
+
+
+def _needs_log(values: Array) -> bool:
+    """Whether a linear axis would press almost everything against its bottom."""
+    finite = values[np.isfinite(values)]
+    return len(finite) > 2 and finite.min() > 0 and bool(finite.max() > 30 * np.median(finite))
+
+
+def _draw_loss(ax: Axes, log: MetricsLog, summary: Mapping[str, Any], theme: Theme) -> None:
+    style_axes(ax, theme, title="Loss", xlabel="optimizer step")
+    steps, train = _series(log, "train/loss")
+    eval_steps, evaluated = _series(log, "eval/loss")
+    everything = np.concatenate([train, evaluated])
+    finite = everything[np.isfinite(everything)]
+    if not len(everything):
+        ax.set(xticks=[], yticks=[])
+        write(ax.text(0.5, 0.5, "no loss logged yet", transform=ax.transAxes, ha="center", color=theme.muted))
+        return
+    if len(train):
+        few = len(train) < 12
+        if few:
+            ax.plot(steps, train, color=theme.series[0], marker="o", markersize=4, linewidth=1.6, label="train")
+        else:
+            smoothed = smooth(train, max(1.0, len(train) / 60))
+            ax.plot(steps, train, color=theme.series[0], linewidth=0.8, alpha=0.3)
+            ax.plot(steps, smoothed, color=theme.series[0], linewidth=1.9, label="train, smoothed")
+    if len(evaluated):
+        size = 5.0 if len(evaluated) < 40 else 0.0
+        style: dict[str, Any] = {"color": theme.series[1], "marker": "s", "markersize": size, "linewidth": 1.6}
+        ax.plot(eval_steps, evaluated, label="evaluation", **style)
+    number_axis(ax, list(finite), log=_needs_log(everything))
+    count_axis(ax)
+    if (best := best_point(eval_steps, evaluated, "min")) is not None:
+        _ring(ax, best, theme.series[1], label=f"best {best[1]:.4g} at step {best[0]:,.0f}")
+    _mark_non_finite(ax, [(steps, train), (eval_steps, evaluated)], theme)
+    _mark_resumes(ax, summary, theme)
+    legend(ax, theme, above=True)
+
+
+def best_point(steps: Array, values: Array, mode: str) -> tuple[float, float] | None:
+    """Step and value of the best finite value, or None where there is none; `mode` is "min" or "max"."""
+    finite = np.flatnonzero(np.isfinite(values))
+    if not len(finite):
+        return None
+    index = finite[np.argmin(values[finite]) if mode == "min" else np.argmax(values[finite])]
+    return float(steps[index]), float(values[index])
+
+
+def _ring(ax: Axes, point: tuple[float, float], colour: str, *, label: str | None = None) -> None:
+    ax.plot(
+        *point, marker="o", markersize=10, markerfacecolor="none", color=colour, linewidth=0, markeredgewidth=1.8,
+        clip_on=False, zorder=5, label=label,
+    )  # fmt: skip
+
+
+def _mark_non_finite(ax: Axes, lines: list[tuple[Array, Array]], theme: Theme) -> None:
+    """A cross on the upper edge for every value that is NaN or infinite."""
+    steps = np.concatenate([s[~np.isfinite(v)] for s, v in lines])
+    if len(steps):
+        ax.plot(
+            steps, np.ones(len(steps)), transform=ax.get_xaxis_transform(), marker="x", linewidth=0,
+            markersize=6, markeredgewidth=1.6, color=theme.alarm, label=f"not finite ({len(steps)})", clip_on=False,
+        )  # fmt: skip
+
+
+def _mark_resumes(ax: Axes, summary: Mapping[str, Any], theme: Theme) -> None:
+    """A dotted line where a later process took over."""
+    entries = summary.get("resumes")
+    steps = [
+        entry[key]
+        for entry in (entries if isinstance(entries, list) else [])
+        if isinstance(entry, dict)
+        for key in ("global_step", "step", "from_step")
+        if isinstance(entry.get(key), int)
+    ]
+    for index, step in enumerate(sorted(set(steps))):
+        ax.axvline(step, color=theme.muted, linestyle=":", linewidth=1.1, label="resumed" if index == 0 else None)
+
+
+def _draw_metrics(ax: Axes, log: MetricsLog, names: list[str], summary: Mapping[str, Any], theme: Theme) -> None:
+    main = summary.get("main_metric")
+    marked = main["name"] if isinstance(main, dict) and main.get("name") in names else names[0]
+    mode = metric_mode(marked)
+    best = best_point(*_series(log, marked), mode)
+    words = marked.rsplit("/", 1)[-1].replace("_", " ")
+    title = f"Evaluation {words}" if len(names) == 1 else "Evaluation metrics"
+    subtitle = f"best {words} {best[1]:.4g} at step {best[0]:,.0f}" if best else "no finite value"
+    style_axes(ax, theme, title=title, subtitle=subtitle, xlabel="optimizer step")
+    everything: list[float] = []
+    for index, name in enumerate(names):
+        steps, values = _series(log, name)
+        everything += [value for value in values if math.isfinite(value)]
+        colour = theme.series[(index + 1) % len(theme.series)]
+        size = 4.0 if len(values) < 40 else 0.0
+        label = name.rsplit("/", 1)[-1].replace("_", " ")
+        ax.plot(steps, values, color=colour, marker="s", markersize=size, linewidth=1.6, label=label)
+        if name == marked and best:
+            _ring(ax, best, colour)
+    number_axis(ax, everything, log=_needs_log(np.asarray(everything)))
+    count_axis(ax)
+    _mark_non_finite(ax, [_series(log, name) for name in names], theme)
+    if len(names) > 1:
+        legend(ax, theme, loc="best")
+
+
+def metric_mode(name: str) -> str:
+    """Whether less or more of a metric is better: "min" or "max", by its name.
+
+    Example:
+        >>> metric_mode("eval/loss"), metric_mode("eval/accuracy")
+        ('min', 'max')
+    """
+    return "min" if _LESS_IS_BETTER.search(name) else "max"
+
+
+def _draw_rates(ax: Axes, log: MetricsLog, names: list[str], theme: Theme) -> None:
+    """Every distinct learning rate; many groups become shades from the highest to the lowest."""
+    distinct: dict[tuple[float, ...], tuple[str, Array, Array]] = {}
+    for name in names:
+        steps, values = _series(log, name)
+        distinct.setdefault(tuple(values), (name, steps, values))
+    lines = sorted(distinct.values(), key=lambda line: -float(np.nanmax(line[2])) if len(line[2]) else 0.0)
+    peaks = [float(np.nanmax(values)) for _, _, values in lines if np.isfinite(values).any()]
+    everything = np.concatenate([values for _, _, values in lines])
+    finite = everything[np.isfinite(everything)]
+    wide = len(peaks) > 1 and min(peaks) > 0 and max(peaks) / min(peaks) > 100
+    subtitle = f"peak {short(max(peaks))}" if peaks else "no finite value"
+    if len(lines) > 1 and peaks:
+        subtitle = f"{len(lines)} different, peaks {short(min(peaks))} to {short(max(peaks))}"
+    style_axes(ax, theme, title="Learning rate", subtitle=subtitle, xlabel="optimizer step")
+    for index, (name, steps, values) in enumerate(lines):
+        label = "lr" if name == "train/lr" else name.removeprefix("lr/")
+        few = len(values) < 12
+        ax.plot(
+            steps, np.where(values > 0, values, np.nan) if wide else values, linewidth=1.7,
+            color=theme.series[2], alpha=1 - 0.75 * index / max(1, len(lines) - 1) if len(lines) > 1 else 1,
+            marker="o" if few else None, markersize=3.5, label=label,
+        )  # fmt: skip
+    positive = finite[finite > 0]
+    if wide and len(positive):
+        number_axis(ax, list(positive), log=True)
+        ax.set_ylim(bottom=min(peaks) / 20)  # a schedule that ends near zero must not stretch the axis
+    else:
+        number_axis(ax, list(finite))
+        ax.set_ylim(bottom=min(0.0, float(finite.min()) if len(finite) else 0.0))
+    count_axis(ax)
+    if 1 < len(lines) <= _LEGEND_LIMIT:  # more are shades from the highest to the lowest; the subtitle has the range
+        legend(ax, theme, loc="best")
+
+
+def _draw_grad_norm(ax: Axes, log: MetricsLog, theme: Theme) -> None:
+    steps, values = _series(log, "train/grad_norm")
+    few = len(values) < 12
+    finite = values[np.isfinite(values)]
+    subtitle = "global, before clipping" + (
+        f"; {len(values) - len(finite)} not finite" if len(finite) < len(values) else ""
+    )
+    style_axes(ax, theme, title="Gradient norm", subtitle=subtitle, xlabel="optimizer step")
+    ax.plot(steps, values, color=theme.series[3], linewidth=1.6 if few else 0.8, alpha=1 if few else 0.35,
+            marker="o" if few else None, markersize=3.5)  # fmt: skip
+    if not few:
+        ax.plot(steps, smooth(values, max(1.0, len(values) / 60)), color=theme.series[3], linewidth=1.7)
+    number_axis(ax, list(finite), log=_needs_log(values))
+    count_axis(ax)
+    _mark_non_finite(ax, [(steps, values)], theme)
+
+
+def _title(summary: Mapping[str, Any], config: Mapping[str, Any], path: Path) -> str:
+    """What was trained, how, how far, on one line."""
+    pieces = [" on ".join(name for group in ("model", "data") if (name := _choice(config, group)))]
+    if optimizer := _choice(config, "optimizer"):
+        lr = config.get("lr")
+        pieces.append(f"{optimizer}, lr {short(lr)}" if isinstance(lr, (int, float)) else optimizer)
+    if not any(pieces):
+        pieces = [path.resolve().name]
+    step, limit = summary.get("global_step"), summary.get("max_steps")
+    if isinstance(step, int):
+        whole = not isinstance(limit, int) or step == limit
+        pieces.append(f"{step:,} steps" if whole else f"{step:,} of {limit:,} steps")
+    seconds = summary.get("wall_seconds")
+    if isinstance(seconds, (int, float)) and math.isfinite(seconds):
+        pieces.append(duration(seconds))
+    status = summary.get("status")
+    if status and status != "finished":
+        pieces.append(str(status))
+    return "   ·   ".join(piece for piece in pieces if piece)
+
+
+def _choice(config: Mapping[str, Any], group: str) -> str:
+    """The name chosen in one group of the configuration, or nothing."""
+    value = config.get(group)
+    return str(value["name"]) if isinstance(value, Mapping) and value.get("name") else ""

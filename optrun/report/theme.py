@@ -1,0 +1,258 @@
+"""How every picture of optrun looks: colours that colour-blind readers can tell apart, quiet axes, honest tick labels.
+
+A picture is drawn once per `Theme`. `LIGHT` holds real colours for PNG files. `PAGE` holds stand-ins that `to_svg`
+turns into CSS variables, so that one inline SVG follows the reader's light or dark setting.
+"""
+
+from __future__ import annotations
+
+import io
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import matplotlib as mpl
+from matplotlib.axes import Axes
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+from matplotlib.layout_engine import ConstrainedLayoutEngine
+from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter, NullLocator
+
+SOFTWARE = "optrun report"
+"""Written into every picture; a file that carries it may be replaced by a newer one."""
+
+MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
+"""One per colour, so that no line is told by its colour alone."""
+
+SERIES_LIGHT = ("#0067a5", "#d1510a", "#00856a", "#a63d8f", "#b97d00", "#3d9bd6", "#7a4a1e", "#5a6270")
+SERIES_DARK = ("#58aef0", "#ff8a4c", "#3fc9a3", "#e58ad2", "#e9b949", "#8fd0ff", "#d0a077", "#a9b4c2")
+
+
+@dataclass(frozen=True)
+class Theme:
+    """The colours of one way to look at a picture."""
+
+    ink: str
+    """Titles and axis labels."""
+    muted: str
+    """Tick labels, notes, reference lines."""
+    grid: str
+    """Grid lines and axes."""
+    paper: str
+    """Behind everything."""
+    alarm: str
+    """What went wrong: values that are not finite."""
+    series: tuple[str, ...]
+    """One colour per compared thing, in order."""
+
+
+LIGHT = Theme(ink="#1b1f24", muted="#5b6470", grid="#d9dde3", paper="#ffffff", alarm="#c4162a", series=SERIES_LIGHT)
+DARK = Theme(ink="#e8eaed", muted="#a0a8b3", grid="#3a404a", paper="#15181d", alarm="#ff6b78", series=SERIES_DARK)
+PAGE = Theme(
+    ink="#010101",
+    muted="#010102",
+    grid="#010103",
+    paper="#010104",
+    alarm="#010105",
+    series=tuple(f"#0102{index:02x}" for index in range(len(SERIES_LIGHT))),
+)
+_VARIABLES = {
+    PAGE.ink: "var(--ink)",
+    PAGE.muted: "var(--muted)",
+    PAGE.grid: "var(--grid)",
+    PAGE.paper: "var(--paper)",
+    PAGE.alarm: "var(--alarm)",
+    **{colour: f"var(--series-{index})" for index, colour in enumerate(PAGE.series)},
+}
+
+
+def css_variables(theme: Theme) -> str:
+    """The declarations that give `to_svg` pictures their colours under one theme."""
+    names = {"ink": theme.ink, "muted": theme.muted, "grid": theme.grid, "paper": theme.paper, "alarm": theme.alarm}
+    names |= {f"series-{index}": colour for index, colour in enumerate(theme.series)}
+    return " ".join(f"--{name}: {colour};" for name, colour in names.items())
+
+
+def new_figure(width: float, height: float, theme: Theme) -> Figure:
+    """An empty figure of a size in inches, laid out so that labels do not overlap."""
+    engine = ConstrainedLayoutEngine(w_pad=0.12, h_pad=0.12, wspace=0.03, hspace=0.04)
+    figure = Figure(figsize=(width, height), layout=engine, facecolor=theme.paper)
+    FigureCanvasAgg(figure)
+    return figure
+
+
+def style_axes(
+    ax: Axes, theme: Theme, *, title: str = "", subtitle: str = "", xlabel: str = "", ylabel: str = ""
+) -> None:
+    """Quiet axes: a light grid behind the data, no box, title and subtitle on the left above it."""
+    ax.set_facecolor("none")
+    for side in ("top", "right"):
+        ax.spines[side].set_visible(False)
+    for side in ("left", "bottom"):
+        ax.spines[side].set_color(theme.grid)
+    ax.grid(True, color=theme.grid, linewidth=0.6)
+    ax.set_axisbelow(True)
+    ax.tick_params(colors=theme.muted, labelsize=8.5, length=3, color=theme.grid, which="both")
+    ax.tick_params(length=0, which="minor")
+    if title:
+        pad = 22 if subtitle else 9
+        write(ax.set_title(title, loc="left", fontsize=10.5, color=theme.ink, fontweight="bold", pad=pad))
+    if subtitle:
+        place: dict[str, Any] = {
+            "xy": (0, 1),
+            "xycoords": "axes fraction",
+            "xytext": (0, 9),
+            "textcoords": "offset points",
+        }
+        write(ax.annotate(subtitle, fontsize=8.5, color=theme.muted, ha="left", va="bottom", **place))
+    if xlabel:
+        write(ax.set_xlabel(xlabel, fontsize=9, color=theme.muted))
+    if ylabel:
+        write(ax.set_ylabel(ylabel, fontsize=9, color=theme.muted))
+    ax.margins(x=0.02)
+
+
+def write(text: Any) -> Any:
+    """Take a text literally: names of runs may hold dollar signs, which are no formulas."""
+    text.set_parse_math(False)
+    return text
+
+
+def legend(ax: Axes, theme: Theme, **options: Any) -> None:
+    """A legend without a box, over paper; with `above=True` in the title line, where no data can be."""
+    handles, labels = ax.get_legend_handles_labels()
+    if not handles:
+        return
+    settings: dict[str, Any] = {"fontsize": 8.5, "labelcolor": theme.ink, "borderaxespad": 0.3, "handlelength": 1.8}
+    if options.pop("above", False):
+        settings |= {"loc": "lower right", "bbox_to_anchor": (1.0, 1.0), "ncols": 5, "columnspacing": 1.6}
+    box = ax.legend(handles, labels, **(settings | options))
+    for text in box.get_texts():
+        write(text)
+    box.get_frame().set(facecolor=theme.paper, edgecolor="none", alpha=0.85)
+
+
+def count_axis(ax: Axes) -> None:
+    """Whole numbers on the x axis: steps."""
+    ax.xaxis.set_major_locator(MaxNLocator(nbins=6, integer=True, steps=[1, 2, 2.5, 5, 10]))
+    ax.xaxis.set_major_formatter(FuncFormatter(lambda value, _: count(value)))
+
+
+def number_axis(ax: Axes, values: Sequence[float], *, log: bool = False) -> None:
+    """Short tick labels on the y axis, linear or logarithmic."""
+    if log:
+        log_axis(ax, "y", values)
+        return
+    ax.yaxis.set_major_locator(MaxNLocator(nbins=6, min_n_ticks=3, steps=[1, 2, 2.5, 5, 10]))
+    spread = max(values, default=1.0) - min(values, default=0.0)
+    largest = max((abs(value) for value in values), default=1.0)
+    if largest and (largest < 1e-2 or largest >= 1e5):
+        ax.yaxis.set_major_formatter(FuncFormatter(lambda value, _: short(value)))
+    elif spread >= 1000:
+        ax.yaxis.set_major_formatter(FuncFormatter(lambda value, _: count(value)))
+
+
+def log_axis(ax: Axes, which: str, values: Sequence[float]) -> None:
+    """A logarithmic axis whose ticks are readable over a narrow range as well as a wide one.
+
+    Args:
+        ax: The axes.
+        which: "x" or "y".
+        values: What will be drawn, all positive.
+    """
+    axis = ax.xaxis if which == "x" else ax.yaxis
+    (ax.set_xscale if which == "x" else ax.set_yscale)("log")
+    ratio = max(values) / min(values) if len(values) else 10.0
+    subs = (1.0, 2.0, 3.0, 4.0, 6.0, 8.0) if ratio < 8 else (1.0, 2.0, 5.0) if ratio < 60 else (1.0, 3.0)
+    axis.set_major_locator(LogLocator(base=10, subs=subs if ratio < 2000 else (1.0,), numticks=12))
+    axis.set_major_formatter(FuncFormatter(lambda value, _: short(value)))
+    axis.set_minor_locator(NullLocator())
+    axis.set_minor_formatter(NullFormatter())
+
+
+def short(value: float) -> str:
+    """A number in few characters, as people write learning rates.
+
+    Example:
+        >>> short(0.0002), short(0.05), short(3.0), short(123456.0), short(0.0)
+        ('2e-4', '0.05', '3', '1.2e5', '0')
+    """
+    if value == 0:
+        return "0"
+    if 1e-2 <= abs(value) < 1e5:
+        return f"{value:.3g}" if abs(value) < 1000 else f"{value:.0f}"
+    mantissa, exponent = f"{value:.1e}".split("e")
+    return f"{mantissa.removesuffix('.0')}e{int(exponent)}"
+
+
+def count(value: float) -> str:
+    """A count in few characters.
+
+    Example:
+        >>> count(250.0), count(1500.0), count(20000.0), count(3000000.0)
+        ('250', '1,500', '20k', '3M')
+    """
+    for size, letter in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
+        if abs(value) >= size and abs(value) >= 1e4:
+            return f"{value / size:.3g}{letter}"
+    return f"{value:,.6g}"
+
+
+def duration(seconds: float) -> str:
+    """Seconds in words.
+
+    Example:
+        >>> duration(0.42), duration(7.31), duration(112.4), duration(7500)
+        ('0.42 s', '7.3 s', '1 min 52 s', '2 h 05 min')
+    """
+    if seconds < 60:
+        return f"{seconds:.2f} s" if seconds < 1 else f"{seconds:.1f} s"
+    if seconds < 3600:
+        return f"{int(seconds) // 60} min {int(seconds) % 60:02d} s"
+    return f"{int(seconds) // 3600:,} h {int(seconds) % 3600 // 60:02d} min"
+
+
+def save_png(figure: Figure, path: Path, *, dpi: int = 160) -> Path:
+    """Write a picture aside and rename, so that a viewer never sees a part of it.
+
+    Raises:
+        OSError: The disk refused.
+    """
+    buffer = io.BytesIO()
+    figure.savefig(buffer, format="png", dpi=dpi, facecolor=figure.get_facecolor(), metadata={"Software": SOFTWARE})
+    aside = path.with_name(f".{path.name}.tmp")
+    try:
+        aside.write_bytes(buffer.getvalue())
+        aside.replace(path)
+    except BaseException:
+        aside.unlink(missing_ok=True)
+        raise
+    return path
+
+
+def to_svg(figure: Figure, *, name: str, label: str) -> str:
+    """The figure as an inline `<svg>` element that asks for nothing outside itself.
+
+    Args:
+        figure: Drawn with the theme `PAGE`.
+        name: A word that is unique in the page; keeps the ids of several pictures apart.
+        label: What a screen reader says.
+
+    Returns:
+        One `<svg>` element: text stays text, colours are CSS variables, size follows the page.
+    """
+    buffer = io.BytesIO()
+    with mpl.rc_context({"svg.fonttype": "none", "svg.hashsalt": name}):
+        figure.savefig(buffer, format="svg", facecolor="none", metadata={"Date": None, "Creator": None})
+    text = buffer.getvalue().decode()
+    text = text[text.index("<svg") :]
+    text = re.sub(r"<metadata>.*?</metadata>", "", text, flags=re.DOTALL)
+    text = re.sub(r"<!--.*?-->", "", text, flags=re.DOTALL)
+    text = re.sub(r'<g id="[^"]*"', "<g", text)
+    for colour, variable in _VARIABLES.items():
+        text = text.replace(colour, variable)
+    text = re.sub(r'\s(?:width|height)="[\d.]+pt"', "", text, count=2)
+    safe = label.replace("&", "&amp;").replace("<", "&lt;").replace('"', "&quot;")
+    return text.replace("<svg", f'<svg role="img" aria-label="{safe}"', 1).strip()

@@ -1,0 +1,87 @@
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from optrun.report.curves import best_point, draw_curves, smooth
+
+
+def _look(path: Path) -> np.ndarray:
+    with Image.open(path) as image:
+        pixels = np.asarray(image.convert("L"))
+    assert pixels.std() > 5, "the picture is blank"
+    return pixels
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"max_steps": 300, "summary": {"resumes": [{"global_step": 100}]}},
+        {"max_steps": 2, "log_every": 1, "eval_every": 1},
+        {"max_steps": 100, "diverge_at": 1, "accuracy": True},
+        {"max_steps": 100, "diverge_at": 60},
+        {"max_steps": 50, "eval_every": 1000, "global_step": 20},
+        {"max_steps": 50, "lr": 1e-9, "accuracy": True},
+        {"max_steps": 50, "config": {"model.name": "$x_{$", "optimizer.name": "\\frac"}},
+    ],
+    ids=["resumed", "two-points", "never-finite", "diverged", "no-evaluation", "tiny-lr", "hostile-names"],
+)
+def test_a_picture_comes_of_every_kind_of_run(
+    tmp_path: Path, make_run: Callable[..., Path], options: dict[str, object]
+) -> None:
+    path = draw_curves(make_run(tmp_path / "run", **options))
+    assert path.name == "curves.png"
+    height, width = _look(path).shape
+    assert (width, height) == (1600, 1024)
+    assert not [entry for entry in path.parent.iterdir() if entry.name.endswith(".tmp")]
+
+
+def test_metrics_alone_are_enough_and_none_at_all_is_no_error(tmp_path: Path) -> None:
+    (tmp_path / "metrics.jsonl").write_text('{"step": 1, "train/loss": 2.0}\n{"step": 2, "tra')
+    _look(draw_curves(tmp_path))
+    (tmp_path / "metrics.jsonl").write_text("")
+    _look(draw_curves(tmp_path))
+    (tmp_path / "metrics.jsonl").unlink()
+    with pytest.raises(FileNotFoundError):
+        draw_curves(tmp_path)
+
+
+def test_many_learning_rates_over_decades(tmp_path: Path) -> None:
+    with (tmp_path / "metrics.jsonl").open("w") as file:
+        for step in range(40):
+            rates = {f"lr/layer_{layer:02d}": 1e-3 * 0.5**layer * (1 - step / 40) for layer in range(14)}
+            file.write(json.dumps({"step": step, "train/loss": 3 - step / 40, **rates}) + "\n")
+    _look(draw_curves(tmp_path))
+
+
+def test_smoothing_keeps_straight_lines_and_gaps() -> None:
+    line = np.linspace(9.0, 1.0, 50)
+    assert smooth(line, 3.0) == pytest.approx(line)
+    line[10] = math.nan
+    line[30] = math.inf
+    smoothed = smooth(line, 3.0)
+    kept = np.isfinite(line)
+    assert smoothed[kept] == pytest.approx(line[kept])
+    assert np.isnan(smoothed[~kept]).all()
+    assert smooth(np.full(5, math.nan), 2.0).shape == (5,)
+
+
+def test_smoothing_takes_noise_away_without_lag() -> None:
+    noise = np.random.default_rng(0).standard_normal(400)
+    curve = np.exp(-np.arange(400) / 80)
+    smoothed = smooth(curve + 0.1 * noise, 7.0)
+    assert np.sqrt(np.mean((smoothed - curve) ** 2)) < 0.035
+
+
+def test_best_point_ignores_what_is_not_finite() -> None:
+    steps = np.arange(4.0)
+    values = np.array([math.nan, 2.0, 1.0, -math.inf])
+    assert best_point(steps, values, "min") == (2.0, 1.0)
+    assert best_point(steps, values, "max") == (1.0, 2.0)
+    assert best_point(steps, np.full(4, math.nan), "min") is None
