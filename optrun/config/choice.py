@@ -1,0 +1,86 @@
+"""A configuration from Python: a choice by its name, with the values of its YAML, and keywords on top.
+
+The command line goes through Hydra. Python callers of `build_scheduler`, `build_clip` and `build_param_groups` come
+here, so that a default is written down once, in `conf/`, and a misspelt keyword is refused in both worlds.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from enum import Enum
+from pathlib import Path
+from typing import Any, TypeVar, get_args, get_type_hints
+
+from omegaconf import OmegaConf
+
+from optrun.errors import ConfigError, did_you_mean
+
+ConfigT = TypeVar("ConfigT")
+
+
+def conf_dir() -> Path:
+    """Where the YAML files lie: beside the package in a checkout, inside it in a wheel.
+
+    Raises:
+        FileNotFoundError: In neither place.
+    """
+    package = Path(__file__).resolve().parents[1]
+    for folder in (package / "conf", package.parent / "conf"):
+        if folder.is_dir():
+            return folder
+    raise FileNotFoundError(f"The configuration folder `conf` is neither in {package} nor beside it; reinstall optrun.")
+
+
+def choice(
+    group: str, schemas: Mapping[str, type[ConfigT]], config_or_name: ConfigT | str, options: Mapping[str, Any]
+) -> ConfigT:
+    """The configuration that a builder was asked for.
+
+    Args:
+        group: Configuration group, for messages and as the folder below `conf/`.
+        schemas: Choice name -> dataclass.
+        config_or_name: A ready configuration, or the name of a choice.
+        options: Values that differ from the YAML; none beside a ready configuration.
+
+    Returns:
+        An instance of one of `schemas`, its ranges checked.
+
+    Raises:
+        TypeError: `config_or_name` is neither, or options stand beside a ready configuration.
+        ConfigError: Unknown choice, unknown or missing key, value out of range.
+    """
+    if not isinstance(config_or_name, str):
+        if not isinstance(config_or_name, tuple(schemas.values())):
+            raise TypeError(
+                f"{group}: expected the name of a choice or its configuration, got {type(config_or_name).__name__}."
+            )
+        if options:
+            raise TypeError(f"{group}: {sorted(options)} stand beside a ready configuration; set them there.")
+        return config_or_name
+    if config_or_name not in schemas:
+        raise ConfigError(f"{group}={config_or_name}: no such choice. {did_you_mean(config_or_name, schemas)}")
+    schema = schemas[config_or_name]
+    names = [field.name for field in dataclasses.fields(schema)]  # type: ignore[arg-type]
+    for key in options:
+        if key not in names or key == "name":
+            valid = [name for name in names if name != "name"]
+            raise ConfigError(f"{group}.{key}: {group}={config_or_name} has no such key. {did_you_mean(key, valid)}")
+    loaded = OmegaConf.to_container(OmegaConf.load(conf_dir() / group / f"{config_or_name}.yaml"))
+    values = {str(key): value for key, value in dict(loaded).items() if key != "defaults"} | dict(options)  # type: ignore[arg-type]
+    missing = [name for name in names if values.get(name) == "???" or name not in values]
+    if missing:
+        raise ConfigError(f"{group}.{missing[0]}: {group}={config_or_name} needs a value for it.")
+    hints = get_type_hints(schema)
+    return schema(**{key: _word(f"{group}.{key}", hints[key], value) for key, value in values.items()})
+
+
+def _word(key: str, hint: Any, value: Any) -> Any:
+    """The member of an Enum where a word was given for one, as Hydra does it."""
+    kinds = [kind for kind in (hint, *get_args(hint)) if isinstance(kind, type) and issubclass(kind, Enum)]
+    if not kinds or not isinstance(value, str):
+        return value
+    members = kinds[0].__members__
+    if value not in members:
+        raise ConfigError(f"{key}={value}: expected one of {', '.join(members)}. {did_you_mean(value, members)}")
+    return members[value]

@@ -1,0 +1,366 @@
+"""Every schedule as a function of the step: `global_step -> multiplier` of the peak learning rate.
+
+Steps are optimizer steps and count from 0; the step that is about to be made asks for its own value. Nothing here knows
+an optimizer or a tensor. `final` is where a curve ends, as a share of the peak.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from itertools import accumulate, repeat
+from operator import mul
+from typing import TypeAlias
+
+Curve: TypeAlias = Callable[[int], float]
+"""`global_step -> multiplier`."""
+
+
+def constant(global_step: int) -> float:
+    """The peak, at every step.
+
+    Example:
+        >>> constant(1000)
+        1.0
+    """
+    del global_step
+    return 1.0
+
+
+def warmup(global_step: int, num_warmup_steps: int) -> float:
+    """Linear climb: 0 at step 0, 1 from step `num_warmup_steps` on. MindSpore's WarmUpLR.
+
+    Example:
+        >>> [warmup(step, 4) for step in range(6)]
+        [0.0, 0.25, 0.5, 0.75, 1.0, 1.0]
+    """
+    return 1.0 if global_step >= num_warmup_steps else global_step / num_warmup_steps
+
+
+def linear(global_step: int, *, decay_steps: int, final: float = 0.0) -> float:
+    """Straight line from 1 to `final`.
+
+    Args:
+        global_step: Step, from 0.
+        decay_steps: Steps until the end; `final` after that.
+        final: Multiplier at the end.
+
+    Example:
+        >>> [linear(step, decay_steps=4) for step in range(6)]
+        [1.0, 0.75, 0.5, 0.25, 0.0, 0.0]
+    """
+    return polynomial(global_step, decay_steps=decay_steps, final=final)
+
+
+def polynomial(
+    global_step: int, *, decay_steps: int, final: float = 0.0, power: float = 1.0, cycle: bool = False
+) -> float:
+    """(1 - final) * (1 - step / decay_steps) ** power + final. Keras PolynomialDecay, MindSpore PolynomialDecayLR.
+
+    Args:
+        global_step: Step, from 0.
+        decay_steps: Steps until the end; `final` after that.
+        final: Multiplier at the end.
+        power: 1 is a straight line; larger comes down earlier.
+        cycle: At the end take the next multiple of `decay_steps` as the end.
+
+    Example:
+        >>> [polynomial(step, decay_steps=4, power=2.0) for step in range(5)]
+        [1.0, 0.5625, 0.25, 0.0625, 0.0]
+    """
+    end = decay_steps
+    if cycle:
+        end = decay_steps * max(1, math.ceil(global_step / decay_steps))
+    left = 1.0 - _progress(global_step, end)
+    return float((1.0 - final) * left**power + final)
+
+
+def cosine(
+    global_step: int,
+    *,
+    decay_steps: int,
+    final: float = 0.0,
+    num_cycles: int = 1,
+    restarts: bool = True,
+    cycle_mult: float = 1.0,
+    cycle_decay: float = 1.0,
+) -> float:
+    """A half cosine, final + (1 - final) * (1 + cos(pi * progress)) / 2, once or several times.
+
+    Args:
+        global_step: Step, from 0.
+        decay_steps: Steps until the end, all cycles together; `final` after that.
+        final: Multiplier at the end.
+        num_cycles: How often the curve comes down.
+        restarts: Between two descents jump back to the peak, or climb back along the cosine.
+        cycle_mult: Length of a cycle by the length of the one before; with restarts.
+        cycle_decay: Peak of a cycle by the peak of the one before; with restarts.
+
+    Source: Loshchilov & Hutter 2017, arXiv:1608.03983, equation 5; Keras CosineDecay, MindSpore CosineDecayLR.
+
+    Example:
+        >>> [round(cosine(step, decay_steps=4), 4) for step in range(5)]
+        [1.0, 0.8536, 0.5, 0.1464, 0.0]
+        >>> [round(cosine(step, decay_steps=8, num_cycles=2), 4) for step in (0, 2, 4, 6, 8)]
+        [1.0, 0.5, 1.0, 0.5, 0.0]
+        >>> [round(cosine(step, decay_steps=6, num_cycles=2, restarts=False), 4) for step in (0, 2, 4, 6)]
+        [1.0, 0.0, 1.0, 0.0]
+    """
+    progress = _progress(global_step, decay_steps)
+    peak = 1.0
+    if not restarts:
+        progress *= 2 * num_cycles - 1
+    elif num_cycles > 1 and progress < 1.0:
+        lengths = list(accumulate(repeat(cycle_mult, num_cycles - 1), mul, initial=1.0))
+        place = progress * sum(lengths)
+        index = 0
+        while index < num_cycles - 1 and place >= lengths[index]:
+            place -= lengths[index]
+            index += 1
+        progress, peak = place / lengths[index], max(cycle_decay**index, final)
+    return final + (peak - final) * 0.5 * (1.0 + math.cos(math.pi * progress))
+
+
+def inverse_sqrt(global_step: int, num_warmup_steps: float) -> float:
+    """Linear climb to 1 at `num_warmup_steps`, then sqrt(num_warmup_steps) / sqrt(step).
+
+    The value at step 0 is exactly 0: the first optimizer step moves moments and no weights.
+
+    Args:
+        global_step: Step, from 0.
+        num_warmup_steps: Steps of the climb, above 0.
+
+    Raises:
+        ValueError: `num_warmup_steps` is 0 or less.
+
+    Source: PaddleNLP 2.8, InverseSquareRootSchedule.
+
+    Example:
+        >>> [round(inverse_sqrt(step, 4), 4) for step in (0, 1, 4, 16)]
+        [0.0, 0.25, 1.0, 0.5]
+    """
+    if num_warmup_steps <= 0:
+        raise ValueError(f"num_warmup_steps={num_warmup_steps}: expected a number above 0; the curve needs a warm-up.")
+    if global_step < num_warmup_steps:
+        return global_step / num_warmup_steps
+    return math.sqrt(num_warmup_steps) / math.sqrt(global_step)
+
+
+def noam(global_step: int, *, num_warmup_steps: float, d_model: int | None = None) -> float:
+    """d_model ** -0.5 * min(step ** -0.5, step * num_warmup_steps ** -1.5); 0 at step 0.
+
+    Args:
+        global_step: Step, from 0.
+        num_warmup_steps: Steps of the climb, above 0.
+        d_model: Width of the model; None scales the curve so that its peak is 1.
+
+    Raises:
+        ValueError: `num_warmup_steps` is 0 or less.
+
+    Source: Vaswani et al. 2017, arXiv:1706.03762, section 5.3; Paddle's NoamDecay.
+
+    Example:
+        >>> [round(noam(step, num_warmup_steps=4, d_model=64), 6) for step in (0, 1, 4, 16)]
+        [0.0, 0.015625, 0.0625, 0.03125]
+    """
+    if d_model is None:
+        return inverse_sqrt(global_step, num_warmup_steps)
+    if num_warmup_steps <= 0:
+        raise ValueError(f"num_warmup_steps={num_warmup_steps}: expected a number above 0; the curve needs a warm-up.")
+    if global_step == 0:
+        return 0.0
+    return float(d_model**-0.5 * min(global_step**-0.5, global_step * num_warmup_steps**-1.5))
+
+
+def wsd(
+    global_step: int,
+    *,
+    num_stable_steps: int,
+    num_decay_steps: int,
+    final: float = 0.0,
+    shape: str = "one_minus_sqrt",
+) -> float:
+    """The peak for `num_stable_steps`, then down to `final` within `num_decay_steps`.
+
+    With x from 0 to 1 over the decay, the curve goes along `1 - x` (linear), `(1 + cos(pi x)) / 2` (cosine),
+    `1 - sqrt(x)` (one_minus_sqrt), `1 - x**2` (square), or in equal factors, `final ** x` (exponential).
+
+    Args:
+        global_step: Step, from 0; the warm-up lies before it.
+        num_stable_steps: Steps at the peak.
+        num_decay_steps: Steps of the way down; `final` after that.
+        final: Multiplier at the end; above 0 for `exponential`.
+        shape: One of the five words above.
+
+    Raises:
+        ValueError: Another word, or `exponential` to 0.
+
+    Source: Hu et al. 2024, arXiv:2404.06395; shapes: Hägele et al. 2024, arXiv:2405.18392.
+
+    Example:
+        >>> [wsd(step, num_stable_steps=2, num_decay_steps=4, shape="linear") for step in range(7)]
+        [1.0, 1.0, 1.0, 0.75, 0.5, 0.25, 0.0]
+    """
+    x = _progress(global_step - num_stable_steps, num_decay_steps) if global_step > num_stable_steps else 0.0
+    if shape == "exponential":
+        if final <= 0:
+            raise ValueError(f"final={final}: expected a number above 0 for equal factors.")
+        return float(final**x)
+    lefts: dict[str, Callable[[float], float]] = {
+        "linear": lambda x: 1.0 - x,
+        "cosine": lambda x: 0.5 * (1.0 + math.cos(math.pi * x)),
+        "one_minus_sqrt": lambda x: 1.0 - math.sqrt(x),
+        "square": lambda x: 1.0 - x * x,
+    }
+    if shape not in lefts:
+        raise ValueError(f"shape={shape}: expected one of {', '.join(sorted([*lefts, 'exponential']))}.")
+    return final + (1.0 - final) * lefts[shape](x)
+
+
+def step(global_step: int, *, step_size: int, gamma: float = 0.1) -> float:
+    """Times gamma every `step_size` steps. Paddle's StepDecay.
+
+    Example:
+        >>> [step(at, step_size=2, gamma=0.5) for at in range(5)]
+        [1.0, 1.0, 0.5, 0.5, 0.25]
+    """
+    return float(gamma ** (global_step // step_size))
+
+
+def multistep(global_step: int, *, milestones: Sequence[int], gamma: float = 0.1, boundary: str = "paddle") -> float:
+    """Gamma to the power of the milestones passed.
+
+    Args:
+        global_step: Step, from 0.
+        milestones: Rising steps.
+        gamma: Factor at each.
+        boundary: `paddle` (and torch): a milestone itself has the new value; `keras`: still the old one.
+
+    Raises:
+        ValueError: Another word for `boundary`.
+
+    Example:
+        >>> [multistep(at, milestones=[2, 3], gamma=0.5) for at in range(5)]
+        [1.0, 1.0, 0.5, 0.25, 0.25]
+    """
+    return float(gamma ** _passed(global_step, milestones, boundary))
+
+
+def piecewise(
+    global_step: int, *, values: Sequence[float], boundaries: Sequence[int] | None = None, boundary: str = "paddle"
+) -> float:
+    """A list of multipliers: one per stretch between boundaries, or one per step.
+
+    Args:
+        global_step: Step, from 0.
+        values: Multipliers; one more than boundaries.
+        boundaries: Rising steps. None: `values` are indexed by the step, and the last one stays.
+        boundary: `paddle` (and MindSpore): a boundary itself has the new value; `keras`: still the old one.
+
+    Raises:
+        ValueError: Another word for `boundary`.
+
+    Example:
+        >>> [piecewise(at, values=[1.0, 0.5, 0.1], boundaries=[2, 3]) for at in range(5)]
+        [1.0, 1.0, 0.5, 0.1, 0.1]
+        >>> [piecewise(at, values=[1.0, 0.5, 0.1], boundaries=[2, 3], boundary="keras") for at in range(5)]
+        [1.0, 1.0, 1.0, 0.5, 0.1]
+        >>> [piecewise(at, values=[1.0, 0.5, 0.1]) for at in range(5)]
+        [1.0, 0.5, 0.1, 0.1, 0.1]
+    """
+    if boundaries is None:
+        return float(values[min(global_step, len(values) - 1)])
+    return float(values[_passed(global_step, boundaries, boundary)])
+
+
+def exponential(global_step: int, *, decay_rate: float, decay_steps: int, staircase: bool = False) -> float:
+    """decay_rate ** (step / decay_steps). Keras ExponentialDecay, MindSpore ExponentialDecayLR.
+
+    Args:
+        global_step: Step, from 0.
+        decay_rate: Factor over `decay_steps`.
+        decay_steps: Steps of one factor.
+        staircase: Round the exponent down.
+
+    Example:
+        >>> [exponential(at, decay_rate=0.25, decay_steps=2) for at in range(4)]
+        [1.0, 0.5, 0.25, 0.125]
+    """
+    return float(decay_rate ** _turns(global_step, decay_steps, staircase))
+
+
+def inverse_time(global_step: int, *, decay_rate: float, decay_steps: int, staircase: bool = False) -> float:
+    """1 / (1 + decay_rate * step / decay_steps). Keras InverseTimeDecay, and the `decay` of its optimizers.
+
+    Args:
+        global_step: Step, from 0.
+        decay_rate: Growth of the denominator over `decay_steps`.
+        decay_steps: Steps of one growth.
+        staircase: Round step / decay_steps down.
+
+    Example:
+        >>> [inverse_time(at, decay_rate=1.0, decay_steps=1) for at in (0, 1, 3)]
+        [1.0, 0.5, 0.25]
+    """
+    return 1.0 / (1.0 + decay_rate * _turns(global_step, decay_steps, staircase))
+
+
+def product(*curves: Curve) -> Curve:
+    """The curve that multiplies its parts.
+
+    Example:
+        >>> product(lambda step: 0.5, lambda step: step)(4)
+        2.0
+    """
+    return lambda global_step: math.prod(curve(global_step) for curve in curves)
+
+
+def floored(curve: Curve, final: float) -> Curve:
+    """The curve, but never below `final`.
+
+    Example:
+        >>> floored(lambda step: 1 / (1 + step), 0.25)(100)
+        0.25
+    """
+    return lambda global_step: max(curve(global_step), final)
+
+
+def after_warmup(curve: Curve, num_warmup_steps: int) -> Curve:
+    """Linear climb to the first value of the curve, which then counts its own steps from 0.
+
+    Example:
+        >>> late = after_warmup(lambda step: 1 / (1 + step), 2)
+        >>> [late(step) for step in range(4)]
+        [0.0, 0.5, 1.0, 0.5]
+    """
+    return lambda global_step: (
+        curve(global_step - num_warmup_steps)
+        if global_step >= num_warmup_steps
+        else warmup(global_step, num_warmup_steps) * curve(0)
+    )
+
+
+def during_warmup(curve: Curve, num_warmup_steps: int) -> Curve:
+    """The curve times the climb; steps count from the start of the run.
+
+    Example:
+        >>> early = during_warmup(lambda step: 0.5, 2)
+        >>> [early(step) for step in range(4)]
+        [0.0, 0.25, 0.5, 0.5]
+    """
+    return product(lambda global_step: warmup(global_step, num_warmup_steps), curve)
+
+
+def _progress(global_step: int, decay_steps: int) -> float:
+    """Share of `decay_steps` that lies behind, at most 1; 1 where there are none."""
+    return min(global_step, decay_steps) / decay_steps if decay_steps > 0 else 1.0
+
+
+def _turns(global_step: int, decay_steps: int, staircase: bool) -> float:
+    return global_step // decay_steps if staircase else global_step / decay_steps
+
+
+def _passed(global_step: int, boundaries: Sequence[int], boundary: str) -> int:
+    if boundary not in ("paddle", "keras"):
+        raise ValueError(f"boundary={boundary}: expected paddle or keras.")
+    return sum(global_step >= at if boundary == "paddle" else global_step > at for at in boundaries)

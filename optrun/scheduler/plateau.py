@@ -1,0 +1,82 @@
+"""Reduce on plateau: the one schedule that looks at a metric and not at the step."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from typing import Any
+
+
+@dataclass(kw_only=True)
+class Plateau:
+    """Multiplier that shrinks by `factor` when a metric stops improving.
+
+    Attributes:
+        multiplier: Product of the reductions so far; unitless.
+        best: Best value seen; None before the first.
+        num_bad: Evaluations in a row without improvement.
+        cooling: Evaluations that are still not counted.
+
+    Source: torch.optim.lr_scheduler.ReduceLROnPlateau, counted in evaluations.
+
+    Example:
+        >>> plateau = Plateau(mode="min", factor=0.5, patience=1, threshold=0.0, threshold_mode="rel", cooldown=0)
+        >>> [plateau.observe(loss) for loss in (1.0, 1.0, 1.0, 0.5, 0.6, 0.6)]
+        [1.0, 1.0, 0.5, 0.5, 0.5, 0.25]
+    """
+
+    mode: str
+    factor: float
+    patience: int
+    threshold: float
+    threshold_mode: str
+    cooldown: int
+    final: float = 0.0
+    multiplier: float = field(default=1.0, init=False)
+    best: float | None = field(default=None, init=False)
+    num_bad: int = field(default=0, init=False)
+    cooling: int = field(default=0, init=False)
+
+    def observe(self, metric: float) -> float:
+        """Take one evaluation in.
+
+        Args:
+            metric: The watched value; NaN counts as no improvement.
+
+        Returns:
+            The multiplier from now on.
+        """
+        if self._improves(metric):
+            self.best, self.num_bad = metric, 0
+        else:
+            self.num_bad += 1
+        if self.cooling > 0:
+            self.cooling -= 1
+            self.num_bad = 0
+        if self.num_bad > self.patience:
+            self.multiplier = max(self.multiplier * self.factor, self.final)
+            self.cooling, self.num_bad = self.cooldown, 0
+        return self.multiplier
+
+    def _improves(self, metric: float) -> bool:
+        if math.isnan(metric):
+            return False
+        if self.best is None:
+            return True
+        gain = self.best - metric if self.mode == "min" else metric - self.best
+        if self.threshold_mode == "rel":
+            # as torch: the sign of the best value decides on which side of it the share lies
+            bound = self.best * (1 - self.threshold if self.mode == "min" else 1 + self.threshold)
+            return metric < bound if self.mode == "min" else metric > bound
+        return gain > self.threshold
+
+    def state_dict(self) -> dict[str, Any]:
+        """What changes from evaluation to evaluation; JSON-able."""
+        return {"multiplier": self.multiplier, "best": self.best, "num_bad": self.num_bad, "cooling": self.cooling}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on from `state_dict()`."""
+        self.multiplier = float(state["multiplier"])
+        self.best = None if state["best"] is None else float(state["best"])
+        self.num_bad = int(state["num_bad"])
+        self.cooling = int(state["cooling"])
