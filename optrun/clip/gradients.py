@@ -1,0 +1,119 @@
+"""Gradients as plain tensors: what can be scaled in place, and norms that are global wherever the tensors lie.
+
+Source of the two traps avoided here: the norm of a DTensor reads as the norm of the local shard once it becomes a
+Python number, and one reduction per tensor makes many small collectives.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed.tensor import DTensor, Partial, Replicate
+
+ShardKey = tuple[object, tuple[int, ...]]
+"""Device mesh, and its dimensions over which a gradient is cut into pieces; (None, ()) for a plain tensor."""
+
+
+@dataclass(frozen=True)
+class Gradient:
+    """One gradient.
+
+    Attributes:
+        values: What to measure and to scale in place: the gradient, its local shard, or the values of its sparse rows.
+        shards: Where the other pieces of it are.
+        group_index: Parameter group it belongs to.
+        clipped: False where the parameter opted out.
+        sparse: Only some rows have values; the others are 0.
+    """
+
+    values: Tensor
+    shards: ShardKey
+    group_index: int
+    clipped: bool
+    sparse: bool
+
+
+def gradient_of(param: Tensor, *, group_index: int, clipped: bool) -> Gradient | None:
+    """The gradient of a parameter, ready to be measured; None where it has none.
+
+    A sparse gradient is coalesced first, so that repeated rows count as their sum. A DTensor whose pieces are partial
+    sums is summed first.
+    """
+    grad = param.grad
+    if grad is None:
+        return None
+    if isinstance(grad, DTensor):
+        if any(isinstance(placement, Partial) for placement in grad.placements):
+            whole = [Replicate() if isinstance(at, Partial) else at for at in grad.placements]
+            grad = grad.redistribute(placements=whole)
+            param.grad = grad
+        cut = tuple(dim for dim, placement in enumerate(grad.placements) if not isinstance(placement, Replicate))
+        return Gradient(grad.to_local(), (grad.device_mesh, cut), group_index, clipped, sparse=False)
+    if grad.is_sparse:
+        if not grad.is_coalesced():
+            grad = grad.coalesce()
+            param.grad = grad
+        return Gradient(grad._values(), (None, ()), group_index, clipped, sparse=True)
+    return Gradient(grad, (None, ()), group_index, clipped, sparse=False)
+
+
+def norms(gradients: Sequence[Gradient]) -> Tensor:
+    """L2 norm of each gradient, over all of its pieces.
+
+    One pass of `torch._foreach_norm` per device and dtype, one all-reduce per mesh dimension that cuts; gradients in
+    half precision are measured in float32.
+
+    Args:
+        gradients: At least one.
+
+    Returns:
+        Shape (n,), float64 where a gradient is, else float32; on the device of the first gradient.
+    """
+    home = gradients[0].values.device
+    wide = torch.float64 if any(entry.values.dtype is torch.float64 for entry in gradients) else torch.float32
+    out: list[Tensor | None] = [None] * len(gradients)
+    for places in by_device_and_dtype(gradients):
+        found = torch._foreach_norm([gradients[at].values for at in places], 2, dtype=wide)
+        for at, norm in zip(places, found, strict=True):
+            out[at] = norm.to(home, non_blocking=True)
+    lengths = torch.stack([norm for norm in out if norm is not None])
+    by_shards: dict[ShardKey, list[int]] = {}
+    for at, entry in enumerate(gradients):
+        if entry.shards[1]:
+            by_shards.setdefault(entry.shards, []).append(at)
+    for (mesh, dims), places in by_shards.items():
+        rows = torch.tensor(places, device=home)
+        squares = lengths[rows].double().square()
+        for dim in dims:
+            dist.all_reduce(squares, group=mesh.get_group(dim))  # type: ignore[attr-defined]
+        lengths = lengths.index_copy(0, rows, squares.sqrt().to(wide))
+    return lengths
+
+
+def by_device_and_dtype(gradients: Sequence[Gradient]) -> list[list[int]]:
+    """Places of the gradients that one foreach call can take together."""
+    together: dict[tuple[torch.device, torch.dtype], list[int]] = {}
+    for at, entry in enumerate(gradients):
+        together.setdefault((entry.values.device, entry.values.dtype), []).append(at)
+    return list(together.values())
+
+
+def scale_(gradients: Sequence[Gradient], factors: Sequence[Tensor]) -> None:
+    """Multiply each gradient by its factor, in place.
+
+    Args:
+        gradients: To be scaled.
+        factors: One of shape () for each, or one for all of them.
+    """
+    shared = len(factors) == 1
+    for places in by_device_and_dtype(gradients):
+        values = [gradients[at].values for at in places]
+        dtype = torch.float32 if values[0].dtype in (torch.float16, torch.bfloat16) else values[0].dtype
+        if shared:
+            torch._foreach_mul_(values, factors[0].to(values[0].device, dtype))
+        else:
+            torch._foreach_mul_(values, [factors[at].to(values[0].device, dtype) for at in places])
