@@ -80,9 +80,6 @@ def build_scheduler(
         name=config.name,
         weight_decay_curves=_weight_decay_curves(config, lr_curves, num_training_steps),
         plateaus=plateaus,
-        final=max(
-            [_final(of_group, base_lr) for of_group in of_groups if isinstance(of_group, PlateauConfig)] or [0.0]
-        ),
         metric=watching[0] if watching else None,
     )
 
