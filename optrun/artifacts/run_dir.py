@@ -123,12 +123,10 @@ class RunDir:
     def is_run(self) -> bool:
         """Whether a run was started here.
 
-        A lone `config.yaml` does not count, since folders of configuration have one too: a run also has a summary,
-        metrics, or Hydra's folder beside it.
+        A lone `config.yaml` does not count, since folders of configuration have one too. Hydra's folder counts: a job
+        that a wrong value ended before it wrote anything has no more.
         """
-        if self.summary.is_file() or self.metrics.is_file():
-            return True
-        return self.config.is_file() and self.hydra.is_dir()
+        return self.summary.is_file() or self.metrics.is_file() or (self.hydra / "overrides.yaml").is_file()
 
 
 def find_runs(path: Path | str) -> Iterator[Path]:

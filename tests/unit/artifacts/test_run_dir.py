@@ -36,6 +36,7 @@ def test_a_folder_of_configuration_is_no_run(tmp_path: Path) -> None:
     (tmp_path / "config.yaml").touch()
     assert not RunDir(tmp_path).is_run()
     (tmp_path / ".hydra").mkdir()
+    (tmp_path / ".hydra" / "overrides.yaml").touch()
     assert RunDir(str(tmp_path)).is_run()
 
 

@@ -1,0 +1,226 @@
+"""Which settings differ between runs, which runs are the same but for their seed, and what is compared with what."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from optrun.errors import ConfigError, did_you_mean
+from optrun.report.collect import Run
+from optrun.report.theme import short
+
+_BESIDE_THE_POINT = (
+    "seed", "run_name", "resume", "tracking.", "checkpoint.", "hydra.",
+    "training.logging_steps", "training.dataloader_num_workers", "training.max_time", "training.time_budget",
+)  # fmt: skip
+"""Keys (or their beginnings) that say where and how a run is written, not what it computes."""
+
+
+@dataclass
+class Arm:
+    """Runs of one configuration, alike but for the seed."""
+
+    settings: dict[str, Any]
+    """The settings in which the arms of this report differ."""
+    runs: list[Run] = field(default_factory=list)
+    scores: dict[int, float] = field(default_factory=dict)
+    """Seed -> final value of the main metric, of finished runs that did not diverge."""
+    repeated: list[Run] = field(default_factory=list)
+    """Runs left out of `scores` because a later run has the same configuration and seed."""
+
+    @property
+    def label(self) -> str:
+        """The differing settings in words."""
+        return describe(self.settings)
+
+    @property
+    def mean(self) -> float:
+        """Mean score; NaN without one."""
+        return float(np.mean(list(self.scores.values()))) if self.scores else float("nan")
+
+    @property
+    def sd(self) -> float:
+        """Standard deviation over seeds; NaN below two."""
+        return float(np.std(list(self.scores.values()), ddof=1)) if len(self.scores) > 1 else float("nan")
+
+    @property
+    def diverged(self) -> list[Run]:
+        """Its runs that diverged."""
+        return [run for run in self.runs if run.diverged]
+
+    @property
+    def lr(self) -> float | None:
+        """Its peak learning rate."""
+        return self.runs[0].lr
+
+
+@dataclass
+class Contender:
+    """What a verdict is about: one optimizer (or whatever is compared) with all arms tried for it."""
+
+    settings: dict[str, Any]
+    arms: list[Arm]
+    best: Arm
+    """The arm that stands for it."""
+
+    @property
+    def label(self) -> str:
+        """The settings that make it, in words."""
+        return describe(self.settings) or self.best.runs[0].optimizer or "all runs"
+
+
+def differing(runs: Sequence[Run]) -> list[str]:
+    """Configuration keys that tell the runs apart.
+
+    A key of a group counts where runs with the same choice in that group differ in it: what merely follows from
+    `optimizer=lamb` is said by `optimizer.name`. Seeds, paths and logging never count, nor does a key that only repeats
+    the seed.
+    """
+    keys: dict[str, None] = {}
+    for run in runs:
+        keys.update(dict.fromkeys(run.config))
+    found = []
+    for key in keys:
+        if key.startswith(_BESIDE_THE_POINT) or _repeats_seed(key, runs):
+            continue
+        group = key.partition(".")[0]
+        values: dict[Any, set[Any]] = {}
+        for run in runs:
+            if run.config:
+                choice = run.config.get(f"{group}.name") if key not in (f"{group}.name", group) else None
+                values.setdefault(choice, set()).add(_comparable(run.config.get(key)))
+        if any(len(seen) > 1 for seen in values.values()):
+            found.append(key)
+    first = [key for key in ("model.name", "data.name", "task.name", "optimizer.name", "lr") if key in found]
+    return first + [key for key in found if key not in first]
+
+
+def compared(keys: Sequence[str]) -> list[str]:
+    """The keys that separate contenders; the others were tuned, and each contender is shown at its best.
+
+    Learning rate and the optimizer's own numbers are tuned; where nothing else differs, they are what is compared.
+
+    Example:
+        >>> compared(["optimizer.name", "lr", "optimizer.weight_decay"])
+        ['optimizer.name']
+        >>> compared(["lr", "optimizer.weight_decay"]), compared(["lr"])
+        (['optimizer.weight_decay'], ['lr'])
+    """
+    outer = [key for key in keys if key == "optimizer.name" or not (key == "lr" or key.startswith("optimizer."))]
+    if outer:
+        return outer
+    inner = [key for key in keys if key != "lr"]
+    return inner or list(keys)
+
+
+def build_arms(runs: Sequence[Run], keys: Sequence[str], metric: str) -> list[Arm]:
+    """Join runs that differ in nothing but the seed.
+
+    Args:
+        runs: All runs with a configuration.
+        keys: What `differing` found.
+        metric: What gives the score.
+
+    Returns:
+        Arms in order of their first run. Where one configuration and seed occurs twice, the run that was updated last
+        counts, a finished one before an unfinished one.
+    """
+    arms: dict[tuple[Any, ...], Arm] = {}
+    for run in runs:
+        identity = tuple(_comparable(run.config.get(key)) for key in keys)
+        settings = {key: run.config[key] for key in keys if key in run.config}
+        arms.setdefault(identity, Arm(settings)).runs.append(run)
+    for arm in arms.values():
+        latest: dict[int, Run] = {}
+        for run in sorted(arm.runs, key=lambda run: (run.finished, str(run.summary.get("updated_at", "")))):
+            seed = run.seed if run.seed is not None else 0
+            if seed in latest:
+                arm.repeated.append(latest[seed])
+            latest[seed] = run
+        for seed, run in sorted(latest.items()):
+            score = run.score(metric)
+            if score is not None:
+                arm.scores[seed] = score
+    return list(arms.values())
+
+
+def build_contenders(arms: Sequence[Arm], keys: Sequence[str], mode: str) -> list[Contender]:
+    """Gather arms into contenders and choose the arm that stands for each, best contender first.
+
+    The chosen arm has the best mean among those with no diverged run and the most seeds; so an arm that was run again
+    with more seeds is preferred to one lucky run, and a stable arm to one that diverged on some seeds.
+
+    Args:
+        arms: All arms.
+        keys: What `compared` found.
+        mode: "min" or "max".
+    """
+    groups: dict[tuple[Any, ...], list[Arm]] = {}
+    for arm in arms:
+        groups.setdefault(tuple(_comparable(arm.settings.get(key)) for key in keys), []).append(arm)
+    sign = 1.0 if mode == "min" else -1.0
+
+    def badness(arm: Arm) -> tuple[bool, bool, int, float]:
+        mean = sign * arm.mean if arm.scores else 0.0
+        return (not arm.scores, bool(arm.diverged), -len(arm.scores), mean)
+
+    contenders = []
+    for members in groups.values():
+        best = min(members, key=badness)
+        settings = {key: best.settings[key] for key in keys if key in best.settings}
+        contenders.append(Contender(settings, members, best))
+    return sorted(contenders, key=lambda each: (not each.best.scores, sign * each.best.mean if each.best.scores else 0))
+
+
+def find_contender(name: str, contenders: Sequence[Contender]) -> Contender:
+    """The contender a person means by a name: its label, or one of its settings.
+
+    Raises:
+        ConfigError: None or several fit; the message lists what there is.
+    """
+    exact = [each for each in contenders if each.label == name]
+    loose = [each for each in contenders if name in {str(value) for value in each.settings.values()}]
+    fitting = exact or loose
+    if len(fitting) == 1:
+        return fitting[0]
+    labels = [each.label for each in (fitting or contenders)]
+    if fitting:
+        raise ConfigError(f"baseline={name}: fits several; say which: {', '.join(labels)}")
+    raise ConfigError(f"baseline={name}: nothing compared here has this name. {did_you_mean(name, labels)}")
+
+
+def describe(settings: Mapping[str, Any], *, limit: int = 80) -> str:
+    """Settings in words.
+
+    Example:
+        >>> describe({"optimizer.name": "lamb", "lr": 0.002, "optimizer.weight_decay": 0.1})
+        'lamb lr 2e-3 weight_decay 0.1'
+    """
+    words = []
+    leaves = [key.rpartition(".")[2] for key in settings]
+    for key, value in settings.items():
+        leaf = key.rpartition(".")[2]
+        text = short(value) if isinstance(value, float) else str(value)
+        if leaf == "name":
+            words.append(text)
+        else:
+            words.append(f"{leaf if leaves.count(leaf) == 1 else key} {text}")
+    line = " ".join(" ".join(words).split())
+    return line if len(line) <= limit else line[: limit - 1] + "…"
+
+
+def _repeats_seed(key: str, runs: Iterable[Run]) -> bool:
+    """Whether a key such as `data.seed` only follows the seed of the run."""
+    return key.rpartition(".")[2] == "seed" and all(
+        run.config.get(key) == run.config.get("seed") for run in runs if key in run.config
+    )
+
+
+def _comparable(value: Any) -> Any:
+    """Equal for equal settings: 1 and 1.0 are, True and 1 are not."""
+    if isinstance(value, bool) or value is None:
+        return str(value)
+    return float(value) if isinstance(value, (int, float)) else value

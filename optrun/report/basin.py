@@ -1,0 +1,133 @@
+"""The lr basin of a contender: metric against learning rate, and how wide the good region is."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from optrun.report.arms import Arm, Contender
+
+RELATIVE_TOLERANCE = 0.02
+"""How much worse than the best a mean may be and still count as good, as a share of the best."""
+
+
+@dataclass(frozen=True)
+class BasinPoint:
+    """One learning rate."""
+
+    lr: float
+    mean: float
+    """Mean score of the best arm at this lr."""
+    low: float
+    high: float
+    """Worst and best seed, in rising order of the value."""
+    seeds: int
+
+
+@dataclass(frozen=True)
+class Basin:
+    """Metric against learning rate of one contender."""
+
+    points: tuple[BasinPoint, ...]
+    """By rising lr; learning rates without a score left out."""
+    diverged: tuple[float, ...]
+    """Learning rates at which some run diverged."""
+    tried: tuple[float, ...]
+    """Every learning rate with an outcome: scored or diverged."""
+    best: BasinPoint | None
+    tolerance: float
+    """Allowed loss of the metric, in its units."""
+    low: float
+    high: float
+    """Ends of the good region around the best, interpolated in ln(lr); NaN where there is no basin."""
+    open_low: bool
+    open_high: bool
+    """Whether the good region reaches the end of the grid, so that it may be wider than was seen."""
+
+    @property
+    def width(self) -> float:
+        """High / low: the factor by which lr may be off; NaN where there is no basin."""
+        return self.high / self.low if self.low > 0 else math.nan
+
+    @property
+    def edge(self) -> str:
+        """Which end of what was tried the best lr is, `lowest` or `highest`; empty where it is inside."""
+        if self.best is None or len(self.tried) < 2:
+            return ""
+        if self.best.lr == self.tried[-1]:
+            return "highest"
+        return "lowest" if self.best.lr == self.tried[0] else ""
+
+    def words(self) -> str:
+        """The width in words, such as "x8" or "at least x4"; a dash where one lr was tried."""
+        if self.best is None or len(self.tried) < 2 or not self.width >= 1:
+            return "–"
+        factor = f"×{self.width:.2g}" if self.width < 100 else f"×{self.width:,.0f}"
+        return f"≥ {factor}" if self.open_low or self.open_high else factor
+
+
+def basin(contender: Contender, mode: str) -> Basin:
+    """Metric against lr over all arms of a contender; at each lr the arm with the best mean counts.
+
+    Args:
+        contender: With its arms.
+        mode: "min" or "max".
+
+    Returns:
+        The basin; width as in `Basin.words`. The good region is where the mean is at most `RELATIVE_TOLERANCE` of the
+        best value worse than the best, joined with the best, linear in ln(lr) between the tried values. A diverged lr
+        bounds it.
+    """
+    sign = 1.0 if mode == "min" else -1.0
+    by_lr: dict[float, list[Arm]] = {}
+    for arm in contender.arms:
+        if arm.lr is not None and arm.lr > 0:
+            by_lr.setdefault(arm.lr, []).append(arm)
+    points: list[BasinPoint] = []
+    diverged: list[float] = []
+    for lr, arms in sorted(by_lr.items()):
+        scored = [arm for arm in arms if arm.scores]
+        if scored:
+            arm = min(scored, key=lambda each: (bool(each.diverged), sign * each.mean))
+            values = arm.scores.values()
+            points.append(BasinPoint(lr, arm.mean, min(values), max(values), len(values)))
+        if any(arm.diverged for arm in arms):
+            diverged.append(lr)
+    tried = tuple(sorted({point.lr for point in points} | set(diverged)))
+    stable = [point for point in points if point.lr not in diverged] or points
+    best = min(stable, key=lambda point: sign * point.mean, default=None)
+    if contender.best.scores and contender.best.lr is not None:
+        best = next((point for point in points if point.lr == contender.best.lr), best)
+    if best is None:
+        return Basin((), tuple(diverged), tried, None, math.nan, math.nan, math.nan, False, False)
+    tolerance = RELATIVE_TOLERANCE * abs(best.mean)
+    high, open_high = _end(points, best, sign, tolerance, diverged, rising=True)
+    low, open_low = _end(points, best, sign, tolerance, diverged, rising=False)
+    return Basin(tuple(points), tuple(diverged), tried, best, tolerance, low, high, open_low, open_high)
+
+
+def _end(
+    points: Sequence[BasinPoint],
+    best: BasinPoint,
+    sign: float,
+    tolerance: float,
+    diverged: Sequence[float],
+    *,
+    rising: bool,
+) -> tuple[float, bool]:
+    """Where the good region ends on one side, and whether the grid ended first."""
+    side = [point for point in points if (point.lr > best.lr if rising else point.lr < best.lr)]
+    side.sort(key=lambda point: point.lr, reverse=not rising)
+    inside = best
+    for point in side:
+        if point.lr in diverged:
+            return inside.lr, False
+        worse = sign * (point.mean - best.mean)
+        if worse > tolerance:
+            before = sign * (inside.mean - best.mean)
+            share = min(1.0, max(0.0, (tolerance - before) / (worse - before)))
+            return math.exp(math.log(inside.lr) + share * (math.log(point.lr) - math.log(inside.lr))), False
+        inside = point
+    beyond = [lr for lr in diverged if (lr > inside.lr if rising else lr < inside.lr)]
+    return inside.lr, not beyond

@@ -1,0 +1,277 @@
+"""Run directories -> `Run` rows. Reads files only, and shows what is missing or torn instead of failing on it."""
+
+from __future__ import annotations
+
+import math
+import shlex
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from optrun.artifacts.metrics import MetricsLog, read_metrics, read_summary
+from optrun.artifacts.run_dir import HYDRA, RunDir, find_runs
+from optrun.report.config_file import flatten, read_config
+
+Array = NDArray[np.float64]
+
+STATUSES = ("finished", "running", "interrupted", "failed")
+_DIVERGED_FACTOR = 1.5  # a loss that ends this much above where it began did not merely fail to learn
+
+
+@dataclass
+class Run:
+    """One run as its directory tells it."""
+
+    path: Path
+    label: str
+    """The path as short as it stays unique among the runs read together."""
+    status: str
+    """One of `STATUSES`, or "unknown" where no summary says it."""
+    message: str
+    """Why it ended as it did, as far as the run said."""
+    config: dict[str, Any]
+    """Dotted keys of `config.yaml`; empty where there is none."""
+    summary: dict[str, Any]
+    """`summary.json`; empty where there is none."""
+    log: MetricsLog
+    """`metrics.jsonl`."""
+    problems: list[str] = field(default_factory=list)
+    """One sentence per file that is missing, torn or unreadable."""
+    overrides: list[str] = field(default_factory=list)
+    """What was typed to get this configuration."""
+
+    @property
+    def seed(self) -> int | None:
+        """The seed of the configuration."""
+        value = self.config.get("seed")
+        return value if isinstance(value, int) and not isinstance(value, bool) else None
+
+    @property
+    def optimizer(self) -> str:
+        """The name of the optimizer, or nothing."""
+        return str(self.config.get("optimizer.name") or "")
+
+    @property
+    def lr(self) -> float | None:
+        """The peak learning rate."""
+        return number(self.config.get("lr"))
+
+    @cached_property
+    def global_step(self) -> int:
+        """Optimizer steps done."""
+        value = self.summary.get("global_step")
+        if isinstance(value, int):
+            return value
+        return max((record["step"] for record in self.log.records), default=0)
+
+    @property
+    def max_steps(self) -> int | None:
+        """Optimizer steps the schedule was made for."""
+        for value in (self.summary.get("max_steps"), self.config.get("training.max_steps")):
+            if isinstance(value, int) and value > 0:
+                return value
+        return None
+
+    @property
+    def finished(self) -> bool:
+        """Whether the run says that it came to its end."""
+        return self.status == "finished"
+
+    @property
+    def whole_schedule(self) -> bool:
+        """Whether the last step of the schedule was taken."""
+        return self.finished and (self.max_steps is None or self.global_step >= self.max_steps)
+
+    def series(self, name: str) -> tuple[Array, Array]:
+        """Steps and values of one metric, by rising step; shapes (n,) and (n,)."""
+        steps, values = self.log.series(name)
+        return np.asarray(steps, dtype=np.float64), np.asarray(values, dtype=np.float64)
+
+    def elapsed(self, steps: Array) -> Array:
+        """Seconds since the start of the run at given logged steps; NaN where no time was logged. Shape (n,)."""
+        logged, times = self.series("time")
+        if not len(logged):
+            return np.full(len(steps), np.nan)
+        if times[0] > 1e8:  # seconds since 1970
+            times = times - times[0]
+        result = np.interp(steps, logged, times)
+        result[(steps < logged[0]) | (steps > logged[-1])] = np.nan
+        return result
+
+    def last(self, name: str) -> float | None:
+        """The last value of a metric, NaN included; None where it was never logged."""
+        value = number(_inside(self.summary, "metrics", "last", name))
+        if value is not None:
+            return value
+        _, values = self.series(name)
+        return float(values[-1]) if len(values) else None
+
+    def best(self, name: str, mode: str) -> tuple[float, int] | None:
+        """Best finite value of a metric and its step."""
+        steps, values = self.series(name)
+        keep = np.isfinite(values)
+        if keep.any():
+            index = int(np.argmin(values[keep]) if mode == "min" else np.argmax(values[keep]))
+            return float(values[keep][index]), int(steps[keep][index])
+        value, step = (number(_inside(self.summary, "metrics", "best", name, leaf)) for leaf in ("value", "step"))
+        return (value, int(step)) if value is not None and step is not None and math.isfinite(value) else None
+
+    @cached_property
+    def diverged(self) -> str:
+        """Why the run counts as diverged; empty where it does not.
+
+        Diverged: a loss that is not finite at its last evaluation or last logged step, or a training loss whose last
+        tenth lies more than half above its first value.
+        """
+        for name in ("train/loss", "eval/loss"):
+            steps, values = self.series(name)
+            bad = ~np.isfinite(values)
+            if len(values) and bad[-1]:
+                first = int(steps[np.flatnonzero(~bad)[-1] + 1]) if (~bad).any() else int(steps[0])
+                return f"{name} not finite from step {first:,}"
+            final = self.last(name)
+            if final is not None and not math.isfinite(final):
+                return f"{name} not finite at the end"
+        _, train = self.series("train/loss")
+        train = train[np.isfinite(train)]
+        if len(train) >= 10 and train[0] > 0:
+            end = float(np.median(train[-max(3, len(train) // 10) :]))
+            if end > _DIVERGED_FACTOR * train[0]:
+                return f"train/loss rose from {train[0]:.3g} to {end:.3g}"
+        return ""
+
+    def score(self, metric: str) -> float | None:
+        """The value the run is compared by: the metric's last value if the run finished and it is finite."""
+        if not self.finished or self.diverged:
+            return None
+        value = self.last(metric)
+        return value if value is not None and math.isfinite(value) else None
+
+    def perf(self, name: str) -> float | None:
+        """A number of the section `perf` of the summary."""
+        value = number(_inside(self.summary, "perf", name))
+        return value if value is not None and math.isfinite(value) else None
+
+    @property
+    def wall_seconds(self) -> float | None:
+        """Seconds of wall clock the run took."""
+        return number(self.summary.get("wall_seconds"))
+
+    @property
+    def samples(self) -> int | None:
+        """Training examples the whole schedule sees, as far as the configuration tells."""
+        size = self.config.get("training.per_device_train_batch_size")
+        micro = self.config.get("training.gradient_accumulation_steps", 1)
+        if self.max_steps is None or not isinstance(size, int) or not isinstance(micro, int):
+            return None
+        return self.max_steps * size * micro
+
+    def command(self, *, seeds: Iterable[int] = ()) -> str:
+        """The shell line that makes this run again.
+
+        Args:
+            seeds: More than one: the line is a sweep over these seeds instead of the run's own.
+        """
+        seeds = list(seeds)
+        overrides = [item for item in self.overrides if not item.lstrip("+").startswith(("resume=", "hydra."))]
+        if not overrides and self.summary.get("command") and len(seeds) < 2:
+            return str(self.summary["command"])
+        words = ["optrun"]
+        if len(seeds) > 1:
+            words.append("-m")
+            overrides = [item for item in overrides if not item.startswith("seed=")]
+            overrides.append("seed=" + ",".join(str(seed) for seed in seeds))
+        name = self.summary.get("config_name")
+        if name and name != "config":
+            words += ["-cn", str(name)]
+        return shlex.join(words + overrides)
+
+
+def number(value: Any) -> float | None:
+    """A float where there is a number, else None; booleans are no numbers."""
+    return float(value) if isinstance(value, (int, float)) and not isinstance(value, bool) else None
+
+
+def load_run(path: Path, *, label: str | None = None) -> Run:
+    """Read one run directory; what cannot be read becomes a sentence in `problems`."""
+    files = RunDir(path)
+    problems: list[str] = []
+
+    def attempt(read: Any, file: Path, absent: Any) -> Any:
+        try:
+            return read(file)
+        except FileNotFoundError:
+            problems.append(f"{file.name} is missing")
+        except (OSError, ValueError) as error:
+            problems.append(f"{file.name} cannot be read: {str(error).removeprefix(f'{file}: ')}")
+        return absent
+
+    summary: dict[str, Any] = attempt(read_summary, files.summary, {})
+    config = flatten(attempt(read_config, files.config, {}))
+    log: MetricsLog = attempt(read_metrics, files.metrics, MetricsLog())
+    problems += [problem.removeprefix(f"{path}/") for problem in log.problems]
+    overrides = summary.get("overrides")
+    overrides = [str(item) for item in overrides] if isinstance(overrides, list) else _hydra_overrides(path)
+    if not config:
+        config = _config_from(overrides)
+    status = summary.get("status")
+    if status not in STATUSES:
+        status = "unknown" if log.records or summary else "failed"
+    message = str(summary.get("message") or "")
+    if not summary and not log.records:
+        message = "ended before it wrote anything"
+    return Run(path, label or path.name, status, message, config, summary, log, problems, overrides)
+
+
+def load_runs(directories: Iterable[Path]) -> list[Run]:
+    """Read every run at or beneath some directories, each once, in order."""
+    paths = list({path.resolve(): path for directory in directories for path in find_runs(directory)}.values())
+    labels = _labels(paths)
+    return [load_run(path, label=label) for path, label in zip(paths, labels, strict=True)]
+
+
+def _labels(paths: list[Path]) -> list[str]:
+    """Paths without the folders that all share."""
+    parts = [path.resolve().parts for path in paths]
+    shared = 0
+    if len(parts) > 1:
+        while all(len(part) > shared + 1 for part in parts) and len({part[shared] for part in parts}) == 1:
+            shared += 1
+    else:
+        shared = len(parts[0]) - 1 if parts else 0
+    return ["/".join(part[shared:]) for part in parts]
+
+
+def _hydra_overrides(path: Path) -> list[str]:
+    """What Hydra noted of the command line, for a run that wrote no summary."""
+    try:
+        text = (path / HYDRA / "overrides.yaml").read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError):
+        return []
+    return [line[2:].strip("'\"") for line in text.splitlines() if line.startswith("- ")]
+
+
+def _config_from(overrides: list[str]) -> dict[str, Any]:
+    """The little that the command line says about a run without `config.yaml`."""
+    config: dict[str, Any] = {}
+    for item in overrides:
+        key, equals, value = item.lstrip("+").partition("=")
+        if equals and not key.startswith(("hydra", "~")):
+            try:
+                parsed: Any = float(value) if any(mark in value for mark in ".eE") else int(value)
+            except ValueError:
+                parsed = value
+            config[key if "." in key or key in ("lr", "seed") else f"{key}.name"] = parsed
+    return config
+
+
+def _inside(value: Any, *keys: str) -> Any:
+    """A nested value, or None where the path breaks off."""
+    for key in keys:
+        value = value.get(key) if isinstance(value, dict) else None
+    return value

@@ -1,0 +1,246 @@
+"""What a reader must know before quoting a comparison."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from optrun.report.collect import Run
+from optrun.report.findings import Findings
+from optrun.report.statistics import MIN_SEEDS
+from optrun.report.theme import short
+
+
+@dataclass(frozen=True)
+class Warning:
+    """One reason for care."""
+
+    kind: str
+    """A word to find it by: edge, single-lr, budget, tuning, seeds, few-seeds, schedule, unfinished, diverged, failed,
+    repeated, task, data, code, hardware, metric, files."""
+    text: str
+    """One or two sentences with what to do."""
+    runs: tuple[str, ...] = ()
+    """Labels of the runs it is about, as far as it is about some."""
+
+
+def find_warnings(findings: Findings) -> list[Warning]:
+    """Every reason for care in a comparison, the gravest first."""
+    checks: tuple[Callable[[Findings], Iterable[Warning]], ...] = (
+        _edge, _budget, _schedule, _task, _data, _code, _seeds, _diverged, _failed, _unfinished, _single_lr, _tuning,
+        _repeated, _metric, _hardware, _files,
+    )  # fmt: skip
+    return [warning for check in checks for warning in check(findings)]
+
+
+def _edge(findings: Findings) -> Iterable[Warning]:
+    for row in findings.rows:
+        edge, best = row.basin.edge, row.basin.best
+        if edge and best is not None and "lr" in findings.tuned_keys:
+            further = short(best.lr * 2 if edge == "highest" else best.lr / 2)
+            yield Warning(
+                "edge",
+                f"{row.name}: its best lr {short(best.lr)} is the {edge} of {len(row.basin.tried)} tried, so its true "
+                f"best may lie outside the grid. Extend the grid, for instance with lr={further}.",
+            )
+
+
+def _budget(findings: Findings) -> Iterable[Warning]:
+    rows = [row for row in findings.rows if row.rank]
+    samples = {row.name: _first(row.arm.runs, lambda run: run.samples) for row in rows}
+    steps = {row.name: _first(row.arm.runs, lambda run: run.max_steps) for row in rows}
+    budgets, unit = (samples, "training examples") if all(samples.values()) else (steps, "optimizer steps")
+    if len({value for value in budgets.values() if value is not None}) > 1:
+        listed = "; ".join(f"{name} {value:,}" for name, value in budgets.items() if value is not None)
+        yield Warning(
+            "budget", f"Unequal budgets in {unit}: {listed}. A longer run may be better for that reason alone."
+        )
+
+
+def _tuning(findings: Findings) -> Iterable[Warning]:
+    if not findings.tuned_keys:
+        return
+    tried = {row.name: sum(bool(arm.scores or arm.diverged) for arm in row.contender.arms) for row in findings.rows}
+    if len(set(tried.values())) > 1:
+        listed = "; ".join(f"{name} {number}" for name, number in tried.items())
+        yield Warning(
+            "tuning",
+            f"Unequal tuning, in configurations tried: {listed}. The best of many looks better than the best of few.",
+        )
+
+
+def _single_lr(findings: Findings) -> Iterable[Warning]:
+    if len(findings.rows) < 2 or "optimizer.name" not in findings.compared_keys:
+        return
+    single = [row.name for row in findings.rows if row.rank and len(row.basin.tried) == 1]
+    if single:
+        yield Warning(
+            "single-lr",
+            f"Only one lr was tried for {_listed(single)}. Optimizers need different learning rates: sweep lr for "
+            "each.",
+        )
+
+
+def _seeds(findings: Findings) -> Iterable[Warning]:
+    rows = [row for row in findings.rows if row.rank]
+    if len(rows) < 2:
+        return
+    seeds = {row.name: tuple(sorted(row.arm.scores)) for row in rows}
+    if len(set(seeds.values())) > 1:
+        listed = "; ".join(f"{name} {_numbers(values)}" for name, values in seeds.items())
+        yield Warning("seeds", f"Unequal seeds: {listed}. Tests use only the seeds that both sides share.")
+    few = [name for name, values in seeds.items() if len(values) < MIN_SEEDS]
+    if few:
+        yield Warning(
+            "few-seeds",
+            f"Fewer than {MIN_SEEDS} seeds for {_listed(few)}: differences may be chance, and no test is made. "
+            "Run the best configurations again with seed=0,1,2,3,4.",
+        )
+
+
+def _schedule(findings: Findings) -> Iterable[Warning]:
+    early = [
+        run
+        for row in findings.rows
+        for run in row.arm.runs
+        if not run.diverged and run.max_steps and 0 < run.global_step < run.max_steps
+    ]
+    if early:
+        listed = "; ".join(f"{run.label} at step {run.global_step:,} of {run.max_steps:,}" for run in early[:4])
+        more = f"; and {len(early) - 4} more" if len(early) > 4 else ""
+        yield Warning(
+            "schedule",
+            f"Compared before the schedule ended: {listed}{more}. The lr has not come down yet, so these curves say "
+            "little about the end.",
+            tuple(run.label for run in early),
+        )
+
+
+def _unfinished(findings: Findings) -> Iterable[Warning]:
+    runs = [run for run in findings.runs if run.status in ("running", "interrupted", "unknown") and not run.diverged]
+    if runs:
+        yield Warning(
+            "unfinished",
+            f"{_count(runs)} not finished and so not ranked: {_runs(runs)}.",
+            tuple(run.label for run in runs),
+        )
+
+
+def _diverged(findings: Findings) -> Iterable[Warning]:
+    runs = [run for run in findings.runs if run.diverged]
+    if runs:
+        reason = f" ({runs[0].diverged})" if len(runs) == 1 else ""
+        yield Warning(
+            "diverged",
+            f"{_count(runs)} diverged{reason} and so have no score: {_runs(runs)}.",
+            tuple(run.label for run in runs),
+        )
+
+
+def _failed(findings: Findings) -> Iterable[Warning]:
+    runs = [run for run in findings.runs if run.status == "failed" and not run.diverged]
+    if runs:
+        reason = f" First message: {runs[0].message}" if runs[0].message else ""
+        yield Warning("failed", f"{_count(runs)} failed: {_runs(runs)}.{reason}", tuple(run.label for run in runs))
+
+
+def _repeated(findings: Findings) -> Iterable[Warning]:
+    runs = [run for arm in findings.arms for run in arm.repeated]
+    if runs:
+        yield Warning(
+            "repeated",
+            f"{_count(runs)} repeated later with the same configuration and seed; the later one counts: {_runs(runs)}.",
+            tuple(run.label for run in runs),
+        )
+
+
+def _task(findings: Findings) -> Iterable[Warning]:
+    tasks = _values(_ranked_runs(findings), lambda run: run.config.get("task.name"))
+    if len(tasks) > 1:
+        yield Warning("task", f"Different tasks ({_listed(tasks)}): their numbers cannot be compared.")
+
+
+def _data(findings: Findings) -> Iterable[Warning]:
+    by_seed: dict[int | None, list[Run]] = {}
+    for run in _ranked_runs(findings):
+        by_seed.setdefault(run.seed, []).append(run)
+    # A split that is cut with the seed differs between seeds by design; it must not differ within one.
+    if any(len(_values(runs, lambda run: _section(run, "data", "fingerprint"))) > 1 for runs in by_seed.values()):
+        yield Warning("data", "The data differ between runs (other fingerprints): differences may come from the data.")
+
+
+def _code(findings: Findings) -> Iterable[Warning]:
+    runs = _ranked_runs(findings)
+    differing = []
+    for name in ("optrun", "torch", "transformers"):
+        found = _values(runs, lambda run, name=name: _section(run, "versions", name))  # type: ignore[misc]
+        if len(found) > 1:
+            differing.append(f"{name} {_listed(found)}")
+    commits = _values(runs, lambda run: _section(run, "git", "commit"))
+    if len(commits) > 1:
+        differing.append(f"commits {_listed([commit[:10] for commit in commits])}")
+    if len(_values(runs, lambda run: _section(run, "git", "dirty"))) > 1:
+        differing.append("some ran with uncommitted changes")
+    if differing:
+        yield Warning("code", f"Different code versions: {'; '.join(differing)}.")
+
+
+def _hardware(findings: Findings) -> Iterable[Warning]:
+    kinds = _values(_ranked_runs(findings), lambda run: repr(run.summary.get("hardware")))
+    if len(kinds) > 1:
+        yield Warning("hardware", "The runs ran on different hardware: wall time and throughput cannot be compared.")
+
+
+def _metric(findings: Findings) -> Iterable[Warning]:
+    lacking = [run for run in findings.runs if run.finished and not run.diverged and run.last(findings.metric) is None]
+    if lacking:
+        yield Warning(
+            "metric",
+            f"{_count(lacking)} finished without {findings.metric}: {_runs(lacking)}.",
+            tuple(run.label for run in lacking),
+        )
+
+
+def _files(findings: Findings) -> Iterable[Warning]:
+    broken = [run for run in findings.runs if run.problems]
+    if broken:
+        listed = "; ".join(f"{run.label}: {', '.join(run.problems)}" for run in broken[:3])
+        more = f"; and {len(broken) - 3} more" if len(broken) > 3 else ""
+        yield Warning("files", f"Incomplete files: {listed}{more}.", tuple(run.label for run in broken))
+
+
+def _ranked_runs(findings: Findings) -> list[Run]:
+    """Runs whose score stands in the ranking."""
+    return [run for row in findings.rows if row.rank for run in row.arm.runs if run.score(findings.metric) is not None]
+
+
+def _values(runs: Iterable[Run], get: Callable[[Run], Any]) -> list[str]:
+    """Distinct known values, sorted."""
+    return sorted({str(value) for run in runs if (value := get(run)) is not None})
+
+
+def _section(run: Run, section: str, name: str) -> Any:
+    value = run.summary.get(section)
+    return value.get(name) if isinstance(value, dict) else None
+
+
+def _first(runs: Sequence[Run], get: Callable[[Run], int | None]) -> int | None:
+    return next((value for run in runs if (value := get(run)) is not None), None)
+
+
+def _count(runs: Sequence[Run]) -> str:
+    return "1 run" if len(runs) == 1 else f"{len(runs)} runs"
+
+
+def _runs(runs: Sequence[Run]) -> str:
+    return _listed([run.label for run in runs])
+
+
+def _listed(words: Sequence[str], limit: int = 5) -> str:
+    more = f" and {len(words) - limit} more" if len(words) > limit else ""
+    return ", ".join(words[:limit]) + more
+
+
+def _numbers(values: Sequence[int]) -> str:
+    return "{" + ", ".join(str(value) for value in values[:8]) + (", …" if len(values) > 8 else "") + "}"
