@@ -1,0 +1,9 @@
+"""Optimizers that compute what they say, over parameters with names."""
+
+from optrun.optimizer.adamax import Adamax
+from optrun.optimizer.adamwdl import AdamWDL
+from optrun.optimizer.lamb import Lamb
+from optrun.optimizer.lazy_adam import LazyAdam
+from optrun.optimizer.torch_named import AdamW
+
+__all__ = ["AdamW", "AdamWDL", "Adamax", "Lamb", "LazyAdam"]

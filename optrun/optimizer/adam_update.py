@@ -1,0 +1,102 @@
+"""Adam's update on lists of tensors, with everything that its descendants here vary."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from optrun.optimizer.numerics import bias_correction, first_moment_, moments_, second_moment_
+
+
+def adam(params: list[Tensor], *lists: list[Tensor], foreach: bool, **numbers: Any) -> None:
+    """One step in place, by fused kernels or tensor by tensor; arguments as in `_single_tensor_adam`."""
+    update = _multi_tensor_adam if foreach else _single_tensor_adam
+    update(params, *lists, **numbers)
+
+
+def _single_tensor_adam(
+    params: list[Tensor],
+    grads: list[Tensor],
+    exp_avgs: list[Tensor],
+    exp_avg_sqs: list[Tensor],
+    *,
+    steps: list[int],
+    lrs: list[float],
+    keeps: list[float],
+    beta1: float,
+    beta2: float,
+    eps: float,
+    nesterov: bool = False,
+    eps_before_correction: bool = False,
+) -> None:
+    """One tensor after another, t counting from 1.
+
+        m = b1 m + (1 - b1) g
+        v = b2 v + (1 - b2) g^2
+        w = keep w
+        w = w - lr / (1 - b1^t) n / (sqrt(v) / sqrt(1 - b2^t) + eps)
+        n = m, or b1 m + (1 - b1) g with nesterov (m already new)
+
+    Args:
+        params: Local pieces, float32 or float64, one device; updated in place.
+        grads: The same shapes and dtype.
+        exp_avgs: First moments, in place.
+        exp_avg_sqs: Second moments, in place.
+        steps: t of each tensor.
+        lrs: Learning rate of each.
+        keeps: What decoupled decay leaves of w, of each.
+        beta1: Decay of the first moment.
+        beta2: Decay of the second moment.
+        eps: Added to the corrected square root.
+        nesterov: Look one step ahead along the moment.
+        eps_before_correction: Add eps to the raw sqrt(v) instead, as MindSpore does.
+
+    Source: Kingma & Ba 2015, arXiv:1412.6980, Algorithm 1.
+    """
+    for i, (param, grad, exp_avg, exp_avg_sq) in enumerate(zip(params, grads, exp_avgs, exp_avg_sqs, strict=True)):
+        first_moment_(exp_avg, grad, beta1)
+        second_moment_(exp_avg_sq, grad, beta2)
+        if keeps[i] != 1.0:
+            param.mul_(keeps[i])
+        direction = exp_avg.lerp(grad, 1 - beta1) if nesterov else exp_avg
+        denom, scale = exp_avg_sq.sqrt(), -lrs[i] / bias_correction(beta1, steps[i])
+        root = math.sqrt(bias_correction(beta2, steps[i]))
+        if eps_before_correction:
+            scale *= root
+        else:
+            denom.div_(root)
+        param.addcdiv_(direction, denom.add_(eps), value=scale)
+
+
+def _multi_tensor_adam(
+    params: list[Tensor],
+    grads: list[Tensor],
+    exp_avgs: list[Tensor],
+    exp_avg_sqs: list[Tensor],
+    *,
+    steps: list[int],
+    lrs: list[float],
+    keeps: list[float],
+    beta1: float,
+    beta2: float,
+    eps: float,
+    nesterov: bool = False,
+    eps_before_correction: bool = False,
+) -> None:
+    """As `_single_tensor_adam`."""
+    moments_(exp_avgs, exp_avg_sqs, grads, beta1=beta1, beta2=beta2)
+    if any(keep != 1.0 for keep in keeps):
+        torch._foreach_mul_(params, keeps)
+    directions = torch._foreach_lerp(exp_avgs, grads, 1 - beta1) if nesterov else exp_avgs
+    denoms = torch._foreach_sqrt(exp_avg_sqs)
+    scales = [-lr / bias_correction(beta1, step) for lr, step in zip(lrs, steps, strict=True)]
+    roots = [math.sqrt(bias_correction(beta2, step)) for step in steps]
+    if eps_before_correction:
+        scales = [scale * root for scale, root in zip(scales, roots, strict=True)]
+    else:
+        torch._foreach_div_(denoms, roots)
+    torch._foreach_add_(denoms, eps)
+    torch._foreach_addcdiv_(params, directions, denoms, scales)

@@ -1,0 +1,195 @@
+"""Adamax as Paddle computes it: torch's adds eps to |g|, this one to the decayed maximum; torch's has no L1."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from optrun.optimizer import arguments
+from optrun.optimizer.arguments import Check
+from optrun.optimizer.base import NamedOptimizer, Numeric, Params
+from optrun.optimizer.batches import gather
+from optrun.optimizer.numerics import bias_correction, first_moment_
+
+
+class Adamax(NamedOptimizer):
+    """Adam with the infinity norm in place of the second moment.
+
+    One step of one parameter tensor, t counting the gradients it has had from 1:
+
+        g = g + c w (weight_decay_mode "l2")   or   g + c sign(w) ("l1"),    c = weight_decay
+        m = b1 m + (1 - b1) g
+        u = max(b2 u + eps, |g|)
+        w = w (1 - lr c)    ("decoupled" only)
+        w = w - lr / (1 - b1^t) m / u
+
+    Args:
+        params: Parameters, (name, parameter) pairs, or groups that override any of the following.
+        lr: Learning rate, a number >= 0 or a function of the step from 0.
+        betas: Decay of first moment and of the running maximum, each in [0, 1).
+        eps: Added to the decayed maximum, inside the max, >= 0. With 0, an entry whose gradient has always been 0
+            becomes 0/0, NaN.
+        weight_decay: c, >= 0; may be a function of the step.
+        weight_decay_mode: "l2", "l1" (both coupled: part of the gradient) or "decoupled".
+        foreach: Fused kernels: True, False, or None for wherever they are the faster.
+
+    Raises:
+        TypeError: For an argument of a wrong type or an unknown group key.
+        ValueError: For a value out of range.
+
+    Source: Kingma & Ba 2015, arXiv:1412.6980, Algorithm 2, with Paddle's place for eps.
+
+    Example:
+        >>> weight = torch.nn.Parameter(torch.tensor([1.0, 2.0]))
+        >>> optimizer = Adamax([weight], lr=0.1)
+        >>> weight.grad = torch.tensor([0.5, -0.5])
+        >>> optimizer.step()
+        >>> weight.data
+        tensor([0.9000, 2.1000])
+    """
+
+    CHECKS: ClassVar[Mapping[str, Check]] = {
+        "lr": arguments.not_negative,
+        "betas": arguments.betas,
+        "eps": arguments.not_negative,
+        "weight_decay": arguments.not_negative,
+        "weight_decay_mode": arguments.one_of("l1", "l2", "decoupled"),
+        "foreach": arguments.optional_flag,
+    }
+
+    def __init__(
+        self,
+        params: Params,
+        lr: Numeric = 1e-3,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-8,
+        weight_decay: Numeric = 0.0,
+        weight_decay_mode: str = "l2",
+        foreach: bool | None = None,
+    ) -> None:
+        defaults = {
+            "lr": lr,
+            "betas": betas,
+            "eps": eps,
+            "weight_decay": weight_decay,
+            "weight_decay_mode": weight_decay_mode,
+            "foreach": foreach,
+        }
+        super().__init__(params, defaults)
+
+    @staticmethod
+    def _numbers(group: Mapping[str, Any], _param: Tensor) -> dict[str, Any]:
+        mode, decay = group["weight_decay_mode"], group["weight_decay"]
+        return {
+            "lrs": group["lr"],
+            "l1s": decay if mode == "l1" else 0.0,
+            "l2s": decay if mode == "l2" else 0.0,
+            "keeps": 1.0 - group["lr"] * decay if mode == "decoupled" else 1.0,
+        }
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """Update every parameter that has a gradient; returns what `closure` returned."""
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        slots = ("exp_avg", "exp_inf")
+        for batch in gather(self, slots=slots, shared=("betas", "eps", "foreach"), per_tensor=self._numbers):
+            beta1, beta2 = batch.options["betas"]
+            adamax(
+                batch.params,
+                batch.grads,
+                batch.state["exp_avg"],
+                batch.state["exp_inf"],
+                foreach=batch.foreach,
+                steps=batch.steps,
+                beta1=beta1,
+                beta2=beta2,
+                eps=batch.options["eps"],
+                **batch.numbers,
+            )
+            batch.done()
+        return loss
+
+
+def adamax(params: list[Tensor], *lists: list[Tensor], foreach: bool, **numbers: Any) -> None:
+    """One step in place, by fused kernels or tensor by tensor; arguments as in `_single_tensor_adamax`."""
+    update = _multi_tensor_adamax if foreach else _single_tensor_adamax
+    update(params, *lists, **numbers)
+
+
+def _single_tensor_adamax(
+    params: list[Tensor],
+    grads: list[Tensor],
+    exp_avgs: list[Tensor],
+    exp_infs: list[Tensor],
+    *,
+    steps: list[int],
+    lrs: list[float],
+    l1s: list[float],
+    l2s: list[float],
+    keeps: list[float],
+    beta1: float,
+    beta2: float,
+    eps: float,
+) -> None:
+    """The formula of `Adamax`, one tensor after another.
+
+    Args:
+        params: Local pieces, float32 or float64, one device; updated in place.
+        grads: The same shapes and dtype.
+        exp_avgs: First moments, in place.
+        exp_infs: Running maxima, in place.
+        steps: t of each tensor, from 1.
+        lrs: Learning rate of each.
+        l1s: Coupled coefficients of sign(w), of each.
+        l2s: Coupled coefficients of w, of each.
+        keeps: What decoupled decay leaves of w, of each.
+        beta1: Decay of the first moment.
+        beta2: Decay of the maximum.
+        eps: Inside the max.
+    """
+    for i, (param, grad, exp_avg, exp_inf) in enumerate(zip(params, grads, exp_avgs, exp_infs, strict=True)):
+        if l2s[i]:
+            grad = grad + param * l2s[i]
+        if l1s[i]:
+            grad = grad + param.sign() * l1s[i]
+        first_moment_(exp_avg, grad, beta1)
+        torch.maximum(exp_inf.mul_(beta2).add_(eps), grad.abs(), out=exp_inf)
+        if keeps[i] != 1.0:
+            param.mul_(keeps[i])
+        param.addcdiv_(exp_avg, exp_inf, value=-lrs[i] / bias_correction(beta1, steps[i]))
+
+
+def _multi_tensor_adamax(
+    params: list[Tensor],
+    grads: list[Tensor],
+    exp_avgs: list[Tensor],
+    exp_infs: list[Tensor],
+    *,
+    steps: list[int],
+    lrs: list[float],
+    l1s: list[float],
+    l2s: list[float],
+    keeps: list[float],
+    beta1: float,
+    beta2: float,
+    eps: float,
+) -> None:
+    """As `_single_tensor_adamax`."""
+    if any(l2s):
+        grads = list(torch._foreach_add(grads, torch._foreach_mul(params, l2s)))
+    if any(l1s):
+        grads = list(torch._foreach_add(grads, torch._foreach_mul(torch._foreach_sign(params), l1s)))
+    torch._foreach_lerp_(exp_avgs, grads, 1 - beta1)
+    torch._foreach_mul_(exp_infs, beta2)
+    torch._foreach_add_(exp_infs, eps)
+    torch._foreach_maximum_(exp_infs, torch._foreach_abs(grads))
+    if any(keep != 1.0 for keep in keeps):
+        torch._foreach_mul_(params, keeps)
+    scales = [-lr / bias_correction(beta1, step) for lr, step in zip(lrs, steps, strict=True)]
+    torch._foreach_addcdiv_(params, exp_avgs, exp_infs, scales)

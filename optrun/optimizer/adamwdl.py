@@ -1,0 +1,232 @@
+"""AdamWDL: AdamW with a learning rate that falls from layer to layer, as in PaddleNLP.
+
+torch's AdamW has no ratio per tensor. `param_groups=layerwise` gives the same layer scales to every optimizer; this
+class is for those who come from PaddleNLP with its arguments, or want its decay as the package really computed it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from optrun.errors import did_you_mean
+from optrun.optimizer import arguments
+from optrun.optimizer.adam_update import adam
+from optrun.optimizer.arguments import Check
+from optrun.optimizer.base import NamedOptimizer, Numeric, Params
+from optrun.optimizer.batches import gather
+from optrun.param_groups.layerwise import NamedParam, SetParamLrFun, layerwise_lr_decay
+
+DECAY_FORMS = ("documented", "paddlenlp", "paddlenlp-2.2")
+
+
+def _function(name: str, value: Any) -> Any:
+    if value is not None and not callable(value):
+        raise TypeError(f"{name}={value!r}: expected a function or None, got {type(value).__name__}.")
+    return value
+
+
+def _names(name: str, value: Any) -> dict[str, str] | None:
+    if value is None:
+        return None
+    if not isinstance(value, Mapping) or not all(isinstance(k, str) and isinstance(v, str) for k, v in value.items()):
+        raise TypeError(f"{name}={value!r}: expected a mapping from parameter name to structured name, or None.")
+    return dict(value)
+
+
+class AdamWDL(NamedOptimizer):
+    """AdamW with a ratio per tensor.
+
+    One step, t counting the gradients a parameter has had from 1, s the group's `lr_scale`, ratio what
+    `set_param_lr_fun` returns:
+
+        w = w (1 - lr s ratio weight_decay)
+        w = w - lr s ratio (m / (1 - b1^t)) / (sqrt(v / (1 - b2^t)) + eps)
+
+    Args:
+        params: Parameters, (name, parameter) pairs, or groups that override any of the numbers.
+        lr: Learning rate, a number >= 0 or a function of the step from 0.
+        betas: Decay of first and second moment, each in [0, 1).
+        eps: Added after bias correction, >= 0. PaddleNLP prints it before; its code adds it after.
+        weight_decay: Decoupled; any finite number, or a function of the step.
+        apply_decay_param_fun: From a parameter's name to whether it decays; None: all do.
+        layerwise_decay: Factor from one layer to the next below, > 0; 1 switches the default ratio off.
+        n_layers: Depth of the encoder, for the ratio.
+        name_dict: From parameter names to the structured names the ratio function reads; None: the names themselves.
+        set_param_lr_fun: `f(layerwise_decay, name_dict, n_layers, param) -> ratio`, `param.name` being the parameter's
+            name; None: ratio 1. Called once for each parameter.
+        decay_form: "documented": one decay at the scaled rate, as above. "paddlenlp" (2.3 to 2.8) decays by
+            lr weight_decay first, unscaled unless a schedule drives the rate, and then again as documented;
+            "paddlenlp-2.2" (2.0 to 2.2) does the first alone.
+        lazy_mode: Take sparse gradients, and update the rows they list alone; dense ones are the same.
+        master_weights: Keep a float32 copy of 16-bit parameters in the state and round it into them.
+        foreach: Fused kernels: True, False, or None for wherever they are the faster.
+
+    Raises:
+        TypeError: For an argument of a wrong type, an unknown group key, or a ratio that is no number.
+        ValueError: For a value out of range, a `name_dict` that knows other names than the parameters', or a
+            layerwise_decay that moves no tensor.
+
+    Source: PaddleNLP 2.8, `paddlenlp/ops/optimizer/adamwdl.py`, after Loshchilov & Hutter 2019, arXiv:1711.05101.
+
+    Example:
+        >>> layers = torch.nn.ModuleDict({"encoder": torch.nn.ModuleDict({"layers": torch.nn.ModuleList(
+        ...     [torch.nn.Linear(2, 2) for _ in range(2)])})})
+        >>> optimizer = AdamWDL(layers.named_parameters(), layerwise_decay=0.5, n_layers=2)
+        >>> optimizer.lr_ratios["encoder.layers.0.weight"]
+        0.25
+    """
+
+    OPTIMIZER_WIDE: ClassVar[frozenset[str]] = frozenset(
+        {"apply_decay_param_fun", "layerwise_decay", "n_layers", "name_dict", "set_param_lr_fun", "decay_form"}
+    )
+    CHECKS: ClassVar[Mapping[str, Check]] = {
+        "lr": arguments.not_negative,
+        "betas": arguments.betas,
+        "eps": arguments.not_negative,
+        "weight_decay": arguments.finite,
+        "lazy_mode": arguments.flag,
+        "master_weights": arguments.flag,
+        "foreach": arguments.optional_flag,
+    }
+
+    def __init__(
+        self,
+        params: Params,
+        lr: Numeric = 1e-3,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-8,
+        weight_decay: Numeric = 0.01,
+        apply_decay_param_fun: Callable[[str], bool] | None = None,
+        layerwise_decay: float = 1.0,
+        n_layers: int = 12,
+        name_dict: Mapping[str, str] | None = None,
+        set_param_lr_fun: SetParamLrFun | None = layerwise_lr_decay,
+        decay_form: str = "documented",
+        lazy_mode: bool = False,
+        master_weights: bool = False,
+        foreach: bool | None = None,
+    ) -> None:
+        self._wide: dict[str, Any] = {
+            "apply_decay_param_fun": _function("apply_decay_param_fun", apply_decay_param_fun),
+            "layerwise_decay": arguments.positive("layerwise_decay", layerwise_decay),
+            "n_layers": arguments.whole_number("n_layers", n_layers),
+            "name_dict": _names("name_dict", name_dict),
+            "set_param_lr_fun": _function("set_param_lr_fun", set_param_lr_fun),
+            "decay_form": arguments.one_of(*DECAY_FORMS)("decay_form", decay_form),
+        }
+        defaults = {
+            "lr": lr,
+            "betas": betas,
+            "eps": eps,
+            "weight_decay": weight_decay,
+            "lazy_mode": lazy_mode,
+            "master_weights": master_weights,
+            "foreach": foreach,
+        }
+        super().__init__(params, defaults)
+
+    @property
+    def lr_ratios(self) -> dict[str, float]:
+        """What `set_param_lr_fun` returned, by parameter name."""
+        return {name: self._ratios[param] for name, param in self.named_params().items()}
+
+    def get_config(self) -> dict[str, Any]:
+        """As in `NamedOptimizer`; functions stand as they are, the default ratio function is left out."""
+        config = super().get_config() | self._wide
+        if config["set_param_lr_fun"] is layerwise_lr_decay:
+            del config["set_param_lr_fun"]
+        return config
+
+    def _resolve(self) -> None:
+        applies = self._wide["apply_decay_param_fun"]
+        names = self.named_params()
+        self._ratios: dict[Tensor, float] = self._layer_ratios(names)
+        self._undecayed: set[Tensor] = {p for name, p in names.items() if applies is not None and not applies(name)}
+
+    def _layer_ratios(self, params: dict[str, Tensor]) -> dict[Tensor, float]:
+        function, rate, name_dict = (self._wide[k] for k in ("set_param_lr_fun", "layerwise_decay", "name_dict"))
+        named = all("param_names" in group for group in self.param_groups)
+        default = function is layerwise_lr_decay
+        if name_dict is not None and named:
+            _same_names(name_dict, list(params))
+        if function is None or (default and rate == 1.0):
+            return dict.fromkeys(params.values(), 1.0)
+        if not named:
+            raise ValueError(
+                "layer ratios go by parameter name, and the parameters have none. Pass model.named_parameters()."
+            )
+        structured = name_dict if name_dict is not None else {name: name for name in params}
+        ratios = {}
+        for name, param in params.items():
+            ratio = function(rate, structured, self._wide["n_layers"], NamedParam(name, param))
+            if ratio is None:
+                raise TypeError(
+                    f"set_param_lr_fun returned None for {name!r}: it has to return the ratio. "
+                    "(Up to PaddleNLP 2.2 it set the rate on the parameter instead.)"
+                )
+            ratios[param] = arguments.not_negative(f"set_param_lr_fun's ratio for {name}", ratio)
+        if default and all(ratio == 1.0 for ratio in ratios.values()):
+            raise ValueError(
+                f"layerwise_decay={rate!r} moves no tensor: no name contains 'encoder.layers.<number>' or 'embedding' "
+                f"(such as {next(iter(params))}). Give name_dict, or use param_groups=layerwise, which reads the model."
+            )
+        return ratios
+
+    def _numbers(self, group: Mapping[str, Any], param: Tensor) -> dict[str, Any]:
+        lr = group["lr"] * self._ratios[param]
+        weight_decay = 0.0 if param in self._undecayed else group["weight_decay"]
+        form = self._wide["decay_form"]
+        keep = 1.0
+        if form != "documented":
+            keep *= 1.0 - (group["lr"] if self.lr_driver() else self.get_lr()) * weight_decay
+        if form != "paddlenlp-2.2":
+            keep *= 1.0 - lr * weight_decay
+        return {"lrs": lr, "keeps": keep}
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """Update every parameter that has a gradient; returns what `closure` returned."""
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        batches = gather(
+            self,
+            slots=("exp_avg", "exp_avg_sq"),
+            shared=("betas", "eps", "foreach"),
+            per_tensor=self._numbers,
+            sparse=lambda group: "rows" if group["lazy_mode"] else "refuse",
+        )
+        for batch in batches:
+            beta1, beta2 = batch.options["betas"]
+            adam(
+                batch.params,
+                batch.grads,
+                batch.state["exp_avg"],
+                batch.state["exp_avg_sq"],
+                foreach=batch.foreach,
+                steps=batch.steps,
+                beta1=beta1,
+                beta2=beta2,
+                eps=batch.options["eps"],
+                **batch.numbers,
+            )
+            batch.done()
+        return loss
+
+    def __getstate__(self) -> dict[str, Any]:
+        """As in `NamedOptimizer`."""
+        return {**super().__getstate__(), "_wide": self._wide}
+
+
+def _same_names(name_dict: Mapping[str, str], names: list[str]) -> None:
+    for name in names:
+        if name not in name_dict:
+            raise ValueError(f"name_dict lacks the parameter {name!r}. {did_you_mean(name, name_dict)}")
+    for key in name_dict:
+        if key not in names:
+            raise ValueError(f"name_dict names {key!r}, which is no parameter here. {did_you_mean(key, names)}")

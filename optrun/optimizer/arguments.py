@@ -1,0 +1,148 @@
+"""What a hyper-parameter may be: one checker each, whose message names the argument, the value and the range."""
+
+from __future__ import annotations
+
+import math
+import numbers
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, TypeAlias
+
+from optrun.errors import did_you_mean
+
+Check: TypeAlias = Callable[[str, Any], Any]
+"""`check(name, value)` returns the value in the type it is kept in, or raises TypeError / ValueError."""
+
+
+def _number(name: str, value: Any, expected: str) -> float:
+    if isinstance(value, bool) or not isinstance(value, numbers.Real):
+        raise TypeError(f"{name}={value!r}: expected {expected}, got {type(value).__name__}.")
+    number = float(value)
+    if not math.isfinite(number):
+        raise ValueError(f"{name}={value!r}: expected {expected}.")
+    return number
+
+
+def finite(name: str, value: Any) -> float:
+    """Any finite number."""
+    return _number(name, value, "a finite number")
+
+
+def not_negative(name: str, value: Any) -> float:
+    """A finite number of 0 or more."""
+    number = _number(name, value, "a finite number >= 0")
+    if number < 0:
+        raise ValueError(f"{name}={value!r}: expected a finite number >= 0.")
+    return number
+
+
+def positive(name: str, value: Any) -> float:
+    """A finite number above 0."""
+    number = _number(name, value, "a finite number > 0")
+    if number <= 0:
+        raise ValueError(f"{name}={value!r}: expected a finite number > 0.")
+    return number
+
+
+def fraction(name: str, value: Any) -> float:
+    """A number in [0, 1)."""
+    number = _number(name, value, "a number in [0, 1)")
+    if not 0 <= number < 1:
+        raise ValueError(f"{name}={value!r}: expected a number in [0, 1).")
+    return number
+
+
+def betas(name: str, value: Any) -> tuple[float, float]:
+    """Two numbers, each in [0, 1).
+
+    Example:
+        >>> betas("betas", [0.9])
+        Traceback (most recent call last):
+        ValueError: betas=[0.9]: expected two numbers, each in [0, 1).
+    """
+    expected = "two numbers, each in [0, 1)"
+    if isinstance(value, str) or not isinstance(value, Sequence):
+        raise TypeError(f"{name}={value!r}: expected {expected}, got {type(value).__name__}.")
+    if len(value) != 2:
+        raise ValueError(f"{name}={value!r}: expected {expected}.")
+    pair = (_number(name, value[0], expected), _number(name, value[1], expected))
+    if not all(0 <= beta < 1 for beta in pair):
+        raise ValueError(f"{name}={value!r}: expected {expected}.")
+    return pair
+
+
+def flag(name: str, value: Any) -> bool:
+    """True or False, and nothing that merely counts as one."""
+    if not isinstance(value, bool):
+        raise TypeError(f"{name}={value!r}: expected True or False, got {type(value).__name__}.")
+    return value
+
+
+def optional_flag(name: str, value: Any) -> bool | None:
+    """True, False, or None for "you pick"."""
+    return None if value is None else flag(name, value)
+
+
+def whole_number(name: str, value: Any) -> int:
+    """A whole number of 0 or more."""
+    if isinstance(value, bool) or not isinstance(value, numbers.Integral):
+        raise TypeError(f"{name}={value!r}: expected a whole number >= 0, got {type(value).__name__}.")
+    if value < 0:
+        raise ValueError(f"{name}={value!r}: expected a whole number >= 0.")
+    return int(value)
+
+
+def one_of(*words: str) -> Check:
+    """A checker for one word out of a few.
+
+    Example:
+        >>> one_of("l1", "l2")("weight_decay_mode", "l3")
+        Traceback (most recent call last):
+        ValueError: weight_decay_mode='l3': expected one of 'l1', 'l2'.
+    """
+    listing = ", ".join(repr(word) for word in words)
+
+    def check(name: str, value: Any) -> str:
+        if not isinstance(value, str):
+            raise TypeError(f"{name}={value!r}: expected one of {listing}, got {type(value).__name__}.")
+        if value not in words:
+            raise ValueError(f"{name}={value!r}: expected one of {listing}.")
+        return value
+
+    return check
+
+
+def patterns(name: str, value: Any) -> list[str] | None:
+    """A list of regular expressions, or None; a bare string is refused, it would be taken letter by letter."""
+    if value is None:
+        return None
+    if isinstance(value, str):
+        raise TypeError(f"{name}={value!r}: expected a list of patterns, got one string. Write [{value!r}].")
+    if not isinstance(value, Iterable) or isinstance(value, dict):
+        raise TypeError(f"{name}={value!r}: expected a list of patterns or None, got {type(value).__name__}.")
+    listed = list(value)
+    for entry in listed:
+        if not isinstance(entry, str):
+            raise TypeError(f"{name}={listed!r}: expected patterns as strings, got {type(entry).__name__} {entry!r}.")
+    return listed
+
+
+def known_keys(keys: Iterable[str], allowed: Iterable[str], where: str) -> None:
+    """Refuse a key that nothing reads.
+
+    Args:
+        keys: What was given.
+        allowed: What is read.
+        where: How the message begins, such as "Lamb" or "a parameter group of Lamb".
+
+    Raises:
+        TypeError: With the first unknown key and the nearest valid one.
+
+    Example:
+        >>> known_keys(["bettas"], ["lr", "betas"], "Lamb")
+        Traceback (most recent call last):
+        TypeError: Lamb has no option 'bettas'. Did you mean betas?
+    """
+    pool = sorted(allowed)
+    for key in keys:
+        if key not in pool:
+            raise TypeError(f"{where} has no option {key!r}. {did_you_mean(str(key), pool)}")

@@ -1,0 +1,301 @@
+"""What every optimizer here can do besides stepping: names, scaled groups, a guarded lr, a config, named state."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, ClassVar, Self, TypeAlias
+
+from torch import Tensor
+from torch.optim import Optimizer
+
+from optrun.optimizer import arguments
+from optrun.optimizer.arguments import Check, known_keys
+from optrun.optimizer.groups import folded, listed_params, names_of
+from optrun.optimizer.patterns import matching
+from optrun.optimizer.restore import restored
+
+Params: TypeAlias = Any
+"""Parameters, (name, parameter) pairs or group dicts, in any iterable."""
+
+Numeric: TypeAlias = float | Callable[[int], float]
+"""A number, or a function from the step counted from 0 to one."""
+
+SCHEDULABLE = ("lr", "weight_decay")
+"""Options that may be a function of the step."""
+
+
+class NamedOptimizer(Optimizer):
+    """A torch optimizer that knows names and refuses what it does not understand.
+
+    Subclasses say in `CHECKS` what each hyper-parameter may be; a group may override all of them. `lr` and
+    `weight_decay` may be functions of the step, counted from 0 and kept in `group["step"]`; the group then holds the
+    value of the step that comes next. The class also goes over torch's own optimizers: `class SGD(NamedOptimizer,
+    torch.optim.SGD)`.
+    """
+
+    CHECKS: ClassVar[Mapping[str, Check]] = {}
+    """Option -> checker, for the options this class checks itself."""
+    OPTIMIZER_WIDE: ClassVar[frozenset[str]] = frozenset()
+    """Options that no group may override."""
+
+    _lr_driven_by: str | None
+    """Name of the schedule that writes the groups' lr; set by whoever drives it."""
+    _functions: list[dict[str, Callable[[int], float]]]
+    """Per group, the options that are functions of the step."""
+
+    def __init__(self, params: Params, defaults: dict[str, Any] | None = None, **options: Any) -> None:
+        """Check the options, then let torch build the groups.
+
+        Args:
+            params: Parameters, (name, parameter) pairs, or groups.
+            defaults: What groups are filled up with, for classes that compute the update themselves.
+            **options: Keywords of the torch class underneath, for those that take its update.
+        """
+        self._lr_driven_by = None
+        self._functions = []
+        self._built = False
+        given = dict(defaults) if defaults is not None else options
+        self._base_functions = self._checked(given)
+        listed = listed_params(params)
+        if defaults is not None:
+            super().__init__(listed, given)
+        else:
+            super().__init__(listed, **given)
+        self._register_hooks()
+        self._built = True
+        self._resolve()
+
+    def _register_hooks(self) -> None:
+        if _before_step not in self._optimizer_step_pre_hooks.values():
+            self.register_step_pre_hook(_before_step)
+            self.register_step_post_hook(_after_step)
+
+    def _resolve(self) -> None:
+        """Look up in the groups what does not change from step to step; called whenever they change."""
+
+    # -- groups -------------------------------------------------------------------------------------------------------
+
+    def _checked(self, options: dict[str, Any]) -> dict[str, Callable[[int], float]]:
+        """Check `options` in place; take functions of the step out and put their value at step 0 in."""
+        functions: dict[str, Callable[[int], float]] = {}
+        for key in SCHEDULABLE:
+            if callable(options.get(key)):
+                functions[key] = options[key]
+                options[key] = functions[key](0)
+        for key, check in self.CHECKS.items():
+            if key in options:
+                options[key] = check(key, options[key])
+        return functions
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Add a group; it may override every hyper-parameter, `lr` absolutely or by `lr_scale`.
+
+        Raises:
+            TypeError: For an unknown key, or a value of a wrong type.
+            ValueError: For a value out of range, a parameter or name that is there already, or a mix of named and
+                unnamed groups.
+        """
+        if not isinstance(param_group, dict):
+            raise TypeError(f"a parameter group is a dict, got {type(param_group).__name__}.")
+        allowed = self.defaults.keys() - self.OPTIMIZER_WIDE
+        group = folded(param_group, base_lr=self.defaults["lr"], allowed=allowed, owner=type(self).__name__)
+        functions = self._checked(group)
+        for key, function in self._base_functions.items():
+            if key not in param_group and key not in functions:
+                functions[key] = function
+        group["params"] = listed_params(group["params"])
+        if len({id(_tensor(entry)) for entry in group["params"]}) < len(group["params"]):
+            raise ValueError("a parameter appears twice in one group.")
+        group.setdefault("step", self.param_groups[0]["step"] if self.param_groups else 0)
+        super().add_param_group(group)
+        self._functions.append(functions)
+        self._refuse_taken_names()
+        if self._built:
+            self._resolve()
+
+    def _refuse_taken_names(self) -> None:
+        taken: set[str] = set()
+        for group in self.param_groups:
+            for name in group.get("param_names", ()):
+                if name in taken:
+                    raise ValueError(f"two parameters are called {name!r}: names must tell them apart.")
+                taken.add(name)
+
+    def named_params(self) -> dict[str, Tensor]:
+        """Every parameter by its name, in group order; unnamed ones by their position."""
+        return {
+            name: param
+            for index, group in enumerate(self.param_groups)
+            for name, param in zip(names_of(group, index), group["params"], strict=True)
+        }
+
+    def _excluded(self, option: str, *, must_match: bool, exempt: Sequence[str] = ()) -> set[Tensor]:
+        """Parameters whose names the patterns under `option` match, group by group.
+
+        A group with patterns of its own is searched with those; the optimizer's own patterns must each match somewhere
+        in the groups that take them over.
+
+        Args:
+            option: Key of the pattern list in the groups and the defaults.
+            must_match: Refuse a pattern that matches nothing.
+            exempt: A pattern list that may match nothing all the same.
+
+        Raises:
+            ValueError: For patterns over unnamed parameters, or one that matches nothing.
+        """
+        found: set[Tensor] = set()
+        pools: dict[tuple[str, ...], list[tuple[str, Tensor]]] = {}
+        for group in self.param_groups:
+            texts = tuple(group[option] or ())
+            if not texts:
+                continue
+            if "param_names" not in group:
+                if texts == tuple(exempt):
+                    continue
+                raise ValueError(
+                    f"{option}={list(texts)!r}: the parameters have no names to search. "
+                    "Pass model.named_parameters() instead of model.parameters()."
+                )
+            pools.setdefault(texts, []).extend(zip(group["param_names"], group["params"], strict=True))
+        for texts, pairs in pools.items():
+            names = [name for name, _ in pairs]
+            hits = matching(option, texts, names, must_match=must_match and texts != tuple(exempt))
+            found |= {param for name, param in pairs if name in hits}
+        return found
+
+    # -- learning rate ------------------------------------------------------------------------------------------------
+
+    def lr_driver(self) -> str | None:
+        """What writes the learning rate from step to step, or None where `set_lr` may."""
+        if self._lr_driven_by is not None:
+            return self._lr_driven_by
+        if hasattr(self.step, "_wrapped_by_lr_sched"):
+            return "a torch lr scheduler"
+        if any("lr" in functions for functions in self._functions):
+            return "a function of the step, given as lr"
+        return None
+
+    def get_lr(self) -> float:
+        """The base learning rate in force now, before any group's `lr_scale`."""
+        scaled = [group for group in self.param_groups if group.get("lr_scale")]
+        for group in scaled:
+            if group["lr_scale"] == 1.0:
+                return float(group["lr"])
+        if scaled:
+            return float(scaled[0]["lr"] / scaled[0]["lr_scale"])
+        return float(self.defaults["lr"])
+
+    def set_lr(self, value: float) -> None:
+        """Set the base learning rate from the next step on; groups follow by their `lr_scale`, absolute ones stay.
+
+        Raises:
+            RuntimeError: While a scheduler or a function of the step drives the learning rate.
+            TypeError: For anything but a number.
+            ValueError: For a number that is negative or not finite.
+        """
+        driver = self.lr_driver()
+        if driver is not None:
+            raise RuntimeError(
+                f"set_lr({value!r}) refused: {driver} drives the learning rate and would overwrite it. "
+                "Change the schedule, or train with scheduler=constant."
+            )
+        base = arguments.not_negative("lr", value)
+        self.defaults["lr"] = base
+        for group in self.param_groups:
+            if "lr_scale" in group:
+                group["lr"] = base * group["lr_scale"]
+
+    # -- configuration ------------------------------------------------------------------------------------------------
+
+    def get_config(self) -> dict[str, Any]:
+        """The keywords that build this optimizer again, exclusion lists included.
+
+        Plain values that YAML and JSON can hold, except where the caller gave a function: then that function.
+        """
+        config: dict[str, Any] = {}
+        for key in _keywords(type(self)):
+            if key in self._base_functions:
+                config[key] = self._base_functions[key]
+            elif key in self.defaults:
+                value = self.defaults[key]
+                config[key] = list(value) if isinstance(value, tuple) else value
+        return config
+
+    @classmethod
+    def from_config(cls, params: Params, config: Mapping[str, Any]) -> Self:
+        """Build from what `get_config` returned.
+
+        Raises:
+            TypeError: For a key that is no keyword of the constructor, with the nearest one.
+        """
+        known_keys(config, _keywords(cls), cls.__name__)
+        return cls(params, **config)
+
+    # -- state --------------------------------------------------------------------------------------------------------
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Load by parameter name, keep every dtype; without names by position, as torch does.
+
+        Args:
+            state_dict: From `state_dict()`, or from torch's `get_optimizer_state_dict`.
+
+        Raises:
+            ValueError: With the first parameter that is missing, extra or of another shape.
+        """
+        for pre_hook in self._optimizer_load_state_dict_pre_hooks.values():
+            changed = pre_hook(self, state_dict)
+            if changed is not None:
+                state_dict = changed
+        state, groups = restored(self, state_dict)
+        self.__setstate__({"state": state, "param_groups": groups})
+        for post_hook in self._optimizer_load_state_dict_post_hooks.values():
+            post_hook(self)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """As torch's, with what copies need besides."""
+        kept = ("_lr_driven_by", "_functions", "_base_functions", "_built")
+        return {**super().__getstate__(), **{key: getattr(self, key) for key in kept}}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """As torch's; a copy gets its hooks back."""
+        super().__setstate__(state)
+        self._register_hooks()
+        self._resolve()
+
+    def _set_functions(self) -> None:
+        """Write the values of this step into the groups, for options that are functions of it."""
+        for group, functions in zip(self.param_groups, self._functions, strict=True):
+            for key, function in functions.items():
+                value = self.CHECKS.get(key, arguments.finite)(key, function(group["step"]))
+                group[key] = value * group.get("lr_scale", 1.0) if key == "lr" else value
+
+
+def _tensor(entry: Any) -> Any:
+    return entry[1] if isinstance(entry, tuple) else entry
+
+
+def _keywords(cls: type[Optimizer]) -> list[str]:
+    """Names of a constructor's keywords; of the torch class underneath where ours passes them on."""
+    for base in cls.__mro__:
+        if "__init__" not in base.__dict__ or base is NamedOptimizer:
+            continue
+        names = list(inspect.signature(base).parameters)
+        return [name for name in names if name != "params"]
+    return []
+
+
+def _before_step(optimizer: Optimizer, _args: Any, _kwargs: Any) -> None:
+    assert isinstance(optimizer, NamedOptimizer)
+    if any(optimizer._functions):
+        if optimizer._lr_driven_by is not None and any("lr" in functions for functions in optimizer._functions):
+            raise RuntimeError(
+                f"lr is a function of the step and {optimizer._lr_driven_by} drives it too: keep one of the two."
+            )
+        optimizer._set_functions()
+
+
+def _after_step(optimizer: Optimizer, _args: Any, _kwargs: Any) -> None:
+    if any(param.grad is not None for group in optimizer.param_groups for param in group["params"]):
+        for group in optimizer.param_groups:
+            group["step"] += 1

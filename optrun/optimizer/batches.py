@@ -1,0 +1,183 @@
+"""Tensors that take one update together: gathered over all groups, so that many groups cost what one does.
+
+A batch holds what the papers' functions need: local pieces of sharded tensors, at least float32, with one number per
+tensor for everything that groups may set differently (learning rate, decay). Groups are told apart only by options that
+change the formula, such as betas.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.distributed.tensor import DTensor
+from torch.optim import Optimizer
+
+from optrun.optimizer.groups import names_of
+from optrun.optimizer.numerics import Sharding, local, sharding_of
+
+LOW_PRECISION = (torch.bfloat16, torch.float16)
+
+
+@dataclass
+class Batch:
+    """Lists of equal length, one entry per tensor; all tensors on one device, of one dtype."""
+
+    options: dict[str, Any]
+    """What these tensors share: betas, eps, foreach, ..."""
+    names: list[str] = field(default_factory=list)
+    params: list[Tensor] = field(default_factory=list)
+    grads: list[Tensor] = field(default_factory=list)
+    state: dict[str, list[Tensor]] = field(default_factory=dict)
+    steps: list[int] = field(default_factory=list)
+    numbers: dict[str, list[Any]] = field(default_factory=dict)
+    shardings: list[Sharding] = field(default_factory=list)
+    finish: list[Callable[[], None]] = field(default_factory=list)
+    """Write back what was computed on a copy: touched rows, or a float32 copy of a low-precision parameter."""
+
+    def done(self) -> None:
+        """Write back; call after the update."""
+        for write in self.finish:
+            write()
+
+    @property
+    def foreach(self) -> bool:
+        """Fused kernels where asked for; unasked on accelerators, and where norms need one collective for all."""
+        asked = self.options.get("foreach")
+        if asked is not None:
+            return bool(asked)
+        return self.params[0].device.type != "cpu" or any(sharding.groups for sharding in self.shardings)
+
+
+def working_dtype(dtype: torch.dtype) -> torch.dtype:
+    """The dtype in which moments are kept and updates computed: float32 for 16-bit parameters, else their own."""
+    return torch.float32 if dtype in LOW_PRECISION else dtype
+
+
+def gather(
+    optimizer: Optimizer,
+    *,
+    slots: Sequence[str],
+    shared: Sequence[str],
+    per_tensor: Callable[[Mapping[str, Any], Tensor], dict[str, Any]],
+    sparse: Callable[[Mapping[str, Any]], str] = lambda _: "refuse",
+) -> list[Batch]:
+    """Everything that has a gradient, in batches; makes state that is not there yet and counts the step.
+
+    Args:
+        optimizer: Its groups and state are read; the state is filled.
+        slots: State tensors of the parameter's shape, zero at first.
+        shared: Group options that a batch has in common.
+        per_tensor: From (group, parameter) to the numbers of one tensor.
+        sparse: From a group to what a sparse gradient is to it: "refuse", "densify" (zero rows count), or "rows" (the
+            listed rows alone are updated, at the cost of those rows).
+
+    Raises:
+        RuntimeError: For a sparse gradient where that is "refuse", for one sparse over more than its rows, and for
+            complex parameters.
+    """
+    batches: dict[tuple[Any, ...], Batch] = {}
+    for group_index, group in enumerate(optimizer.param_groups):
+        if all(param.grad is None for param in group["params"]):
+            continue
+        count_globally = group.get("step_count") == "optimizer"
+        options = {key: group[key] for key in shared}
+        options_key = tuple(tuple(v) if isinstance(v, (list, tuple)) else v for v in options.values())
+        for name, param in zip(names_of(group, group_index), group["params"], strict=True):
+            grad = param.grad
+            if grad is None:
+                continue
+            if torch.is_complex(param):
+                raise RuntimeError(f"parameter {name!r} is complex: {type(optimizer).__name__} takes real tensors.")
+            if grad.is_sparse:
+                grad = _sparse(grad, name, type(optimizer).__name__, sparse(group))
+            state = optimizer.state[param]
+            if not state:
+                _fill(state, param, slots, master=bool(group.get("master_weights")))
+            state["step"] = (group["step"] if count_globally else state["step"]) + 1
+            batch = batches.setdefault(
+                (param.device, working_dtype(param.dtype), *options_key),
+                Batch(options, state={slot: [] for slot in slots}),
+            )
+            batch.names.append(name)
+            batch.steps.append(state["step"])
+            for key, value in per_tensor(group, param).items():
+                batch.numbers.setdefault(key, []).append(value)
+            if grad.is_sparse:
+                _append_rows(batch, param, grad, state, slots)
+            else:
+                _append(batch, param, grad, state, slots)
+    return list(batches.values())
+
+
+def _sparse(grad: Tensor, name: str, owner: str, policy: str) -> Tensor:
+    if policy == "refuse":
+        raise RuntimeError(
+            f"parameter {name!r} has a sparse gradient, which {owner} cannot take. "
+            "Use LazyAdam (or AdamWDL with lazy_mode=True), or an embedding with sparse=False."
+        )
+    if policy == "densify":
+        return grad.to_dense()
+    if grad.sparse_dim() != 1:
+        raise RuntimeError(
+            f"parameter {name!r} has a gradient that is sparse over {grad.sparse_dim()} dimensions: "
+            f"{owner} takes sparse rows, as torch.nn.Embedding(sparse=True) makes them."
+        )
+    return grad.coalesce()
+
+
+def _fill(state: dict[str, Any], param: Tensor, slots: Sequence[str], *, master: bool) -> None:
+    dtype = working_dtype(param.dtype)
+    state["step"] = 0
+    for slot in slots:
+        state[slot] = torch.zeros_like(param, dtype=dtype, memory_format=torch.preserve_format)
+    if master and param.dtype != dtype:
+        state["master_weight"] = param.detach().to(dtype=dtype, copy=True)
+
+
+def _append(batch: Batch, param: Tensor, grad: Tensor, state: dict[str, Any], slots: Sequence[str]) -> None:
+    dtype = working_dtype(param.dtype)
+    if isinstance(param, DTensor) and isinstance(grad, DTensor) and grad.placements != param.placements:
+        grad = grad.redistribute(placements=param.placements)
+    batch.shardings.append(sharding_of(param))
+    batch.grads.append(local(grad).to(dtype))
+    for slot in slots:
+        batch.state[slot].append(local(state[slot]))
+    own = local(param.detach())
+    if param.dtype == dtype:
+        batch.params.append(own)
+        return
+    work = local(state["master_weight"]) if "master_weight" in state else own.to(dtype)
+    batch.params.append(work)
+    batch.finish.append(lambda: _round_into(own, work))
+
+
+def _append_rows(batch: Batch, param: Tensor, grad: Tensor, state: dict[str, Any], slots: Sequence[str]) -> None:
+    """Copies of the touched rows, to be written back: nothing here is as large as the table."""
+    rows = grad.indices()[0]
+    dtype = working_dtype(param.dtype)
+    master = state.get("master_weight")
+    held = param.detach() if master is None else master
+    work = held.index_select(0, rows).to(dtype)
+    moments = [state[slot].index_select(0, rows) for slot in slots]
+    batch.shardings.append(Sharding(()))
+    batch.grads.append(grad.values().to(dtype))
+    for slot, moment in zip(slots, moments, strict=True):
+        batch.state[slot].append(moment)
+    batch.params.append(work)
+
+    def write() -> None:
+        for slot, moment in zip(slots, moments, strict=True):
+            state[slot].index_copy_(0, rows, moment)
+        if master is not None:
+            master.index_copy_(0, rows, work)
+        param.detach().index_copy_(0, rows, work.to(param.dtype))
+
+    batch.finish.append(write)
+
+
+def _round_into(low: Tensor, work: Tensor) -> None:
+    low.copy_(work)

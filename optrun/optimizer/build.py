@@ -1,0 +1,133 @@
+"""A configuration and parameter groups in, an optimizer out."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import fields
+from enum import Enum
+from typing import Any
+
+from torch import Tensor
+from torch.optim import Optimizer
+
+from optrun.config.optimizer import SCHEMAS, OptimizerConfig, PytorchOptimizerConfig
+from optrun.errors import ConfigError, did_you_mean
+from optrun.optimizer.composite import Composite
+from optrun.optimizer.foreign import build_pytorch_optimizer
+from optrun.optimizer.table import CLASSES
+
+COMPANION = "adamw"
+"""What steps the parameters that are no hidden matrix beside Muon."""
+
+HIDDEN_ROLES = frozenset({"matrix"})
+"""Roles of parameters that Muon takes, if they are 2-D."""
+
+
+def choice_of(config: OptimizerConfig) -> str:
+    """The choice a configuration belongs to: `lamb`, `adamw`, ..., by its class.
+
+    Raises:
+        ConfigError: For a class that is no choice.
+    """
+    for choice, schema in SCHEMAS.items():
+        if type(config) is schema:
+            return choice
+    raise ConfigError(f"{type(config).__name__} is no optimizer configuration. Valid: {', '.join(SCHEMAS)}.")
+
+
+def options_of(config: OptimizerConfig) -> dict[str, Any]:
+    """The constructor's keywords in a configuration, words as strings; without `lr`, which stands at the top level."""
+    options = {f.name: getattr(config, f.name) for f in fields(config) if f.name not in ("name", "default_lr")}
+    return {key: value.value if isinstance(value, Enum) else value for key, value in options.items()}
+
+
+def build_optimizer(
+    config: OptimizerConfig | str, param_groups: Sequence[Mapping[str, Any]], *, lr: float, **options: Any
+) -> Optimizer:
+    """Build what `config` names.
+
+    Args:
+        config: A configuration, or a name out of `CLASSES` to be built with its class's defaults.
+        param_groups: Group dicts with (name, parameter) pairs, options and descriptive keys, as `build_param_groups`
+            returns them. A group may name another `optimizer` for itself.
+        lr: Base learning rate; groups with a scale of their own fold it in.
+        **options: Keywords over those of `config`.
+
+    Returns:
+        One torch optimizer; a `Composite` where groups go different ways, as for Muon.
+
+    Raises:
+        ConfigError: For a name that does not exist, or whatever the constructor refuses.
+    """
+    groups = [dict(group) for group in param_groups]
+    if isinstance(config, str):
+        choice, given = config, dict(options)
+        if choice not in CLASSES:
+            raise ConfigError(f"optimizer={choice}: there is no such optimizer. {did_you_mean(choice, SCHEMAS)}")
+    else:
+        choice, given = choice_of(config), options_of(config) | options
+    try:
+        if isinstance(config, PytorchOptimizerConfig):
+            return build_pytorch_optimizer(
+                config.name, groups, lr=lr, weight_decay=config.weight_decay, **config.kwargs
+            )
+        if choice == "muon":
+            return _build_muon(given, groups, lr=lr)
+        if all(group.get("optimizer", choice) == choice for group in groups):
+            for group in groups:
+                group.pop("optimizer", None)
+            return CLASSES[choice](groups, lr=lr, **given)
+        return Composite(groups, lr=lr, members={choice: given})
+    except ConfigError:
+        raise
+    except (TypeError, ValueError) as error:
+        raise ConfigError(f"optimizer={choice}: {error}") from error
+
+
+def is_hidden_matrix(param: Tensor, role: str | None) -> bool:
+    """Whether Muon steps a parameter: 2-D, and a matrix by role or, where the role is not known, by shape.
+
+    By shape alone a matrix is hidden where its longer side is at most 8 times the shorter and both are at least 8:
+    tables of a vocabulary and heads of a few classes are longer.
+
+    Example:
+        >>> import torch
+        >>> is_hidden_matrix(torch.empty(64, 256), None), is_hidden_matrix(torch.empty(32000, 64), None)
+        (True, False)
+        >>> is_hidden_matrix(torch.empty(64, 64), "embedding")
+        False
+    """
+    if param.dim() != 2:
+        return False
+    if role is not None:
+        return role in HIDDEN_ROLES
+    short, long = sorted(param.shape)
+    return short >= 8 and long <= 8 * short
+
+
+def _build_muon(options: dict[str, Any], groups: list[dict[str, Any]], *, lr: float) -> Composite:
+    scale = options.pop("companion_lr_scale", 1.0)
+    companion: dict[str, Any] = {key: options.pop(key) for key in ("betas", "eps") if key in options}
+    if "weight_decay" in options:
+        companion["weight_decay"] = options["weight_decay"]
+    split: list[dict[str, Any]] = []
+    for group in groups:
+        if "optimizer" in group and group["optimizer"] != "muon":
+            split.append(group)
+            continue
+        hidden = [pair for pair in group["params"] if is_hidden_matrix(_tensor(pair), group.get("role"))]
+        rest = [pair for pair in group["params"] if not is_hidden_matrix(_tensor(pair), group.get("role"))]
+        if hidden:
+            split.append({**group, "params": hidden, "optimizer": "muon"})
+        if rest:
+            scaled = {**group, "params": rest, "optimizer": COMPANION, "lr_scale": group.get("lr_scale", 1.0) * scale}
+            if "lr" in group:
+                scaled["lr"] = group["lr"] * scale
+            split.append(scaled)
+    return Composite(split, lr=lr, members={"muon": options, COMPANION: companion})
+
+
+def _tensor(entry: Any) -> Tensor:
+    tensor = entry[1] if isinstance(entry, tuple) else entry
+    assert isinstance(tensor, Tensor)
+    return tensor

@@ -1,0 +1,143 @@
+"""Several optimizers that are one to the outside: Muon with its companion, or a rule that names another optimizer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+
+from optrun.errors import did_you_mean
+from optrun.optimizer import arguments
+from optrun.optimizer.base import NamedOptimizer, Numeric, Params
+from optrun.optimizer.table import CLASSES
+
+
+class Composite(NamedOptimizer):
+    """Groups go to the optimizer their key `optimizer` names; state, lr and names are one.
+
+    The groups stand in the order given, whoever steps them, and the members share one state: a scheduler, a checkpoint
+    and `set_lr` see a single torch optimizer.
+
+    Args:
+        params: Group dicts, each with a key `optimizer`; without one it goes to the first member.
+        lr: Base learning rate of all members.
+        members: From names in `optrun.optimizer.table.CLASSES` to their keywords; a name that is not listed here may
+            still be used by a group, with its class's defaults.
+
+    Raises:
+        TypeError: For parameters that are not groups.
+        ValueError: For an optimizer that does not exist.
+
+    Example:
+        >>> model = torch.nn.Linear(2, 2)
+        >>> optimizer = Composite([{"params": [("weight", model.weight)]},
+        ...                        {"params": [("bias", model.bias)], "optimizer": "sgd"}],
+        ...                       lr=0.1, members={"lamb": {}})
+        >>> [type(member).__name__ for member in optimizer.members.values()]
+        ['Lamb', 'SGD']
+    """
+
+    def __init__(self, params: Params, lr: Numeric = 1e-3, members: Mapping[str, Mapping[str, Any]] | None = None):
+        if not members:
+            raise ValueError("members: expected at least one optimizer by name, got none.")
+        for name in members:
+            _class_of(name)
+        self.members: dict[str, NamedOptimizer] = {}
+        self._options = {name: dict(options) for name, options in members.items()}
+        self._main = next(iter(members))
+        super().__init__(params, {"lr": lr})
+
+    def _register_hooks(self) -> None:
+        """None: every member counts its own steps and sets its own functions of them."""
+
+    @property
+    def _lr_driven_by(self) -> str | None:
+        return self._driver
+
+    @_lr_driven_by.setter
+    def _lr_driven_by(self, value: str | None) -> None:
+        self._driver = value
+        for member in self.members.values():
+            member._lr_driven_by = value
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Hand a group to its member.
+
+        Raises:
+            TypeError: For anything but a dict.
+            ValueError: For an optimizer that does not exist, or a name that is taken.
+        """
+        if not isinstance(param_group, dict) or "params" not in param_group:
+            raise TypeError("Composite takes group dicts with the key 'params'.")
+        rest = dict(param_group)
+        name = rest.pop("optimizer", self._main)
+        member = self.members.get(name)
+        if member is None:
+            options: dict[str, Any] = {"lr": self._base_functions.get("lr", self.defaults["lr"])}
+            member = _class_of(name)([rest], **{**options, **self._options.get(name, {})})
+            member.state = self.state
+            member._lr_driven_by = self._lr_driven_by
+            self.members[name] = member
+        else:
+            member.add_param_group(rest)
+        group = member.param_groups[-1]
+        group["optimizer"] = name
+        self.param_groups.append(group)
+        self._functions.append(member._functions[-1])
+        self._refuse_taken_names()
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """Step every member; returns what `closure` returned."""
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        for member in self.members.values():
+            member.step()
+        return loss
+
+    def set_lr(self, value: float) -> None:
+        """As in `NamedOptimizer`, for every member."""
+        super().set_lr(value)
+        for member in self.members.values():
+            member.defaults["lr"] = arguments.not_negative("lr", value)
+
+    @property
+    def trust_ratios(self) -> dict[str, float]:
+        """Those of the members that have any, by parameter name."""
+        return {
+            name: ratio
+            for member in self.members.values()
+            for name, ratio in getattr(member, "trust_ratios", {}).items()
+        }
+
+    def get_config(self) -> dict[str, Any]:
+        """`lr` and, by member, the keywords it was built with."""
+        config = super().get_config()
+        config["members"] = {
+            name: {key: value for key, value in member.get_config().items() if key != "lr"}
+            for name, member in self.members.items()
+        }
+        return config
+
+    def __getstate__(self) -> dict[str, Any]:
+        """As in `NamedOptimizer`, with the members."""
+        kept = ("members", "_options", "_main", "_driver")
+        state = super().__getstate__()
+        del state["_lr_driven_by"]
+        return {**state, **{key: self.__dict__[key] for key in kept}}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """As in `NamedOptimizer`; the members share what was set."""
+        super().__setstate__(state)
+        for name, member in self.members.items():
+            groups = [group for group in self.param_groups if group["optimizer"] == name]
+            member.__setstate__({"state": self.state, "param_groups": groups})
+
+
+def _class_of(name: Any) -> type[NamedOptimizer]:
+    if name not in CLASSES:
+        raise ValueError(f"optimizer={name}: there is no such optimizer. {did_you_mean(str(name), CLASSES)}")
+    return CLASSES[name]

@@ -1,0 +1,80 @@
+"""Parameter groups: which keys they may carry, and how their learning rate is folded."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from torch import Tensor
+
+from optrun.optimizer.arguments import known_keys, not_negative
+
+DESCRIPTIVE_KEYS = frozenset({"param_names", "lr_scale", "layer_id", "layer", "role", "rule", "initial_lr", "schedule"})
+"""Keys that are there to be read and logged; no update rule looks at them."""
+
+COUNTER_KEYS = frozenset({"step"})
+"""Keys an optimizer counts in; restored with the state, not given by the user."""
+
+
+def unnamed(group_index: int, position: int) -> str:
+    """What a parameter without a name is called in messages and tables."""
+    return f"group {group_index} parameter {position}"
+
+
+def names_of(group: Mapping[str, Any], group_index: int) -> list[str]:
+    """Names of a group's parameters, in order; made up from the position where torch was given none."""
+    names = group.get("param_names")
+    if names is not None:
+        return list(names)
+    return [unnamed(group_index, position) for position in range(len(group["params"]))]
+
+
+def listed_params(params: Any) -> list[Any]:
+    """The `params` argument of an optimizer as a list, whatever iterable it came as.
+
+    Raises:
+        TypeError: For None, one bare tensor, a mapping, a set, or anything that cannot be walked.
+        ValueError: For an empty list.
+    """
+    if isinstance(params, (Tensor, Mapping, set, str)) or not isinstance(params, Iterable):
+        raise TypeError(
+            f"params: expected parameters, (name, parameter) pairs or group dicts, got {type(params).__name__}. "
+            "Pass model.named_parameters(), model.parameters() or a list of groups."
+        )
+    out = list(params)
+    if not out:
+        raise ValueError("params: expected at least one parameter, got none.")
+    return out
+
+
+def folded(group: Mapping[str, Any], *, base_lr: float, allowed: Iterable[str], owner: str) -> dict[str, Any]:
+    """A group as the optimizer keeps it: `lr` is already multiplied by `lr_scale`.
+
+    `lr` is absolute and stands as it is, with an `lr_scale` beside it only read and logged; an `lr_scale` alone is
+    relative to the base; neither means the base. Groups that know their scale follow `set_lr`, absolute ones do not.
+
+    Args:
+        group: As given by the user.
+        base_lr: The optimizer's own learning rate.
+        allowed: Hyper-parameters a group may override.
+        owner: Class name, for messages.
+
+    Raises:
+        TypeError: For a key that is neither a hyper-parameter nor descriptive, with the nearest valid one.
+        ValueError: For an `lr_scale` below 0, or a group without `params`.
+
+    Example:
+        >>> folded({"params": [], "lr_scale": 0.5}, base_lr=0.1, allowed=["lr"], owner="Lamb")["lr"]
+        0.05
+    """
+    if "params" not in group:
+        raise ValueError(f"a parameter group of {owner} needs the key 'params', got {sorted(group)}.")
+    known_keys(group, {*allowed, *DESCRIPTIVE_KEYS, *COUNTER_KEYS, "params"}, f"a parameter group of {owner}")
+    out = dict(group)
+    if "lr_scale" in out:
+        out["lr_scale"] = not_negative("lr_scale", out["lr_scale"])
+        out.setdefault("lr", base_lr * out["lr_scale"])
+    elif "lr" not in out:
+        out["lr"] = base_lr
+        out["lr_scale"] = 1.0
+    return out

@@ -1,0 +1,301 @@
+"""LAMB: Adam's direction, rescaled tensor by tensor to the size of the weights. torch has no LAMB."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from optrun.optimizer import arguments
+from optrun.optimizer.arguments import Check
+from optrun.optimizer.base import NamedOptimizer, Numeric, Params
+from optrun.optimizer.batches import gather
+from optrun.optimizer.numerics import (
+    Sharding,
+    bias_correction,
+    first_moment_,
+    moments_,
+    norms,
+    second_moment_,
+    trust_ratio,
+)
+
+
+class Lamb(NamedOptimizer):
+    """Layer-wise adaptive moments, as in Paddle and in the TensorFlow Model Garden.
+
+    One step of one parameter tensor, t counting from 1:
+
+        m = b1 m + (1 - b1) g
+        v = b2 v + (1 - b2) g^2
+        r = (m / (1 - b1^t)) / (sqrt(v / (1 - b2^t)) + eps) + weight_decay w
+        w = w - lr k r,    k = |w| / |r| where adapted and both norms are above 0, else 1
+
+    Moments are float32 at least. A sparse gradient counts as a dense one with zero rows. After a step `trust_ratios`
+    holds each k.
+
+    Args:
+        params: Parameters, (name, parameter) pairs, or groups that override any of the following.
+        lr: Learning rate, a number >= 0 or a function of the step from 0.
+        betas: Decay of first and second moment, each in [0, 1).
+        eps: Added to the square root of the corrected second moment, >= 0.
+        weight_decay: Coefficient inside r, hence inside its norm; a negative one is applied too. May be a function of
+            the step.
+        exclude_from_weight_decay: Regular expressions; names in which one is found are not decayed.
+        exclude_from_layer_adaptation: Likewise for k = 1.
+        always_adapt: A tensor that is not decayed has k = 1, as in Paddle, unless this is set. The Model Garden adapts
+            without decay: set it, and list what it excludes from decay under `exclude_from_layer_adaptation` too.
+        master_weights: Keep a float32 copy of 16-bit parameters in the state and round it into them.
+        foreach: Fused kernels: True, False, or None for wherever they are the faster.
+        step_count: "parameter": t counts the gradients this parameter has had, as in Paddle; "optimizer": t counts the
+            optimizer's steps, as in the Model Garden.
+        l1: Coefficient of a coupled term added to the gradient: l1 sign(w), >= 0.
+        l2: Likewise l2 w, >= 0.
+        unmatched_patterns: "error", or "ignore" for patterns that match no name.
+
+    Raises:
+        TypeError: For an argument of a wrong type or an unknown group key.
+        ValueError: For a value out of range, a pattern that matches nothing, or patterns over unnamed parameters.
+
+    Source: You et al. 2020, arXiv:1904.00962, Algorithm 2, phi the identity. The bias correction is 1 - b^t, where
+    Paddle's documentation prints b^t.
+
+    Example:
+        >>> weight = torch.nn.Parameter(torch.tensor([3.0, 4.0]))
+        >>> optimizer = Lamb([("weight", weight)], lr=0.1, weight_decay=0.01)
+        >>> weight.grad = torch.tensor([1.0, -1.0])
+        >>> optimizer.step()
+        >>> round(optimizer.trust_ratios["weight"], 3)
+        3.551
+    """
+
+    OPTIMIZER_WIDE: ClassVar[frozenset[str]] = frozenset({"unmatched_patterns"})
+    CHECKS: ClassVar[Mapping[str, Check]] = {
+        "lr": arguments.not_negative,
+        "betas": arguments.betas,
+        "eps": arguments.not_negative,
+        "weight_decay": arguments.finite,
+        "exclude_from_weight_decay": arguments.patterns,
+        "exclude_from_layer_adaptation": arguments.patterns,
+        "always_adapt": arguments.flag,
+        "master_weights": arguments.flag,
+        "foreach": arguments.optional_flag,
+        "step_count": arguments.one_of("parameter", "optimizer"),
+        "l1": arguments.not_negative,
+        "l2": arguments.not_negative,
+        "unmatched_patterns": arguments.one_of("error", "ignore"),
+    }
+
+    def __init__(
+        self,
+        params: Params,
+        lr: Numeric = 1e-3,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-6,
+        weight_decay: Numeric = 0.01,
+        exclude_from_weight_decay: Sequence[str] | None = None,
+        exclude_from_layer_adaptation: Sequence[str] | None = None,
+        always_adapt: bool = False,
+        master_weights: bool = False,
+        foreach: bool | None = None,
+        step_count: str = "parameter",
+        l1: float = 0.0,
+        l2: float = 0.0,
+        unmatched_patterns: str = "error",
+    ) -> None:
+        defaults = {
+            "lr": lr,
+            "betas": betas,
+            "eps": eps,
+            "weight_decay": weight_decay,
+            "exclude_from_weight_decay": exclude_from_weight_decay,
+            "exclude_from_layer_adaptation": exclude_from_layer_adaptation,
+            "always_adapt": always_adapt,
+            "master_weights": master_weights,
+            "foreach": foreach,
+            "step_count": step_count,
+            "l1": l1,
+            "l2": l2,
+            "unmatched_patterns": unmatched_patterns,
+        }
+        super().__init__(params, defaults)
+
+    def _resolve(self) -> None:
+        self._ratios: list[tuple[list[str], Tensor]] = []
+        must_match = self.defaults["unmatched_patterns"] == "error"
+        self._undecayed: set[Tensor] = self._excluded("exclude_from_weight_decay", must_match=must_match)
+        self._unadapted: set[Tensor] = self._excluded("exclude_from_layer_adaptation", must_match=must_match)
+
+    @property
+    def trust_ratios(self) -> dict[str, float]:
+        """Every k of the last step, by parameter name; reading it waits for the device."""
+        return {
+            name: ratio for names, ratios in self._ratios for name, ratio in zip(names, ratios.tolist(), strict=True)
+        }
+
+    def adapted(self, param: Tensor, group: Mapping[str, Any]) -> bool:
+        """Whether the trust ratio applies to a parameter of a group."""
+        decayed = group["weight_decay"] > 0 and param not in self._undecayed
+        return param not in self._unadapted and (decayed or group["always_adapt"])
+
+    def _numbers(self, group: Mapping[str, Any], param: Tensor) -> dict[str, Any]:
+        return {
+            "lrs": group["lr"],
+            "weight_decays": 0.0 if param in self._undecayed else group["weight_decay"],
+            "adapt": self.adapted(param, group),
+            "l1s": group["l1"],
+            "l2s": group["l2"],
+        }
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """Update every parameter that has a gradient; returns what `closure` returned."""
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        self._ratios = []
+        batches = gather(
+            self,
+            slots=("exp_avg", "exp_avg_sq"),
+            shared=("betas", "eps", "foreach"),
+            per_tensor=self._numbers,
+            sparse=lambda _: "densify",
+        )
+        for batch in batches:
+            beta1, beta2 = batch.options["betas"]
+            ratios = lamb(
+                batch.params,
+                batch.grads,
+                batch.state["exp_avg"],
+                batch.state["exp_avg_sq"],
+                foreach=batch.foreach,
+                steps=batch.steps,
+                shardings=batch.shardings,
+                beta1=beta1,
+                beta2=beta2,
+                eps=batch.options["eps"],
+                **batch.numbers,
+            )
+            batch.done()
+            self._ratios.append((batch.names, ratios))
+        return loss
+
+
+def lamb(params: list[Tensor], *lists: list[Tensor], foreach: bool, **numbers: Any) -> Tensor:
+    """One step in place, by fused kernels or tensor by tensor; arguments as in `_single_tensor_lamb`."""
+    update = _multi_tensor_lamb if foreach else _single_tensor_lamb
+    return update(params, *lists, **numbers)
+
+
+def _single_tensor_lamb(
+    params: list[Tensor],
+    grads: list[Tensor],
+    exp_avgs: list[Tensor],
+    exp_avg_sqs: list[Tensor],
+    *,
+    steps: list[int],
+    shardings: list[Sharding],
+    lrs: list[float],
+    weight_decays: list[float],
+    adapt: list[bool],
+    l1s: list[float],
+    l2s: list[float],
+    beta1: float,
+    beta2: float,
+    eps: float,
+) -> Tensor:
+    """The formula of `Lamb`, one tensor after another.
+
+    Args:
+        params: Local pieces, float32 or float64, one device; updated in place.
+        grads: The same shapes and dtype.
+        exp_avgs: First moments, in place.
+        exp_avg_sqs: Second moments, in place.
+        steps: t of each tensor, from 1.
+        shardings: Where the rest of each tensor lies.
+        lrs: Learning rate of each.
+        weight_decays: Decay inside the trust ratio, of each.
+        adapt: Whether k applies, of each.
+        l1s: Coupled coefficients of sign(w), of each.
+        l2s: Coupled coefficients of w, of each.
+        beta1: Decay of the first moment.
+        beta2: Decay of the second moment.
+        eps: Outside the square root.
+
+    Returns:
+        k of each tensor, shape (n,), in the dtype of the parameters.
+    """
+    ratios = []
+    for i, (param, grad, exp_avg, exp_avg_sq) in enumerate(zip(params, grads, exp_avgs, exp_avg_sqs, strict=True)):
+        if l2s[i]:
+            grad = grad + param * l2s[i]
+        if l1s[i]:
+            grad = grad + param.sign() * l1s[i]
+        first_moment_(exp_avg, grad, beta1)
+        second_moment_(exp_avg_sq, grad, beta2)
+        denom = (exp_avg_sq.sqrt() / math.sqrt(bias_correction(beta2, steps[i]))).add_(eps)
+        update = (exp_avg / bias_correction(beta1, steps[i])).div_(denom)
+        if weight_decays[i]:
+            update.add_(param * weight_decays[i])
+        if adapt[i]:
+            param_norm, update_norm = norms([param, update], [shardings[i]] * 2)
+            ratio = trust_ratio(param_norm, update_norm)
+        else:
+            ratio = torch.ones((), dtype=param.dtype, device=param.device)
+        ratios.append(ratio)
+        param.sub_(update.mul_(ratio * lrs[i]))
+    return torch.stack(ratios)
+
+
+def _multi_tensor_lamb(
+    params: list[Tensor],
+    grads: list[Tensor],
+    exp_avgs: list[Tensor],
+    exp_avg_sqs: list[Tensor],
+    *,
+    steps: list[int],
+    shardings: list[Sharding],
+    lrs: list[float],
+    weight_decays: list[float],
+    adapt: list[bool],
+    l1s: list[float],
+    l2s: list[float],
+    beta1: float,
+    beta2: float,
+    eps: float,
+) -> Tensor:
+    """As `_single_tensor_lamb`; all norms of all tensors in one collective."""
+    if any(l2s):
+        grads = list(torch._foreach_add(grads, torch._foreach_mul(params, l2s)))
+    if any(l1s):
+        grads = list(torch._foreach_add(grads, torch._foreach_mul(torch._foreach_sign(params), l1s)))
+    moments_(exp_avgs, exp_avg_sqs, grads, beta1=beta1, beta2=beta2)
+    denoms = torch._foreach_sqrt(exp_avg_sqs)
+    torch._foreach_div_(denoms, [math.sqrt(bias_correction(beta2, step)) for step in steps])
+    torch._foreach_add_(denoms, eps)
+    updates = torch._foreach_div(exp_avgs, [bias_correction(beta1, step) for step in steps])
+    torch._foreach_div_(updates, denoms)
+    del denoms
+    decayed = [i for i, weight_decay in enumerate(weight_decays) if weight_decay]
+    if decayed:
+        decay = torch._foreach_mul([params[i] for i in decayed], [weight_decays[i] for i in decayed])
+        torch._foreach_add_([updates[i] for i in decayed], decay)
+        del decay
+    ratios = torch.ones(len(params), dtype=params[0].dtype, device=params[0].device)
+    adapted = [i for i, flag in enumerate(adapt) if flag]
+    if adapted:
+        both = [params[i] for i in adapted] + [updates[i] for i in adapted]
+        together = norms(both, [shardings[i] for i in adapted] * 2, foreach=True)
+        found = trust_ratio(together[: len(adapted)], together[len(adapted) :])
+        if len(adapted) == len(params):
+            ratios = found
+        else:
+            ratios[torch.tensor(adapted, device=ratios.device)] = found
+    scales = ratios * torch.tensor(lrs, dtype=ratios.dtype, device=ratios.device)
+    torch._foreach_mul_(updates, list(scales.unbind()))
+    torch._foreach_sub_(params, updates)
+    return ratios

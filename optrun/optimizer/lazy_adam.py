@@ -1,0 +1,240 @@
+"""LazyAdam: Adam that touches the rows a sparse gradient lists, and no others. torch's SparseAdam cannot decay."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+from torch.distributed.tensor import DTensor
+
+from optrun.optimizer import arguments
+from optrun.optimizer.adam_update import adam
+from optrun.optimizer.arguments import Check
+from optrun.optimizer.base import NamedOptimizer, Numeric, Params
+from optrun.optimizer.batches import gather
+from optrun.optimizer.groups import listed_params
+
+NAME_RULE = ("beta", "gamma")
+"""Default of `exclude_from_weight_decay`: norm parameters as MindSpore names them."""
+
+
+class LazyAdam(NamedOptimizer):
+    """Adam with coupled decay, which leaves rows alone that a sparse gradient does not list.
+
+    One step of a dense gradient, t counting the gradients a parameter has had from 1:
+
+        g = g / loss_scale + weight_decay w
+        g = g - mean of g over all axes but the first    (where grad_centralization)
+        m = b1 m + (1 - b1) g
+        v = b2 v + (1 - b2) g^2
+        w = w - lr / (1 - b1^t) m / (sqrt(v) / sqrt(1 - b2^t) + eps)
+
+    A sparse gradient does the same to the rows it lists; repeated rows are summed first. Other rows keep w, m and v;
+    time and memory of a step grow with the rows listed, not with the table.
+
+    Args:
+        params: Parameters, (name, parameter) pairs, or groups that override any of the following.
+        lr: Learning rate, a number >= 0 or a function of the step from 0.
+        betas: Decay of first and second moment, each in [0, 1).
+        eps: >= 0; where it is added is said by `eps_form`.
+        weight_decay: Coupled L2, >= 0; may be a function of the step.
+        exclude_from_weight_decay: Regular expressions; names in which one is found are not decayed. The default holds
+            for ungrouped named parameters only: in groups, decay follows the group's value for every name.
+        nesterov: Step along b1 m + (1 - b1) g instead of m.
+        loss_scale: What gradients were multiplied by, > 0; they are divided by it, the decay is not.
+        eps_form: "documented": added after bias correction, so that a dense LazyAdam is torch.optim.Adam;
+            "mindspore": added to the raw sqrt(v), as the package computes.
+        foreach: Fused kernels: True, False, or None for wherever they are the faster.
+        grad_centralization: Centre the gradients of tensors of two or more dimensions; mostly set in a group.
+        unmatched_patterns: "error", or "ignore" for patterns that match no name.
+
+    Raises:
+        TypeError: For an argument of a wrong type or an unknown group key.
+        ValueError: For a value out of range, a pattern that matches nothing, or patterns over unnamed parameters.
+
+    Source: MindSpore 2.10 LazyAdam, after Kingma & Ba 2015, arXiv:1412.6980. Gradient centralization: Yong et al. 2020,
+    arXiv:2004.01461, equation 1.
+
+    Example:
+        >>> table = torch.nn.Embedding(4, 1, sparse=True)
+        >>> before = table.weight.detach().clone()
+        >>> optimizer = LazyAdam(table.named_parameters(), lr=0.1)
+        >>> table(torch.tensor([2])).sum().backward()
+        >>> optimizer.step()
+        >>> (table.weight != before).flatten().tolist()
+        [False, False, True, False]
+    """
+
+    OPTIMIZER_WIDE: ClassVar[frozenset[str]] = frozenset({"unmatched_patterns"})
+    CHECKS: ClassVar[Mapping[str, Check]] = {
+        "lr": arguments.not_negative,
+        "betas": arguments.betas,
+        "eps": arguments.not_negative,
+        "weight_decay": arguments.not_negative,
+        "exclude_from_weight_decay": arguments.patterns,
+        "nesterov": arguments.flag,
+        "loss_scale": arguments.positive,
+        "eps_form": arguments.one_of("documented", "mindspore"),
+        "foreach": arguments.optional_flag,
+        "grad_centralization": arguments.flag,
+        "unmatched_patterns": arguments.one_of("error", "ignore"),
+    }
+
+    def __init__(
+        self,
+        params: Params,
+        lr: Numeric = 1e-3,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-8,
+        weight_decay: Numeric = 0.0,
+        exclude_from_weight_decay: Sequence[str] | None = NAME_RULE,
+        nesterov: bool = False,
+        loss_scale: float = 1.0,
+        eps_form: str = "documented",
+        foreach: bool | None = None,
+        grad_centralization: bool = False,
+        unmatched_patterns: str = "error",
+    ) -> None:
+        defaults = {
+            "lr": lr,
+            "betas": betas,
+            "eps": eps,
+            "weight_decay": weight_decay,
+            "exclude_from_weight_decay": exclude_from_weight_decay,
+            "nesterov": nesterov,
+            "loss_scale": loss_scale,
+            "eps_form": eps_form,
+            "foreach": foreach,
+            "grad_centralization": grad_centralization,
+            "unmatched_patterns": unmatched_patterns,
+        }
+        listed = listed_params(params)
+        self._grouped = isinstance(listed[0], dict)
+        super().__init__(listed, defaults)
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """As in `NamedOptimizer`; a group given as such does not take over the default name rule."""
+        grouped = self._built or self._grouped
+        if grouped and isinstance(param_group, dict) and self.defaults["exclude_from_weight_decay"] == list(NAME_RULE):
+            param_group = {"exclude_from_weight_decay": None, **param_group}
+        super().add_param_group(param_group)
+
+    def _resolve(self) -> None:
+        self._undecayed: set[Tensor] = self._excluded(
+            "exclude_from_weight_decay",
+            must_match=self.defaults["unmatched_patterns"] == "error",
+            exempt=NAME_RULE,
+        )
+
+    def _numbers(self, group: Mapping[str, Any], param: Tensor) -> dict[str, Any]:
+        centre = group["grad_centralization"] and param.dim() >= 2
+        if centre and isinstance(param, DTensor) and any(p.is_shard() and not p.is_shard(0) for p in param.placements):
+            raise RuntimeError(
+                f"grad_centralization needs whole rows, and a parameter is placed as {param.placements}: shard over "
+                "dimension 0, or switch it off for that group."
+            )
+        return {
+            "lrs": group["lr"],
+            "weight_decays": 0.0 if param in self._undecayed else group["weight_decay"],
+            "centre": centre,
+            "loss_scales": group["loss_scale"],
+        }
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """Update every parameter that has a gradient; returns what `closure` returned."""
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        batches = gather(
+            self,
+            slots=("exp_avg", "exp_avg_sq"),
+            shared=("betas", "eps", "foreach", "nesterov", "eps_form"),
+            per_tensor=self._numbers,
+            sparse=lambda _: "rows",
+        )
+        for batch in batches:
+            beta1, beta2 = batch.options["betas"]
+            lazy_adam(
+                batch.params,
+                batch.grads,
+                batch.state["exp_avg"],
+                batch.state["exp_avg_sq"],
+                foreach=batch.foreach,
+                steps=batch.steps,
+                beta1=beta1,
+                beta2=beta2,
+                eps=batch.options["eps"],
+                nesterov=batch.options["nesterov"],
+                eps_before_correction=batch.options["eps_form"] == "mindspore",
+                **batch.numbers,
+            )
+            batch.done()
+        return loss
+
+
+def lazy_adam(
+    params: list[Tensor],
+    grads: list[Tensor],
+    exp_avgs: list[Tensor],
+    exp_avg_sqs: list[Tensor],
+    *,
+    foreach: bool,
+    weight_decays: list[float],
+    loss_scales: list[float],
+    centre: list[bool],
+    **numbers: Any,
+) -> None:
+    """Unscale, decay and centre the gradients, then Adam.
+
+    Args:
+        params: Local pieces or touched rows, float32 or float64, one device; updated in place.
+        grads: The same shapes and dtype.
+        exp_avgs: First moments, in place.
+        exp_avg_sqs: Second moments, in place.
+        foreach: Fused kernels, or tensor by tensor.
+        weight_decays: Coupled coefficient of each.
+        loss_scales: What each gradient is divided by.
+        centre: Whether each gradient is centred over all axes but the first.
+        **numbers: As in `adam_update.adam`.
+    """
+    prepare = _multi_tensor_gradients if foreach else _single_tensor_gradients
+    ready = prepare(params, grads, weight_decays=weight_decays, loss_scales=loss_scales)
+    ready = [centred(grad) if wanted else grad for grad, wanted in zip(ready, centre, strict=True)]
+    adam(params, ready, exp_avgs, exp_avg_sqs, foreach=foreach, keeps=[1.0] * len(params), **numbers)
+
+
+def centred(grad: Tensor) -> Tensor:
+    """A gradient less its mean over all axes but the first; shape (n, ...) of two or more dimensions.
+
+    Example:
+        >>> centred(torch.tensor([[1.0, 3.0], [2.0, 2.0]])).tolist()
+        [[-1.0, 1.0], [0.0, 0.0]]
+    """
+    return grad - grad.mean(dim=tuple(range(1, grad.dim())), keepdim=True)
+
+
+def _single_tensor_gradients(
+    params: list[Tensor], grads: list[Tensor], *, weight_decays: list[float], loss_scales: list[float]
+) -> list[Tensor]:
+    ready = []
+    for param, grad, weight_decay, loss_scale in zip(params, grads, weight_decays, loss_scales, strict=True):
+        if loss_scale != 1.0:
+            grad = grad / loss_scale
+        if weight_decay:
+            grad = grad + param * weight_decay
+        ready.append(grad)
+    return ready
+
+
+def _multi_tensor_gradients(
+    params: list[Tensor], grads: list[Tensor], *, weight_decays: list[float], loss_scales: list[float]
+) -> list[Tensor]:
+    if any(loss_scale != 1.0 for loss_scale in loss_scales):
+        grads = list(torch._foreach_div(grads, loss_scales))
+    if any(weight_decays):
+        grads = list(torch._foreach_add(grads, torch._foreach_mul(params, weight_decays)))
+    return grads

@@ -1,0 +1,133 @@
+"""The pieces the papers share: moments, bias correction, norms, trust ratio. Pure; tensors in, tensors out."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed.tensor import DTensor, Replicate
+
+
+@dataclass(frozen=True)
+class Sharding:
+    """Over which processes the pieces of a tensor lie."""
+
+    groups: tuple[dist.ProcessGroup, ...]
+    """One group per mesh dimension over which the tensor is split; empty where every process holds all of it."""
+
+
+def sharding_of(tensor: Tensor) -> Sharding:
+    """Where the rest of a tensor is.
+
+    Raises:
+        ValueError: For a DTensor that holds pending partial sums: its norm is not the norm of anything yet.
+    """
+    if not isinstance(tensor, DTensor):
+        return Sharding(())
+    mesh = tensor.device_mesh
+    groups = []
+    for dim, placement in enumerate(tensor.placements):
+        if placement.is_partial():
+            raise ValueError(f"a parameter is placed as {placement}: expected Shard or Replicate.")
+        if not isinstance(placement, Replicate) and mesh.size(dim) > 1:
+            groups.append(mesh.get_group(dim))
+    return Sharding(tuple(groups))
+
+
+def local(tensor: Tensor) -> Tensor:
+    """This process's piece: the same storage, so that an update in place reaches the whole."""
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+
+
+def norms(tensors: Sequence[Tensor], shardings: Sequence[Sharding], *, foreach: bool = False) -> Tensor:
+    """L2 norms of whole tensors, of which this process may hold a piece.
+
+    Squares of the local norms are summed in float64 over the processes, all tensors of one sharding in one all-reduce.
+
+    Args:
+        tensors: Local pieces on one device, of one dtype, float32 or float64; any shapes, empty ones too.
+        shardings: Where the rest of each lies.
+        foreach: Use the fused kernels of torch.
+
+    Returns:
+        Shape (n,), in the tensors' dtype.
+
+    Example:
+        >>> norms([torch.tensor([3.0, 4.0]), torch.tensor(2.0)], [Sharding(())] * 2)
+        tensor([5., 2.])
+    """
+    if foreach:
+        separate = list(torch._foreach_norm(list(tensors)))
+    else:
+        separate = [torch.linalg.vector_norm(tensor) for tensor in tensors]
+    together = torch.stack(separate)
+    split = dict.fromkeys(sharding.groups for sharding in shardings if sharding.groups)  # the same order everywhere
+    if not split:
+        return together
+    squares = together.double().square()
+    for groups in split:
+        index = torch.tensor([i for i, s in enumerate(shardings) if s.groups == groups], device=squares.device)
+        part = squares.index_select(0, index)
+        for group in groups:
+            dist.all_reduce(part, group=group)
+        squares.index_copy_(0, index, part)
+    return squares.sqrt().to(together.dtype)
+
+
+def bias_correction(beta: float, step: int) -> float:
+    """What a moment that began at 0 still lacks: 1 - beta ** step.
+
+    Args:
+        beta: Decay of the moment, in [0, 1).
+        step: Number of this step, from 1.
+
+    Source: Kingma & Ba 2015, arXiv:1412.6980, section 3.
+
+    Example:
+        >>> round(bias_correction(0.9, 2), 10)
+        0.19
+    """
+    return float(1.0 - beta**step)
+
+
+def first_moment_(exp_avg: Tensor, grad: Tensor, beta: float) -> Tensor:
+    """exp_avg = beta * exp_avg + (1 - beta) * grad, in place."""
+    return exp_avg.lerp_(grad, 1 - beta)
+
+
+def second_moment_(exp_avg_sq: Tensor, grad: Tensor, beta: float) -> Tensor:
+    """exp_avg_sq = beta * exp_avg_sq + (1 - beta) * grad ** 2, in place."""
+    return exp_avg_sq.mul_(beta).addcmul_(grad, grad, value=1 - beta)
+
+
+def moments_(
+    exp_avgs: list[Tensor], exp_avg_sqs: list[Tensor], grads: list[Tensor], *, beta1: float, beta2: float
+) -> None:
+    """`first_moment_` and `second_moment_` of many tensors by fused kernels."""
+    torch._foreach_lerp_(exp_avgs, grads, 1 - beta1)
+    torch._foreach_mul_(exp_avg_sqs, beta2)
+    torch._foreach_addcmul_(exp_avg_sqs, grads, grads, 1 - beta2)
+
+
+def trust_ratio(param_norm: Tensor, update_norm: Tensor) -> Tensor:
+    """Layer-wise step scale of LAMB.
+
+    Args:
+        param_norm: L2 norms of parameter tensors; any shape.
+        update_norm: L2 norms of their Adam directions plus weight decay; the same shape.
+
+    Returns:
+        param_norm / update_norm, unitless; 1 where either norm is 0, so that a zero-initialised tensor can move, and
+        where the update's norm is NaN, so that bad entries of a gradient spoil no others. Not clamped.
+
+    Source: You et al. 2020, arXiv:1904.00962, Algorithm 2, with phi the identity.
+
+    Example:
+        >>> trust_ratio(torch.tensor([2.0, 0.0]), torch.tensor([4.0, 1.0]))
+        tensor([0.5000, 1.0000])
+    """
+    usable = (param_norm > 0) & (update_norm > 0)
+    return torch.where(usable, param_norm / update_norm, torch.ones_like(param_norm))

@@ -1,0 +1,181 @@
+"""Loading a torch state dict by parameter name, dtypes kept.
+
+`torch.optim.Optimizer.load_state_dict` maps by position and turns float32 moments of a bfloat16 parameter into
+bfloat16; this reads the same layout and does neither.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from copy import deepcopy
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+from optrun.errors import did_you_mean
+from optrun.optimizer.groups import names_of
+
+_WRAPPER = re.compile(r"_orig_mod\.|_checkpoint_wrapped_module\.|_fsdp_wrapped_module\.|^module\.")
+
+
+def canonical(name: str) -> str:
+    """A parameter name without what torch.compile, checkpointing and data parallel wrappers put into it.
+
+    Example:
+        >>> canonical("module._orig_mod.fc.weight")
+        'fc.weight'
+    """
+    return _WRAPPER.sub("", name)
+
+
+def refuse_difference(saved: Sequence[str], own: Sequence[str]) -> None:
+    """Raise for the first name that only one side has.
+
+    Raises:
+        ValueError: Naming the parameter, with the nearest name of the other side.
+    """
+    there, here = set(saved), set(own)
+    for name in own:
+        if name not in there:
+            extra = [other for other in saved if other not in here]
+            hint = f" {did_you_mean(name, extra)}" if extra else ""
+            raise ValueError(f"the saved state has no parameter {name!r}, which the optimizer has.{hint}")
+    for name in saved:
+        if name not in here:
+            raise ValueError(f"the saved state has a parameter {name!r}, which the optimizer does not have.")
+
+
+def refuse_foreign(name: str, param: Tensor, value: Tensor, key: str) -> None:
+    """Raise where a state tensor cannot belong to a parameter.
+
+    It may be a number, have the parameter's shape, or have 1 in place of some of its dimensions (factored moments).
+
+    Raises:
+        ValueError: Naming parameter, key and both shapes.
+    """
+    if value.numel() == 1 and (value.dim() == 0 or value.dim() != param.dim()):
+        return
+    fits = value.dim() == param.dim() and all(a in (1, b) for a, b in zip(value.shape, param.shape, strict=True))
+    if not fits:
+        raise ValueError(
+            f"state {key!r} of parameter {name!r} has shape {tuple(value.shape)}, "
+            f"the parameter has {tuple(param.shape)}."
+        )
+
+
+def placed(value: Any, param: Tensor, group: Mapping[str, Any], key: str) -> Any:
+    """A copy of one state value where its parameter lives, in its own dtype.
+
+    `step` stays on the CPU, where torch keeps it, unless the group runs fused or captured.
+    """
+    if isinstance(value, Tensor):
+        on_device = key != "step" or group.get("fused") or group.get("capturable")
+        return value.detach().to(device=param.device if on_device else torch.device("cpu"), copy=True)
+    if isinstance(value, dict):
+        return {inner: placed(entry, param, group, str(inner)) for inner, entry in value.items()}
+    if isinstance(value, (list, tuple)):
+        return type(value)(placed(entry, param, group, key) for entry in value)
+    return deepcopy(value)
+
+
+def restored(
+    optimizer: Optimizer, state_dict: Mapping[str, Any]
+) -> tuple[defaultdict[Tensor, Any], list[dict[str, Any]]]:
+    """State and groups that `optimizer` should have after loading.
+
+    Args:
+        optimizer: Says which parameters there are; nothing of it is changed.
+        state_dict: In torch's layout; `params` may hold numbers or names.
+
+    Returns:
+        State by parameter, and the groups in the optimizer's order with the saved options.
+
+    Raises:
+        ValueError: With the first parameter missing, extra or of another shape, or where the saved groups are divided
+            otherwise than the optimizer's.
+    """
+    saved_groups = state_dict["param_groups"]
+    own_names = [names_of(group, index) for index, group in enumerate(optimizer.param_groups)]
+    sources = _sources(optimizer, own_names, saved_groups)
+    state: defaultdict[Tensor, Any] = defaultdict(dict)
+    groups: list[dict[str, Any]] = []
+    for own_group, names in zip(optimizer.param_groups, own_names, strict=True):
+        saved_group = saved_groups[_only_group(names, sources)]
+        if saved_group.get("optimizer") != own_group.get("optimizer"):
+            raise ValueError(
+                f"the group of {names[0]!r} was stepped by {saved_group.get('optimizer')}, "
+                f"now by {own_group.get('optimizer')}."
+            )
+        described = {key: own_group[key] for key in ("params", "param_names") if key in own_group}
+        groups.append({key: deepcopy(v) for key, v in saved_group.items() if key not in described} | described)
+        for name, param in zip(names, own_group["params"], strict=True):
+            entries = state_dict["state"].get(sources[name][1])
+            if entries is None:
+                continue
+            for key, value in entries.items():
+                if isinstance(value, Tensor):
+                    refuse_foreign(name, param, value, str(key))
+            state[param] = {key: placed(value, param, own_group, str(key)) for key, value in entries.items()}
+    return state, groups
+
+
+def _sources(
+    optimizer: Optimizer, own_names: list[list[str]], saved_groups: Sequence[Mapping[str, Any]]
+) -> dict[str, tuple[int, Any]]:
+    """From each own parameter's name to its saved group and its key in the saved state."""
+    saved_names = _saved_names(saved_groups)
+    flat_own = [name for names in own_names for name in names]
+    if saved_names is None or not all("param_names" in group for group in optimizer.param_groups):
+        _refuse_other_sizes(own_names, saved_groups)
+        saved_names, lookup = own_names, {name: name for name in flat_own}
+    else:
+        flat_saved = [name for names in saved_names for name in names]
+        lookup = {name: name for name in flat_own}
+        if set(flat_saved) != set(flat_own):
+            saved_names = [[canonical(name) for name in names] for names in saved_names]
+            lookup = {name: canonical(name) for name in flat_own}
+            refuse_difference([name for names in saved_names for name in names], list(lookup.values()))
+    by_saved_name = {
+        name: (index, key)
+        for index, (names, group) in enumerate(zip(saved_names, saved_groups, strict=True))
+        for name, key in zip(names, group["params"], strict=True)
+    }
+    return {name: by_saved_name[lookup[name]] for name in flat_own}
+
+
+def _saved_names(groups: Sequence[Mapping[str, Any]]) -> list[list[str]] | None:
+    """Names of the saved parameters by group, or None where the state dict carries none."""
+    named = []
+    for group in groups:
+        ids = list(group["params"])
+        if ids and all(isinstance(entry, str) for entry in ids):  # torch.distributed.checkpoint has names for numbers
+            named.append(ids)
+        elif group.get("param_names") is not None:
+            named.append(list(group["param_names"]))
+        else:
+            return None
+    return named
+
+
+def _only_group(names: Sequence[str], sources: Mapping[str, tuple[int, Any]]) -> int:
+    indices = list(dict.fromkeys(sources[name][0] for name in names))
+    if len(indices) > 1:
+        raise ValueError(
+            f"the saved groups {indices[0]} and {indices[1]} are one group here ({names[0]!r}, ...): build the "
+            "optimizer with the groups it was saved with, or load the state alone with load_named_state."
+        )
+    return indices[0]
+
+
+def _refuse_other_sizes(own: Sequence[Sequence[str]], saved: Sequence[Mapping[str, Any]]) -> None:
+    if len(own) != len(saved):
+        raise ValueError(f"the saved state has {len(saved)} parameter groups, the optimizer {len(own)}.")
+    for index, (names, group) in enumerate(zip(own, saved, strict=True)):
+        if len(names) != len(group["params"]):
+            raise ValueError(
+                f"group {index}: the saved state has {len(group['params'])} parameters, the optimizer {len(names)}."
+            )

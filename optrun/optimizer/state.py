@@ -1,0 +1,234 @@
+"""Optimizer state by parameter name, for files: tensors apart from what JSON can hold.
+
+Works for every torch optimizer whose groups carry names, ours or not.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from torch import Tensor
+from torch.distributed.tensor import DTensor, distribute_tensor
+from torch.optim import Optimizer
+
+from optrun.optimizer.groups import DESCRIPTIVE_KEYS
+from optrun.optimizer.restore import placed, refuse_difference, refuse_foreign
+
+FORMAT = 1
+
+_NOT_OPTIONS = DESCRIPTIVE_KEYS | {"params"}
+
+
+def named_state(optimizer: Optimizer) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """Everything an optimizer has learnt, by parameter name.
+
+    Args:
+        optimizer: Built with named parameters.
+
+    Returns:
+        Tensors under "<parameter>/<state key>", references and not copies; and a dict that JSON can hold: the other
+        state values, where each tensor belongs, every group's options and counters, and every parameter's shape.
+
+    Raises:
+        ValueError: Where parameters have no names.
+        TypeError: For a state value that is neither tensor, number, word, None, nor a list or dict of these.
+    """
+    tensors: dict[str, Tensor] = {}
+    state: dict[str, Any] = {}
+    for name, param in _params(optimizer).items():
+        if param in optimizer.state:
+            entries = optimizer.state[param]
+            state[name] = {key: _packed(value, f"{name}/{key}", tensors) for key, value in entries.items()}
+    foreign = [key for key in optimizer.state if not isinstance(key, Tensor)]
+    if foreign:
+        raise TypeError(f"{type(optimizer).__name__} keeps state under {foreign[0]!r}, which belongs to no parameter.")
+    meta = {
+        "format": FORMAT,
+        "optimizer": type(optimizer).__name__,
+        "params": {name: list(param.shape) for name, param in _params(optimizer).items()},
+        "state": state,
+        "groups": [
+            {
+                "param_names": list(group["param_names"]),
+                **{key: _packed(value, f"groups/{i}/{key}", tensors) for key, value in group.items() if key in kept},
+            }
+            for i, group in enumerate(optimizer.param_groups)
+            for kept in [group.keys() - {"params", "param_names"}]
+        ],
+    }
+    return tensors, meta
+
+
+def load_named_state(optimizer: Optimizer, tensors: Mapping[str, Tensor], meta: Mapping[str, Any]) -> None:
+    """Give an optimizer the state that `named_state` returned; nothing is changed where it refuses.
+
+    The order of parameters and their division into groups may differ. Dtypes are kept. The groups' options stay as
+    they were built, see `group_differences`; what a group counts is restored.
+
+    Args:
+        optimizer: Built with named parameters, of the class the state was saved from.
+        tensors: Whole tensors; a sharded parameter takes its piece.
+        meta: What came with them.
+
+    Raises:
+        ValueError: With the first parameter or tensor that is missing, extra or of another shape.
+    """
+    if meta.get("format") != FORMAT:
+        raise ValueError(f"optimizer state of format {meta.get('format')!r}: this version reads format {FORMAT}.")
+    if meta["optimizer"] != type(optimizer).__name__:
+        raise ValueError(f"the state was saved by {meta['optimizer']}, the optimizer is {type(optimizer).__name__}.")
+    params = _params(optimizer)
+    refuse_difference(list(meta["params"]), list(params))
+    for name, param in params.items():
+        if list(param.shape) != list(meta["params"][name]):
+            raise ValueError(
+                f"parameter {name!r}: saved with shape {tuple(meta['params'][name])}, "
+                f"the optimizer's has {tuple(param.shape)}."
+            )
+    unused = set(tensors)
+    loaded: dict[Tensor, dict[str, Any]] = {}
+    own_groups = {name: group for group in optimizer.param_groups for name in group["param_names"]}
+    for name, entries in meta["state"].items():
+        param = params[name]
+        values = {key: _unpacked(value, tensors, unused) for key, value in entries.items()}
+        for key, value in values.items():
+            if isinstance(value, Tensor):
+                refuse_foreign(name, param, value, key)
+        loaded[param] = {
+            key: _sharded(placed(value, param, own_groups[name], key), param) for key, value in values.items()
+        }
+    counters = _counters(optimizer, meta, tensors, unused)
+    if unused:
+        raise ValueError(f"the saved state has a tensor {min(unused)!r}, which belongs to nothing.")
+    optimizer.state.clear()
+    optimizer.state.update(loaded)
+    for group, values in zip(optimizer.param_groups, counters, strict=True):
+        group.update(values)
+
+
+def group_differences(optimizer: Optimizer, meta: Mapping[str, Any]) -> list[str]:
+    """What the groups were saved with and are not built with now, one sentence each.
+
+    Args:
+        optimizer: As built from the configuration in force.
+        meta: From `named_state`.
+
+    Returns:
+        Empty where all options agree. `lr` is compared as it was before any schedule where both sides know it, and not
+        at all where only one does.
+    """
+    saved = {name: group for group in meta["groups"] for name in group["param_names"]}
+    found: dict[str, list[str]] = {}
+    for group in optimizer.param_groups:
+        for name in group["param_names"]:
+            if name not in saved:
+                continue
+            for key in _options(optimizer, group):
+                scheduled = "initial_lr" in group or "initial_lr" in saved[name]
+                compared = "initial_lr" if key == "lr" and scheduled else key
+                if compared not in group or compared not in saved[name]:
+                    continue
+                before, now = saved[name][compared], _packed(group[compared], "", {})
+                if before != now:
+                    found.setdefault(f"{key} was {_plain(before)}, is {_plain(now)}", []).append(name)
+    return [f"{what} ({_listing(names)})" for what, names in found.items()]
+
+
+def _params(optimizer: Optimizer) -> dict[str, Tensor]:
+    if not all("param_names" in group for group in optimizer.param_groups):
+        raise ValueError(
+            f"{type(optimizer).__name__} was built without parameter names: pass model.named_parameters() or groups of "
+            "(name, parameter) pairs."
+        )
+    return {
+        name: param
+        for group in optimizer.param_groups
+        for name, param in zip(group["param_names"], group["params"], strict=True)
+    }
+
+
+def _options(optimizer: Optimizer, group: Mapping[str, Any]) -> list[str]:
+    defaults = set(optimizer.defaults)
+    for member in getattr(optimizer, "members", {}).values():
+        defaults |= set(member.defaults)
+    return [key for key in group if key in defaults and key not in _NOT_OPTIONS]
+
+
+def _counters(
+    optimizer: Optimizer, meta: Mapping[str, Any], tensors: Mapping[str, Tensor], unused: set[str]
+) -> list[dict[str, Any]]:
+    """What each group counts besides its options: for ours, the steps."""
+    saved = {name: i for i, group in enumerate(meta["groups"]) for name in group["param_names"]}
+    unpacked = [
+        {key: _unpacked(value, tensors, unused) for key, value in group.items() if key != "param_names"}
+        for group in meta["groups"]
+    ]
+    out = []
+    for group in optimizer.param_groups:
+        known = {*_options(optimizer, group), *_NOT_OPTIONS, "optimizer"}
+        sources = dict.fromkeys(saved[name] for name in group["param_names"])
+        found = [{key: value for key, value in unpacked[i].items() if key not in known} for i in sources]
+        for name, i in ((name, saved[name]) for name in group["param_names"]):
+            before, now = unpacked[i].get("optimizer"), group.get("optimizer")
+            if before != now:
+                raise ValueError(f"parameter {name!r} was stepped by {before}, now by {now}.")
+        if any(other != found[0] for other in found[1:]):
+            raise ValueError(
+                f"the group of {group['param_names'][0]!r} joins saved groups that counted differently: "
+                f"{found[0]} and {next(other for other in found[1:] if other != found[0])}."
+            )
+        out.append(found[0] if found else {})
+    return out
+
+
+def _packed(value: Any, where: str, tensors: dict[str, Tensor]) -> Any:
+    if isinstance(value, Tensor):
+        tensors[where] = value
+        return {"tensor": where}
+    if value is None or isinstance(value, (bool, int, str)):
+        return value
+    if isinstance(value, float):
+        return value if math.isfinite(value) else {"float": repr(value)}
+    if isinstance(value, (list, tuple)):
+        kind = "list" if isinstance(value, list) else "tuple"
+        return {kind: [_packed(entry, f"{where}/{i}", tensors) for i, entry in enumerate(value)]}
+    if isinstance(value, Mapping):
+        return {"dict": [[key, _packed(entry, f"{where}/{key}", tensors)] for key, entry in value.items()]}
+    raise TypeError(f"optimizer state {where} is a {type(value).__name__}, which cannot be kept in a file.")
+
+
+def _unpacked(value: Any, tensors: Mapping[str, Tensor], unused: set[str]) -> Any:
+    if not isinstance(value, Mapping):
+        return value
+    ((kind, content),) = value.items()
+    if kind == "tensor":
+        if content not in tensors:
+            raise ValueError(f"the saved state lacks the tensor {content!r}.")
+        unused.discard(content)
+        return tensors[content]
+    if kind == "float":
+        return float(content)
+    if kind == "dict":
+        return {key: _unpacked(entry, tensors, unused) for key, entry in content}
+    entries = [_unpacked(entry, tensors, unused) for entry in content]
+    return entries if kind == "list" else tuple(entries)
+
+
+def _sharded(value: Any, param: Tensor) -> Any:
+    whole = isinstance(value, Tensor) and not isinstance(value, DTensor)
+    if isinstance(param, DTensor) and whole and value.shape == param.shape:
+        return distribute_tensor(value, param.device_mesh, param.placements)
+    return value
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        ((_, content),) = value.items()
+        return content
+    return value
+
+
+def _listing(names: list[str]) -> str:
+    return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")

@@ -1,0 +1,195 @@
+"""torch's own optimizers under our roof: their update, with names, groups with a scale, a guarded lr and a config."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+import torch
+
+from optrun.optimizer import arguments
+from optrun.optimizer.arguments import Check
+from optrun.optimizer.base import NamedOptimizer, Numeric, Params
+from optrun.optimizer.groups import listed_params
+
+FUSED_DEVICES = frozenset({"cpu", "cuda", "mps", "xpu"})
+"""Where torch has a fused Adam."""
+
+_ADAM: Mapping[str, Check] = {
+    "lr": arguments.not_negative,
+    "betas": arguments.betas,
+    "eps": arguments.not_negative,
+    "weight_decay": arguments.not_negative,
+    "amsgrad": arguments.flag,
+    "momentum_decay": arguments.not_negative,
+    "decoupled_weight_decay": arguments.flag,
+    "foreach": arguments.optional_flag,
+    "fused": arguments.optional_flag,
+}
+
+
+def fusable(params: list[Any]) -> bool:
+    """Whether torch's fused kernels take all of these parameters: real, floating point, on a device that has them."""
+    tensors: list[Any] = []
+    for entry in params:
+        inner = entry["params"] if isinstance(entry, dict) else [entry]
+        tensors += [pair[1] if isinstance(pair, tuple) else pair for pair in inner]
+    return all(
+        isinstance(t, torch.Tensor) and t.is_floating_point() and t.device.type in FUSED_DEVICES for t in tensors
+    )
+
+
+class AdamW(NamedOptimizer, torch.optim.AdamW):
+    """torch's AdamW, fused where it can be.
+
+    Args:
+        params: Parameters, (name, parameter) pairs, or groups that override any of the following.
+        lr: Learning rate, a number >= 0 or a function of the step from 0.
+        betas: Decay of first and second moment, each in [0, 1).
+        eps: Added after bias correction, >= 0.
+        weight_decay: Decoupled, >= 0; may be a function of the step.
+        amsgrad: Use the largest second moment so far.
+        foreach: True: torch's multi-tensor kernels; False: its loop; None: see `fused`.
+        fused: True or False; None: fused where torch has it for these parameters and `foreach` is None too.
+
+    Raises:
+        TypeError: For an argument of a wrong type or an unknown group key.
+        ValueError: For a value out of range.
+
+    Source: Loshchilov & Hutter 2019, arXiv:1711.05101, Algorithm 2, as in torch.optim.AdamW.
+
+    Example:
+        >>> optimizer = AdamW(torch.nn.Linear(2, 1).named_parameters(), lr=2e-3)
+        >>> optimizer.get_lr(), optimizer.param_groups[0]["param_names"]
+        (0.002, ['weight', 'bias'])
+    """
+
+    CHECKS: ClassVar[Mapping[str, Check]] = _ADAM
+
+    def __init__(
+        self,
+        params: Params,
+        lr: Numeric = 1e-3,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-8,
+        weight_decay: Numeric = 0.01,
+        amsgrad: bool = False,
+        *,
+        foreach: bool | None = None,
+        fused: bool | None = None,
+    ) -> None:
+        listed, fused = _pick_fused(params, foreach, fused)
+        super().__init__(
+            listed,
+            lr=lr,
+            betas=betas,
+            eps=eps,
+            weight_decay=weight_decay,
+            amsgrad=amsgrad,
+            foreach=foreach,
+            fused=fused,
+        )
+
+
+class Adam(NamedOptimizer, torch.optim.Adam):
+    """torch's Adam, with coupled decay, fused where it can be. Keywords as in `AdamW`."""
+
+    CHECKS: ClassVar[Mapping[str, Check]] = _ADAM
+
+    def __init__(
+        self,
+        params: Params,
+        lr: Numeric = 1e-3,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-8,
+        weight_decay: Numeric = 0.0,
+        amsgrad: bool = False,
+        *,
+        foreach: bool | None = None,
+        fused: bool | None = None,
+    ) -> None:
+        listed, fused = _pick_fused(params, foreach, fused)
+        super().__init__(
+            listed,
+            lr=lr,
+            betas=betas,
+            eps=eps,
+            weight_decay=weight_decay,
+            amsgrad=amsgrad,
+            foreach=foreach,
+            fused=fused,
+        )
+
+
+def _pick_fused(params: Params, foreach: bool | None, fused: bool | None) -> tuple[list[Any], bool | None]:
+    listed = [
+        {**entry, "params": listed_params(entry["params"])} if isinstance(entry, dict) and "params" in entry else entry
+        for entry in listed_params(params)
+    ]
+    if foreach is None and fused is None and all(not isinstance(e, dict) or "params" in e for e in listed):
+        return listed, True if fusable(listed) else None
+    return listed, fused
+
+
+class SGD(NamedOptimizer, torch.optim.SGD):
+    """torch's SGD with momentum; keywords as there."""
+
+    CHECKS: ClassVar[Mapping[str, Check]] = {
+        "lr": arguments.not_negative,
+        "momentum": arguments.fraction,
+        "dampening": arguments.finite,
+        "weight_decay": arguments.not_negative,
+        "nesterov": arguments.flag,
+        "foreach": arguments.optional_flag,
+        "fused": arguments.optional_flag,
+    }
+
+
+class RMSprop(NamedOptimizer, torch.optim.RMSprop):
+    """torch's RMSprop; keywords as there."""
+
+    CHECKS: ClassVar[Mapping[str, Check]] = {
+        "lr": arguments.not_negative,
+        "alpha": arguments.fraction,
+        "eps": arguments.not_negative,
+        "weight_decay": arguments.not_negative,
+        "momentum": arguments.fraction,
+        "centered": arguments.flag,
+        "foreach": arguments.optional_flag,
+    }
+
+
+class NAdam(NamedOptimizer, torch.optim.NAdam):
+    """torch's NAdam; keywords as there."""
+
+    CHECKS: ClassVar[Mapping[str, Check]] = _ADAM
+
+
+class RAdam(NamedOptimizer, torch.optim.RAdam):
+    """torch's RAdam; keywords as there."""
+
+    CHECKS: ClassVar[Mapping[str, Check]] = _ADAM
+
+
+class Adafactor(NamedOptimizer, torch.optim.Adafactor):
+    """torch's Adafactor; keywords as there."""
+
+    CHECKS: ClassVar[Mapping[str, Check]] = {
+        "lr": arguments.not_negative,
+        "weight_decay": arguments.not_negative,
+        "d": arguments.positive,
+        "foreach": arguments.optional_flag,
+    }
+
+
+class Muon(NamedOptimizer, torch.optim.Muon):
+    """torch's Muon, for 2-D parameters alone; keywords as there."""
+
+    CHECKS: ClassVar[Mapping[str, Check]] = {
+        "lr": arguments.not_negative,
+        "momentum": arguments.fraction,
+        "weight_decay": arguments.not_negative,
+        "eps": arguments.positive,
+        "ns_steps": arguments.whole_number,
+        "nesterov": arguments.flag,
+    }
