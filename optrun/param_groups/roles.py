@@ -1,0 +1,109 @@
+"""What a parameter is: matrix, bias, norm, vector or embedding; by the type of its module first, by its name last."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+
+import torch
+from torch import Tensor, nn
+
+MATRIX, BIAS, NORM, VECTOR, EMBEDDING = "matrix", "bias", "norm", "vector", "embedding"
+ROLES = (MATRIX, EMBEDDING, NORM, BIAS, VECTOR)
+
+_NORM_TYPES: tuple[type[nn.Module], ...] = (
+    nn.LayerNorm,
+    nn.RMSNorm,
+    nn.GroupNorm,
+    nn.modules.batchnorm._NormBase,
+    nn.LocalResponseNorm,
+    nn.CrossMapLRN2d,
+)
+_WEIGHTED_TYPES: tuple[type[nn.Module], ...] = (
+    nn.Linear,
+    nn.Bilinear,
+    nn.Embedding,
+    nn.EmbeddingBag,
+    nn.modules.conv._ConvNd,
+)
+_NORM_CLASS = re.compile(r"norm(?!al)|normali[sz]ation|GRN$", re.IGNORECASE)
+_NOT_NORM_CLASS = re.compile(r"linear|conv|attention|embed|dense", re.IGNORECASE)
+_EMBEDDING_CLASS = re.compile(r"embed", re.IGNORECASE)
+_BIAS_NAME = re.compile(r"(^|_)bias(es)?(_|\d|$)")
+_EMBEDDING_NAME = re.compile(r"embed|(^|_)emb(_|$)|(^|_)(rel|abs)?_?pos(_|$)|(^|_)tokens?$")
+
+
+def roles_of(model: nn.Module) -> dict[str, str]:
+    """Role of every parameter of a model, by name.
+
+    Example:
+        >>> roles_of(nn.Sequential(nn.Embedding(4, 2), nn.LayerNorm(2), nn.Linear(2, 1)))
+        {'0.weight': 'embedding', '1.weight': 'norm', '1.bias': 'bias', '2.weight': 'matrix', '2.bias': 'bias'}
+    """
+    modules = dict(model.named_modules())
+    out: dict[str, str] = {}
+    for name, param in model.named_parameters():
+        path, _, leaf = name.rpartition(".")
+        out[name] = role_of(leaf, param, modules[path])
+    return out
+
+
+def roles_of_names(named_parameters: Iterable[tuple[str, Tensor]]) -> dict[str, str]:
+    """The same where only names and shapes are known: a table of two dimensions may then pass for a matrix."""
+    return {name: role_of(name.rpartition(".")[2], param, None) for name, param in named_parameters}
+
+
+def role_of(leaf: str, param: Tensor, module: nn.Module | None) -> str:
+    """Role of one parameter.
+
+    Args:
+        leaf: Its name within the module.
+        param: Any shape, any dtype.
+        module: The module that holds it; None where it is not known.
+
+    Returns:
+        `norm` for all that a normalisation layer holds but its bias; `bias` by name; `vector` for a tensor with one
+        axis longer than 1, unless it is the weight of a linear map, a convolution or an embedding; `embedding` for what
+        an embedding layer holds; else `matrix`.
+    """
+    if _BIAS_NAME.search(leaf):
+        return BIAS
+    if module is not None and (is_norm(module) or _is_weight_norm_magnitude(leaf, module)):
+        return NORM
+    if param.dim() <= 1:
+        return VECTOR
+    weighted = isinstance(module, _WEIGHTED_TYPES) or leaf == "weight"
+    if not weighted and sum(size > 1 for size in param.shape) <= 1:
+        return VECTOR
+    if isinstance(module, nn.Embedding | nn.EmbeddingBag):
+        return EMBEDDING
+    if (
+        module is not None
+        and _EMBEDDING_CLASS.search(type(module).__name__)
+        and not isinstance(module, _WEIGHTED_TYPES)
+    ):
+        return EMBEDDING
+    if leaf != "weight" and _EMBEDDING_NAME.search(leaf):
+        return EMBEDDING
+    return MATRIX
+
+
+def is_norm(module: nn.Module) -> bool:
+    """Whether a module is a normalisation layer: a torch one, or one whose class, or a class it comes from, says so.
+
+    Models bring their own (`LlamaRMSNorm`, `T5LayerNorm`, `MobileBertNoNorm`, `ConvNextV2GRN`), and call the attribute
+    whatever they like (`ln_1`, `q_a`): so the type is asked and not the parameter's name.
+    """
+    if isinstance(module, _NORM_TYPES):
+        return True
+    if isinstance(module, _WEIGHTED_TYPES) or any(True for child in module.children() for _ in child.parameters()):
+        return False
+    names = [cls.__name__ for cls in type(module).__mro__ if issubclass(cls, nn.Module) and cls is not nn.Module]
+    return any(_NORM_CLASS.search(name) and not _NOT_NORM_CLASS.search(name) for name in names)
+
+
+def _is_weight_norm_magnitude(leaf: str, module: nn.Module) -> bool:
+    """The length that `torch.nn.utils.parametrizations.weight_norm` splits from a weight."""
+    if leaf != "original0" or not isinstance(module, torch.nn.utils.parametrize.ParametrizationList):
+        return False
+    return any(type(part).__name__ == "_WeightNorm" for part in module)

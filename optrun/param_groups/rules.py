@@ -1,0 +1,78 @@
+"""Rules: patterns over names, the first match wins, each must win somewhere."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from torch import Tensor
+
+from optrun.errors import ConfigError, did_you_mean
+
+EVERYTHING = (".*",)
+"""Pattern list that matches every name of a group."""
+
+
+def claims(rules: Sequence[Mapping[str, Any]], params: Mapping[str, Tensor], tied: Mapping[str, str]) -> dict[str, int]:
+    """Which rule takes which trainable parameter.
+
+    Args:
+        rules: In order; each with a `pattern`.
+        params: Every parameter by name, frozen ones included.
+        tied: Further names of tensors that several modules share -> their first name.
+
+    Returns:
+        Parameter name -> index of the rule, for those that a rule takes.
+
+    Raises:
+        ConfigError: A rule matches nothing, nothing that trains, or only what earlier rules took.
+    """
+    taken: dict[str, int] = {}
+    for index, rule in enumerate(rules):
+        key = f"param_groups.rules[{index}].pattern={rule['pattern']}"
+        pattern = re.compile(rule["pattern"])
+        found = [name for name in params if pattern.search(name)]
+        if not found:
+            shared = [name for name in tied if pattern.search(name)]
+            if shared:
+                raise ConfigError(f"{key}: {shared[0]} is the same tensor as {tied[shared[0]]}; match it by that name.")
+            raise ConfigError(f"{key}: matches no parameter. {did_you_mean(rule['pattern'], _stems(params))}")
+        training = [name for name in found if params[name].requires_grad]
+        if not training:
+            raise ConfigError(f"{key}: matches only parameters that do not train, such as {found[0]}.")
+        fresh = [name for name in training if name not in taken]
+        if not fresh:
+            by = taken[training[0]]
+            raise ConfigError(
+                f"{key}: everything it matches is taken by earlier rules, {training[0]} by rules[{by}] "
+                f"({rules[by]['pattern']}). Put the narrower rule first."
+            )
+        taken.update(dict.fromkeys(fresh, index))
+    return taken
+
+
+def overrides(rule: Mapping[str, Any]) -> dict[str, Any]:
+    """A rule's overrides as the keys of a parameter group; the scale and freezing are the caller's.
+
+    `adaptation` and `centralization` become the hyper-parameters of Lamb and LazyAdam that they stand for.
+    """
+    out = {str(key): value for key, value in rule.items() if key not in ("pattern", "lr_scale", "freeze")}
+    if "adaptation" in out:
+        if out.pop("adaptation"):
+            out["always_adapt"] = True
+            out["exclude_from_layer_adaptation"] = None
+        else:
+            out["exclude_from_layer_adaptation"] = EVERYTHING
+    if "centralization" in out:
+        out["grad_centralization"] = out.pop("centralization")
+    if "betas" in out:
+        out["betas"] = tuple(out["betas"])
+    return out
+
+
+def _stems(params: Mapping[str, Tensor]) -> set[str]:
+    """Names and what they begin with, as something near to a pattern may be either."""
+    return {
+        ".".join(pieces[:end]) for name in params for pieces in (name.split("."),) for end in range(1, len(pieces) + 1)
+    }
