@@ -203,6 +203,38 @@ def truncate_after(path: Path | str, step: int) -> int:
     return len(lines) - len(kept)
 
 
+def take_up(path: Path | str, step: int) -> None:
+    """Make `metrics.jsonl` what it was when a checkpoint was saved, so that the resumed run writes each line once.
+
+    Records after the step go, and so does what the end of a run added to the record of its last step without being due
+    there: a prolonged run has no end at that step. Such names begin with one of the record's `unscheduled` prefixes.
+
+    Args:
+        path: The file.
+        step: Optimizer steps done in the checkpoint.
+    """
+    path = Path(path)
+    truncate_after(path, step)
+    if not path.exists():
+        return
+    lines = [line for line in path.read_bytes().split(b"\n") if line.strip()]
+    kept = [line for line in (_without_unscheduled(line) for line in lines) if line is not None]
+    if kept != lines:
+        _replace(path, [line + b"\n" for line in kept])
+
+
+def _without_unscheduled(line: bytes) -> bytes | None:
+    """The line without what was not due; None where nothing else is in it."""
+    record = json.loads(line)
+    prefixes = tuple(record.pop("unscheduled", ()))
+    if not prefixes:
+        return line
+    kept = {name: value for name, value in record.items() if not name.startswith(prefixes)}
+    if set(kept) <= {"step", "epoch", "time"}:
+        return None
+    return json.dumps(kept, ensure_ascii=False, allow_nan=False).encode()
+
+
 def write_summary(path: Path | str, summary: Mapping[str, Any]) -> None:
     """Write `summary.json` so that a reader sees the old one or the new one, never a part.
 

@@ -1,0 +1,6 @@
+"""`python -m optrun` is `optrun`."""
+
+from optrun.cli import main
+
+if __name__ == "__main__":
+    main()

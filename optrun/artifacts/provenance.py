@@ -1,0 +1,92 @@
+"""What a run ran on: versions, hardware, source revision, and the identity of its configuration."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import platform
+import subprocess
+from collections.abc import Mapping
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+import optrun
+
+_PACKAGES = ("torch", "transformers", "datasets", "tokenizers", "safetensors", "numpy", "hydra-core", "omegaconf")
+# What may differ between two runs without their results differing.
+_NOT_IDENTITY = ("run_name", "resume", "tracking", "checkpoint")
+_NOT_IDENTITY_OF_TRAINING = ("logging_steps", "max_seconds", "dataloader_num_workers", "device")
+
+
+def versions() -> dict[str, str]:
+    """Versions of everything that computes."""
+    found = {"optrun": optrun.__version__, "python": platform.python_version()}
+    for package in _PACKAGES:
+        try:
+            found[package] = version(package)
+        except PackageNotFoundError:
+            found[package] = "not installed"
+    return found
+
+
+def hardware(device: str, threads: int) -> dict[str, Any]:
+    """The machine.
+
+    Args:
+        device: Name of the device that trains.
+        threads: CPU threads that torch uses.
+    """
+    return {
+        "device": device,
+        "processor": _processor(),
+        "cores": os.cpu_count(),
+        "torch_threads": threads,
+        "system": platform.platform(terse=True),
+    }
+
+
+def _processor() -> str:
+    try:
+        for line in Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines():
+            if line.startswith("model name"):
+                return line.split(":", 1)[1].strip()
+    except OSError:
+        return platform.processor() or platform.machine()
+    return platform.processor() or platform.machine()
+
+
+def git_revision(folder: Path) -> dict[str, Any]:
+    """Commit of the repository a folder lies in, and whether tracked files were changed; empty outside of one."""
+
+    def ask(*words: str) -> str | None:
+        try:
+            done = subprocess.run(["git", "-C", str(folder), *words], capture_output=True, text=True, timeout=5, check=False)
+        except (OSError, subprocess.TimeoutExpired):
+            return None
+        return done.stdout.strip() if done.returncode == 0 else None
+
+    commit = ask("rev-parse", "HEAD")
+    if commit is None:
+        return {}
+    return {"commit": commit, "dirty": bool(ask("status", "--porcelain", "--untracked-files=no"))}
+
+
+def config_digest(values: Mapping[str, Any]) -> str:
+    """The identity of a run: a digest of its resolved configuration.
+
+    Args:
+        values: The resolved configuration, plain. Names, logging, saving, tracking and where it runs are left out; the
+            learning rate counts once, at the top.
+
+    Returns:
+        16 hexadecimal digits.
+    """
+    kept = {key: value for key, value in values.items() if key not in _NOT_IDENTITY}
+    if isinstance(kept.get("training"), Mapping):
+        kept["training"] = {k: v for k, v in kept["training"].items() if k not in _NOT_IDENTITY_OF_TRAINING}
+    if isinstance(kept.get("optimizer"), Mapping):
+        kept["optimizer"] = {key: value for key, value in kept["optimizer"].items() if key != "default_lr"}
+    text = json.dumps(kept, sort_keys=True, default=str)
+    return hashlib.sha256(text.encode()).hexdigest()[:16]

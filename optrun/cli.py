@@ -1,0 +1,73 @@
+"""The command line: which verb, and what its errors look like. Imports nothing heavy."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+import traceback
+
+from optrun import __version__
+from optrun.errors import EXIT_DONE, ConfigError, OptrunError, StorageError
+
+VERBS = {
+    "certify": "optrun.commands.certify",
+    "evaluate": "optrun.commands.evaluate",
+    "explain": "optrun.commands.explain",
+    "export": "optrun.commands.export",
+    "report": "optrun.commands.report",
+    "verify": "optrun.commands.verify",
+}
+TRAIN = "optrun.commands.train"
+
+
+def main() -> None:
+    """Entry point of the `optrun` script; never returns."""
+    sys.exit(run(sys.argv[1:]))
+
+
+def run(argv: list[str]) -> int:
+    """Do what the words say.
+
+    Args:
+        argv: Words after `optrun`.
+
+    Returns:
+        The exit code; every `OptrunError` has become its message on stderr.
+    """
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "true")
+    os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
+    try:
+        if argv == ["--version"]:
+            sys.stdout.write(f"optrun {__version__}\n")
+            return EXIT_DONE
+        if argv and argv[0] in VERBS:
+            module, words = VERBS[argv[0]], argv[1:]
+        else:
+            module, words = TRAIN, argv
+        code: int = importlib.import_module(module).run(words)
+        return code
+    except OptrunError as error:
+        return _say(error)
+    except BrokenPipeError:
+        # The reader of a pipe left, as `head` does.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return EXIT_DONE
+    except OSError as error:
+        if error.filename is None:
+            raise
+        return _say(StorageError(f"{error.filename}: {error.strerror}."), error)
+    except KeyboardInterrupt:
+        sys.stderr.write("optrun: stopped; nothing was running that could be saved\n")
+        return 130
+
+
+def _say(error: OptrunError, cause: BaseException | None = None) -> int:
+    if os.environ.get("HYDRA_FULL_ERROR") == "1":
+        traceback.print_exception(cause or error)
+    word = "stopped" if error.exit_code == 75 else "error"
+    sys.stderr.write(f"optrun: {word}: {error}\n")
+    if isinstance(error, ConfigError):
+        sys.stderr.write("optrun --help lists every choice and value\n")
+    sys.stderr.flush()
+    return error.exit_code

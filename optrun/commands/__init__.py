@@ -1,0 +1,1 @@
+"""One module per verb; each imports what is heavy only when it runs."""

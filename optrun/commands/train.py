@@ -1,0 +1,283 @@
+"""`optrun` without a verb: Hydra's own services, a run, a resumed run, a sweep."""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NoReturn
+
+from hydra._internal.hydra import Hydra
+from hydra._internal.utils import get_args_parser
+from hydra.core.hydra_config import HydraConfig
+from hydra.errors import HydraException
+from hydra.types import RunMode
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from optrun.artifacts.run_dir import RunDir
+from optrun.config import overrides as words_of
+from optrun.config import saved, store
+from optrun.config.run import RunConfig
+from optrun.errors import EXIT_DONE, EXIT_FAILED, ConfigError, OptrunError, StoppedEarly, StorageError, nearest
+
+
+def run(argv: list[str]) -> int:
+    """Train, or show what would be trained.
+
+    Args:
+        argv: Words after `optrun`.
+
+    Returns:
+        The exit code.
+    """
+    parser = get_args_parser()
+    args = _parse(parser, argv)
+    hydra = store.open_hydra(args.config_dir)
+    config_name = args.config_name or store.DEFAULT_CONFIG
+    if args.help:
+        hydra.app_help(config_name=config_name, args_parser=parser, args=args)
+        return EXIT_DONE
+    if args.hydra_help:
+        hydra.hydra_help(config_name=config_name, args_parser=parser, args=args)
+        return EXIT_DONE
+    if args.shell_completion:
+        hydra.shell_completion(config_name=config_name, overrides=args.overrides)
+        return EXIT_DONE
+    resume = _resume_value(args.overrides)
+    if resume is not None and not (args.cfg or args.info):
+        if args.multirun:
+            raise ConfigError("resume goes on with one run; a sweep is taken up by repeating its own command.")
+        return _resume(hydra, config_name, args, argv, resume)
+    words = words_of.checked(hydra, config_name, args.overrides, sweep=args.multirun)
+    if args.cfg or args.info:
+        return _show(hydra, config_name, words, args)
+    cfg = store.compose(hydra, config_name, words, RunMode.MULTIRUN if args.multirun else RunMode.RUN)
+    if args.multirun or cfg.hydra.mode == RunMode.MULTIRUN:
+        return _sweep(hydra, config_name, words, cfg, argv)
+    return _single(hydra, config_name, words, cfg, argv)
+
+
+def _parse(parser: argparse.ArgumentParser, argv: list[str]) -> argparse.Namespace:
+    def refuse(message: str) -> NoReturn:
+        raise ConfigError(f"{message}. `optrun --hydra-help` lists the options.")
+
+    parser.error = refuse  # type: ignore[assignment]
+    args, unknown = parser.parse_known_intermixed_args(argv)
+    if unknown:
+        options = [option for action in parser._actions for option in action.option_strings]
+        close = nearest(unknown[0], options)
+        hint = f" Did you mean {' or '.join(close)}?" if close else ""
+        raise ConfigError(f"{unknown[0]}: no such option.{hint} `optrun --hydra-help` lists them.")
+    if args.resolve and not (args.cfg or args.help):
+        raise ConfigError("--resolve belongs to --cfg: optrun --cfg job --resolve")
+    return args
+
+
+def _resume_value(words: list[str]) -> str | None:
+    """The value of `resume=`; None where it is absent or null."""
+    for override in words_of.parse([word for word in words if word.split("=", 1)[0] in ("resume", "+resume")]):
+        if override.is_sweep_override():
+            raise ConfigError(f"{override.input_line}: one run at a time can be resumed.")
+        return None if override.value() is None else str(override.value())
+    return None
+
+
+def _show(hydra: Hydra, config_name: str, words: list[str], args: argparse.Namespace) -> int:
+    try:
+        if args.cfg:
+            hydra.show_cfg(
+                config_name=config_name, overrides=words, cfg_type=args.cfg, package=args.package, resolve=args.resolve
+            )
+        else:
+            hydra.show_info(args.info, config_name=config_name, overrides=words)
+    except (HydraException, OmegaConfBaseException) as error:
+        raise ConfigError(str(error).splitlines()[0]) from error
+    return EXIT_DONE
+
+
+# A single run ---------------------------------------------------------------------------------------------------------
+
+
+def _single(hydra: Hydra, config_name: str, words: list[str], cfg: DictConfig, argv: list[str]) -> int:
+    own = store.without_hydra(cfg)
+    store.typed(own)
+    refuse_stored_trust(own, words)
+    folder = Path(str(cfg.hydra.run.dir))
+    if not any(word.startswith("hydra.run.dir=") for word in words):
+        folder = _unused(folder)
+    refuse_used(folder)
+    task = functools.partial(_train_job, argv=argv, config_name=config_name, words=words)
+    hydra.run(config_name=config_name, task_function=task, overrides=[*words, f"hydra.run.dir={_quoted(folder)}"])
+    return EXIT_DONE
+
+
+def _quoted(folder: Path) -> str:
+    text = str(folder).replace("\\", "\\\\").replace("'", "\\'")
+    return f"'{text}'"
+
+
+def _unused(folder: Path) -> Path:
+    """The folder, or one beside it where two runs began in the same second."""
+    number, place = 2, folder
+    while place.exists():
+        place, number = folder.with_name(f"{folder.name}-{number}"), number + 1
+    return place
+
+
+def refuse_used(folder: Path) -> None:
+    """A fresh run goes into an empty place.
+
+    Raises:
+        ConfigError: Something is there already.
+        StorageError: It could not be written.
+    """
+    if folder.exists() and not folder.is_dir():
+        raise ConfigError(f"hydra.run.dir={folder}: this is a file.")
+    if folder.is_dir() and any(folder.iterdir()):
+        if RunDir(folder).is_run():
+            raise ConfigError(
+                f"hydra.run.dir={folder}: there is a run in it already, and nothing is overwritten. Go on with it: "
+                f"resume={folder}. Or choose another directory."
+            )
+        raise ConfigError(f"hydra.run.dir={folder}: this directory is not empty. Choose another one.")
+    parent = next(place for place in (folder, *folder.resolve().parents) if place.exists())
+    if not os.access(parent, os.W_OK):
+        raise StorageError(f"hydra.run.dir={folder}: no permission to write in {parent}. Choose another directory.")
+
+
+def refuse_stored_trust(cfg: DictConfig, words: list[str]) -> None:
+    """Code that comes with a model runs when this command line says so, not because a file does.
+
+    Raises:
+        ConfigError: `model.trust_remote_code` is on, and not by this command line.
+    """
+    if OmegaConf.select(cfg, "model.trust_remote_code") and not any(
+        word.lstrip("+").startswith("model.trust_remote_code=") for word in words
+    ):
+        raise ConfigError(
+            "model.trust_remote_code=true stands in a configuration file; it counts only on the command line, where the "
+            "person who runs it sees it."
+        )
+
+
+def _train_job(cfg: DictConfig, *, argv: list[str], config_name: str, words: list[str]) -> None:
+    """What Hydra runs in the directory it made."""
+    own = store.without_hydra(cfg)
+    run = RunDir(Path(HydraConfig.get().runtime.output_dir))
+    try:
+        execute(store.typed(own), saved.plain(own), run, argv, config_name, words)
+    except OptrunError as error:
+        raise SystemExit(_code(error)) from error
+
+
+def _code(error: OptrunError) -> int:
+    from optrun.cli import _say
+
+    return _say(error)
+
+
+def execute(
+    config: RunConfig,
+    values: Mapping[str, Any],
+    run: RunDir,
+    argv: list[str],
+    config_name: str,
+    words: list[str],
+    resume: Any | None = None,
+) -> None:
+    """Train in a run directory and show the result.
+
+    Raises:
+        OptrunError: As `experiment.train`.
+    """
+    from rich.console import Console
+
+    from optrun import experiment, outcome
+    from optrun.training.progress import make_display
+
+    console = Console()
+    with outcome.run_log(run):
+        display = make_display(console, f"optrun · {config.task.name} · {config.model.name} · {config.optimizer.name} · lr {config.lr:g}")
+        outcome.introduce(display, config, run)
+        done = experiment.train(config, values, run, experiment.Invocation(argv, config_name, words), display, resume)
+        outcome.show(console, done)
+
+
+# Going on -------------------------------------------------------------------------------------------------------------
+
+
+def _resume(hydra: Hydra, config_name: str, args: argparse.Namespace, argv: list[str], value: str) -> int:
+    from optrun.resume import find_target
+
+    words = [word for word in args.overrides if word.split("=", 1)[0] not in ("resume", "+resume")]
+    place = [word for word in words if word.startswith("hydra.run.dir=")]
+    run_dir = Path(str(words_of.parse(place)[-1].value())) if place else None
+    outputs = Path("outputs")
+    target = find_target(value, run_dir=run_dir, outputs=outputs)
+    if target is None:  # resume=auto, and nothing to resume
+        checked = words_of.checked(hydra, config_name, args.overrides, sweep=False)
+        return _single(hydra, config_name, checked, store.compose(hydra, config_name, checked), argv)
+    own = [word for word in words if not word.startswith("hydra.")]
+    other = [word for word in words if word.startswith("hydra.") and word not in place]
+    if other:
+        raise ConfigError(f"{other[0]}: has no effect on a run that goes on; leave it out.")
+    before = saved.with_schemas(saved.read_config(target.run.config), str(target.run.config))
+    after = saved.changed(hydra, before, own)
+    refuse_stored_trust(after, own)
+    config = store.typed(after)
+    values = saved.plain(after)
+    from optrun.experiment import ResumePoint
+
+    changes = saved.differences(saved.plain(before), values)
+    execute(config, values, target.run, argv, config_name, own, ResumePoint(target.checkpoint, changes))
+    return EXIT_DONE
+
+
+# A sweep --------------------------------------------------------------------------------------------------------------
+
+
+def _sweep(hydra: Hydra, config_name: str, words: list[str], cfg: DictConfig, argv: list[str]) -> int:
+    folder = Path(str(cfg.hydra.sweep.dir))
+    task = functools.partial(_sweep_job, argv=argv, config_name=config_name)
+    try:
+        hydra.multirun(
+            config_name=config_name,
+            task_function=task,
+            overrides=[*words, "hydra.mode=MULTIRUN", f"hydra.sweep.dir={_quoted(folder)}"],
+        )
+    except HydraException as error:
+        raise ConfigError(str(error).splitlines()[0]) from error
+    return _compare(folder)
+
+
+def _compare(folder: Path) -> int:
+    from rich.console import Console
+
+    from optrun.report.build import report
+
+    report([folder], console=Console())
+    from optrun.artifacts.metrics import read_summary
+    from optrun.artifacts.run_dir import find_runs
+
+    states = [read_summary(RunDir(run).summary).get("status") for run in find_runs(folder) if RunDir(run).summary.exists()]
+    return EXIT_DONE if states and all(state == "finished" for state in states) else EXIT_FAILED
+
+
+def _sweep_job(cfg: DictConfig, *, argv: list[str], config_name: str) -> None:
+    """One job: what goes wrong in it is told there and in its summary, and the others go on."""
+    from optrun.cli import _say
+
+    own = store.without_hydra(cfg)
+    hydra_node = HydraConfig.get()
+    run = RunDir(Path(hydra_node.runtime.output_dir))
+    words = list(OmegaConf.to_container(hydra_node.overrides.task))  # type: ignore[arg-type]
+    try:
+        refuse_stored_trust(own, argv)
+        execute(store.typed(own), saved.plain(own), run, argv, config_name, words)
+    except StoppedEarly as error:
+        raise SystemExit(_say(error)) from error  # a signal is meant for the whole sweep
+    except OptrunError as error:
+        _say(error)

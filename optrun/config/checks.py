@@ -1,0 +1,45 @@
+"""Range checks shared by the configuration dataclasses: one wording for every refusal."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from optrun.errors import ConfigError
+
+
+def expect(condition: bool, key: str, value: Any, expected: str, hint: str = "") -> None:
+    """Refuse a value by name.
+
+    Args:
+        condition: True where the value is right.
+        key: Dotted configuration key.
+        value: What was given.
+        expected: What would have been right, as the end of "expected ...".
+        hint: What to do, one sentence.
+
+    Raises:
+        ConfigError: Where `condition` is false.
+    """
+    if not condition:
+        raise ConfigError(f"{key}={value}: expected {expected}." + (f" {hint}" if hint else ""))
+
+
+def expect_positive(key: str, value: float | None) -> None:
+    """None passes; a number must be above 0."""
+    expect(value is None or value > 0, key, value, "a number above 0")
+
+
+def expect_not_negative(key: str, value: float | None) -> None:
+    """None passes; a number must be 0 or more."""
+    expect(value is None or value >= 0, key, value, "0 or more")
+
+
+def expect_fraction(key: str, value: float | None) -> None:
+    """None passes; a number must lie in [0, 1)."""
+    expect(value is None or 0 <= value < 1, key, value, "a number in [0, 1)")
+
+
+def expect_one_of(key: str, value: Any, choices: Sequence[str]) -> None:
+    """A word out of a list, with the list in the message."""
+    expect(value in choices, key, value, f"one of {', '.join(choices)}")

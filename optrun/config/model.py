@@ -1,0 +1,58 @@
+"""Which transformers model, and with which tokenizer."""
+
+from dataclasses import dataclass
+from typing import Any
+
+from optrun.config.checks import expect
+
+
+@dataclass(kw_only=True)
+class ModelConfig:
+    """What every model choice has."""
+
+    name: str
+    config: dict[str, Any]
+    """Values for the transformers configuration, by its own names; an unknown one is an error."""
+    tokenizer: str | None
+    """Hub name or local folder of a tokenizer; null: the model's own, or one trained on the training text."""
+    attn_implementation: str | None
+    """`sdpa`, `eager`, ...; null: what transformers picks."""
+
+
+@dataclass(kw_only=True)
+class PretrainedConfig(ModelConfig):
+    """A model with weights, from the hub or a local folder."""
+
+    path: str
+    """Hub name or local folder."""
+    revision: str | None
+    """Branch, tag or commit on the hub."""
+    trust_remote_code: bool
+    """Run Python code that comes with the model. Counts only when it stands on the command line."""
+
+    def __post_init__(self) -> None:
+        """Refuse an empty path."""
+        expect(bool(self.path.strip()), "model.path", repr(self.path), "a hub name or a local folder")
+
+
+@dataclass(kw_only=True)
+class FromConfigConfig(ModelConfig):
+    """Any transformers architecture, from scratch."""
+
+    model_type: str
+    """transformers' name of the architecture: `gpt2`, `bert`, `llama`, `t5`, `vit`, ..."""
+    vocab_size: int
+    """Size of the byte-level BPE vocabulary trained on the training text, where no tokenizer is named."""
+
+    def __post_init__(self) -> None:
+        """Refuse a vocabulary that cannot hold the 256 bytes and the special tokens."""
+        expect(self.vocab_size >= 300, "model.vocab_size", self.vocab_size, "300 or more (256 bytes and special tokens)")
+
+
+SCHEMAS: dict[str, type[ModelConfig]] = {
+    "gpt_tiny": FromConfigConfig,
+    "bert_tiny": FromConfigConfig,
+    "vit_tiny": FromConfigConfig,
+    "from_config": FromConfigConfig,
+    "pretrained": PretrainedConfig,
+}

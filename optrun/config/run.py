@@ -1,0 +1,41 @@
+"""The whole configuration of a run."""
+
+from dataclasses import dataclass
+
+from optrun.config.checkpoint import CheckpointConfig
+from optrun.config.checks import expect
+from optrun.config.clip import ClipConfig
+from optrun.config.data import DataConfig
+from optrun.config.model import ModelConfig
+from optrun.config.optimizer import OptimizerConfig
+from optrun.config.param_groups import ParamGroupsConfig
+from optrun.config.scheduler import SchedulerConfig
+from optrun.config.task import TaskConfig
+from optrun.config.tracking import TrackingConfig
+from optrun.config.training import TrainingConfig
+
+
+@dataclass(kw_only=True)
+class RunConfig:
+    """One field per configuration group, and the four top-level keys."""
+
+    lr: float
+    """Peak learning rate; the schedule multiplies it."""
+    seed: int
+    run_name: str | None
+    resume: str | None
+    model: ModelConfig
+    task: TaskConfig
+    data: DataConfig
+    param_groups: ParamGroupsConfig
+    optimizer: OptimizerConfig
+    scheduler: SchedulerConfig
+    clip: ClipConfig
+    training: TrainingConfig
+    checkpoint: CheckpointConfig
+    tracking: TrackingConfig
+
+    def __post_init__(self) -> None:
+        """Refuse an lr or a seed out of range."""
+        expect(0 < self.lr < float("inf"), "lr", self.lr, "a number above 0")
+        expect(0 <= self.seed < 2**63, "seed", self.seed, "a whole number, 0 or more")

@@ -1,0 +1,134 @@
+"""The configuration a run was started with, taken up again with changes from the command line."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from hydra._internal.hydra import Hydra
+from hydra.core.override_parser.types import Override
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from optrun.config import store
+from optrun.config.overrides import assign, did_you_mean, open_prefix, parse, unknown_key
+from optrun.config.overrides import all_keys as keys_of
+from optrun.errors import ConfigError
+
+
+def read_config(path: Path) -> dict[str, Any]:
+    """A `config.yaml` of a run directory.
+
+    Raises:
+        ConfigError: It is missing or no YAML mapping.
+    """
+    try:
+        values = OmegaConf.to_container(OmegaConf.load(path), resolve=False)
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be read: {error.strerror}.") from error
+    except (OmegaConfBaseException, ValueError) as error:
+        raise ConfigError(f"{path}: no valid YAML.") from error
+    except Exception as error:  # PyYAML's errors share no public base with the above
+        raise ConfigError(f"{path}: no valid YAML: {str(error).splitlines()[0]}") from error
+    if not isinstance(values, dict):
+        raise ConfigError(f"{path}: expected a mapping of configuration groups.")
+    return {str(key): value for key, value in values.items()}
+
+
+def with_schemas(values: Mapping[str, Any], where: str) -> DictConfig:
+    """Plain values under their dataclasses.
+
+    Args:
+        values: A resolved configuration.
+        where: What it is, for messages.
+
+    Raises:
+        ConfigError: A group is missing, or a key or type does not fit.
+    """
+    tree = OmegaConf.structured(store.RunConfig)
+    for group in store.GROUPS:
+        section = values.get(group)
+        if not isinstance(section, Mapping) or "name" not in section:
+            raise ConfigError(f"{where}: group {group} is missing: this was not written by optrun.")
+        OmegaConf.update(tree, group, OmegaConf.structured(store.schema_of(group, str(section["name"]))), merge=False)
+    try:
+        merged = OmegaConf.merge(tree, dict(values))
+    except OmegaConfBaseException as error:
+        raise ConfigError(f"{where}: {str(error).splitlines()[0]}") from error
+    assert isinstance(merged, DictConfig)
+    return merged
+
+
+def changed(hydra: Hydra, cfg: DictConfig, overrides: list[str]) -> DictConfig:
+    """A saved configuration with the command line's changes.
+
+    Args:
+        hydra: Composes choices of groups.
+        cfg: The saved configuration, with schemas.
+        overrides: `key=value` words; `resume` and Hydra's own are the caller's.
+
+    Raises:
+        ConfigError: As on a fresh command line.
+    """
+    result = cfg.copy()
+    parsed = parse(overrides)
+    for override in parsed:
+        if override.is_sweep_override():
+            raise ConfigError(f"{override.input_line}: several values are a sweep, which cannot be resumed as one run.")
+    for override in (override for override in parsed if override.key_or_group in store.GROUPS):
+        _change_choice(hydra, result, override)
+    for override in (override for override in parsed if override.key_or_group not in store.GROUPS):
+        key = override.key_or_group
+        if key not in keys_of(result) and open_prefix(result, key) is None:
+            raise unknown_key(result, key)
+        assign(result, key, override.value())
+    return result
+
+
+def _change_choice(hydra: Hydra, cfg: DictConfig, override: Override) -> None:
+    group, value = override.key_or_group, str(override.value())
+    options = hydra.config_loader.get_group_options(group)
+    if value not in options:
+        raise ConfigError(f"{group}={value}: no such {group}. {did_you_mean(value, options)}")
+    chosen = store.without_hydra(store.compose(hydra, store.DEFAULT_CONFIG, [f"{group}={value}"]))
+    if OmegaConf.to_container(chosen[group]).get("name") == cfg[group].name:  # type: ignore[union-attr]
+        return  # the choice that stands already, with the values that were given to it then
+    OmegaConf.update(cfg, group, chosen[group], merge=False)
+
+
+def plain(cfg: DictConfig) -> dict[str, Any]:
+    """Resolved plain values; words for Enums."""
+    values = OmegaConf.to_container(cfg, resolve=True, enum_to_str=True)
+    assert isinstance(values, dict)
+    return {str(key): value for key, value in values.items()}
+
+
+def flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Dotted names to leaf values; lists are leaves.
+
+    Example:
+        >>> flat({"lr": 0.1, "clip": {"max_norm": 1.0}})
+        {'lr': 0.1, 'clip.max_norm': 1.0}
+    """
+    found: dict[str, Any] = {}
+    for key, value in values.items():
+        name = f"{prefix}{key}"
+        if isinstance(value, Mapping) and value:
+            found.update(flat(value, f"{name}."))
+        else:
+            found[name] = value
+    return found
+
+
+def differences(before: Mapping[str, Any], after: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
+    """Dotted names whose values differ, to both values; a key that is absent counts as None.
+
+    Example:
+        >>> differences({"lr": 0.1, "seed": 0}, {"lr": 0.2, "seed": 0})
+        {'lr': (0.1, 0.2)}
+    """
+    old, new = flat(before), flat(after)
+    return {
+        name: (old.get(name), new.get(name))
+        for name in dict.fromkeys([*old, *new])
+        if old.get(name) != new.get(name) and name != "resume"
+    }

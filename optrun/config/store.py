@@ -1,0 +1,203 @@
+"""Where `conf/` and `recipes/` lie; schemas into Hydra, a typed `RunConfig` out."""
+
+import copy
+from pathlib import Path
+from typing import Any
+
+from hydra._internal.config_loader_impl import ConfigLoaderImpl
+from hydra._internal.hydra import Hydra
+from hydra._internal.utils import create_config_search_path
+from hydra.core.config_search_path import ConfigSearchPath, SearchPathQuery
+from hydra.core.config_store import ConfigStore
+from hydra.core.global_hydra import GlobalHydra
+from hydra.core.object_type import ObjectType
+from hydra.errors import HydraException, MissingConfigException
+from hydra.types import RunMode
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from optrun.config import (
+    checkpoint,
+    clip,
+    data,
+    model,
+    optimizer,
+    param_groups,
+    scheduler,
+    task,
+    tracking,
+    training,
+)
+from optrun.config.run import RunConfig
+from optrun.errors import ConfigError, did_you_mean
+
+GROUPS: dict[str, dict[str, type[Any]]] = {
+    "task": dict(task.SCHEMAS),
+    "data": dict(data.SCHEMAS),
+    "model": dict(model.SCHEMAS),
+    "param_groups": dict(param_groups.SCHEMAS),
+    "optimizer": dict(optimizer.SCHEMAS),
+    "scheduler": dict(scheduler.SCHEMAS),
+    "clip": dict(clip.SCHEMAS),
+    "training": dict(training.SCHEMAS),
+    "checkpoint": dict(checkpoint.SCHEMAS),
+    "tracking": dict(tracking.SCHEMAS),
+}
+DEFAULT_CONFIG = "config"
+
+
+def _shipped(folder: str, mark: str) -> Path:
+    """`folder` inside the package (wheel) or beside it (checkout, editable install)."""
+    package = Path(__file__).resolve().parents[1]
+    for candidate in (package / folder, package.parent / folder):
+        if (candidate / mark).is_file():
+            return candidate
+    raise ConfigError(f"{folder}/{mark} is missing beside {package}: the installation is not whole. Install optrun again.")
+
+
+def config_dir() -> Path:
+    """The folder of configuration groups."""
+    return _shipped("conf", "config.yaml")
+
+
+def recipes_dir() -> Path:
+    """The folder of recipes."""
+    return _shipped("recipes", "stdlib_gpt.yaml")
+
+
+def recipe_names() -> list[str]:
+    """Names that `-cn` takes, besides `config`."""
+    return sorted(path.stem for path in recipes_dir().glob("*.yaml"))
+
+
+def register_schemas() -> None:
+    """Put every dataclass into Hydra's store, as `<choice>_schema` of its group."""
+    store = ConfigStore.instance()
+    store.store(name="run_schema", node=RunConfig, provider="optrun")
+    for group, choices in GROUPS.items():
+        for choice, schema in choices.items():
+            store.store(group=group, name=f"{choice}_schema", node=schema, provider="optrun")
+
+
+class _Loader(ConfigLoaderImpl):
+    """Hydra's loader, that does not show schemas among the choices."""
+
+    def get_group_options(
+        self,
+        group_name: str,
+        results_filter: ObjectType | None = ObjectType.CONFIG,
+        config_name: str | None = None,
+        overrides: list[str] | None = None,
+    ) -> list[str]:
+        """Choices of a group, without the schemas."""
+        options = super().get_group_options(group_name, results_filter, config_name, overrides)
+        return [option for option in options if not option.endswith("_schema")]
+
+
+def _search_path(extra_dir: str | None) -> ConfigSearchPath:
+    path = create_config_search_path(str(config_dir()))
+    path.prepend(provider="recipes", path=f"file://{recipes_dir()}", anchor=SearchPathQuery(provider="schema"))
+    if extra_dir is not None:
+        folder = Path(extra_dir).resolve()
+        if not folder.is_dir():
+            raise ConfigError(f"--config-dir {extra_dir}: no such folder.")
+        path.prepend(provider="command-line", path=f"file://{folder}", anchor=SearchPathQuery(provider="main"))
+    return path
+
+
+def open_hydra(extra_dir: str | None = None) -> Hydra:
+    """A Hydra over the shipped folders and one of the user's.
+
+    Args:
+        extra_dir: `--config-dir`: choices and configurations of the user's own, found first.
+
+    Raises:
+        ConfigError: Where that folder does not exist.
+    """
+    register_schemas()
+    GlobalHydra.instance().clear()
+    hydra = Hydra(task_name="optrun", config_loader=_Loader(config_search_path=_search_path(extra_dir)))
+    GlobalHydra.instance().initialize(hydra)
+    return hydra
+
+
+def compose(hydra: Hydra, config_name: str, overrides: list[str], run_mode: RunMode = RunMode.RUN) -> DictConfig:
+    """Compose, with Hydra's own node in it.
+
+    Raises:
+        ConfigError: In one readable message, for whatever Hydra or OmegaConf refuse.
+    """
+    try:
+        return hydra.compose_config(
+            config_name=config_name,
+            overrides=list(overrides),
+            run_mode=run_mode,
+            from_shell=False,
+            with_log_configuration=False,
+        )
+    except MissingConfigException as error:
+        if error.missing_cfg_file == config_name:
+            names = [DEFAULT_CONFIG, *recipe_names()]
+            raise ConfigError(
+                f"-cn {config_name}: no such recipe. {did_you_mean(config_name, names)} "
+                f"Recipes: {', '.join(recipe_names())}; your own are found with --config-dir DIR."
+            ) from error
+        raise ConfigError(_first_line(error)) from error
+    except (HydraException, OmegaConfBaseException) as error:
+        raise ConfigError(_first_line(error)) from error
+
+
+def _first_line(error: BaseException) -> str:
+    cause: BaseException = error
+    while cause.__cause__ is not None:
+        cause = cause.__cause__
+    if isinstance(cause, ConfigError):
+        return str(cause)
+    lines = [line for line in str(error).splitlines() if line.strip()]
+    return lines[0] if lines else type(error).__name__
+
+
+def without_hydra(cfg: DictConfig) -> DictConfig:
+    """A copy that holds the run's own keys alone."""
+    own = copy.deepcopy(cfg)
+    OmegaConf.set_struct(own, False)
+    OmegaConf.set_readonly(own, False)
+    own.pop("hydra", None)
+    return own
+
+
+def typed(cfg: DictConfig) -> RunConfig:
+    """The dataclasses, checked.
+
+    Args:
+        cfg: A composed configuration without Hydra's node.
+
+    Raises:
+        ConfigError: For a mandatory value that is missing, an interpolation that leads nowhere, or a value out of range.
+    """
+    missing = sorted(OmegaConf.missing_keys(cfg))
+    if missing:
+        key = missing[0]
+        others = f" (also missing: {', '.join(missing[1:])})" if missing[1:] else ""
+        raise ConfigError(f"{key} is missing: give {key}=VALUE{others}.")
+    try:
+        config = OmegaConf.to_object(cfg)
+    except ConfigError:
+        raise
+    except OmegaConfBaseException as error:
+        raise ConfigError(_first_line(error)) from error
+    if not isinstance(config, RunConfig):
+        raise ConfigError(
+            "this configuration is not built on `config`: begin its defaults list with `- config`."
+        )
+    return config
+
+
+def schema_of(group: str, name: str) -> type[Any]:
+    """The dataclass of a choice, by the `name` that stands in its values."""
+    choices = GROUPS[group]
+    if name in choices:
+        return choices[name]
+    if group == "optimizer" and "pytorch_optimizer" in choices:
+        return choices["pytorch_optimizer"]  # there `name` is the library's
+    raise ConfigError(f"{group}.name={name}: {did_you_mean(name, choices)}")

@@ -1,0 +1,162 @@
+"""Seeded batches that can be taken up at any step.
+
+The order of an epoch is a function of seed and epoch, the place inside it a function of the step: nothing that a loader
+keeps in memory is needed to go on.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from torch.utils.data import DataLoader, Dataset
+
+from optrun.data.examples import Example
+from optrun.data.randomness import generator
+
+Batch = dict[str, torch.Tensor]
+Key = tuple[int, int]
+"""Epoch and example index: all that the randomness of an example depends on, besides the seed."""
+
+
+class ExampleSource(Protocol):
+    """A sequence of examples."""
+
+    def __len__(self) -> int: ...
+    def __getitem__(self, index: int) -> Example: ...
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Which examples each optimizer step sees.
+
+    An epoch's last micro-batch, and its last step, may be smaller; a step never spans two epochs.
+    """
+
+    examples: int
+    batch_size: int
+    accumulation: int
+    seed: int
+
+    @property
+    def micro_batches_per_epoch(self) -> int:
+        """Micro-batches of one pass."""
+        return -(-self.examples // self.batch_size)
+
+    @property
+    def steps_per_epoch(self) -> int:
+        """Optimizer steps of one pass."""
+        return -(-self.micro_batches_per_epoch // self.accumulation)
+
+    def locate(self, step: int) -> tuple[int, int]:
+        """Epoch, and step inside it, of optimizer step number `step` (from 0)."""
+        return divmod(step, self.steps_per_epoch)
+
+    def order(self, epoch: int) -> np.ndarray:
+        """The permutation of one epoch; shape (examples,), int64."""
+        return generator(self.seed, "order", epoch).permutation(self.examples)
+
+    def steps(self, start: int) -> Iterator[list[list[Key]]]:
+        """The micro-batches of each step from number `start` on, without end."""
+        step = start
+        while True:
+            epoch, place = self.locate(step)
+            order = self.order(epoch)
+            for number in range(place, self.steps_per_epoch):
+                first = number * self.accumulation * self.batch_size
+                last = min(first + self.accumulation * self.batch_size, self.examples)
+                yield [
+                    [(epoch, int(index)) for index in order[begin : min(begin + self.batch_size, last)]]
+                    for begin in range(first, last, self.batch_size)
+                ]
+            step = (epoch + 1) * self.steps_per_epoch
+
+    def sizes(self, step: int) -> list[int]:
+        """Examples of each micro-batch of a step."""
+        _, place = self.locate(step)
+        first = place * self.accumulation * self.batch_size
+        last = min(first + self.accumulation * self.batch_size, self.examples)
+        return [min(self.batch_size, last - begin) for begin in range(first, last, self.batch_size)]
+
+
+class _Keyed(Dataset[Example]):
+    """Examples by epoch and index, each transformed with randomness of its own."""
+
+    def __init__(
+        self, examples: ExampleSource, transform: Callable[[Example, np.random.Generator], Example], seed: int, stream: str
+    ) -> None:
+        self.examples = examples
+        self.transform = transform
+        self.seed = seed
+        self.stream = stream
+
+    def __getitem__(self, key: Key) -> Example:
+        epoch, index = key
+        return self.transform(self.examples[index], generator(self.seed, self.stream, epoch, index))
+
+
+@dataclass
+class Feed:
+    """Everything that turns examples into batches."""
+
+    examples: ExampleSource
+    transform: Callable[[Example, np.random.Generator], Example]
+    collate: Callable[[list[Example]], Batch]
+    seed: int
+    workers: int
+    pin_memory: bool = False
+
+    def _loader(self, batches: Any, stream: str) -> DataLoader[Any]:
+        if self.workers:
+            os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # worker processes are forked
+        return DataLoader(
+            _Keyed(self.examples, self.transform, self.seed, stream),
+            batch_sampler=batches,
+            num_workers=self.workers,
+            collate_fn=self.collate,
+            pin_memory=self.pin_memory,
+            worker_init_fn=_ignore_stop_signals,
+            # Without its own generator the loader would draw from the model's.
+            generator=torch.Generator().manual_seed(self.seed),
+        )
+
+    def training(self, plan: Plan, start: int) -> Iterator[list[Batch]]:
+        """Micro-batches of each optimizer step from number `start` on, without end; closing it ends the workers."""
+        micro_batches = (keys for step in plan.steps(start) for keys in step)
+        batches = iter(self._loader(_Stream(micro_batches), "example"))
+        step = start
+        try:
+            while True:
+                yield [next(batches) for _ in plan.sizes(step)]
+                step += 1
+        finally:
+            del batches
+
+    def evaluation(self, batch_size: int) -> Iterator[Batch]:
+        """All examples once, in order; their randomness is the same at every call."""
+        count = len(self.examples)
+        keys = [
+            [(0, index) for index in range(begin, min(begin + batch_size, count))] for begin in range(0, count, batch_size)
+        ]
+        yield from self._loader(keys, "evaluation")
+
+
+def _ignore_stop_signals(_: int) -> None:
+    """A signal to the whole process group is the main process's to answer; it still wants its batches."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+
+
+class _Stream:
+    """An iterator that may be handed to a loader as its batch sampler, once."""
+
+    def __init__(self, batches: Iterator[list[Key]]) -> None:
+        self.batches = batches
+
+    def __iter__(self) -> Iterator[list[Key]]:
+        return self.batches

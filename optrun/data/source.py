@@ -1,0 +1,121 @@
+"""Two splits of rows with named columns, wherever they come from."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from optrun.config.data import ColumnsConfig, DataConfig, FilesConfig, HubConfig, StdlibConfig
+from optrun.data.randomness import generator
+from optrun.errors import ConfigError
+
+if TYPE_CHECKING:
+    from datasets import Dataset
+
+FEW_DOCUMENTS = 20
+
+
+@dataclass
+class Split:
+    """Rows of one purpose."""
+
+    rows: Dataset
+    key: str
+    """The configuration key the rows came by, for messages: `data.train`, `data.eval`."""
+
+
+@dataclass
+class Source:
+    """Training and evaluation rows; disjoint."""
+
+    train: Split
+    eval: Split
+    columns: ColumnsConfig | None
+    """Names of the columns, as configured; None: one column, `text`."""
+    prompt: str | None = None
+    """A text whose continuation shows a person what a language model learnt from this source."""
+    notes: list[str] = field(default_factory=list)
+    """What was decided where the configuration was silent; shown to the user."""
+
+
+def load_source(config: DataConfig, *, seed: int, documents: bool) -> Source:
+    """Read the rows.
+
+    Args:
+        config: The data choice.
+        seed: Cuts an evaluation split where there is none.
+        documents: True where rows will be joined: a text file is then one row, else each of its lines is.
+
+    Raises:
+        ConfigError: No such file or dataset, an empty one, a format that cannot be read.
+    """
+    if isinstance(config, StdlibConfig):
+        from optrun.data.stdlib import load_stdlib
+
+        return load_stdlib(config, seed=seed)
+    if isinstance(config, FilesConfig):
+        from optrun.data.files import read_files
+
+        train = Split(read_files("data.train", config.train, documents=documents), "data.train")
+        held = None
+        if config.eval is not None:
+            held = Split(read_files("data.eval", config.eval, documents=documents), "data.eval")
+    elif isinstance(config, HubConfig):
+        from optrun.data.hub import read_hub
+
+        train, held = read_hub(config)
+    else:
+        raise ConfigError(f"data={config.name}: no reader for this choice.")
+    notes: list[str] = []
+    if held is None:
+        train, held, note = cut(train, config.eval_fraction, seed=seed, documents=documents)
+        notes.append(note)
+    return Source(train=train, eval=held, columns=config, notes=notes)
+
+
+def cut(split: Split, fraction: float, *, seed: int, documents: bool) -> tuple[Split, Split, str]:
+    """Hold back a share of the rows for evaluation.
+
+    Args:
+        split: All rows.
+        fraction: Share to hold back, in (0, 1).
+        seed: Picks the rows.
+        documents: True where rows are documents to be joined: with fewer than 20 of them the end of each document is
+            held back instead, at a line break.
+
+    Returns:
+        Training rows, evaluation rows, and a sentence that says what was done.
+
+    Raises:
+        ConfigError: Fewer than two rows that cannot be cut.
+    """
+    rows = split.rows
+    if documents and len(rows) < FEW_DOCUMENTS and rows.column_names == ["text"]:
+        return _cut_ends(split, fraction)
+    if len(rows) < 2:
+        raise ConfigError(f"{split.key}: one row cannot be cut into training and evaluation rows. Give data.eval.")
+    held = min(max(1, round(fraction * len(rows))), len(rows) - 1)
+    order = generator(seed, "split").permutation(len(rows))
+    note = f"no evaluation split given: {held:,} of {len(rows):,} rows of {split.key} held back by seed {seed}"
+    return (
+        Split(rows.select(sorted(order[held:].tolist())), split.key),
+        Split(rows.select(sorted(order[:held].tolist())), f"{split.key} (held back)"),
+        note,
+    )
+
+
+def _cut_ends(split: Split, fraction: float) -> tuple[Split, Split, str]:
+    from datasets import Dataset
+
+    heads, tails = [], []
+    for text in split.rows["text"]:
+        place = text.rfind("\n", 0, int(len(text) * (1 - fraction))) + 1
+        place = place or int(len(text) * (1 - fraction))
+        heads.append(text[:place])
+        tails.append(text[place:])
+    note = f"no evaluation split given: the last {fraction:.0%} of each text of {split.key} held back"
+    return (
+        Split(Dataset.from_dict({"text": heads}), split.key),
+        Split(Dataset.from_dict({"text": tails}), f"{split.key} (held back)"),
+        note,
+    )

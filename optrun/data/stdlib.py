@@ -1,0 +1,53 @@
+"""The source text of the running Python's standard library: real input on every machine, no download."""
+
+from __future__ import annotations
+
+import sysconfig
+from pathlib import Path
+
+from optrun.config.data import StdlibConfig
+from optrun.data.randomness import generator
+from optrun.data.source import Source, Split
+from optrun.errors import ConfigError
+
+PROMPT = "def read_lines(path):\n    "
+_LEFT_OUT = {"site-packages", "dist-packages", "test", "tests", "idle_test", "__pycache__", "lib2to3", "config"}
+
+
+def stdlib_files() -> list[Path]:
+    """Every `.py` file of the standard library, tests and installed packages left out, by name."""
+    root = Path(sysconfig.get_paths()["stdlib"])
+    files = [
+        path
+        for path in sorted(root.rglob("*.py"))
+        if not _LEFT_OUT.intersection(path.relative_to(root).parts[:-1])
+    ]
+    if not files:
+        raise ConfigError(
+            f"data=stdlib: no .py files below {root}: this Python came without the source of its library. "
+            "Use data=files data.train=PATH."
+        )
+    return files
+
+
+def load_stdlib(config: StdlibConfig, *, seed: int) -> Source:
+    """Train and evaluation files, disjoint, chosen by the seed.
+
+    Raises:
+        ConfigError: This Python has no source files.
+    """
+    from datasets import Dataset
+
+    texts = [path.read_text(encoding="utf-8", errors="replace") for path in stdlib_files()]
+    order = generator(seed, "split").permutation(len(texts))
+    held = max(1, round(config.eval_fraction * len(texts)))
+    # Shuffled files: the first blocks of the packed stream are not all from modules that begin with "a".
+    eval_texts = [texts[index] for index in order[:held]]
+    train_texts = [texts[index] for index in order[held:]]
+    return Source(
+        train=Split(Dataset.from_dict({"text": train_texts}), "data=stdlib"),
+        eval=Split(Dataset.from_dict({"text": eval_texts}), "data=stdlib (held back)"),
+        columns=None,
+        prompt=PROMPT,
+        notes=[f"{len(train_texts)} files of the standard library to train on, {held} others to evaluate on"],
+    )

@@ -1,0 +1,1 @@
+"""The transformers model and its tokenizer, from weights or from scratch."""

@@ -1,0 +1,132 @@
+"""The model's own tokenizer, a named one, or a byte-level BPE trained on the training text in seconds."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from itertools import chain, islice
+from pathlib import Path
+from typing import Any
+
+from optrun.config.model import ModelConfig, PretrainedConfig
+from optrun.data.cache import cached, digest
+from optrun.errors import ConfigError
+
+TRAINING_CHARACTERS = 16_000_000
+"""A vocabulary is learnt from this much text at most; more changes it little."""
+
+_SPECIAL = {
+    "stream": ["<|endoftext|>", "<|pad|>"],
+    "pair": ["[PAD]", "[CLS]", "[SEP]", "[MASK]"],
+    "seq2seq": ["<pad>", "</s>"],
+}
+
+
+def load_tokenizer(config: ModelConfig) -> Any | None:
+    """The tokenizer that the configuration names.
+
+    Args:
+        config: The model choice.
+
+    Returns:
+        A transformers tokenizer with a padding token; None where one must be trained.
+
+    Raises:
+        ConfigError: It cannot be loaded.
+    """
+    name = config.tokenizer
+    options: dict[str, Any] = {}
+    if name is None and isinstance(config, PretrainedConfig):
+        name = config.path
+        options = {"revision": config.revision, "trust_remote_code": config.trust_remote_code}
+    if name is None:
+        return None
+    from transformers import AutoTokenizer
+
+    key = "model.tokenizer" if config.tokenizer is not None else "model.path"
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(str(Path(name).expanduser()), **options)
+    except Exception as error:  # OSError, ValueError, and the hub client's own
+        raise ConfigError(f"{key}={name}: no tokenizer can be loaded from there: {first_line(error)}") from error
+    if tokenizer.pad_token_id is None and tokenizer.eos_token is not None:
+        tokenizer.pad_token = tokenizer.eos_token
+    return tokenizer
+
+
+def first_line(error: BaseException) -> str:
+    """The first line of what a library said."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return lines[0] if lines else type(error).__name__
+
+
+def train_tokenizer(texts: Callable[[], Iterator[str]], *, vocab_size: int, kind: str) -> Any:
+    """A byte-level BPE tokenizer of a text, made once for the same text and settings.
+
+    Args:
+        texts: Gives the training texts anew at each call; the first 16 million characters count.
+        vocab_size: Entries at most, 256 bytes and special tokens included.
+        kind: Which special tokens stand around a text: `stream`, `pair` or `seq2seq` (see `task.TextKind`).
+
+    Returns:
+        A transformers tokenizer. The same text gives the same vocabulary.
+
+    Raises:
+        ConfigError: There is no text.
+    """
+    from transformers import AutoTokenizer
+
+    if not any(texts()):
+        raise ConfigError("the training split has no text to learn a vocabulary from.")
+    key = digest("bpe-1", kind, str(vocab_size), *_bounded(texts()))
+    folder = cached("tokenizers", key, lambda place: _train(_bounded(texts()), vocab_size, kind, place))
+    return AutoTokenizer.from_pretrained(str(folder))
+
+
+def _bounded(texts: Iterator[str]) -> Iterator[str]:
+    """Texts up to the limit, the long ones in pieces, so that one document does not train as one word list."""
+    left = TRAINING_CHARACTERS
+    pieces = chain.from_iterable((text[at : at + 100_000] for at in range(0, len(text), 100_000)) for text in texts)
+    for piece in pieces:
+        if left <= 0:
+            return
+        yield piece[:left]
+        left -= len(piece)
+
+
+def _train(texts: Iterator[str], vocab_size: int, kind: str, place: Path) -> None:
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
+    from transformers import PreTrainedTokenizerFast
+
+    special = _SPECIAL[kind]
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocab_size,
+        special_tokens=special,
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(_batches(texts), trainer)
+    ids = {token: tokenizer.token_to_id(token) for token in special}
+    options: dict[str, Any]
+    if kind == "stream":
+        options = {"eos_token": special[0], "bos_token": special[0], "pad_token": special[1]}
+    elif kind == "pair":
+        tokenizer.post_processor = processors.TemplateProcessing(
+            single="[CLS] $A [SEP]",
+            pair="[CLS] $A [SEP] $B:1 [SEP]:1",
+            special_tokens=[("[CLS]", ids["[CLS]"]), ("[SEP]", ids["[SEP]"])],
+        )
+        options = {"pad_token": "[PAD]", "cls_token": "[CLS]", "sep_token": "[SEP]", "mask_token": "[MASK]"}
+    else:
+        tokenizer.post_processor = processors.TemplateProcessing(single="$A </s>", special_tokens=[("</s>", ids["</s>"])])
+        options = {"pad_token": "<pad>", "eos_token": "</s>"}
+    inputs = ["input_ids", "token_type_ids", "attention_mask"] if kind == "pair" else ["input_ids", "attention_mask"]
+    PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, model_input_names=inputs, clean_up_tokenization_spaces=False, **options
+    ).save_pretrained(str(place))
+
+
+def _batches(texts: Iterator[str]) -> Iterator[list[str]]:
+    while batch := list(islice(texts, 64)):
+        yield batch

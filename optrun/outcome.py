@@ -1,0 +1,111 @@
+"""What a person is told before and after a run."""
+
+from __future__ import annotations
+
+import logging
+import shlex
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Console
+from rich.markup import escape
+from rich.panel import Panel
+from rich.table import Table
+
+from optrun.artifacts.run_dir import RunDir
+from optrun.config.run import RunConfig
+from optrun.training.progress import Display, number, size, span
+
+if TYPE_CHECKING:
+    from optrun.experiment import Outcome
+
+
+@contextmanager
+def run_log(run: RunDir) -> Iterator[None]:
+    """`optrun.log` of the run directory takes what the run says."""
+    logger = logging.getLogger("optrun")
+    handler = logging.FileHandler(run.log, encoding="utf-8")
+    handler.setFormatter(logging.Formatter("%(asctime)s  %(message)s"))
+    before = (logger.level, logger.propagate)
+    logger.setLevel(logging.INFO)
+    logger.propagate = False
+    logger.addHandler(handler)
+    try:
+        yield
+    except Exception as error:
+        logger.error("%s: %s", type(error).__name__, error)
+        raise
+    finally:
+        logger.removeHandler(handler)
+        handler.close()
+        logger.setLevel(before[0])
+        logger.propagate = before[1]
+
+
+def introduce(display: Display, config: RunConfig, run: RunDir) -> None:
+    """One line: what is being run, and where it is written."""
+    display.note(
+        f"task={config.task.name} data={config.data.name} model={config.model.name} optimizer={config.optimizer.name} "
+        f"lr={config.lr:g} scheduler={config.scheduler.name} seed={config.seed} -> {shown_path(run.path)}"
+    )
+
+
+def shown_path(path: Path) -> str:
+    """A path as short as it can be typed from here."""
+    try:
+        return str(path.resolve().relative_to(Path.cwd()))
+    except ValueError:
+        return str(path)
+
+
+def show(console: Console, outcome: Outcome) -> None:
+    """The result table, the sample, and the exact commands that come next."""
+    summary = outcome.summary
+    if outcome.sample is not None:
+        prompt, continuation = outcome.sample
+        console.print(
+            Panel(f"[bold]{escape(prompt)}[/]{escape(continuation)}", title="what it learnt: a continuation", title_align="left")
+        )
+    console.print(_table(summary))
+    place = shown_path(outcome.run.path)
+    quoted = shlex.quote(place)
+    rows = [
+        ("written", place),
+        ("resume", f"optrun resume={quoted} training.max_steps={2 * int(summary['max_steps'])}"),
+        ("evaluate", f"optrun evaluate {quoted}"),
+        ("export", f"optrun export {shlex.quote(str(Path(place) / 'checkpoints' / 'best'))} DEST"),
+    ]
+    if not outcome.run.checkpoints.is_dir():
+        rows = rows[:1]
+    for label, text in rows:
+        console.print(f"[dim]{label:>9}[/]  {escape(text)}", highlight=False, soft_wrap=True)
+
+
+def _table(summary: dict[str, Any]) -> Table:
+    perf = summary.get("perf", {})
+    rate = perf.get("tokens_per_second") or perf.get("samples_per_second", 0.0)
+    unit = "tokens/s" if perf.get("tokens_per_second") else "examples/s"
+    title = (
+        f"{summary['global_step']:,} steps in {span(summary['wall_seconds'])} · {number(rate, 3)} {unit} · "
+        f"{summary['model']['parameters'] / 1e6:.2f} M parameters · peak memory {size(perf.get('peak_memory_bytes', 0))}"
+    )
+    table = Table(title=title, title_justify="left", title_style="dim")
+    table.add_column("metric")
+    for name in ("best", "at step", "last"):
+        table.add_column(name, justify="right")
+    metrics = summary["metrics"]
+    main = summary.get("main_metric", {}).get("name")
+    names = [name for name in metrics["last"] if name.startswith(("eval/", "train/loss"))]
+    for name in names:
+        held = metrics["best"].get(name)
+        style = "bold" if name == main else ""
+        table.add_row(
+            name,
+            number(held["value"]) if held else "",
+            f"{int(held['step']):,}" if held else "",
+            number(metrics["last"][name]),
+            style=style,
+        )
+    return table

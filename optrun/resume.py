@@ -1,0 +1,88 @@
+"""From `resume=...` to the run directory and the checkpoint to go on from."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from optrun.artifacts.metrics import read_summary
+from optrun.artifacts.run_dir import CHECKPOINT_MANIFEST, CHECKPOINTS, RunDir, find_runs, parse_step
+from optrun.errors import CheckpointError, ConfigError
+
+
+@dataclass
+class Target:
+    """What `resume` names."""
+
+    run: RunDir
+    checkpoint: Path | None
+    """A checkpoint asked for by name; None: the newest that is whole."""
+
+
+def find_target(value: str, *, run_dir: Path | None, outputs: Path) -> Target | None:
+    """The run that `resume` means.
+
+    Args:
+        value: RUN_DIR, CHECKPOINT, `latest` or `auto`.
+        run_dir: `hydra.run.dir` where the command line names one: `latest` and `auto` then look there alone.
+        outputs: Where runs lie otherwise.
+
+    Returns:
+        The target; None for `auto` where there is nothing to resume.
+
+    Raises:
+        ConfigError: The path is no run and no checkpoint, or contradicts `hydra.run.dir`.
+        CheckpointError: `latest` found no run.
+    """
+    if value in ("latest", "auto"):
+        found = _latest(run_dir, outputs)
+        if found is None and value == "latest":
+            where = run_dir if run_dir is not None else outputs
+            raise CheckpointError(f"resume=latest: no run in {where}. Start one without resume, or with resume=auto.")
+        return found
+    target = _named(value)
+    if run_dir is not None and run_dir.resolve() != target.run.path.resolve():
+        raise ConfigError(
+            f"resume={value} goes on in {target.run.path}, but hydra.run.dir={run_dir} names another directory. Leave one out."
+        )
+    return target
+
+
+def _latest(run_dir: Path | None, outputs: Path) -> Target | None:
+    if run_dir is not None:
+        return Target(RunDir(run_dir), None) if RunDir(run_dir).is_run() else None
+    started = []
+    for path in find_runs(outputs):
+        try:
+            started.append((str(read_summary(RunDir(path).summary).get("started_at", "")), str(path)))
+        except (OSError, ValueError):
+            continue  # no summary: the run did not get as far as its first step
+    return Target(RunDir(max(started)[1]), None) if started else None
+
+
+def locate(value: str) -> Target:
+    """A run directory or checkpoint given by path, for the verbs.
+
+    Raises:
+        ConfigError: It is neither.
+    """
+    return _named(value, key="")
+
+
+def _named(value: str, key: str = "resume=") -> Target:
+    path = Path(value).expanduser()
+    if not path.exists():
+        raise ConfigError(f"{key}{value}: no such directory (looked from {Path.cwd()}).")
+    if path.is_file() and path.parent.name == CHECKPOINTS:
+        name = path.read_text(encoding="utf-8", errors="replace").strip()
+        path = path.parent / name if parse_step(name) is not None else path
+    if path.is_dir() and (parse_step(path.name) is not None or (path / CHECKPOINT_MANIFEST).is_file()):
+        run = path.resolve().parent.parent
+        return Target(RunDir(run), path)
+    if path.is_dir() and path.name == CHECKPOINTS and RunDir(path.parent).is_run():
+        path = path.parent
+    if not path.is_dir() or not RunDir(path).is_run():
+        runs = list(find_runs(path))[:3] if path.is_dir() else []
+        hint = f" Runs below it: {', '.join(map(str, runs))}." if runs else ""
+        raise ConfigError(f"{key}{value}: neither a run directory nor a checkpoint of optrun's.{hint}")
+    return Target(RunDir(path), None)

@@ -1,0 +1,49 @@
+"""Name to task, in one table."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from optrun.config.data import DataConfig
+from optrun.config.task import TaskConfig
+from optrun.data.source import Source
+from optrun.errors import ConfigError, did_you_mean
+from optrun.task.base import Task
+from optrun.task.causal_lm import CausalLm
+from optrun.task.masked_lm import MaskedLm
+from optrun.task.sequence_classification import SequenceClassification
+
+TASKS: dict[str, Callable[..., Task]] = {
+    "causal_lm": CausalLm,
+    "masked_lm": MaskedLm,
+    "sequence_classification": SequenceClassification,
+}
+
+
+def task_class(config: TaskConfig) -> Any:
+    """The class of a task, before any data is read.
+
+    Raises:
+        ConfigError: An unknown name.
+    """
+    if config.name not in TASKS:
+        raise ConfigError(f"task.name={config.name}: {did_you_mean(config.name, TASKS)}")
+    return TASKS[config.name]
+
+
+def build_task(config: TaskConfig, data: DataConfig, source: Source, tokenizer: Any, *, seed: int) -> Task:
+    """Read a source as a task's examples.
+
+    Args:
+        config: The task choice.
+        data: Lengths and limits.
+        source: Rows of both splits.
+        tokenizer: Of the model; an image processor for images.
+        seed: Picks examples where they are limited.
+
+    Raises:
+        ConfigError: Columns, labels or texts that do not fit the task.
+    """
+    task: Task = task_class(config)(config, data, source, tokenizer, seed=seed)
+    return task

@@ -1,0 +1,73 @@
+"""What causal and masked language models share: documents to blocks or rows."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from optrun.config.data import DataConfig
+from optrun.data.cache import digest
+from optrun.data.columns import refuse_unused, text_column, texts
+from optrun.data.examples import encode, limited, packed
+from optrun.data.source import Source, Split
+from optrun.errors import ConfigError
+from optrun.task.base import tokenizer_key
+
+
+def language_examples(
+    source: Source, config: DataConfig, tokenizer: Any, *, task: str, packing: bool, separator: int | None, seed: int
+) -> tuple[Any, Any]:
+    """Training and evaluation examples with `input_ids` alone.
+
+    Args:
+        source: Both splits.
+        config: Lengths and limits.
+        tokenizer: Of the model.
+        task: Its name, for messages.
+        packing: Join and cut, or one row an example.
+        separator: Id after each document where packed; None: the tokenizer's own special tokens stand around each.
+        seed: Picks the training examples where they are limited.
+
+    Raises:
+        ConfigError: A split without a single token to predict, or a column the task does not read.
+    """
+    refuse_unused(source.columns, ("text_column", "eval_text_column"), task)
+    found = []
+    for split, limit, picks in (
+        (source.train, config.max_train_examples, seed),
+        (source.eval, config.max_eval_examples, None),
+    ):
+        examples = _split_examples(source, split, config, tokenizer, packing=packing, separator=separator)
+        if len(examples) == 0 or all(len(examples[index]["input_ids"]) < 2 for index in range(min(len(examples), 9))):
+            raise ConfigError(f"{split.key}: fewer than two tokens of text: nothing to predict.")
+        found.append(limited(examples, limit, seed=picks))
+    return found[0], found[1]
+
+
+def _split_examples(
+    source: Source, split: Split, config: DataConfig, tokenizer: Any, *, packing: bool, separator: int | None
+) -> Any:
+    column = text_column(source, split)
+    special = separator is None
+    longest = None if packing else config.max_length
+
+    def encoder(batch: list[str]) -> dict[str, list[list[int]]]:
+        encoded = tokenizer(
+            batch,
+            add_special_tokens=special,
+            truncation=longest is not None,
+            max_length=longest,
+            return_attention_mask=False,
+            return_token_type_ids=False,
+            verbose=False,
+        )
+        return {"input_ids": encoded["input_ids"]}
+
+    def rows() -> Iterator[str]:
+        return (text for text in texts(split, column) if text)
+
+    key = digest(tokenizer_key(tokenizer), "language", str(special), str(longest))
+    examples = encode(rows, encoder, key)
+    if not packing:
+        return examples
+    return packed(examples, config.max_length, separator, keep_rest=split is source.eval)

@@ -1,0 +1,73 @@
+"""The numbers that judge a model: five formulas, right against scikit-learn and scipy in the tests.
+
+All take NumPy arrays of shape (n,) with n of 1 or more, and return Python floats.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+
+def accuracy(predictions: np.ndarray, labels: np.ndarray) -> float:
+    """Share of predictions that equal their label."""
+    return float((predictions == labels).mean())
+
+
+def confusion(predictions: np.ndarray, labels: np.ndarray, classes: int) -> np.ndarray:
+    """Counts; shape (classes, classes), int64, rows = labels, columns = predictions."""
+    flat = np.bincount(labels.astype(np.int64) * classes + predictions.astype(np.int64), minlength=classes * classes)
+    return flat.reshape(classes, classes)
+
+
+def f1_scores(counts: np.ndarray) -> np.ndarray:
+    """F1 of each class, 2 TP / (2 TP + FP + FN); 0 where a class neither occurs nor is predicted."""
+    hits = np.diag(counts).astype(np.float64)
+    total = counts.sum(axis=0) + counts.sum(axis=1)
+    return np.divide(2 * hits, total, out=np.zeros_like(hits), where=total > 0)
+
+
+def f1(counts: np.ndarray) -> float:
+    """F1 of the second class where there are two, else the mean over the classes that occur or are predicted."""
+    scores = f1_scores(counts)
+    if len(scores) == 2:
+        return float(scores[1])
+    seen = (counts.sum(axis=0) + counts.sum(axis=1)) > 0
+    return float(scores[seen].mean())
+
+
+def matthews(counts: np.ndarray) -> float:
+    """Matthews correlation coefficient for any number of classes (Gorodkin 2004); 0 where it is 0/0."""
+    counts = counts.astype(np.float64)
+    total, hits = counts.sum(), np.trace(counts)
+    predicted, actual = counts.sum(axis=0), counts.sum(axis=1)
+    covariance = hits * total - predicted @ actual
+    spread = (total**2 - predicted @ predicted) * (total**2 - actual @ actual)
+    return float(covariance / math.sqrt(spread)) if spread > 0 else 0.0
+
+
+def pearson(predictions: np.ndarray, labels: np.ndarray) -> float:
+    """Linear correlation; NaN where either side is constant, as in scipy."""
+    x = predictions.astype(np.float64) - predictions.astype(np.float64).mean()
+    y = labels.astype(np.float64) - labels.astype(np.float64).mean()
+    spread = math.sqrt(float(x @ x) * float(y @ y))
+    return float(x @ y) / spread if spread > 0 else math.nan
+
+
+def ranks(values: np.ndarray) -> np.ndarray:
+    """Ranks from 1; equal values share the mean of their ranks."""
+    _, inverse, counts = np.unique(values, return_inverse=True, return_counts=True)
+    last = np.cumsum(counts)
+    mean_rank: np.ndarray = (last - (counts - 1) / 2)[inverse]
+    return mean_rank
+
+
+def spearman(predictions: np.ndarray, labels: np.ndarray) -> float:
+    """Correlation of the ranks; NaN where either side is constant, as in scipy."""
+    return pearson(ranks(predictions), ranks(labels))
+
+
+def perplexity(loss: float) -> float:
+    """exp of the mean negative log-likelihood in nats; infinite where that overflows."""
+    return math.exp(loss) if loss < 700 else math.inf

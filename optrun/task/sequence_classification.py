@@ -1,0 +1,147 @@
+"""A label, or a number, for a text or a pair of texts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import torch
+
+from optrun.config.data import DataConfig
+from optrun.config.task import ProblemType, SequenceClassificationConfig
+from optrun.data.cache import digest
+from optrun.data.columns import label_column, named, refuse_unused, text_column, texts
+from optrun.data.examples import Example, Examples, encode, limited
+from optrun.data.source import Source, Split
+from optrun.task import metrics
+from optrun.task.base import Batch, Evaluation, ModelNeeds, Task, pad, tokenizer_key
+from optrun.task.labels import class_names, class_numbers, label_config, numbers
+
+_COLUMNS = ("text_column", "eval_text_column", "text_pair_column", "label_column")
+
+
+CLASS_METRICS = ["loss", "accuracy", "f1", "mcc"]
+REGRESSION_METRICS = ["loss", "mse", "mae", "pearson", "spearman"]
+
+
+class SequenceClassification(Task):
+    """Texts, or pairs of texts, to classes or to a number.
+
+    Raises:
+        ConfigError: A missing column, a label unseen in training, text where numbers are expected.
+    """
+
+    name = "sequence_classification"
+    unit = "examples"
+
+    def __init__(
+        self, config: SequenceClassificationConfig, data: DataConfig, source: Source, tokenizer: Any, *, seed: int
+    ) -> None:
+        super().__init__()
+        refuse_unused(source.columns, _COLUMNS, self.name)
+        self.regression = config.problem_type is ProblemType.regression
+        self.main_metric, self.mode = ("pearson", "max") if self.regression else ("accuracy", "max")
+        self.max_length = data.max_length
+        self.padding = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else 0
+        self.padding_side = tokenizer.padding_side
+        self.labels: list[str] = []
+        column = label_column(source, source.train)
+        if not self.regression:
+            self.labels = class_names(source.train, column)
+        self.train = limited(self._read(source, source.train, tokenizer), data.max_train_examples, seed=seed)
+        self.eval = limited(self._read(source, source.eval, tokenizer), data.max_eval_examples, seed=None)
+
+    def _read(self, source: Source, split: Split, tokenizer: Any) -> Examples:
+        label = label_column(source, split)
+        pair = named(source.columns, "text_pair_column", split)
+        text = text_column(source, split, taken=(label, pair))
+        if self.regression:
+            labels = numbers(split, label)
+        else:
+            labels = class_numbers(split, label, self.labels, known_from=source.train.key)
+
+        def rows() -> Iterator[Any]:
+            return texts(split, text) if pair is None else zip(texts(split, text), texts(split, pair), strict=True)
+
+        def encoder(batch: list[Any]) -> dict[str, list[list[int]]]:
+            firsts = batch if pair is None else [first for first, _ in batch]
+            seconds = None if pair is None else [second for _, second in batch]
+            encoded = tokenizer(
+                firsts, seconds, truncation=True, max_length=self.max_length, return_attention_mask=False, verbose=False
+            )
+            return {name: encoded[name] for name in ("input_ids", "token_type_ids") if name in encoded}
+
+        key = digest(tokenizer_key(tokenizer), "sequence", str(self.max_length), str(tokenizer.model_input_names))
+        return encode(rows, encoder, key).with_scalars(labels=labels)
+
+    def needs(self) -> ModelNeeds:
+        """A model with a sequence-classification head."""
+        if self.regression:
+            config: dict[str, Any] = {"num_labels": 1, "problem_type": "regression"}
+        else:
+            config = {**label_config(self.labels), "problem_type": "single_label_classification"}
+        return ModelNeeds("AutoModelForSequenceClassification", config, self.max_length)
+
+    def collate(self, examples: list[Example]) -> Batch:
+        """`input_ids`, `attention_mask` (and `token_type_ids`) of shape (batch, longest); `labels` of shape (batch,)."""
+        rows = [example["input_ids"] for example in examples]
+        dtype = torch.float32 if self.regression else torch.int64
+        batch = {
+            "input_ids": pad(rows, self.padding),
+            "attention_mask": pad((np.ones_like(row) for row in rows), 0),
+            "labels": torch.tensor([example["labels"].item() for example in examples], dtype=dtype),
+        }
+        if "token_type_ids" in examples[0]:
+            batch["token_type_ids"] = pad((example["token_type_ids"] for example in examples), 0)
+        return batch
+
+    def weight(self, batch: Batch) -> int:
+        """Examples."""
+        return int(batch["labels"].shape[0])
+
+    def metric_names(self) -> list[str]:
+        """Of the problem type."""
+        return REGRESSION_METRICS if self.regression else CLASS_METRICS
+
+    def evaluation(self) -> Evaluation:
+        """Loss and what the problem type is judged by."""
+        return LabelEvaluation(0 if self.regression else len(self.labels))
+
+
+class LabelEvaluation(Evaluation):
+    """Loss, accuracy, F1 and Matthews correlation; or loss, squared and absolute error, and both correlations.
+
+    Args:
+        classes: How many; 0: regression.
+    """
+
+    def __init__(self, classes: int) -> None:
+        self.classes = classes
+        self.loss = 0.0
+        self.predictions: list[np.ndarray] = []
+        self.labels: list[np.ndarray] = []
+
+    def update(self, outputs: Any, batch: Batch) -> None:
+        """Keep one batch's predictions."""
+        self.loss += float(outputs.loss) * int(batch["labels"].shape[0])
+        made = outputs.logits.argmax(-1) if self.classes else outputs.logits.float().reshape(-1)
+        self.predictions.append(made.cpu().numpy())
+        self.labels.append(batch["labels"].cpu().numpy())
+
+    def compute(self) -> dict[str, float]:
+        """Over all examples."""
+        predictions, labels = np.concatenate(self.predictions), np.concatenate(self.labels)
+        found = {"loss": self.loss / len(labels)}
+        if self.classes:
+            counts = metrics.confusion(predictions, labels, self.classes)
+            found["accuracy"] = metrics.accuracy(predictions, labels)
+            found["f1"] = metrics.f1(counts)
+            found["mcc"] = metrics.matthews(counts)
+        else:
+            error = predictions.astype(np.float64) - labels.astype(np.float64)
+            found["mse"] = float((error**2).mean())
+            found["mae"] = float(np.abs(error).mean())
+            found["pearson"] = metrics.pearson(predictions, labels)
+            found["spearman"] = metrics.spearman(predictions, labels)
+        return found

@@ -1,0 +1,90 @@
+"""What is needed to look at a step whose numbers were not finite."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from safetensors.torch import save_file
+
+from optrun.artifacts.metrics import to_json
+from optrun.artifacts.run_dir import RunDir, step_name
+from optrun.errors import StorageError
+from optrun.training.step import Batch, StepResult
+
+if TYPE_CHECKING:
+    from optrun.training.loop import Learner
+
+
+@dataclass
+class Report:
+    """A sentence for the message and values for the file."""
+
+    sentence: str
+    values: dict[str, Any]
+
+
+def describe(learner: Learner, result: StepResult, global_step: int, micro_batches: list[Batch]) -> Report:
+    """Which numbers were not finite, in which micro-batch, in which gradients, for which examples.
+
+    Args:
+        learner: Model with the gradients of the step, and the plan of its examples.
+        result: Of the step.
+        global_step: Steps done before it.
+        micro_batches: Of the step.
+    """
+    named = list(learner.model.named_parameters())
+    bad_gradients = [name for name, p in named if p.grad is not None and not torch.isfinite(_values(p.grad)).all()]
+    bad_weights = [name for name, p in named if not torch.isfinite(p).all()]
+    bad_losses = [number for number, loss in enumerate(result.losses) if loss != loss or abs(loss) == float("inf")]
+    examples = [[index for _, index in keys] for keys in next(learner.plan.steps(global_step))]
+    sentence = f"loss {result.loss:g}, gradient norm {result.grad_norm:g}."
+    if bad_weights:
+        sentence += f" Weights were not finite before the step: {bad_weights[0]}."
+    elif bad_losses:
+        sentence += f" First in micro-batch {bad_losses[0] + 1} of {len(micro_batches)}."
+    elif bad_gradients:
+        sentence += f" The loss is finite; first such gradient: {bad_gradients[0]}."
+    epoch, _ = learner.plan.locate(global_step)
+    values = {
+        "step": global_step + 1,
+        "epoch": epoch,
+        "loss": result.loss,
+        "grad_norm": result.grad_norm,
+        "losses": result.losses,
+        "lr": [float(group["lr"]) for group in learner.stepper.optimizer.param_groups],
+        "loss_scale": float(learner.stepper.scaler.get_scale()) if learner.stepper.scaler.is_enabled() else None,
+        "examples": examples,
+        "gradients_not_finite": bad_gradients,
+        "weights_not_finite": bad_weights,
+    }
+    return Report(sentence, values)
+
+
+def _values(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.coalesce().values() if tensor.is_sparse else tensor
+
+
+def save(run: RunDir, report: Report, micro_batches: list[Batch]) -> Path:
+    """Write the report and the batch as the model saw it.
+
+    Returns:
+        `nonfinite/step-...` in the run directory, with `report.json` and `batch.safetensors`.
+
+    Raises:
+        StorageError: The disk refused.
+    """
+    folder = run.path / "nonfinite" / step_name(report.values["step"])
+    tensors = {
+        f"{number}/{name}": tensor.contiguous() for number, batch in enumerate(micro_batches) for name, tensor in batch.items()
+    }
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "report.json").write_text(json.dumps(to_json(report.values), indent=2), encoding="utf-8")
+        save_file(tensors, folder / "batch.safetensors")
+    except OSError as error:
+        raise StorageError(f"{folder}: cannot be written: {error.strerror or error}.") from error
+    return folder
