@@ -10,7 +10,7 @@ import numpy as np
 
 from optrun.errors import ConfigError, did_you_mean
 from optrun.report.collect import Run
-from optrun.report.theme import short
+from optrun.report.theme import plain, short
 
 _BESIDE_THE_POINT = (
     "seed", "run_name", "resume", "tracking.", "checkpoint.", "hydra.",
@@ -208,7 +208,7 @@ def describe(settings: Mapping[str, Any], *, limit: int = 80) -> str:
             words.append(text)
         else:
             words.append(f"{leaf if leaves.count(leaf) == 1 else key} {text}")
-    line = " ".join(" ".join(words).split())
+    line = plain(" ".join(words))
     return line if len(line) <= limit else line[: limit - 1] + "…"
 
 

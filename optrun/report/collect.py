@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from optrun.artifacts.metrics import MetricsLog, read_metrics, read_summary
 from optrun.artifacts.run_dir import HYDRA, RunDir, find_runs
 from optrun.report.config_file import flatten, read_config
+from optrun.report.theme import plain
 
 Array = NDArray[np.float64]
 
@@ -225,7 +226,8 @@ def load_run(path: Path, *, label: str | None = None) -> Run:
     message = str(summary.get("message") or "")
     if not summary and not log.records:
         message = "ended before it wrote anything"
-    return Run(path, label or path.name, status, message, config, summary, log, problems, overrides)
+    problems = [plain(problem) for problem in problems]
+    return Run(path, plain(label or path.name), status, plain(message), config, summary, log, problems, overrides)
 
 
 def load_runs(directories: Iterable[Path]) -> list[Run]:

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from optrun.artifacts.metrics import MetricsLog, read_metrics, read_summary
 from optrun.artifacts.run_dir import RunDir
-from optrun.report.config_file import read_config
+from optrun.report.config_file import flatten, read_config
 from optrun.report.theme import (
     LIGHT,
     Theme,
@@ -25,6 +25,7 @@ from optrun.report.theme import (
     legend,
     new_figure,
     number_axis,
+    plain,
     save_png,
     short,
     style_axes,
@@ -57,8 +58,8 @@ def draw_curves(run_dir: Path | str) -> Path:
         summary = read_summary(run.summary)
     config: dict[str, Any] = {}
     with contextlib.suppress(OSError, ValueError):
-        config = read_config(run.config)
-    title = _title(summary, config, run.path)
+        config = flatten(read_config(run.config))
+    title = run_title(summary, config, run.path)
     return save_png(curves_figure(log, summary, title=title, theme=LIGHT), run.curves)
 
 
@@ -82,7 +83,8 @@ def curves_figure(log: MetricsLog, summary: Mapping[str, Any], *, title: str, th
     small = [bool(metrics), bool(rates), "train/grad_norm" in names]
     columns = max(1, sum(small))
     figure = new_figure(10.0, 6.4 if any(small) else 4.0, theme)
-    write(figure.suptitle(title, x=0.012, ha="left", fontsize=12, color=theme.ink, fontweight="bold"))
+    if title:
+        write(figure.suptitle(title, x=0.012, ha="left", fontsize=12, color=theme.ink, fontweight="bold"))
     grid = figure.add_gridspec(2 if any(small) else 1, columns, height_ratios=[1.45, 1] if any(small) else [1])
 
     loss = figure.add_subplot(grid[0, :])
@@ -326,10 +328,11 @@ def _draw_grad_norm(ax: Axes, log: MetricsLog, theme: Theme) -> None:
     _mark_non_finite(ax, [(steps, values)], theme)
 
 
-def _title(summary: Mapping[str, Any], config: Mapping[str, Any], path: Path) -> str:
-    """What was trained, how, how far, on one line."""
-    pieces = [" on ".join(name for group in ("model", "data") if (name := _choice(config, group)))]
-    if optimizer := _choice(config, "optimizer"):
+def run_title(summary: Mapping[str, Any], config: Mapping[str, Any], path: Path) -> str:
+    """What was trained, how, how far, on one line; `config` with dotted keys."""
+    chosen = {group: str(config.get(f"{group}.name") or "") for group in ("model", "data", "optimizer")}
+    pieces = [" on ".join(name for name in (chosen["model"], chosen["data"]) if name)]
+    if optimizer := chosen["optimizer"]:
         lr = config.get("lr")
         pieces.append(f"{optimizer}, lr {short(lr)}" if isinstance(lr, (int, float)) else optimizer)
     if not any(pieces):
@@ -344,10 +347,4 @@ def _title(summary: Mapping[str, Any], config: Mapping[str, Any], path: Path) ->
     status = summary.get("status")
     if status and status != "finished":
         pieces.append(str(status))
-    return "   ·   ".join(piece for piece in pieces if piece)
-
-
-def _choice(config: Mapping[str, Any], group: str) -> str:
-    """The name chosen in one group of the configuration, or nothing."""
-    value = config.get(group)
-    return str(value["name"]) if isinstance(value, Mapping) and value.get("name") else ""
+    return plain("  ·  ".join(piece for piece in pieces if piece))

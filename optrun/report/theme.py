@@ -129,6 +129,7 @@ def legend(ax: Axes, theme: Theme, **options: Any) -> None:
     if options.pop("above", False):
         settings |= {"loc": "lower right", "bbox_to_anchor": (1.0, 1.0), "ncols": 5, "columnspacing": 1.6}
     box = ax.legend(handles, labels, **(settings | options))
+    box.get_title().set(color=theme.muted, fontsize=8.5)
     for text in box.get_texts():
         write(text)
     box.get_frame().set(facecolor=theme.paper, edgecolor="none", alpha=0.85)
@@ -170,6 +171,17 @@ def log_axis(ax: Axes, which: str, values: Sequence[float]) -> None:
     axis.set_major_formatter(FuncFormatter(lambda value, _: short(value)))
     axis.set_minor_locator(NullLocator())
     axis.set_minor_formatter(NullFormatter())
+
+
+def plain(text: str) -> str:
+    r"""One line without control characters, which could move a terminal's cursor or break a page.
+
+    Example:
+        >>> plain("a\x1b[2Jb"), plain("two\nlines")
+        ('a?[2Jb', 'two lines')
+    """
+    line = " ".join(text.split())
+    return "".join(letter if letter.isprintable() else "?" for letter in line)
 
 
 def short(value: float) -> str:

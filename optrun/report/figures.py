@@ -1,0 +1,280 @@
+"""The pictures of a comparison: results, curves over seeds, lr basins."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from numpy.typing import NDArray
+
+from optrun.report.collect import Run
+from optrun.report.curves import smooth
+from optrun.report.findings import Findings, Row
+from optrun.report.theme import (
+    MARKERS,
+    Theme,
+    count_axis,
+    legend,
+    log_axis,
+    new_figure,
+    number_axis,
+    style_axes,
+    write,
+)
+
+Array = NDArray[np.float64]
+
+SHOWN = 8
+"""More contenders than this cannot be told apart in one picture; the best are drawn, the table has all."""
+_NAME_LENGTH = 34
+
+
+@dataclass(frozen=True)
+class Picture:
+    """One figure, to be drawn under any theme."""
+
+    name: str
+    """A word for file names and anchors."""
+    title: str
+    caption: str
+    draw: Callable[[Theme], Figure]
+
+
+def pictures(findings: Findings) -> list[Picture]:
+    """The pictures that this comparison has data for."""
+    rows = [row for row in findings.rows if row.arm.runs][:SHOWN]
+    left_out = len(findings.rows) - len(rows)
+    note = f" The best {len(rows)} of {len(findings.rows)} are drawn." if left_out else ""
+    arrow = "lower is better" if findings.mode == "min" else "higher is better"
+    metric = findings.metric
+    found: list[Picture] = []
+    if any(row.rank for row in rows):
+        found.append(
+            Picture(
+                "results",
+                f"Final {metric} ({arrow})",
+                "Dots are seeds, the line is the mean, the bar its 95 % bootstrap interval, for the best configuration "
+                f"of each.{note}",
+                lambda theme: _draw_results(rows, findings, theme),
+            )
+        )
+    if _has(rows, metric):
+        caption = "Best configuration of each; the line is the mean over seeds, the band spans all seeds." + note
+        found.append(
+            Picture(
+                "metric",
+                f"{metric} during training",
+                caption,
+                lambda theme: _draw_curves(rows, metric, findings.mode, theme, against_time=False),
+            )
+        )
+        found.append(
+            Picture(
+                "time",
+                f"{metric} against wall time",
+                "As above, against the time since the start of the run. Runs side by side on one machine slow each "
+                f"other.{note}",
+                lambda theme: _draw_curves(rows, metric, findings.mode, theme, against_time=True),
+            )
+        )
+    if _has(rows, "train/loss"):
+        found.append(
+            Picture(
+                "train-loss",
+                "train/loss during training",
+                "Smoothed; the line is the mean over seeds, the band spans all seeds." + note,
+                lambda theme: _draw_curves(rows, "train/loss", "min", theme, against_time=False),
+            )
+        )
+    if any(len(row.basin.tried) > 1 for row in rows):
+        found.append(
+            Picture(
+                "basin",
+                f"Final {metric} against learning rate",
+                "Each point is the mean over seeds at one lr, the bar spans the seeds, the ring is the best. The thick "
+                "part of a line stays within 2 % of its best: its width is how far lr may be off. A cross marks an lr "
+                f"at which a run diverged.{note}",
+                lambda theme: _draw_basins(rows, findings, theme),
+            )
+        )
+    return found
+
+
+def _has(rows: Sequence[Row], name: str) -> bool:
+    return any(np.isfinite(run.series(name)[1]).any() for row in rows for run in row.arm.runs)
+
+
+def _name(text: str) -> str:
+    return text if len(text) <= _NAME_LENGTH else text[: _NAME_LENGTH - 1] + "…"
+
+
+def _colour(theme: Theme, index: int) -> str:
+    return theme.series[index % len(theme.series)]
+
+
+def _draw_results(rows: Sequence[Row], findings: Findings, theme: Theme) -> Figure:
+    """One line per contender, best on top."""
+    ranked = [row for row in rows if row.rank]
+    figure = new_figure(9.0, 1.1 + 0.44 * len(ranked), theme)
+    ax = figure.add_subplot()
+    style_axes(ax, theme, xlabel=f"final {findings.metric}")
+    ax.grid(False, axis="y")
+    for index, row in enumerate(ranked):
+        y, colour = -float(index), _colour(theme, index)
+        values = np.array(list(row.arm.scores.values()))
+        low, high = row.interval
+        if math.isfinite(low):
+            ax.plot([low, high], [y, y], color=colour, linewidth=7, alpha=0.28, solid_capstyle="round")
+        ax.plot([row.arm.mean] * 2, [y - 0.24, y + 0.24], color=colour, linewidth=2.4, solid_capstyle="round")
+        spread = 0.10 * np.linspace(-1, 1, len(values)) if len(values) > 1 else np.zeros(1)
+        ax.plot(values, y + spread, marker="o", markersize=4.2, linewidth=0, color=colour, alpha=0.85)
+    ax.set_yticks([-float(index) for index in range(len(ranked))], [_name(row.name) for row in ranked])
+    for label in ax.get_yticklabels():
+        write(label).set(color=theme.ink, fontsize=9.5)
+    ax.set_ylim(-len(ranked) + 0.45, 0.55)
+    ax.spines["left"].set_visible(False)
+    ax.tick_params(axis="y", length=0)
+    ax.margins(x=0.05)
+    return figure
+
+
+def _draw_curves(rows: Sequence[Row], metric: str, mode: str, theme: Theme, *, against_time: bool) -> Figure:
+    """Mean lines with bands over seeds."""
+    figure = new_figure(9.0, 4.3, theme)
+    ax = figure.add_subplot()
+    train = metric.startswith("train/")
+    lines: list[tuple[Array, Array]] = []
+    unit, scale = "", 1.0
+    if against_time:
+        longest = max(
+            (float(np.nanmax(x)) for row in rows for x, _ in _lines(row, metric, True) if len(x)), default=1.0
+        )
+        scale, unit = (1.0, "seconds") if longest < 180 else (60.0, "minutes") if longest < 10800 else (3600.0, "hours")
+    style_axes(ax, theme, xlabel=f"time since start, {unit}" if unit else "optimizer step", ylabel=metric)
+    for index, row in enumerate(rows):
+        curves = _lines(row, metric, against_time)
+        if train:
+            curves = [(x, smooth(y, max(1.0, len(y) / 50))) for x, y in curves]
+        x, mean, low, high = _band(curves)
+        if not len(x):
+            continue
+        x, colour = x / scale, _colour(theme, index)
+        style: dict[str, Any] = {"color": colour, "linewidth": 1.8, "linestyle": "-" if row.rank else "--"}
+        label = _name(row.name) if row.rank else f"{_name(row.name)} (not finished)"
+        if len(curves) > 1:
+            ax.fill_between(x, low, high, color=colour, alpha=0.16, linewidth=0)
+        every = max(1, len(x) // 8)
+        marker = MARKERS[index % len(MARKERS)]
+        ax.plot(x, mean, label=label, marker=marker, markersize=4.5, markevery=(index * every // 8, every), **style)
+        lines.append((x, mean))
+    _zoom(ax, lines, mode)
+    if not against_time:
+        count_axis(ax)
+    legend(ax, theme, loc="upper left", bbox_to_anchor=(1.01, 1.0))
+    return figure
+
+
+def _lines(row: Row, metric: str, against_time: bool) -> list[tuple[Array, Array]]:
+    """One curve per seed of a contender's best arm, without the values that are not finite."""
+    runs = [run for run in row.arm.runs if run not in row.arm.repeated]
+    counted = [run for run in runs if run.finished] or runs
+    found = [_line(run, metric, against_time) for run in counted]
+    return [(x, y) for x, y in found if len(x)]
+
+
+def _line(run: Run, metric: str, against_time: bool) -> tuple[Array, Array]:
+    steps, values = run.series(metric)
+    x = run.elapsed(steps) if against_time else steps
+    keep = np.isfinite(x) & np.isfinite(values)
+    return x[keep], values[keep]
+
+
+def _band(curves: Sequence[tuple[Array, Array]]) -> tuple[Array, Array, Array, Array]:
+    """Mean, lowest and highest of several curves where all of them run, on the points of all."""
+    empty = np.empty(0)
+    if not curves:
+        return empty, empty, empty, empty
+    start, end = max(x[0] for x, _ in curves), min(x[-1] for x, _ in curves)
+    points = np.unique(np.concatenate([x for x, _ in curves]))
+    points = points[(points >= start) & (points <= end)]
+    if len(points) > 600:
+        points = points[np.linspace(0, len(points) - 1, 600).astype(int)]
+    values = np.array([np.interp(points, x, y) for x, y in curves])
+    return points, values.mean(axis=0), values.min(axis=0), values.max(axis=0)
+
+
+def _zoom(ax: Axes, lines: Sequence[tuple[Array, Array]], mode: str) -> None:
+    """Limit y to what differs: the steep first tenth of training may leave the picture."""
+    if not lines:
+        return
+    ends = [float(y[-1]) for _, y in lines]
+    best = min(float(y.min()) for _, y in lines) if mode == "min" else max(float(y.max()) for _, y in lines)
+    late = [float(y[min(len(y) - 1, len(y) // 6)]) for _, y in lines]
+    far = max([*late, *ends]) if mode == "min" else min([*late, *ends])
+    margin = 0.06 * abs(far - best) or 0.02 * abs(best) or 0.01
+    low, high = (best - margin, far + margin) if mode == "min" else (far - margin, best + margin)
+    number_axis(ax, [low, high])
+    ax.set_ylim(low, high)
+
+
+def _draw_basins(rows: Sequence[Row], findings: Findings, theme: Theme) -> Figure:
+    """Metric against lr, one line per contender, lr logarithmic."""
+    figure = new_figure(9.0, 4.3, theme)
+    ax = figure.add_subplot()
+    style_axes(ax, theme, xlabel="peak learning rate", ylabel=f"final {findings.metric}")
+    every_lr = [lr for row in rows for lr in row.basin.tried]
+    log_axis(ax, "x", every_lr)
+    shown: list[float] = []
+    for index, row in enumerate(rows):
+        basin, colour = row.basin, _colour(theme, index)
+        if basin.best is None:
+            continue
+        lrs = np.array([point.lr for point in basin.points])
+        means = np.array([point.mean for point in basin.points])
+        label = f"{_name(row.name)}  {basin.words()}" if len(basin.tried) > 1 else _name(row.name)
+        marker = MARKERS[index % len(MARKERS)]
+        ax.plot(lrs, means, color=colour, linewidth=1.4, marker=marker, markersize=5, label=label)
+        for point in basin.points:
+            if point.high > point.low:
+                ax.plot([point.lr] * 2, [point.low, point.high], color=colour, linewidth=1.1, alpha=0.7)
+        if basin.high > basin.low:
+            inside = np.array([basin.low, *lrs[(lrs > basin.low) & (lrs < basin.high)], basin.high])
+            level = np.interp(np.log(inside), np.log(lrs), means)
+            ax.plot(inside, level, color=colour, linewidth=6, alpha=0.22, solid_capstyle="round")
+        ax.plot(
+            basin.best.lr, basin.best.mean, marker="o", markersize=12, markerfacecolor="none", markeredgecolor=colour,
+            markeredgewidth=1.6, linewidth=0,
+        )  # fmt: skip
+        shown += list(means)
+    if shown:
+        _basin_limits(ax, rows, shown, findings.mode)
+    crosses = [(lr, index) for index, row in enumerate(rows) for lr in row.basin.diverged]
+    for lr, index in crosses:
+        edge = 0.985 if findings.mode == "min" else 0.015
+        ax.plot(
+            lr, edge, transform=ax.get_xaxis_transform(), marker="x", markersize=7, markeredgewidth=2,
+            color=_colour(theme, index), linewidth=0, clip_on=False,
+        )  # fmt: skip
+    legend(ax, theme, loc="upper left", bbox_to_anchor=(1.01, 1.0), title="width of the basin", alignment="left")
+    return figure
+
+
+def _basin_limits(ax: Axes, rows: Sequence[Row], means: Sequence[float], mode: str) -> None:
+    """Show every basin's floor well; far worse learning rates may leave the picture."""
+    bests = [row.basin.best.mean for row in rows if row.basin.best is not None]
+    best, worst_best = (min(bests), max(bests)) if mode == "min" else (max(bests), min(bests))
+    ordinary = float(np.quantile(means, 0.85 if mode == "min" else 0.15))
+    reach = max(
+        abs(ordinary - best),
+        1.6 * abs(worst_best - best),
+        4 * max(row.basin.tolerance for row in rows if row.basin.best),
+    )
+    margin = 0.08 * reach
+    limits = (best - margin, best + reach + margin) if mode == "min" else (best - reach - margin, best + margin)
+    number_axis(ax, limits)
+    ax.set_ylim(*limits)

@@ -1,0 +1,90 @@
+"""What a report says in sentences: the finding, and how to read it."""
+
+from __future__ import annotations
+
+from optrun.report.findings import Findings
+from optrun.report.statistics import ALPHA, BETTER, MIN_SEEDS, NO_DIFFERENCE, WORSE
+from optrun.report.tables import mean_sd, value
+
+
+def headline(findings: Findings) -> str:
+    """The finding in a few sentences, no stronger than the tests allow."""
+    ranked = [row for row in findings.rows if row.rank]
+    if not ranked:
+        return "No run has finished with a result yet."
+    first = ranked[0]
+    seeds = len(first.arm.scores)
+    over = "one seed" if seeds == 1 else f"{seeds} seeds"
+    lead = f"{first.name} has the best mean {findings.metric}: {mean_sd(first.arm)} over {over}."
+    if len(ranked) == 1:
+        return lead.replace("has the best mean", "ends at")
+    groups: dict[str, list[str]] = {}
+    for row in ranked:
+        if row.versus is not None and row.name != findings.reference:
+            groups.setdefault(row.versus.verdict, []).append(row.name)
+    parts = []
+    for verdict, names in groups.items():
+        if verdict in (BETTER, WORSE):
+            parts.append(f"{_list(names)} {'is' if len(names) == 1 else 'are'} {verdict}")
+        else:
+            parts.append(f"{verdict} for {_list(names)}")
+    against = f"Against {findings.reference}: " + "; ".join(parts) + "."
+    if not {BETTER, WORSE} & set(groups):
+        against += " The order of the table may be chance."
+    return f"{lead} {against}"
+
+
+def notes(findings: Findings) -> list[str]:
+    """How the numbers came about and what they do not say; one paragraph each."""
+    less = "lower" if findings.mode == "min" else "higher"
+    found = [
+        f"Score: the last {findings.metric} of a finished run, on the evaluation split; {less} is better. "
+        "Unfinished, failed and diverged runs have no score and are listed below.",
+        "Seeds: runs that are alike but for the seed are one configuration; the table shows mean and standard "
+        "deviation over its seeds.",
+    ]
+    if findings.tuned_keys:
+        found.append(
+            f"Selection: each contender is shown at the {_list(findings.tuned_keys)} with the best mean on the "
+            "same evaluation split that is reported. Choosing and reporting on one split flatters every "
+            "contender, and the one with most configurations tried most. For a number to quote, run the chosen "
+            "configurations again with seeds that took no part in the choice, or evaluate them on a split of "
+            "their own."
+        )
+    if len([row for row in findings.rows if row.rank]) > 1:
+        if findings.chosen_baseline:
+            scope = f"the comparisons with the chosen baseline {findings.reference}"
+        else:
+            scope = "all pairs of contenders, since the reference is the best of the same numbers"
+        found.append(
+            f"Tests: two-sided paired t tests, seed by seed, on the seeds both sides share (at least {MIN_SEEDS}). "
+            f"Holm's method corrects over {scope}, so that the chance of even one false “better” or “worse” in "
+            f"this report is at most {ALPHA:.0%}. The interval of a difference is the 95 % t interval, "
+            "uncorrected; effect g is the mean difference in standard deviations of the differences (Hedges), "
+            "positive in favour of the contender."
+        )
+        found.append(
+            f"“{NO_DIFFERENCE.capitalize()}” is no proof of equality. The number behind it is the difference that "
+            "so many seeds would have shown with a chance of about 80 %."
+        )
+        found.append(
+            "Intervals of means are bootstrap percentile intervals (2,000 resamples of the seeds). With few seeds "
+            "they are too narrow: from five seeds they hold the true mean in about 84 of 100 cases instead of 95."
+        )
+    if findings.target == findings.target:
+        which = f"of the baseline {findings.reference}" if findings.chosen_baseline else "that every contender reaches"
+        found.append(
+            f"Target: {findings.metric} {value(findings.target)}, the final mean {which}. Steps and time are "
+            "medians up to the first evaluation that saw it. A schedule made for more steps comes down later: "
+            "read this as “within this schedule”."
+        )
+    if any(len(row.basin.tried) > 1 for row in findings.rows):
+        found.append(
+            "lr basin: the factor between the smallest and largest lr whose mean stays within 2 % of the best, "
+            "between tried values by interpolation; “≥” where the grid ended first."
+        )
+    return found
+
+
+def _list(keys: list[str]) -> str:
+    return keys[0] if len(keys) == 1 else ", ".join(keys[:-1]) + " and " + keys[-1]

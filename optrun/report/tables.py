@@ -1,0 +1,328 @@
+"""Findings -> tables of words, and those as rich, CSV and Markdown."""
+
+from __future__ import annotations
+
+import csv
+import io
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from rich import box
+from rich.table import Table as RichTable
+from rich.text import Text
+
+from optrun.report.arms import Arm, describe
+from optrun.report.collect import Run
+from optrun.report.findings import Findings, Row
+from optrun.report.statistics import BETTER, REFERENCE, WORSE
+from optrun.report.theme import duration, plain
+
+NONE = "–"
+CSV_MARK = "optrun_report"
+"""Name of the last CSV column: by it an earlier report is told from a person's own file."""
+
+
+@dataclass
+class Table:
+    """Words in rows, with what a renderer needs to lay them out."""
+
+    columns: list[str]
+    numeric: list[bool]
+    """Which columns are set flush right."""
+    rows: list[list[str]] = field(default_factory=list)
+    styles: list[str] = field(default_factory=list)
+    """One word per row: "best", "better", "worse", "muted" or nothing."""
+
+
+def ranking_table(findings: Findings) -> Table:
+    """One row per contender: result and verdict."""
+    tuned = bool(findings.tuned_keys)
+    unit = findings.metric
+    reference = findings.reference or "reference"
+    head = ["#", "contender", *(["best with"] if tuned else []), f"{unit} (mean ± sd)", "verdict", "seeds"]
+    tail = ["95 % interval", f"difference to {_cut(reference)}", "p (Holm)", "effect g"]
+    table = Table(head + tail, [True, False, *([False] if tuned else []), True, False, *[True] * 5])
+    for row in findings.rows:
+        against = row.versus
+        tested = against is not None and not math.isnan(against.p_corrected)
+        cells = [str(row.rank or NONE), row.name]
+        if tuned:
+            cells.append(describe(_tuned(row, findings)) or NONE)
+        cells += [mean_sd(row.arm), verdict(row), seeds(row.arm), interval(*row.interval)]
+        if against is not None and tested:
+            cells += [f"{signed(against.difference)} [{signed(against.low)}, {signed(against.high)}]"]
+            cells += [p_value(against.p_corrected), signed(against.effect, 2)]
+        else:
+            known = against is not None and against.verdict != REFERENCE and not math.isnan(against.difference)
+            cells += [signed(against.difference) if against and known else NONE, NONE, NONE]
+        table.rows.append(cells)
+        table.styles.append(_style(row))
+    return table
+
+
+def cost_table(findings: Findings) -> Table:
+    """One row per contender: how fast, how dear, how sensitive to lr."""
+    columns = ["contender", "steps to target", "time to target", "lr basin", "wall time", "tokens/s"]
+    columns += ["peak memory", "optimizer state", "diverged"]
+    table = Table(columns, [False, *[True] * 8])
+    for row in findings.rows:
+        runs = row.arm.runs
+        reached = f" ({row.target.reached}/{row.target.runs})" if row.target.runs else ""
+        steps = NONE if math.isnan(row.target.steps) else f"{row.target.steps:,.0f}"
+        seconds = NONE if math.isnan(row.target.seconds) else duration(row.target.seconds)
+        everything = [run for arm in row.contender.arms for run in arm.runs]
+        bad = sum(bool(run.diverged) for run in everything)
+        table.rows.append(
+            [
+                row.name,
+                steps + reached,
+                seconds,
+                row.basin.words(),
+                _middle([run.wall_seconds for run in runs if run.finished], duration),
+                _middle([run.perf("tokens_per_second") for run in runs], lambda value: f"{value:,.0f}"),
+                _middle([run.perf("peak_memory_bytes") for run in runs], size),
+                _middle([run.perf("optimizer_state_bytes") for run in runs], size),
+                f"{bad} of {len(everything)}" if bad else "0",
+            ]
+        )
+        table.styles.append("best" if row.rank == 1 else "" if row.rank else "muted")
+    return table
+
+
+def arms_table(findings: Findings) -> Table:
+    """One row per configuration, best first."""
+    columns = ["configuration", f"{findings.metric} (mean ± sd)", "95 % interval", "seeds", "states"]
+    table = Table(columns, [False, True, True, True, False])
+    chosen = {id(row.arm) for row in findings.rows if row.rank}
+    for arm in findings.ranked_arms():
+        states: dict[str, int] = {}
+        for run in arm.runs:
+            state = "diverged" if run.diverged else run.status
+            states[state] = states.get(state, 0) + 1
+        words = ", ".join(f"{number} {state}" for state, number in states.items())
+        table.rows.append([arm.label or NONE, mean_sd(arm), interval(*findings.intervals[id(arm)]), seeds(arm), words])
+        table.styles.append("best" if id(arm) in chosen else "" if arm.scores else "muted")
+    return table
+
+
+def runs_table(runs: Sequence[Run], keys: Sequence[str], metric: str, mode: str) -> Table:
+    """One row per run, as its files tell it."""
+    columns = ["run", "settings", "seed", "status", "step", f"last {metric}", "best", "at step", "wall time", "note"]
+    table = Table(columns, [False, False, True, False, True, True, True, True, True, False])
+    for run in runs:
+        last, best = run.last(metric), run.best(metric, mode)
+        limit = f" / {run.max_steps:,}" if run.max_steps and run.global_step < run.max_steps else ""
+        note = run.diverged or run.message or "; ".join(run.problems)
+        table.rows.append(
+            [
+                run.label,
+                describe({key: run.config[key] for key in keys if key in run.config}) or NONE,
+                NONE if run.seed is None else str(run.seed),
+                "diverged" if run.diverged and run.status != "failed" else run.status,
+                f"{run.global_step:,}{limit}",
+                NONE if last is None else value(last),
+                NONE if best is None else value(best[0]),
+                NONE if best is None else f"{best[1]:,}",
+                NONE if run.wall_seconds is None else duration(run.wall_seconds),
+                note,
+            ]
+        )
+        bad = run.diverged or run.status == "failed"
+        table.styles.append("worse" if bad else "" if run.finished else "muted")
+    return table
+
+
+def run_facts(run: Run, metric: str, mode: str) -> Table:
+    """One run in a few lines: a name and a value each."""
+    table = Table(["", ""], [False, False])
+    best = run.best(metric, mode)
+    chosen: list[str] = ["model.name", "data.name", "optimizer.name", "lr"]
+    settings = {key: run.config[key] for key in chosen if key in run.config}
+    limit = f" of {run.max_steps:,}" if run.max_steps else ""
+    facts: list[tuple[str, str | None]] = [
+        ("run", str(run.path)),
+        ("settings", describe(settings)),
+        ("status", f"{run.status}: {run.message}" if run.message else run.status),
+        ("diverged", run.diverged or None),
+        ("steps", f"{run.global_step:,}{limit}"),
+    ]
+    names = [name for name in run.log.names() if name.startswith("eval/")]
+    for name in [metric, *[name for name in names if name != metric]][:8]:
+        last = run.last(name)
+        if last is not None:
+            more = f"   (best {value(best[0])} at step {best[1]:,})" if name == metric and best else ""
+            facts.append((name, value(last) + more))
+    loss = run.last("train/loss")
+    facts += [
+        ("train/loss", None if loss is None else value(loss)),
+        ("wall time", None if run.wall_seconds is None else duration(run.wall_seconds)),
+        ("tokens per second", _middle([run.perf("tokens_per_second")], lambda number: f"{number:,.0f}")),
+        ("peak memory", _middle([run.perf("peak_memory_bytes")], size)),
+        ("optimizer state", _middle([run.perf("optimizer_state_bytes")], size)),
+    ]
+    table.rows = [[name, plain(text)] for name, text in facts if text and text != NONE]
+    table.styles = [""] * len(table.rows)
+    return table
+
+
+def terminal_table(findings: Findings) -> Table:
+    """The ranking with the columns that fit a terminal."""
+    full, cost = ranking_table(findings), cost_table(findings)
+    tuned = bool(findings.tuned_keys)
+    keep = list(range(5 + tuned))  # up to the seeds
+    table = Table([full.columns[index] for index in keep], [full.numeric[index] for index in keep])
+    table.columns += ["steps to target", "wall time", "state"]
+    table.numeric += [True] * 3
+    for row, extra in zip(full.rows, cost.rows, strict=True):
+        table.rows.append([row[index] for index in keep] + [extra[1], extra[4], extra[7]])
+    table.styles = full.styles
+    return table
+
+
+def to_rich(table: Table, *, title: str | None = None) -> RichTable:
+    """A table for the terminal; names are text, never markup."""
+    headed = any(table.columns)
+    grid = RichTable(title=title, box=box.SIMPLE_HEAD, show_header=headed, title_justify="left", pad_edge=False)
+    for column, numeric in zip(table.columns, table.numeric, strict=True):
+        grid.add_column(Text(column), justify="right" if numeric else "left", overflow="fold")
+    colours = {"best": "bold", "better": "green", "worse": "red", "muted": "dim"}
+    for row, style in zip(table.rows, table.styles, strict=True):
+        grid.add_row(*(Text(cell) for cell in row), style=colours.get(style, ""))
+    return grid
+
+
+def to_markdown(table: Table) -> str:
+    """A GitHub table; nothing in a name can end its cell or become markup."""
+    head = "| " + " | ".join(escape_markdown(column) for column in table.columns) + " |"
+    rule = "| " + " | ".join("---:" if numeric else "---" for numeric in table.numeric) + " |"
+    rows = ["| " + " | ".join(escape_markdown(cell) for cell in row) + " |" for row in table.rows]
+    return "\n".join([head, rule, *rows])
+
+
+def escape_markdown(text: str) -> str:
+    r"""Text that Markdown shows as it stands.
+
+    Example:
+        >>> escape_markdown("a|b <c>")
+        'a\\|b &lt;c&gt;'
+    """
+    safe = plain(text).replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
+    for mark in "\\`*_[]|":
+        safe = safe.replace(mark, "\\" + mark)
+    return safe
+
+
+def runs_csv(findings: Findings) -> str:
+    """Every run as one line of numbers, for further work; the last column marks the file as a report's."""
+    rank: dict[int, tuple[int | None, str]] = {}
+    for row in findings.rows:
+        for arm in row.contender.arms:
+            for run in arm.runs:
+                rank[id(run)] = (row.rank, row.name)
+    fixed = ["run", "status", "diverged", "contender", "rank", "seed", "step", "max_steps"]
+    numbers = ["last", "best", "best_step", "score", "wall_seconds"]
+    perf = ["tokens_per_second", "samples_per_second", "peak_memory_bytes", "optimizer_state_bytes"]
+    buffer = io.StringIO()
+    writer = csv.writer(buffer, lineterminator="\n")
+    keys = [f"config.{key}" for key in findings.keys]
+    named = [f"{name} {findings.metric}" if name in ("last", "best") else name for name in numbers]
+    writer.writerow([*fixed, *keys, *named, *perf, "message", "path", CSV_MARK])
+    for run in findings.runs:
+        place, contender = rank.get(id(run), (None, ""))
+        best = run.best(findings.metric, findings.mode) or (None, None)
+        line: list[Any] = [
+            run.label,
+            run.status,
+            run.diverged,
+            contender,
+            place,
+            run.seed,
+            run.global_step,
+            run.max_steps,
+        ]
+        line += [run.config.get(key) for key in findings.keys]
+        line += [run.last(findings.metric), *best, run.score(findings.metric), run.wall_seconds]
+        line += [run.perf(name) for name in perf]
+        writer.writerow([*line, run.message, str(run.path), 1])
+    return buffer.getvalue()
+
+
+def value(number: float) -> str:
+    """A metric value with four to five significant digits."""
+    if not math.isfinite(number):
+        return "NaN" if math.isnan(number) else "inf" if number > 0 else "-inf"
+    return f"{number:.4f}" if 0.01 <= abs(number) < 1000 else f"{number:.4g}"
+
+
+def mean_sd(arm: Arm) -> str:
+    """Mean and standard deviation over seeds."""
+    if not arm.scores:
+        return NONE
+    return value(arm.mean) if math.isnan(arm.sd) else f"{value(arm.mean)} ± {value(arm.sd)}"
+
+
+def interval(low: float, high: float) -> str:
+    """An interval, or a dash."""
+    return NONE if math.isnan(low) else f"[{value(low)}, {value(high)}]"
+
+
+def seeds(arm: Arm) -> str:
+    """How many seeds have a score, and of how many."""
+    return str(len(arm.scores)) if len(arm.scores) == len(arm.runs) else f"{len(arm.scores)} of {len(arm.runs)}"
+
+
+def signed(number: float, digits: int = 4) -> str:
+    """A number with its sign, a true minus among them."""
+    if math.isnan(number):
+        return NONE
+    return f"{number:+.{digits}f}".replace("-", "−")
+
+
+def p_value(p: float) -> str:
+    """A p value as it is printed."""
+    return "< 0.001" if p < 0.001 else f"{p:.3f}"
+
+
+def size(number: float) -> str:
+    """Bytes in words: 26.0 MB is 26 million bytes."""
+    for unit, factor in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+        if number >= factor:
+            return f"{number / factor:,.1f} {unit}"
+    return f"{number:.0f} B"
+
+
+def verdict(row: Row) -> str:
+    """The verdict in words; for no difference, what could have been seen."""
+    if row.versus is None or row.rank is None:
+        return "not ranked"
+    if row.versus.verdict == "no difference found" and not math.isnan(row.versus.detectable):
+        return f"{row.versus.verdict} (could see {value(row.versus.detectable)})"
+    return row.versus.verdict
+
+
+def _style(row: Row) -> str:
+    if row.rank is None:
+        return "muted"
+    found = row.versus.verdict if row.versus else ""
+    if row.rank == 1:
+        return "best"
+    return {BETTER: "better", WORSE: "worse"}.get(found, "")
+
+
+def _tuned(row: Row, findings: Findings) -> dict[str, Any]:
+    return {key: row.arm.settings[key] for key in findings.tuned_keys if key in row.arm.settings}
+
+
+def _middle(numbers: Sequence[float | None], show: Any) -> str:
+    """The median of what is known, in words."""
+    known = sorted(number for number in numbers if number is not None and math.isfinite(number))
+    if not known:
+        return NONE
+    half = len(known) // 2
+    return str(show(known[half] if len(known) % 2 else (known[half - 1] + known[half]) / 2))
+
+
+def _cut(text: str, limit: int = 24) -> str:
+    return text if len(text) <= limit else text[: limit - 1] + "…"
