@@ -59,29 +59,48 @@ def build_optimizer(
     Raises:
         ConfigError: For a name that does not exist, or whatever the constructor refuses.
     """
-    groups = [dict(group) for group in param_groups]
     if isinstance(config, str):
-        choice, given = config, dict(options)
-        if choice not in CLASSES:
-            raise ConfigError(f"optimizer={choice}: there is no such optimizer. {did_you_mean(choice, SCHEMAS)}")
+        if config not in CLASSES:
+            raise ConfigError(f"optimizer={config}: there is no such optimizer. {did_you_mean(config, SCHEMAS)}")
+        choice, given = config, options
     else:
         choice, given = choice_of(config), options_of(config) | options
     try:
         if isinstance(config, PytorchOptimizerConfig):
-            return build_pytorch_optimizer(
-                config.name, groups, lr=lr, weight_decay=config.weight_decay, **config.kwargs
-            )
-        if choice == "muon":
-            return _build_muon(given, groups, lr=lr)
-        if all(group.get("optimizer", choice) == choice for group in groups):
+            decay, kwargs = config.weight_decay, config.kwargs
+            return build_pytorch_optimizer(config.name, param_groups, lr=lr, weight_decay=decay, **kwargs)
+        groups, members = divided(choice, given, param_groups)
+        if len(members) == 1 and all(group["optimizer"] == choice for group in groups):
             for group in groups:
-                group.pop("optimizer", None)
+                del group["optimizer"]
             return CLASSES[choice](groups, lr=lr, **given)
-        return Composite(groups, lr=lr, members={choice: given})
+        return Composite(groups, lr=lr, members=members)
     except ConfigError:
         raise
     except (TypeError, ValueError) as error:
         raise ConfigError(f"optimizer={choice}: {error}") from error
+
+
+def divided(
+    choice: str, options: Mapping[str, Any], param_groups: Sequence[Mapping[str, Any]]
+) -> tuple[list[dict[str, Any]], dict[str, dict[str, Any]]]:
+    """Who steps what.
+
+    Args:
+        choice: The optimizer chosen for the run.
+        options: Its keywords; for Muon its companion's too.
+        param_groups: As given; not changed.
+
+    Returns:
+        Groups, each with a key `optimizer`, and the keywords of the run's optimizers by name.
+    """
+    groups = [{**group, "optimizer": group.get("optimizer", choice)} for group in param_groups]
+    if choice != "muon":
+        return groups, {choice: dict(options)}
+    muon = {k: v for k, v in options.items() if k not in ("betas", "eps", "companion_lr_scale")}
+    companion = {k: v for k, v in options.items() if k in ("betas", "eps", "weight_decay")}
+    scale = options.get("companion_lr_scale", 1.0)
+    return _split_for_muon(groups, scale), {"muon": muon, COMPANION: companion}
 
 
 def is_hidden_matrix(param: Tensor, role: str | None) -> bool:
@@ -105,26 +124,30 @@ def is_hidden_matrix(param: Tensor, role: str | None) -> bool:
     return short >= 8 and long <= 8 * short
 
 
-def _build_muon(options: dict[str, Any], groups: list[dict[str, Any]], *, lr: float) -> Composite:
-    scale = options.pop("companion_lr_scale", 1.0)
-    companion: dict[str, Any] = {key: options.pop(key) for key in ("betas", "eps") if key in options}
-    if "weight_decay" in options:
-        companion["weight_decay"] = options["weight_decay"]
+def _split_for_muon(groups: Sequence[Mapping[str, Any]], scale: float) -> list[dict[str, Any]]:
+    tables = [_tensor(pair).shape for g in groups if g.get("role") == "embedding" for pair in g["params"]]
+    vocabulary = max(tables, key=lambda shape: shape[0], default=None)
     split: list[dict[str, Any]] = []
     for group in groups:
-        if "optimizer" in group and group["optimizer"] != "muon":
-            split.append(group)
+        if group["optimizer"] != "muon":
+            split.append(dict(group))
             continue
-        hidden = [pair for pair in group["params"] if is_hidden_matrix(_tensor(pair), group.get("role"))]
-        rest = [pair for pair in group["params"] if not is_hidden_matrix(_tensor(pair), group.get("role"))]
+        hidden: list[Any] = []
+        rest: list[Any] = []
+        for pair in group["params"]:
+            param = _tensor(pair)
+            is_head = group.get("layer") == "head" or param.shape == vocabulary
+            (hidden if is_hidden_matrix(param, group.get("role")) and not is_head else rest).append(pair)
         if hidden:
-            split.append({**group, "params": hidden, "optimizer": "muon"})
+            split.append({**group, "params": hidden})
         if rest:
-            scaled = {**group, "params": rest, "optimizer": COMPANION, "lr_scale": group.get("lr_scale", 1.0) * scale}
+            scaled = {**group, "params": rest, "optimizer": COMPANION}
             if "lr" in group:
                 scaled["lr"] = group["lr"] * scale
+            if "lr_scale" in group or "lr" not in group:
+                scaled["lr_scale"] = group.get("lr_scale", 1.0) * scale
             split.append(scaled)
-    return Composite(split, lr=lr, members={"muon": options, COMPANION: companion})
+    return split
 
 
 def _tensor(entry: Any) -> Tensor:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import inspect
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from torch.optim import Optimizer
@@ -14,7 +15,9 @@ from optrun.optimizer.arguments import known_keys
 from optrun.optimizer.groups import DESCRIPTIVE_KEYS
 
 
-def build_pytorch_optimizer(name: str, param_groups: list[dict[str, Any]], *, lr: float, **options: Any) -> Optimizer:
+def build_pytorch_optimizer(
+    name: str, param_groups: Sequence[Mapping[str, Any]], *, lr: float, **options: Any
+) -> Optimizer:
     """Build an optimizer of pytorch-optimizer.
 
     Args:
@@ -39,15 +42,20 @@ def build_pytorch_optimizer(name: str, param_groups: list[dict[str, Any]], *, lr
         )
     cls = known[name.lower()]
     keywords = set(inspect.signature(cls).parameters) - {"params", "kwargs"}
+    groups = [dict(group) for group in param_groups]
+    if "weight_decay" not in keywords:
+        for entry in (options, *groups):
+            if entry.get("weight_decay") == 0:
+                del entry["weight_decay"]
     known_keys(options, keywords, f"pytorch_optimizer's {cls.__name__}")
-    for group in param_groups:
+    for group in groups:
         if "optimizer" in group:
             raise ConfigError(
                 f"a parameter group asks for optimizer={group['optimizer']}, which goes with optrun's own optimizers "
                 "and torch's, not with optimizer=pytorch_optimizer."
             )
         known_keys(group, {*keywords, *DESCRIPTIVE_KEYS, "params"}, f"a parameter group of {cls.__name__}")
-    built = cls(param_groups, lr=lr, **options)
+    built = cls(groups, lr=lr, **options)
     assert isinstance(built, Optimizer)
     return built
 

@@ -77,7 +77,7 @@ class Player:
                 if event["before_step"] == step and self.optimizer.lr_driver() is None:
                     self.optimizer.set_lr(event["value"])
             self.optimizer.zero_grad(set_to_none=not self.keeps_zeros)
-            for (name, param), grad in zip(self.params.items(), grads, strict=True):
+            for param, grad in zip(self.params.values(), grads, strict=True):
                 if grad is not None and param.requires_grad:
                     param.grad = _gradient(grad, param)
             for clip, names in self.clips:
@@ -111,7 +111,7 @@ def _gradient(grad: Any, param: Tensor) -> Tensor:
     return torch.tensor(grad, dtype=param.dtype).reshape(param.shape)
 
 
-# -- schedules: the rate of a schedule in the files is a curve times its peak ---------------------------------------------
+# -- schedules: a rate in the files is a curve times its peak ----------------------------------------------------------
 
 
 def _times(peak: float, curve: Callable[[int], float]) -> Callable[[int], float]:
