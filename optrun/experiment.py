@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import os
-import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -26,9 +24,10 @@ from optrun.config.run import RunConfig
 from optrun.data.columns import text_column, texts
 from optrun.data.loader import Feed, Plan
 from optrun.data.source import Source, load_source
-from optrun.errors import CheckpointError, ConfigError, NonFiniteError, OptrunError, StoppedEarly, nearest
+from optrun.errors import CheckpointError, ConfigError, OptrunError, StoppedEarly, nearest
 from optrun.model.build import ModelSpec, build_model, special_ids
 from optrun.model.tokenizer import load_tokenizer, train_tokenizer
+from optrun.model.weights import load_model_tensors, model_tensors
 from optrun.optimizer.build import build_optimizer
 from optrun.optimizer.state import load_named_state, named_state
 from optrun.param_groups import build_param_groups
@@ -40,11 +39,12 @@ from optrun.task import Task, build_task
 from optrun.task.build import task_class
 from optrun.tracking import build_tracker
 from optrun.training.device import pick_device
+from optrun.training.evaluate import evaluate
 from optrun.training.interrupts import Interrupts
 from optrun.training.loop import Learner, Loop, Ranking, best_mode
 from optrun.training.progress import Display
 from optrun.training.state import TrainState, restore_random_states
-from optrun.training.step import Stepper
+from optrun.training.step import Arithmetic, Stepper
 
 
 @dataclass
@@ -122,7 +122,9 @@ def ranking_of(config: RunConfig, task: Task) -> Ranking:
     if metric not in known:
         close = nearest(metric, known)
         hint = f"Did you mean {' or '.join(close)}? " if close else ""
-        raise ConfigError(f"checkpoint.metric={wanted}: task={task.name} has no such metric. {hint}It has: {', '.join(known)}.")
+        raise ConfigError(
+            f"checkpoint.metric={wanted}: task={task.name} has no such metric. {hint}It has: {', '.join(known)}."
+        )
     if config.checkpoint.mode is not None:
         return Ranking(metric, config.checkpoint.mode.value)
     own = Ranking(f"eval/{task.main_metric}", task.mode)
@@ -222,7 +224,9 @@ def _train(
     _write_config(run, values)
     if prepared.tokenizer is not None:
         prepared.tokenizer.save_pretrained(str(run.path / "tokenizer"))
-    summary.begin(model=model, task=task, total=total, ranking=ranking, state=state, device=device, fingerprint=fingerprint)
+    summary.begin(
+        model=model, task=task, total=total, ranking=ranking, state=state, device=device, fingerprint=fingerprint
+    )
     summary.optimizer = stepper.optimizer
     if resume is not None:
         summary.resumed(state.global_step, resume.changes)
@@ -332,41 +336,6 @@ def _feeds(config: RunConfig, task: Task, device: torch.device) -> tuple[Feed, F
     return feed(task.train), feed(task.eval)
 
 
-def model_tensors(model: Any) -> dict[str, torch.Tensor]:
-    """Weights and persistent buffers by name; a tied tensor once, under its first name."""
-    seen: set[int] = set()
-    found = {}
-    named = {**dict(model.named_parameters()), **model.state_dict()}
-    for name, tensor in named.items():
-        if id(tensor) in seen or (tensor.numel() and tensor.data_ptr() in seen):
-            continue
-        seen |= {id(tensor), tensor.data_ptr()}
-        found[name] = tensor.detach()
-    return found
-
-
-def load_model_tensors(model: Any, tensors: Mapping[str, torch.Tensor]) -> None:
-    """Put weights back by name.
-
-    Raises:
-        CheckpointError: The first name that is missing, too many, or of another shape.
-    """
-    wanted = model_tensors(model)
-    for name, tensor in wanted.items():
-        if name not in tensors:
-            raise CheckpointError(f"the checkpoint has no tensor {name}; the model has changed since it was saved.")
-        if tensors[name].shape != tensor.shape:
-            raise CheckpointError(
-                f"{name}: shape {tuple(tensors[name].shape)} in the checkpoint, {tuple(tensor.shape)} in the model."
-            )
-    for name in tensors:
-        if name not in wanted:
-            raise CheckpointError(f"the checkpoint has a tensor {name}, which the model does not have.")
-    with torch.no_grad():
-        for name, tensor in wanted.items():
-            tensor.copy_(tensors[name])
-
-
 def _open_checkpoint(run: RunDir, resume: ResumePoint) -> tuple[Snapshot | None, list[str]]:
     """The snapshot to go on from, and what to tell the user about ones that were passed over."""
     checkpoints.clean_leftovers(run)
@@ -394,8 +363,8 @@ def _refuse_other_data(snapshot: Snapshot, fingerprint: str) -> None:
     before = snapshot.state.get("data_fingerprint")
     if before != fingerprint:
         raise ConfigError(
-            f"the data is not what the run was started with (fingerprint {before} then, {fingerprint} now): rows, their "
-            "order or their content changed. Restore it, or start a new run."
+            f"the data is not what the run was started with (fingerprint {before} then, {fingerprint} now): rows, "
+            "their order or their content changed. Restore it, or start a new run."
         )
 
 
@@ -425,4 +394,37 @@ def _sample(config: RunConfig, task: Task, prepared: Prepared) -> tuple[str, str
 
     if not isinstance(task, CausalLm) or task.prompt is None or task.sample_tokens == 0:
         return None
-    return task.prompt, continue_text(prepared.model, prepared.tokenizer, task.prompt, task.sample_tokens, seed=config.seed)
+    return task.prompt, continue_text(
+        prepared.model, prepared.tokenizer, task.prompt, task.sample_tokens, seed=config.seed
+    )
+
+
+def evaluate_checkpoint(config: RunConfig, checkpoint: Path) -> tuple[int, int, dict[str, float]]:
+    """Metrics of a checkpoint on the evaluation split of a configuration.
+
+    Args:
+        config: Which data and task, and where to run.
+        checkpoint: Whole.
+
+    Returns:
+        Optimizer steps done, evaluation examples, names with prefix `eval/` to values.
+
+    Raises:
+        ConfigError: Data that does not fit.
+        CheckpointError: The checkpoint is damaged, or its weights do not fit the model.
+    """
+    device = pick_device(config.training.device)
+    snapshot = checkpoints.load_checkpoint(checkpoint)
+    prepared = prepare(config)
+    load_model_tensors(prepared.model, snapshot.model)
+    model = prepared.model.to(device)
+    _, feed = _feeds(config, prepared.task, device)
+    placed = Arithmetic(device, config.training.precision.value)
+    found = evaluate(
+        model,
+        feed.evaluation(config.training.per_device_eval_batch_size),
+        prepared.task.evaluation(),
+        to_device=placed.to_device,
+        autocast=placed.autocast,
+    )
+    return snapshot.global_step, len(prepared.task.eval), {f"eval/{name}": value for name, value in found.items()}

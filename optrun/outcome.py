@@ -66,7 +66,11 @@ def show(console: Console, outcome: Outcome) -> None:
     if outcome.sample is not None:
         prompt, continuation = outcome.sample
         console.print(
-            Panel(f"[bold]{escape(prompt)}[/]{escape(continuation)}", title="what it learnt: a continuation", title_align="left")
+            Panel(
+                f"[bold]{escape(prompt)}[/]{escape(continuation)}",
+                title="what it learnt: a continuation",
+                title_align="left",
+            )
         )
     console.print(_table(summary))
     place = shown_path(outcome.run.path)
@@ -89,7 +93,8 @@ def _table(summary: dict[str, Any]) -> Table:
     unit = "tokens/s" if perf.get("tokens_per_second") else "examples/s"
     title = (
         f"{summary['global_step']:,} steps in {span(summary['wall_seconds'])} · {number(rate, 3)} {unit} · "
-        f"{summary['model']['parameters'] / 1e6:.2f} M parameters · peak memory {size(perf.get('peak_memory_bytes', 0))}"
+        f"{summary['model']['parameters'] / 1e6:.2f} M parameters · "
+        f"peak memory {size(perf.get('peak_memory_bytes', 0))}"
     )
     table = Table(title=title, title_justify="left", title_style="dim")
     table.add_column("metric")

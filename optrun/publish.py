@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from optrun.artifacts.checkpoint import load_checkpoint
+from optrun.artifacts.metrics import read_summary
 from optrun.artifacts.run_dir import RunDir
-from optrun.errors import StorageError
+from optrun.errors import CheckpointError, StorageError
+from optrun.model.weights import load_model_tensors
+from optrun.report.card import model_card
 
 
 def write_model(
@@ -30,12 +35,20 @@ def write_model(
         config: Resolved configuration, for the card.
         sample: Prompt and continuation, for the card.
     """
-    from optrun.report.card import model_card
-
     model.save_pretrained(str(folder))
     if tokenizer is not None:
         tokenizer.save_pretrained(str(folder))
-    (folder / "README.md").write_text(model_card(dict(summary), dict(config), sample=sample), encoding="utf-8")
+    card = model_card(summary, config)
+    if sample is not None:
+        card += f"\n## Sample\n\nThe prompt\n\n{_fenced(sample[0])}\n\nwas continued with\n\n{_fenced(sample[1])}\n"
+    (folder / "README.md").write_text(card, encoding="utf-8")
+
+
+def _fenced(text: str) -> str:
+    """A block of text as it stands, whatever back-ticks it holds."""
+    longest = max((len(run) for run in re.findall(r"`+", text)), default=0)
+    fence = "`" * max(3, longest + 1)
+    return f"{fence}text\n{text.rstrip()}\n{fence}"
 
 
 def publish(
@@ -63,3 +76,62 @@ def publish(
     except OSError as error:
         shutil.rmtree(aside, ignore_errors=True)
         raise StorageError(f"{run.model}: cannot be written: {error.strerror or error}.") from error
+
+
+def export(run: RunDir, checkpoint: Path, destination: Path) -> str:
+    """Write the model of a checkpoint in `save_pretrained` form.
+
+    Args:
+        run: The run it belongs to; lends the tokenizer and the numbers of the card, where they are there.
+        checkpoint: Whole.
+        destination: New or empty.
+
+    Returns:
+        Name of the transformers class that loads it.
+
+    Raises:
+        CheckpointError: The checkpoint is damaged, or its model class is not one of this transformers.
+        StorageError: The disk refused.
+    """
+    import transformers
+
+    snapshot = load_checkpoint(checkpoint)
+    values = dict(snapshot.state["model_config"])
+    name = str(snapshot.state["model_class"])
+    kind = getattr(transformers, name, None)
+    if kind is None or values.get("model_type") not in transformers.CONFIG_MAPPING:
+        raise CheckpointError(
+            f"{checkpoint}: its model class {name} is not one of this transformers ({transformers.__version__})."
+        )
+    config = transformers.AutoConfig.for_model(values.pop("model_type"), **values)
+    model = kind(config)
+    load_model_tensors(model, snapshot.model)
+    tokenizer = _tokenizer(run)
+    try:
+        summary = read_summary(run.summary)
+    except (OSError, ValueError):
+        summary = {}
+    summary["global_step"] = snapshot.global_step
+    aside = destination.with_name(f".{destination.name}-{os.getpid()}")
+    try:
+        destination.parent.mkdir(parents=True, exist_ok=True)
+        aside.mkdir()
+        write_model(aside, model, tokenizer, summary, snapshot.state["config"])
+        if destination.exists():
+            destination.rmdir()
+        aside.rename(destination)
+    except OSError as error:
+        shutil.rmtree(aside, ignore_errors=True)
+        raise StorageError(f"{destination}: cannot be written: {error.strerror or error}.") from error
+    return name
+
+
+def _tokenizer(run: RunDir) -> Any | None:
+    import transformers
+
+    folder = run.path / "tokenizer"
+    if not folder.is_dir():
+        return None
+    if (folder / "preprocessor_config.json").is_file():
+        return transformers.AutoImageProcessor.from_pretrained(str(folder))
+    return transformers.AutoTokenizer.from_pretrained(str(folder))

@@ -43,7 +43,8 @@ def find_target(value: str, *, run_dir: Path | None, outputs: Path) -> Target | 
     target = _named(value)
     if run_dir is not None and run_dir.resolve() != target.run.path.resolve():
         raise ConfigError(
-            f"resume={value} goes on in {target.run.path}, but hydra.run.dir={run_dir} names another directory. Leave one out."
+            f"resume={value} goes on in {target.run.path}, but hydra.run.dir={run_dir} names another directory. "
+            "Leave one out."
         )
     return target
 
@@ -86,3 +87,24 @@ def _named(value: str, key: str = "resume=") -> Target:
         hint = f" Runs below it: {', '.join(map(str, runs))}." if runs else ""
         raise ConfigError(f"{key}{value}: neither a run directory nor a checkpoint of optrun's.{hint}")
     return Target(RunDir(path), None)
+
+
+def checkpoint_of(path: str) -> tuple[RunDir, Path]:
+    """The checkpoint that a path means: itself, or the newest whole one of a run.
+
+    Raises:
+        ConfigError: The path is neither run nor checkpoint.
+        CheckpointError: It is damaged, or the run has none that is whole.
+    """
+    from optrun.artifacts.checkpoint import latest_whole, problems
+
+    target = locate(path)
+    if target.checkpoint is not None:
+        wrong = problems(target.checkpoint)
+        if wrong:
+            raise CheckpointError(wrong[0])
+        return target.run, target.checkpoint
+    newest, said = latest_whole(target.run)
+    if newest is None:
+        raise CheckpointError(f"{target.run.path}: no checkpoint that is whole. {' '.join(said)}".strip())
+    return target.run, newest

@@ -1,4 +1,4 @@
-"""`summary.json` of a run in progress: brought up to date as it goes, so that it tells the truth whenever it is read."""
+"""`summary.json` of a run in progress: brought up to date as it goes, true whenever it is read."""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
 """Checkpoints: saved aside, committed by rename, verified before anything of them is used.
 
-A folder is a checkpoint when its manifest is there and every file agrees with it. That one predicate, `problems`, answers
-for loading, for retention and for `optrun verify`. Everything is safetensors and JSON; no pickle is read or written.
+A folder is a checkpoint when its manifest is there and every file agrees with it. That one predicate, `problems`,
+answers for loading, for retention and for `optrun verify`. Everything is safetensors and JSON; no pickle is read or
+written.
 """
 
 from __future__ import annotations

@@ -158,8 +158,8 @@ def refuse_stored_trust(cfg: DictConfig, words: list[str]) -> None:
         word.lstrip("+").startswith("model.trust_remote_code=") for word in words
     ):
         raise ConfigError(
-            "model.trust_remote_code=true stands in a configuration file; it counts only on the command line, where the "
-            "person who runs it sees it."
+            "model.trust_remote_code=true stands in a configuration file; it counts only on the command line, where "
+            "the person who runs it sees it."
         )
 
 
@@ -200,7 +200,9 @@ def execute(
 
     console = Console()
     with outcome.run_log(run):
-        display = make_display(console, f"optrun · {config.task.name} · {config.model.name} · {config.optimizer.name} · lr {config.lr:g}")
+        display = make_display(
+            console, f"optrun · {config.task.name} · {config.model.name} · {config.optimizer.name} · lr {config.lr:g}"
+        )
         outcome.introduce(display, config, run)
         done = experiment.train(config, values, run, experiment.Invocation(argv, config_name, words), display, resume)
         outcome.show(console, done)
@@ -262,7 +264,9 @@ def _compare(folder: Path) -> int:
     from optrun.artifacts.metrics import read_summary
     from optrun.artifacts.run_dir import find_runs
 
-    states = [read_summary(RunDir(run).summary).get("status") for run in find_runs(folder) if RunDir(run).summary.exists()]
+    states = [
+        read_summary(RunDir(run).summary).get("status") for run in find_runs(folder) if RunDir(run).summary.exists()
+    ]
     return EXIT_DONE if states and all(state == "finished" for state in states) else EXIT_FAILED
 
 

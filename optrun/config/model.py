@@ -46,7 +46,7 @@ class FromConfigConfig(ModelConfig):
 
     def __post_init__(self) -> None:
         """Refuse a vocabulary that cannot hold the 256 bytes and the special tokens."""
-        expect(self.vocab_size >= 300, "model.vocab_size", self.vocab_size, "300 or more (256 bytes and special tokens)")
+        expect(self.vocab_size >= 300, "model.vocab_size", self.vocab_size, "300 or more: 256 bytes and special tokens")
 
 
 SCHEMAS: dict[str, type[ModelConfig]] = {

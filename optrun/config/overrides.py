@@ -77,7 +77,11 @@ def parse(overrides: list[str]) -> list[Override]:
 
 def _verb_hint(word: str) -> str:
     close = nearest(word, VERBS)
-    return f"Did you mean the command {close[0]}?" if close else f"Commands: {', '.join(VERBS)}; without one, optrun trains."
+    return (
+        f"Did you mean the command {close[0]}?"
+        if close
+        else f"Commands: {', '.join(VERBS)}; without one, optrun trains."
+    )
 
 
 VERBS = ("certify", "evaluate", "explain", "export", "report", "verify")
@@ -149,7 +153,9 @@ def _check_choice(hydra: Hydra, override: Override, *, sweep: bool) -> None:
     _refuse_list_without_sweep(override, sweep=sweep)
     options = hydra.config_loader.get_group_options(group)
     if override.is_delete() or override.is_add():
-        raise ConfigError(f"{override.input_line}: a run needs one {group}. Write {group}=NAME; {did_you_mean('', options)}")
+        raise ConfigError(
+            f"{override.input_line}: a run needs one {group}. Write {group}=NAME; {did_you_mean('', options)}"
+        )
     for value in _values(override):
         if value not in options:
             raise ConfigError(

@@ -10,8 +10,8 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from optrun.config import store
-from optrun.config.overrides import assign, did_you_mean, open_prefix, parse, unknown_key
 from optrun.config.overrides import all_keys as keys_of
+from optrun.config.overrides import assign, did_you_mean, open_prefix, parse, unknown_key
 from optrun.errors import ConfigError
 
 

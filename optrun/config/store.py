@@ -52,7 +52,9 @@ def _shipped(folder: str, mark: str) -> Path:
     for candidate in (package / folder, package.parent / folder):
         if (candidate / mark).is_file():
             return candidate
-    raise ConfigError(f"{folder}/{mark} is missing beside {package}: the installation is not whole. Install optrun again.")
+    raise ConfigError(
+        f"{folder}/{mark} is missing beside {package}: the installation is not whole. Install optrun again."
+    )
 
 
 def config_dir() -> Path:
@@ -173,7 +175,7 @@ def typed(cfg: DictConfig) -> RunConfig:
         cfg: A composed configuration without Hydra's node.
 
     Raises:
-        ConfigError: For a mandatory value that is missing, an interpolation that leads nowhere, or a value out of range.
+        ConfigError: For a mandatory value that is missing, an interpolation that leads nowhere, a value out of range.
     """
     missing = sorted(OmegaConf.missing_keys(cfg))
     if missing:
@@ -187,9 +189,7 @@ def typed(cfg: DictConfig) -> RunConfig:
     except OmegaConfBaseException as error:
         raise ConfigError(_first_line(error)) from error
     if not isinstance(config, RunConfig):
-        raise ConfigError(
-            "this configuration is not built on `config`: begin its defaults list with `- config`."
-        )
+        raise ConfigError("this configuration is not built on `config`: begin its defaults list with `- config`.")
     return config
 
 

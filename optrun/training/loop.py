@@ -198,8 +198,9 @@ class Loop:
             place = checkpoints.save_checkpoint(self.run, self.snapshot(before))
             saved = f" The state before it is in {place}."
         raise NonFiniteError(
-            f"step {state.global_step + 1}: {report.sentence} Nothing was updated. The batch and a report are in {folder}.{saved} "
-            "Try a smaller lr, more warm-up, clip=global_norm or training.precision=fp32; training.on_nonfinite=skip goes on."
+            f"step {state.global_step + 1}: {report.sentence} Nothing was updated. The batch and a report are in "
+            f"{folder}.{saved} Try a smaller lr, more warm-up, clip=global_norm or training.precision=fp32; "
+            "training.on_nonfinite=skip goes on."
         )
 
     def _count(self, result: StepResult, micro_batches: list[Batch]) -> None:
@@ -216,7 +217,9 @@ class Loop:
             state.window_weight += result.weight
             self._grad_norm = result.grad_norm
         state.seconds = self._seconds_before + self.clock() - self._begun
-        self.display.step(state.global_step, {"train/loss": result.loss, "train/grad_norm": result.grad_norm, **self._lrs})
+        self.display.step(
+            state.global_step, {"train/loss": result.loss, "train/grad_norm": result.grad_norm, **self._lrs}
+        )
 
     # What is written --------------------------------------------------------------------------------------------
 

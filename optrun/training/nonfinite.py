@@ -79,7 +79,9 @@ def save(run: RunDir, report: Report, micro_batches: list[Batch]) -> Path:
     """
     folder = run.path / "nonfinite" / step_name(report.values["step"])
     tensors = {
-        f"{number}/{name}": tensor.contiguous() for number, batch in enumerate(micro_batches) for name, tensor in batch.items()
+        f"{number}/{name}": tensor.contiguous()
+        for number, batch in enumerate(micro_batches)
+        for name, tensor in batch.items()
     }
     try:
         folder.mkdir(parents=True, exist_ok=True)

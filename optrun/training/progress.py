@@ -100,7 +100,7 @@ class PlainDisplay:
         """One line with everything that was logged at a step."""
         line = plain_line(record, self.total)
         done = int(record["step"]) - self.first
-        if 0 < done and record["step"] < self.total:
+        if done > 0 and record["step"] < self.total:
             left = (time.monotonic() - self.begun) / done * (self.total - int(record["step"]))
             line += f"  eta {span(left)}"
         self._say(line)
@@ -204,7 +204,10 @@ class LiveDisplay:
         table.add_row(*(Text(label, style="dim") for label, _ in present))
         table.add_row(*(Text(value, style="bold") for _, value in present))
         return Panel(
-            Group(self.progress, Padding(table, (1, 0, 0, 0))), title=escape(self.title), title_align="left", padding=(1, 2)
+            Group(self.progress, Padding(table, (1, 0, 0, 0))),
+            title=escape(self.title),
+            title_align="left",
+            padding=(1, 2),
         )
 
 

@@ -35,7 +35,29 @@ class StepResult:
         return math.isfinite(self.loss) and math.isfinite(self.grad_norm)
 
 
-class Stepper:
+class Arithmetic:
+    """Where and how precisely a model computes.
+
+    Args:
+        device: Where the model is.
+        precision: `fp32`, `bf16` or `fp16`.
+    """
+
+    def __init__(self, device: torch.device, precision: str) -> None:
+        self.device = device
+        self.precision = precision
+
+    def autocast(self) -> Any:
+        """The arithmetic of forward passes."""
+        dtype = _AUTOCAST.get(self.precision)
+        return nullcontext() if dtype is None else torch.autocast(self.device.type, dtype=dtype)
+
+    def to_device(self, batch: Batch) -> Batch:
+        """The batch where the model is."""
+        return {name: tensor.to(self.device, non_blocking=True) for name, tensor in batch.items()}
+
+
+class Stepper(Arithmetic):
     """Everything one step needs, bound together.
 
     Args:
@@ -58,29 +80,19 @@ class Stepper:
         device: torch.device,
         precision: str,
     ) -> None:
+        super().__init__(device, precision)
         self.model = model
         self.optimizer = optimizer
         self.clip = clip
         self.scheduler = scheduler
         self.weight = weight
-        self.device = device
-        self.precision = precision
         self.scaler = torch.amp.GradScaler(device.type, enabled=precision == "fp16")
-
-    def autocast(self) -> Any:
-        """The arithmetic of forward passes."""
-        dtype = _AUTOCAST.get(self.precision)
-        return nullcontext() if dtype is None else torch.autocast(self.device.type, dtype=dtype)
-
-    def to_device(self, batch: Batch) -> Batch:
-        """The batch where the model is."""
-        return {name: tensor.to(self.device, non_blocking=True) for name, tensor in batch.items()}
 
     def __call__(self, micro_batches: list[Batch]) -> StepResult:
         """Do one step.
 
-        Each micro-batch's mean loss is weighted by its share of the step's tokens (or examples), so that k micro-batches
-        give the gradient of one big batch. Nothing is updated where loss or gradient norm is not finite.
+        Each micro-batch's mean loss is weighted by its share of the step's tokens (or examples), so that k
+        micro-batches give the gradient of one big batch. Nothing is updated where loss or gradient norm is not finite.
 
         Args:
             micro_batches: As collated, on the CPU.

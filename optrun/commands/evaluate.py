@@ -1,0 +1,65 @@
+"""`optrun evaluate`: metrics of a checkpoint on the evaluation split."""
+
+from __future__ import annotations
+
+import json
+
+from optrun.commands.words import take_apart
+from optrun.errors import EXIT_DONE, ConfigError
+
+USAGE = """
+optrun evaluate RUN_DIR|CHECKPOINT [KEY=VALUE ...] [--json]
+
+Metrics of a checkpoint (of a run: its newest) on the evaluation split, with the configuration it was trained with and
+the changes given here, such as data.eval=other.tsv. Nothing is written. --json prints one JSON object.
+"""
+
+
+def run(argv: list[str]) -> int:
+    """Evaluate and tell.
+
+    Returns:
+        0.
+    """
+    words = take_apart("evaluate", argv, USAGE, {"--json": False})
+    if words is None:
+        return EXIT_DONE
+    if len(words.positional) != 1:
+        raise ConfigError(
+            "optrun evaluate takes one run directory or checkpoint: optrun evaluate RUN_DIR [KEY=VALUE ...]"
+        )
+    from optrun.artifacts.checkpoint import read_state
+    from optrun.config import saved, store
+    from optrun.resume import checkpoint_of
+
+    _, checkpoint = checkpoint_of(words.positional[0])
+    hydra = store.open_hydra()
+    before = saved.with_schemas(read_state(checkpoint)["config"], str(checkpoint))
+    after = saved.changed(hydra, before, words.overrides)
+    from optrun.commands.train import refuse_stored_trust
+
+    refuse_stored_trust(after, words.overrides)
+    config = store.typed(after)
+
+    from rich.console import Console
+    from rich.table import Table
+
+    from optrun.experiment import evaluate_checkpoint
+    from optrun.training.progress import number
+
+    step, examples, metrics = evaluate_checkpoint(config, checkpoint)
+    if "--json" in words.flags:
+        from optrun.artifacts.metrics import to_json
+
+        print(json.dumps(to_json({"checkpoint": str(checkpoint), "step": step, "examples": examples, **metrics})))  # noqa: T201
+        return EXIT_DONE
+    console = Console()
+    table = Table(
+        title=f"{checkpoint} · step {step:,} · {examples:,} examples", title_justify="left", title_style="dim"
+    )
+    table.add_column("metric")
+    table.add_column("value", justify="right")
+    for name, value in metrics.items():
+        table.add_row(name, number(value))
+    console.print(table)
+    return EXIT_DONE

@@ -1,0 +1,67 @@
+"""What the verbs share: positional words, `key=value` words and a few flags."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from optrun.errors import ConfigError, did_you_mean
+
+
+@dataclass
+class Words:
+    """A verb's command line, taken apart."""
+
+    positional: list[str] = field(default_factory=list)
+    overrides: list[str] = field(default_factory=list)
+    flags: dict[str, str | None] = field(default_factory=dict)
+    """Option to its value; None where it takes none."""
+
+
+def take_apart(verb: str, argv: list[str], usage: str, options: dict[str, bool] | None = None) -> Words | None:
+    """Sort the words of a verb.
+
+    Args:
+        verb: Its name, for messages.
+        argv: Words after it.
+        usage: What `--help` prints.
+        options: Option to whether it takes a value.
+
+    Returns:
+        The words; None where `--help` was asked for and has been printed.
+
+    Raises:
+        ConfigError: An option the verb does not have, or one without its value.
+    """
+    known = {**(options or {}), "--help": False, "-h": False}
+    words = Words()
+    rest = list(argv)
+    while rest:
+        word = rest.pop(0)
+        if word in ("--help", "-h"):
+            import sys
+
+            sys.stdout.write(usage.strip() + "\n")
+            return None
+        if word.startswith("-"):
+            name, joined, value = word.partition("=")
+            if name not in known:
+                raise ConfigError(f"optrun {verb} {name}: no such option. {did_you_mean(name, known)}")
+            if known[name]:
+                if not joined and not rest:
+                    raise ConfigError(f"optrun {verb} {name}: a value is missing.")
+                words.flags[name] = value if joined else rest.pop(0)
+            elif joined:
+                raise ConfigError(f"optrun {verb} {name}: takes no value.")
+            else:
+                words.flags[name] = None
+        elif "=" in word and not _is_path(word):
+            words.overrides.append(word)
+        else:
+            words.positional.append(word)
+    return words
+
+
+def _is_path(word: str) -> bool:
+    """Whether a word with `=` in it is a path all the same, such as `outputs/lr=0.1/run`."""
+    head = word.split("=", 1)[0]
+    return "/" in head and not head.startswith("hydra/")

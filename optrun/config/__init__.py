@@ -1,0 +1,1 @@
+"""Types and meaning of every configuration value; no torch here."""

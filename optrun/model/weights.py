@@ -1,0 +1,56 @@
+"""Weights by name, each tensor once."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from optrun.errors import CheckpointError
+
+
+def model_tensors(model: Any) -> dict[str, torch.Tensor]:
+    """Weights and persistent buffers by name; a tied tensor once, under its parameter's name.
+
+    Args:
+        model: A module.
+
+    Returns:
+        References, detached; parameters first, in the module's order.
+    """
+    found: dict[str, torch.Tensor] = {name: p.detach() for name, p in model.named_parameters()}
+    # Views of one storage that cover the same elements are one tensor: GPT-2's head is its embedding.
+    seen = {_place(tensor) for tensor in found.values()}
+    for name, tensor in model.state_dict().items():
+        if name in found or (tensor.numel() and _place(tensor) in seen):
+            continue
+        seen.add(_place(tensor))
+        found[name] = tensor.detach()
+    return found
+
+
+def _place(tensor: torch.Tensor) -> tuple[int, tuple[int, ...], tuple[int, ...]]:
+    return tensor.data_ptr(), tuple(tensor.shape), tensor.stride()
+
+
+def load_model_tensors(model: Any, tensors: Mapping[str, torch.Tensor]) -> None:
+    """Put weights back by name, in place.
+
+    Raises:
+        CheckpointError: The first name that is missing, too many, or of another shape.
+    """
+    wanted = model_tensors(model)
+    for name, tensor in wanted.items():
+        if name not in tensors:
+            raise CheckpointError(f"the checkpoint has no tensor {name}: the model has changed since it was saved.")
+        if tensors[name].shape != tensor.shape:
+            raise CheckpointError(
+                f"{name}: shape {tuple(tensors[name].shape)} in the checkpoint, {tuple(tensor.shape)} in the model."
+            )
+    for name in tensors:
+        if name not in wanted:
+            raise CheckpointError(f"the checkpoint has a tensor {name}, which the model does not have.")
+    with torch.no_grad():
+        for name, tensor in wanted.items():
+            tensor.copy_(tensors[name])

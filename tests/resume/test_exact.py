@@ -1,0 +1,144 @@
+"""N steps, stop, N more steps = 2N steps: weights, optimizer state, random states and metrics lines, bit for bit."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+
+import pytest
+
+from optrun.training.step import Stepper
+from tests.running import TINY_BERT, TINY_GPT, optrun, records, state, summary, tensors, write_labelled, write_text
+
+HALF, WHOLE = 7, 14
+
+
+def causal_lm(folder: Path) -> list[str]:
+    """Text of about 100 blocks, 25 steps an epoch with accumulation: step 7 lies inside the first."""
+    return [*TINY_GPT, "data=files", f"data.train={write_text(folder, 200)}", "training.per_device_train_batch_size=4"]
+
+
+def classification(folder: Path) -> list[str]:
+    """54 rows in 7 steps an epoch, the last one short; dropout 0.1."""
+    return [
+        *TINY_BERT,
+        "task=sequence_classification",
+        "data=files",
+        f"data.train={write_labelled(folder)}",
+        "training.per_device_train_batch_size=4",
+    ]
+
+
+def masked_lm(folder: Path) -> list[str]:
+    """Masks drawn anew in each epoch."""
+    return [
+        *TINY_BERT,
+        "task=masked_lm",
+        "data=files",
+        "data.max_length=16",
+        f"data.train={write_text(folder, 60)}",
+        "training.per_device_train_batch_size=4",
+    ]
+
+
+TASKS = {"causal_lm": causal_lm, "classification": classification, "masked_lm": masked_lm}
+COMMON = [
+    "scheduler=cosine",
+    "scheduler.decay_steps=20",
+    "training.gradient_accumulation_steps=2",
+    "training.logging_steps=3",
+    "training.eval_steps=5",
+    f"training.max_steps={WHOLE}",
+    "checkpoint.keep_last=9",
+]
+
+
+def same(one: Path, other: Path) -> None:
+    assert records(one) == records(other)
+    assert tensors(one, WHOLE) == tensors(other, WHOLE)
+    assert state(one, WHOLE) == state(other, WHOLE)
+
+
+def stop_at(monkeypatch: pytest.MonkeyPatch, step: int, number: signal.Signals) -> None:
+    """Send this process a signal while it computes a step."""
+    done = [0]
+    original = Stepper.__call__
+
+    def call(self: Stepper, batches: list[dict]) -> object:
+        done[0] += 1
+        if done[0] == step:
+            os.kill(os.getpid(), number)
+        return original(self, batches)
+
+    monkeypatch.setattr(Stepper, "__call__", call)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("task", TASKS)
+def test_stop_by_signal(task: str, workers: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    words = [*TASKS[task](tmp_path), *COMMON, f"training.dataloader_num_workers={workers}"]
+    assert optrun(*words, "hydra.run.dir=straight") == 0
+    with monkeypatch.context() as patch:
+        stop_at(patch, HALF, signal.SIGTERM if workers else signal.SIGINT)
+        assert optrun(*words, "hydra.run.dir=stopped") == 75
+    stopped = summary(Path("stopped"))
+    assert stopped["status"] == "interrupted"
+    assert stopped["global_step"] == HALF
+    assert optrun("resume=stopped") == 0
+    assert summary(Path("stopped"))["status"] == "finished"
+    same(Path("straight"), Path("stopped"))
+
+
+@pytest.mark.parametrize("optimizer", ["adamw", "lamb"])
+def test_stop_by_step_limit(optimizer: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The end of the shorter run, with its evaluation and its last log line, leaves no trace in the longer one."""
+    monkeypatch.chdir(tmp_path)
+    words = [*causal_lm(tmp_path), *COMMON[:-2], "checkpoint.keep_last=9", f"optimizer={optimizer}"]
+    assert optrun(*words, f"training.max_steps={WHOLE}", "hydra.run.dir=straight") == 0
+    assert optrun(*words, f"training.max_steps={HALF}", "hydra.run.dir=stopped") == 0
+    assert records(Path("stopped"))[-1]["step"] == HALF
+    assert optrun("resume=stopped", f"training.max_steps={WHOLE}") == 0
+    assert records(Path("straight")) == records(Path("stopped"))
+    assert tensors(Path("straight"), WHOLE) == tensors(Path("stopped"), WHOLE)
+    assert summary(Path("stopped"))["resumes"][0]["changes"] == {"training.max_steps": [HALF, WHOLE]}
+
+
+def test_stop_by_time_budget_many_times(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A budget of nothing stops after every step: fourteen processes' worth of resumes, one run."""
+    monkeypatch.chdir(tmp_path)
+    words = [*causal_lm(tmp_path), *COMMON]
+    assert optrun(*words, "hydra.run.dir=straight") == 0
+    codes = [optrun(*words, "training.max_seconds=1e-9", "hydra.run.dir=stopped", "resume=auto") for _ in range(WHOLE)]
+    assert codes == [75] * (WHOLE - 1) + [0]
+    assert records(Path("straight")) == records(Path("stopped"))
+    assert tensors(Path("straight"), WHOLE) == tensors(Path("stopped"), WHOLE)
+
+
+def test_other_intervals_change_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Logging, evaluating and saving at other steps leaves the weights as they were."""
+    monkeypatch.chdir(tmp_path)
+    words = [*causal_lm(tmp_path), *COMMON[:3], f"training.max_steps={WHOLE}"]
+    assert optrun(*words, "hydra.run.dir=one", "training.eval_steps=1", "training.logging_steps=1") == 0
+    assert optrun(*words, "hydra.run.dir=two", "training.logging_steps=100", "checkpoint.save_steps=3") == 0
+    assert tensors(Path("one"), WHOLE) == tensors(Path("two"), WHOLE)
+
+
+def test_resume_of_a_finished_run_does_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    words = [*causal_lm(tmp_path), "training.max_steps=2", "hydra.run.dir=run"]
+    assert optrun(*words) == 0
+    before = (tmp_path / "run" / "metrics.jsonl").read_bytes()
+    assert optrun("resume=run") == 0
+    assert (tmp_path / "run" / "metrics.jsonl").read_bytes() == before
+    assert summary(Path("run"))["status"] == "finished"
+
+
+def test_new_lr_is_the_lr_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    words = [*causal_lm(tmp_path), "scheduler=constant", "training.max_steps=2", "training.logging_steps=1"]
+    assert optrun(*words, "hydra.run.dir=run", "lr=1e-3") == 0
+    assert optrun("resume=run", "lr=5e-4", "training.max_steps=4") == 0
+    assert [record["train/lr"] for record in records(Path("run"))] == [1e-3, 1e-3, 5e-4, 5e-4]
+    assert summary(Path("run"))["resumes"][0]["changes"]["lr"] == [1e-3, 5e-4]

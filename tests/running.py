@@ -1,0 +1,113 @@
+"""Run optrun in a test as a person would: words in, exit code and files out."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+from safetensors.numpy import load_file
+
+from optrun import cli
+
+TINY_GPT = [
+    "model.config.n_embd=32",
+    "model.config.n_layer=2",
+    "model.config.n_head=2",
+    "model.config.resid_pdrop=0.1",
+    "model.config.embd_pdrop=0.1",
+    "model.config.attn_pdrop=0.1",
+    "model.vocab_size=320",
+    "data.max_length=16",
+    "task.sample_tokens=0",
+]
+TINY_BERT = [
+    "model=bert_tiny",
+    "model.config.hidden_size=32",
+    "model.config.num_hidden_layers=2",
+    "model.config.num_attention_heads=2",
+    "model.config.intermediate_size=64",
+    "model.vocab_size=320",
+]
+
+WORDS = "the quick brown fox jumps over a lazy dog while seven wizards mix black quartz and vow to fix it again".split()
+
+
+def sentence(number: int) -> str:
+    """A sentence of unequal length, a pure function of its number."""
+    length = 3 + (number * 7) % 11
+    return " ".join(WORDS[(number * 13 + place * place + place) % len(WORDS)] for place in range(length))
+
+
+def write_text(folder: Path, lines: int = 400) -> Path:
+    """A text file."""
+    path = folder / "corpus.txt"
+    path.write_text("\n".join(sentence(number) for number in range(lines)) + "\n", encoding="utf-8")
+    return path
+
+
+def write_labelled(folder: Path, rows: int = 60, name: str = "train.csv") -> Path:
+    """A csv file with columns text and label."""
+    path = folder / name
+    lines = ["text,label", *(f"{sentence(number)},{'even' if number % 2 == 0 else 'odd'}" for number in range(rows))]
+    path.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    return path
+
+
+def optrun(*words: str) -> int:
+    """Run in this process, from the current folder; returns the exit code."""
+    try:
+        return cli.run([str(word) for word in words])
+    except SystemExit as stopped:  # Hydra's job leaves through it
+        return int(stopped.code or 0)
+
+
+def optrun_process(*words: str, cwd: Path, env: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
+    """Run in a process of its own."""
+    return subprocess.run(
+        [sys.executable, "-m", "optrun", *words],
+        cwd=cwd,
+        env={**os.environ, **(env or {})},
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+
+
+def summary(run: Path) -> dict[str, Any]:
+    """`summary.json`."""
+    return dict(json.loads((run / "summary.json").read_text()))
+
+
+def records(run: Path) -> list[dict[str, Any]]:
+    """`metrics.jsonl` without what depends on the clock or the machine."""
+    kept = []
+    for line in (run / "metrics.jsonl").read_text().splitlines():
+        record = json.loads(line)
+        kept.append({key: value for key, value in record.items() if key != "time" and not key.startswith("perf/")})
+    return kept
+
+
+def tensors(run: Path, step: int) -> dict[str, bytes]:
+    """Every tensor of a checkpoint, as bytes."""
+    folder = run / "checkpoints" / f"step-{step:08d}"
+    return {
+        f"{name}:{key}": value.tobytes()
+        for name in ("model.safetensors", "optimizer.safetensors")
+        for key, value in load_file(folder / name).items()
+    }
+
+
+def state(run: Path, step: int) -> dict[str, Any]:
+    """`state.json` of a checkpoint without what depends on the clock or on how the run was asked for."""
+    values = dict(json.loads((run / "checkpoints" / f"step-{step:08d}" / "state.json").read_text()))
+    for key in ("config", "config_digest", "total_steps"):
+        values.pop(key)
+    values["train"].pop("seconds")
+    for section in ("last",):
+        values["train"][section] = {k: v for k, v in values["train"][section].items() if not k.startswith("perf/")}
+    return values
