@@ -342,10 +342,9 @@ def _open_checkpoint(run: RunDir, resume: ResumePoint) -> tuple[Snapshot | None,
     if resume.checkpoint is not None:
         newer = [folder for folder in checkpoints.checkpoint_folders(run) if folder.name > resume.checkpoint.name]
         snapshot = checkpoints.load_checkpoint(resume.checkpoint)
-        for folder in newer:  # they belong to a future that is now written anew
-            place = checkpoints.set_aside(folder, "superseded")
-        said = [f"{len(newer)} newer checkpoints were renamed, such as {place.name}"] if newer else []
-        return snapshot, said
+        # They belong to a future that is now written anew.
+        places = [checkpoints.set_aside(later, "superseded") for later in newer]
+        return snapshot, [f"a newer checkpoint was renamed: {place.name}" for place in places]
     found = checkpoints.checkpoint_folders(run)
     folder, wrong = checkpoints.latest_whole(run)
     if folder is None and found:

@@ -21,7 +21,7 @@ from optrun.artifacts.run_dir import RunDir
 from optrun.config import overrides as words_of
 from optrun.config import saved, store
 from optrun.config.run import RunConfig
-from optrun.errors import EXIT_DONE, EXIT_FAILED, ConfigError, OptrunError, StoppedEarly, StorageError, nearest
+from optrun.errors import EXIT_DONE, ConfigError, OptrunError, StorageError, nearest
 
 
 def run(argv: list[str]) -> int:
@@ -56,7 +56,9 @@ def run(argv: list[str]) -> int:
         return _show(hydra, config_name, words, args)
     cfg = store.compose(hydra, config_name, words, RunMode.MULTIRUN if args.multirun else RunMode.RUN)
     if args.multirun or cfg.hydra.mode == RunMode.MULTIRUN:
-        return _sweep(hydra, config_name, words, cfg, argv)
+        from optrun.commands.sweep import sweep
+
+        return sweep(hydra, config_name, words, cfg, argv)
     return _single(hydra, config_name, words, cfg, argv)
 
 
@@ -64,7 +66,7 @@ def _parse(parser: argparse.ArgumentParser, argv: list[str]) -> argparse.Namespa
     def refuse(message: str) -> NoReturn:
         raise ConfigError(f"{message}. `optrun --hydra-help` lists the options.")
 
-    parser.error = refuse  # type: ignore[assignment]
+    parser.error = refuse  # type: ignore[method-assign]
     args, unknown = parser.parse_known_intermixed_args(argv)
     if unknown:
         options = [option for action in parser._actions for option in action.option_strings]
@@ -110,11 +112,12 @@ def _single(hydra: Hydra, config_name: str, words: list[str], cfg: DictConfig, a
         folder = _unused(folder)
     refuse_used(folder)
     task = functools.partial(_train_job, argv=argv, config_name=config_name, words=words)
-    hydra.run(config_name=config_name, task_function=task, overrides=[*words, f"hydra.run.dir={_quoted(folder)}"])
+    hydra.run(config_name=config_name, task_function=task, overrides=[*words, f"hydra.run.dir={quoted(folder)}"])
     return EXIT_DONE
 
 
-def _quoted(folder: Path) -> str:
+def quoted(folder: Path) -> str:
+    """A path as a value of Hydra's grammar."""
     text = str(folder).replace("\\", "\\\\").replace("'", "\\'")
     return f"'{text}'"
 
@@ -236,52 +239,3 @@ def _resume(hydra: Hydra, config_name: str, args: argparse.Namespace, argv: list
     changes = saved.differences(saved.plain(before), values)
     execute(config, values, target.run, argv, config_name, own, ResumePoint(target.checkpoint, changes))
     return EXIT_DONE
-
-
-# A sweep --------------------------------------------------------------------------------------------------------------
-
-
-def _sweep(hydra: Hydra, config_name: str, words: list[str], cfg: DictConfig, argv: list[str]) -> int:
-    folder = Path(str(cfg.hydra.sweep.dir))
-    task = functools.partial(_sweep_job, argv=argv, config_name=config_name)
-    try:
-        hydra.multirun(
-            config_name=config_name,
-            task_function=task,
-            overrides=[*words, "hydra.mode=MULTIRUN", f"hydra.sweep.dir={_quoted(folder)}"],
-        )
-    except HydraException as error:
-        raise ConfigError(str(error).splitlines()[0]) from error
-    return _compare(folder)
-
-
-def _compare(folder: Path) -> int:
-    from rich.console import Console
-
-    from optrun.report.build import report
-
-    report([folder], console=Console())
-    from optrun.artifacts.metrics import read_summary
-    from optrun.artifacts.run_dir import find_runs
-
-    states = [
-        read_summary(RunDir(run).summary).get("status") for run in find_runs(folder) if RunDir(run).summary.exists()
-    ]
-    return EXIT_DONE if states and all(state == "finished" for state in states) else EXIT_FAILED
-
-
-def _sweep_job(cfg: DictConfig, *, argv: list[str], config_name: str) -> None:
-    """One job: what goes wrong in it is told there and in its summary, and the others go on."""
-    from optrun.cli import _say
-
-    own = store.without_hydra(cfg)
-    hydra_node = HydraConfig.get()
-    run = RunDir(Path(hydra_node.runtime.output_dir))
-    words = list(OmegaConf.to_container(hydra_node.overrides.task))  # type: ignore[arg-type]
-    try:
-        refuse_stored_trust(own, argv)
-        execute(store.typed(own), saved.plain(own), run, argv, config_name, words)
-    except StoppedEarly as error:
-        raise SystemExit(_say(error)) from error  # a signal is meant for the whole sweep
-    except OptrunError as error:
-        _say(error)

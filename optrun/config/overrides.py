@@ -186,7 +186,7 @@ def open_prefix(base: DictConfig, key: str) -> str | None:
 def all_keys(base: DictConfig, prefix: str = "") -> list[str]:
     """Every dotted key of a configuration, inner ones too."""
     keys = []
-    for name in base:
+    for name in map(str, base):
         key = f"{prefix}{name}"
         keys.append(key)
         node = base._get_node(name)

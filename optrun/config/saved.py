@@ -11,8 +11,9 @@ from omegaconf.errors import OmegaConfBaseException
 
 from optrun.config import store
 from optrun.config.overrides import all_keys as keys_of
-from optrun.config.overrides import assign, did_you_mean, open_prefix, parse, unknown_key
-from optrun.errors import ConfigError
+from optrun.config.overrides import assign, open_prefix, parse, unknown_key
+from optrun.config.run import RunConfig
+from optrun.errors import ConfigError, did_you_mean
 
 
 def read_config(path: Path) -> dict[str, Any]:
@@ -44,7 +45,7 @@ def with_schemas(values: Mapping[str, Any], where: str) -> DictConfig:
     Raises:
         ConfigError: A group is missing, or a key or type does not fit.
     """
-    tree = OmegaConf.structured(store.RunConfig)
+    tree = OmegaConf.structured(RunConfig)
     for group in store.GROUPS:
         section = values.get(group)
         if not isinstance(section, Mapping) or "name" not in section:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
 from rich.console import Console, Group
@@ -192,7 +192,7 @@ class LiveDisplay:
 
     def _draw(self) -> Panel:
         table = Table.grid(padding=(0, 3))
-        shown = [
+        shown: list[tuple[str, str, Callable[[float], str]]] = [
             ("loss", "train/loss", number),
             ("grad norm", "train/grad_norm", number),
             ("lr", "train/lr", number),
