@@ -11,7 +11,8 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from optrun.clip.gradients import Gradient, by_device_and_dtype, gradient_of, norms, scale_
-from optrun.errors import ConfigError, did_you_mean
+from optrun.config.names import near_names
+from optrun.errors import ConfigError
 
 Rule = Callable[[list[Gradient], Tensor | None], None]
 """Changes the gradients that take part; gets their norms, shape (n,), where those are still right."""
@@ -113,7 +114,7 @@ class Clip:
             for pattern in self._exclude:
                 if not any(pattern.search(name) for name in names):
                     raise ConfigError(
-                        f"clip.exclude={pattern.pattern}: matches no parameter. {did_you_mean(pattern.pattern, names)}"
+                        f"clip.exclude={pattern.pattern}: matches no parameter. {near_names(pattern.pattern, names)}"
                     )
             self._seen = {names: [not any(pattern.search(name) for pattern in self._exclude) for name in names]}
         return self._seen[names]

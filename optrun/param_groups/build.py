@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
 from typing import Any, TypeAlias
 
@@ -10,6 +11,9 @@ from torch import Tensor, nn
 from optrun.config.choice import choice
 from optrun.config.param_groups import SCHEMAS, LayerwiseConfig, ParamGroupsConfig, StandardConfig
 from optrun.errors import ConfigError
+from optrun.param_groups.layer_map import Place, places_of_tree, scale_of
+from optrun.param_groups.layerwise import NamedParam, SetParamLrFun
+from optrun.param_groups.name_dict import places_of_names, structured_names
 from optrun.param_groups.roles import BIAS, EMBEDDING, NORM, VECTOR, roles_of, roles_of_names
 from optrun.param_groups.rules import claims, overrides
 
@@ -17,7 +21,7 @@ ModelOrParameters: TypeAlias = nn.Module | Iterable[tuple[str, Tensor]]
 """A model, whose module types are then known, or (name, parameter) pairs."""
 
 UNDECAYED = (BIAS, NORM, VECTOR)
-"""Roles without weight decay, embeddings by choice."""
+"""Roles without weight decay; embeddings by choice."""
 
 
 def build_param_groups(
@@ -26,6 +30,7 @@ def build_param_groups(
     *,
     lr: float | None = None,
     weight_decay: float | None = None,
+    set_param_lr_fun: SetParamLrFun | None = None,
     **options: Any,
 ) -> list[dict[str, Any]]:
     """Group the trainable parameters of a model by what an optimizer should do with them.
@@ -36,6 +41,10 @@ def build_param_groups(
         lr: Base learning rate; a group's own is this times its scale. None: groups carry `lr_scale` alone, which the
             optimizers of this package fold themselves and those of torch do not know.
         weight_decay: Coefficient for what decays. None: groups that decay take the optimizer's own.
+        set_param_lr_fun: With `layerwise`: a function in place of the dialect,
+            `(decay_rate, name_dict, n_layers, param) -> scale`, such as `layerwise_lr_decay`. `name_dict` gives it
+            `encoder.layers.<number>...`, `embeddings` or `head` for each parameter of any model, or what the user's
+            own `name_dict` says.
         **options: Beside a name: keys of that choice, such as `decay_rate=0.8`.
 
     Returns:
@@ -45,6 +54,7 @@ def build_param_groups(
     Raises:
         ConfigError: Nothing to train, a rule that matches nothing, a model whose layers cannot be told under
             `layerwise`, or a value out of range.
+        TypeError: `set_param_lr_fun` beside another choice, or one that does not return a number.
 
     Example:
         >>> model = nn.Sequential(nn.Linear(2, 3), nn.LayerNorm(3))
@@ -56,6 +66,8 @@ def build_param_groups(
     """
     config = choice("param_groups", SCHEMAS, config_or_name, options)
     params, roles, tied = _read(model_or_named_parameters)
+    model = model_or_named_parameters if isinstance(model_or_named_parameters, nn.Module) else None
+    places, scales = _layers(config, params, roles, model, set_param_lr_fun)
     taken = claims(config.rules, params, tied)
     groups: dict[tuple[Any, ...], dict[str, Any]] = {}
     for name, param in params.items():
@@ -65,12 +77,18 @@ def build_param_groups(
             param.requires_grad_(False)
         if not param.requires_grad:
             continue
-        role = roles[name]
-        key = (role, rule_index)
+        role, place = roles[name], places.get(name)
+        scale = float(rule.get("lr_scale", scales.get(name, 1.0)))
+        key = (None if place is None else place.label, role, rule_index, scale)
         if key not in groups:
-            scale = float(rule.get("lr_scale", 1.0))
             decay = 0.0 if _undecayed(role, config) else weight_decay
-            groups[key] = _group(scale, decay, role, rule_index, rule, lr)
+            groups[key] = {
+                **_hyper_parameters(scale, lr, decay, rule),
+                "layer_id": None if place is None else place.layer_id,
+                "layer": "all" if place is None else place.label,
+                "role": role,
+                "rule": _reason(config, place, rule_index, rule),
+            }
         groups[key]["params"].append((name, param))
     if not groups:
         raise ConfigError("param_groups: no parameter trains; every one is frozen.")
@@ -104,16 +122,57 @@ def _read(
     return params, roles_of_names(params.items()), tied
 
 
+def _layers(
+    config: ParamGroupsConfig,
+    params: Mapping[str, Tensor],
+    roles: Mapping[str, str],
+    model: nn.Module | None,
+    function: SetParamLrFun | None,
+) -> tuple[dict[str, Place], dict[str, float]]:
+    """Place and scale of every parameter under `layerwise`; nothing under the others."""
+    if not isinstance(config, LayerwiseConfig):
+        if function is not None:
+            raise TypeError(f"param_groups={config.name} has no layers for set_param_lr_fun; take layerwise.")
+        return {}, {}
+    if config.name_dict is None:
+        places = places_of_tree(params, roles, model, n_layers=config.n_layers)
+    else:
+        places = places_of_names(params, config.name_dict, n_layers=config.n_layers)
+    if function is None:
+        scales = {name: scale_of(place, config.decay_rate, config.dialect.value) for name, place in places.items()}
+        return places, scales
+    deepest = max(place.n_layers for place in places.values())
+    names = {name: _structured(name, place, deepest) for name, place in places.items()}
+    if config.name_dict is not None:
+        names |= structured_names(params, config.name_dict)
+    scales = {}
+    for name, param in params.items():
+        scale = function(config.decay_rate, names, deepest, NamedParam(name, param))
+        if not isinstance(scale, int | float) or isinstance(scale, bool):
+            raise TypeError(f"set_param_lr_fun returned {scale!r} for {name}: expected the scale of its lr, a number.")
+        if not 0 <= scale < math.inf:
+            raise ValueError(f"set_param_lr_fun returned {scale} for {name}: expected a number of 0 or more.")
+        scales[name] = float(scale)
+    return places, scales
+
+
+def _structured(name: str, place: Place, deepest: int) -> str:
+    """The name that PaddleNLP would have given; towers of less depth count their top block alike."""
+    if place.layer_id > place.n_layers:
+        return "head"
+    if place.layer_id == 0:
+        return "embeddings"
+    return f"encoder.layers.{place.layer_id - 1 + deepest - place.n_layers}.{name}"
+
+
 def _undecayed(role: str, config: ParamGroupsConfig) -> bool:
     if not isinstance(config, StandardConfig):
         return False
     return role in UNDECAYED or (role == EMBEDDING and not config.decay_embeddings)
 
 
-def _group(
-    scale: float, decay: float | None, role: str, rule_index: int | None, rule: Mapping[str, Any], lr: float | None
-) -> dict[str, Any]:
-    """An empty group with its options; a rule's own overrides come last."""
+def _hyper_parameters(scale: float, lr: float | None, decay: float | None, rule: Mapping[str, Any]) -> dict[str, Any]:
+    """What the optimizer reads; a rule's own overrides come last."""
     group: dict[str, Any] = {"params": []}
     if "lr" not in rule:
         group["lr_scale"] = scale
@@ -121,13 +180,11 @@ def _group(
             group["lr"] = lr * scale
     if decay is not None:
         group["weight_decay"] = decay
-    group |= {
-        "layer_id": None,
-        "layer": "all",
-        "role": role,
-        "rule": role if rule_index is None else f"rules[{rule_index}] {rule['pattern']}",
-    }
     return group | overrides(rule)
 
 
-__all__ = ["LayerwiseConfig", "build_param_groups"]
+def _reason(config: ParamGroupsConfig, place: Place | None, rule_index: int | None, rule: Mapping[str, Any]) -> str:
+    """What claimed the parameters, in a few words."""
+    if rule_index is not None:
+        return f"rules[{rule_index}] {rule['pattern']}"
+    return config.name if place is None else place.why

@@ -8,7 +8,8 @@ from typing import Any
 
 from torch import Tensor
 
-from optrun.errors import ConfigError, did_you_mean
+from optrun.config.names import near_names
+from optrun.errors import ConfigError
 
 EVERYTHING = (".*",)
 """Pattern list that matches every name of a group."""
@@ -37,7 +38,7 @@ def claims(rules: Sequence[Mapping[str, Any]], params: Mapping[str, Tensor], tie
             shared = [name for name in tied if pattern.search(name)]
             if shared:
                 raise ConfigError(f"{key}: {shared[0]} is the same tensor as {tied[shared[0]]}; match it by that name.")
-            raise ConfigError(f"{key}: matches no parameter. {did_you_mean(rule['pattern'], _stems(params))}")
+            raise ConfigError(f"{key}: matches no parameter. {near_names(rule['pattern'], params)}")
         training = [name for name in found if params[name].requires_grad]
         if not training:
             raise ConfigError(f"{key}: matches only parameters that do not train, such as {found[0]}.")
@@ -69,10 +70,3 @@ def overrides(rule: Mapping[str, Any]) -> dict[str, Any]:
     if "betas" in out:
         out["betas"] = tuple(out["betas"])
     return out
-
-
-def _stems(params: Mapping[str, Tensor]) -> set[str]:
-    """Names and what they begin with, as something near to a pattern may be either."""
-    return {
-        ".".join(pieces[:end]) for name in params for pieces in (name.split("."),) for end in range(1, len(pieces) + 1)
-    }

@@ -1,0 +1,271 @@
+"""Where every parameter lies between embeddings and head, and what scale that means."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from torch import Tensor, nn
+
+from optrun.errors import ConfigError
+from optrun.param_groups.roles import EMBEDDING
+from optrun.param_groups.stacks import Stack, find_stacks
+from optrun.param_groups.tree import Node, tree_of
+
+HEAD, EMBEDDINGS = "head", "embeddings"
+ABOVE, BELOW = "above the blocks", "below the blocks"
+
+_HEAD_NAME = re.compile(r"head|classif|score|pooler|logits|predict|^cls$")
+_EMBEDDING_CHILD = re.compile(r"embed|^wte$|^wpe$|(^|_)emb(_|$)")
+_EMBEDDING_DIRECT = re.compile(r"embed|(^|_)emb(_|$)|(^|_)pos(_|$)|(^|_)tokens?(_|$)")
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a parameter lies.
+
+    Attributes:
+        layer_id: 0 for embeddings, i + 1 for block i, n_layers + 1 for the head.
+        n_layers: Depth of its tower.
+        label: `head`, `embeddings` or `layer_03`, after the tower's name where there are several.
+        why: What decided: the list of blocks, or the side of them.
+    """
+
+    layer_id: int
+    n_layers: int
+    label: str
+    why: str
+
+
+def scale_of(place: Place, decay_rate: float, dialect: str) -> float:
+    """Factor on the learning rate at a place.
+
+    Source: paddle, beit: decay_rate ** (n_layers + 1 - layer), PaddleNLP and Bao et al. 2022, arXiv:2106.08254.
+    electra: Clark et al. 2020, arXiv:2003.10555, where the head counts one layer more. xlnet: Yang et al. 2019,
+    arXiv:1906.08237, where the top block keeps the full rate; embeddings, which it leaves alone, go with the lowest.
+
+    Example:
+        >>> [scale_of(Place(layer, 2, "", ""), 0.5, "paddle") for layer in (3, 2, 1, 0)]
+        [1.0, 0.5, 0.25, 0.125]
+        >>> [scale_of(Place(layer, 2, "", ""), 0.5, "electra") for layer in (3, 2, 1, 0)]
+        [1.0, 0.25, 0.125, 0.0625]
+        >>> [scale_of(Place(layer, 2, "", ""), 0.5, "xlnet") for layer in (3, 2, 1, 0)]
+        [1.0, 1.0, 0.5, 0.5]
+    """
+    power = place.n_layers + 1 - place.layer_id
+    if power == 0:
+        return 1.0
+    if dialect == "electra":
+        power += 1
+    elif dialect == "xlnet":
+        power = min(power, place.n_layers) - 1
+    return float(decay_rate**power)
+
+
+def label_of(layer_id: int, n_layers: int, tower: str = "") -> str:
+    """Name of a place in tables and metrics.
+
+    Example:
+        >>> label_of(4, 12), label_of(0, 12, "decoder"), label_of(13, 12, "decoder")
+        ('layer_03', 'decoder/embeddings', 'head')
+    """
+    if layer_id > n_layers:
+        return HEAD
+    width = max(2, len(str(n_layers - 1)))
+    name = EMBEDDINGS if layer_id == 0 else f"layer_{layer_id - 1:0{width}d}"
+    return f"{tower}/{name}" if tower else name
+
+
+def places_of_tree(
+    params: Mapping[str, Tensor], roles: Mapping[str, str], model: nn.Module | None, *, n_layers: int | None = None
+) -> dict[str, Place]:
+    """The place of every parameter, read from the module tree.
+
+    Args:
+        params: Every parameter by name.
+        roles: Role of each.
+        model: The model, or None where only names are known.
+        n_layers: Depth to count from; None: as found.
+
+    Returns:
+        Parameter name -> place.
+
+    Raises:
+        ConfigError: No stack of blocks; or `n_layers` is below what was found, or given for several towers.
+    """
+    root = tree_of(params, roles, model)
+    stacks = find_stacks(root)
+    if not stacks:
+        raise ConfigError(
+            f"param_groups=layerwise: {root.kind or 'this model'} has no stack of blocks (a list of modules built "
+            "alike), so its layers cannot be told from the module tree. Say which parameter belongs to which block "
+            'with param_groups.name_dict, such as {"^trunk\\\\.(\\\\d+)\\\\.": "\\\\1", "^stem": embeddings}, or take '
+            "param_groups=standard."
+        )
+    if n_layers is not None:
+        found = ", ".join(f"{stack.path} {stack.depth}" for stack in stacks)
+        if len(stacks) > 1:
+            raise ConfigError(
+                f"param_groups.n_layers={n_layers}: this model has several stacks ({found}), each with its own depth; "
+                "leave it null."
+            )
+        if n_layers < stacks[0].depth:
+            raise ConfigError(
+                f"param_groups.n_layers={n_layers}: expected at least {stacks[0].depth}, the depth found ({found})."
+            )
+        stacks[0].depth = n_layers
+    towers = _towers(stacks)
+    tied_head, inputs = _ends(model)
+    out: dict[str, Place] = {}
+    for name, param in params.items():
+        out[name] = _place(name, root, towers, roles[name], id(param) in tied_head, id(param) in inputs)
+    return out
+
+
+@dataclass(frozen=True)
+class _Tower:
+    stack: Stack
+    root: str
+    """Topmost module that holds no other tower."""
+    name: str
+    """Empty where it is the only one."""
+
+
+def _towers(stacks: list[Stack]) -> list[_Tower]:
+    names = _tower_names([stack.path for stack in stacks])
+    out: list[_Tower] = []
+    for stack, name in zip(stacks, names, strict=True):
+        pieces = stack.path.split(".")
+        top = stack.path
+        for end in range(len(pieces) - 1, -1, -1):
+            above = ".".join(pieces[:end])
+            if any(other is not stack and _inside(other.path, above) for other in stacks):
+                break
+            top = above
+        out.append(_Tower(stack, top, name))
+    return out
+
+
+def _tower_names(paths: list[str]) -> list[str]:
+    """The shortest piece of each path that tells it from the others; empty for a single one.
+
+    Example:
+        >>> _tower_names(["text_model.encoder.layers", "vision_model.encoder.layers"])
+        ['text_model', 'vision_model']
+        >>> _tower_names(["model.encoder.layers", "model.decoder.layers"])
+        ['encoder', 'decoder']
+    """
+    if len(paths) == 1:
+        return [""]
+    split = [path.split(".") for path in paths]
+    shared = 0
+    while all(len(pieces) > shared and pieces[shared] == split[0][shared] for pieces in split):
+        shared += 1
+    length = shared + 1
+    while len({tuple(pieces[shared:length]) for pieces in split}) < len(paths):
+        length += 1
+    return [".".join(pieces[shared:length]) or pieces[-1] for pieces in split]
+
+
+def _inside(path: str, above: str) -> bool:
+    return not above or path == above or path.startswith(f"{above}.")
+
+
+def _ends(model: nn.Module | None) -> tuple[set[int], set[int]]:
+    """Identities of the output layer's and the input embeddings' parameters, where the model says so itself."""
+    ends: list[set[int]] = []
+    for method in ("get_output_embeddings", "get_input_embeddings"):
+        ask = getattr(model, method, None)
+        try:
+            layer = ask() if callable(ask) else None
+        except (NotImplementedError, AttributeError):  # some models have none and say it so
+            layer = None
+        ends.append({id(param) for param in layer.parameters()} if isinstance(layer, nn.Module) else set())
+    outputs, inputs = ends
+    return outputs - inputs, inputs
+
+
+def _place(name: str, root: Node, towers: list[_Tower], role: str, is_output: bool, is_input: bool) -> Place:
+    path, _, leaf = name.rpartition(".")
+    for tower in towers:
+        block = tower.stack.block_of(name) if name in tower.stack.blocks else tower.stack.block_of(path)
+        if block is not None:
+            edge = any(_inside(path, at) for at in tower.stack.edges)
+            if block == 0 and edge and _embeds(root, path, at_least=tower.stack.path.rpartition(".")[0]):
+                return _embedding_place([tower])
+            depth = tower.stack.depth
+            why = f"{tower.stack.path} {block}"
+            return Place(block + 1, depth, label_of(block + 1, depth, tower.name), why)
+    own = [tower for tower in towers if _inside(path, tower.root)]
+    if is_output:
+        return _head_place(own or towers)
+    if is_input:
+        return _embedding_place(own or towers)
+    if own:
+        return _place_in_tower(path, leaf, root, own[0], role)
+    near = _towers_near(path, towers)
+    if role == EMBEDDING or _embeds(root, path, at_least="") or (_EMBEDDING_DIRECT.search(leaf) and role != "vector"):
+        return _embedding_place(near)
+    return _head_place(near)
+
+
+def _place_in_tower(path: str, leaf: str, root: Node, tower: _Tower, role: str) -> Place:
+    """A parameter of a tower that lies beside its blocks: below them or above them."""
+    trunk = tower.stack.path.split(".")
+    pieces = path.split(".") if path else []
+    shared = 0
+    while shared < min(len(trunk), len(pieces)) and trunk[shared] == pieces[shared]:
+        shared += 1
+    fork = ".".join(trunk[:shared])
+    if shared == len(pieces):
+        if role == EMBEDDING or _EMBEDDING_DIRECT.search(leaf):
+            return _embedding_place([tower])
+        return _head_place([tower])
+    branch = pieces[shared]
+    siblings = list(root.at(fork).children)
+    before = siblings.index(branch) < siblings.index(trunk[shared])
+    if any(_HEAD_NAME.search(piece) for piece in pieces[shared:]) and role != EMBEDDING:
+        return _head_place([tower])
+    if role == EMBEDDING or before or _embeds(root, path, at_least=fork):
+        return _embedding_place([tower])
+    return _head_place([tower])
+
+
+def _embeds(root: Node, path: str, *, at_least: str) -> bool:
+    """Whether a module on the way down to `path`, below `at_least`, embeds.
+
+    Its class says so; or its name, where it is an embedding layer or nothing is known of its class.
+    """
+    pieces = path.split(".") if path else []
+    start = len(at_least.split(".")) if at_least else 0
+    for end in range(start + 1, len(pieces) + 1):
+        node = root.at(".".join(pieces[:end]))
+        if re.search("embed", node.kind, re.IGNORECASE) and not node.whole_model:
+            return True
+        if node.kind in ("", "Embedding") and _EMBEDDING_CHILD.search(pieces[end - 1]):
+            return True
+    return False
+
+
+def _towers_near(path: str, towers: list[_Tower]) -> list[_Tower]:
+    """The towers below the closest module that holds both them and `path`."""
+    pieces = path.split(".") if path else []
+    for end in range(len(pieces), -1, -1):
+        above = ".".join(pieces[:end])
+        near = [tower for tower in towers if _inside(tower.root, above)]
+        if near:
+            return near
+    return towers
+
+
+def _embedding_place(towers: list[_Tower]) -> Place:
+    """Below the deepest of the towers it feeds."""
+    deepest = max(towers, key=lambda tower: tower.stack.depth)
+    depth = deepest.stack.depth
+    return Place(0, depth, label_of(0, depth, deepest.name if len(towers) == 1 else ""), BELOW)
+
+
+def _head_place(towers: list[_Tower]) -> Place:
+    depth = max(tower.stack.depth for tower in towers)
+    return Place(depth + 1, depth, label_of(depth + 1, depth), ABOVE)

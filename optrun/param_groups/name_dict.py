@@ -1,0 +1,124 @@
+"""Layers by the user's own word: parameter names, or patterns over them, -> places."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from torch import Tensor
+
+from optrun.config.names import near_names
+from optrun.errors import ConfigError, did_you_mean
+from optrun.param_groups.layer_map import EMBEDDINGS, HEAD, Place, label_of
+
+_IN_LIST = re.compile(r"^(?:(?P<tower>.*)\.)?layers?\.(?P<block>\d+)(?:\.|$)")
+
+
+def structured_names(params: Mapping[str, Tensor], name_dict: Mapping[str, Any]) -> dict[str, str]:
+    """What the user calls each parameter, brackets filled in.
+
+    Args:
+        params: Every parameter by name.
+        name_dict: Name, or regular expression searched in names, -> place. Names come first, then patterns in order.
+
+    Returns:
+        Parameter name -> the user's value for it, for those that have one.
+
+    Raises:
+        ConfigError: A key matches nothing, or only what other keys took.
+    """
+    out = {name: str(value) for name, value in name_dict.items() if name in params}
+    for key, value in name_dict.items():
+        if key in params:
+            continue
+        try:
+            pattern = re.compile(key)
+        except re.error as error:
+            raise ConfigError(f"param_groups.name_dict[{key}]: not a regular expression: {error}.") from error
+        found = [(name, match) for name in params if (match := pattern.search(name))]
+        if not found:
+            raise ConfigError(
+                f"param_groups.name_dict[{key}]: neither the name of a parameter nor found in one. "
+                f"{near_names(key, params)}"
+            )
+        fresh = [(name, match) for name, match in found if name not in out]
+        if not fresh:
+            raise ConfigError(
+                f"param_groups.name_dict[{key}]: everything it is found in, such as {found[0][0]}, "
+                "is taken by other keys. Put the narrower pattern first."
+            )
+        for name, match in fresh:
+            try:
+                out[name] = match.expand(str(value))
+            except (re.error, IndexError) as error:
+                raise ConfigError(
+                    f"param_groups.name_dict[{key}]={value}: the pattern has no such bracket ({error})."
+                ) from error
+    return out
+
+
+def places_of_names(
+    params: Mapping[str, Tensor], name_dict: Mapping[str, Any], *, n_layers: int | None = None
+) -> dict[str, Place]:
+    """The place of every parameter as the user says; what is not said belongs to the head.
+
+    Args:
+        params: Every parameter by name.
+        name_dict: See `structured_names`. A place is a block number, `head`, `embeddings`, or a structured name:
+            `layers.<number>` in it makes a block, and what stands before that the tower; `embedding` in it makes
+            embeddings; any other dotted name the head.
+        n_layers: Depth to count from; None: the highest block of each tower and one.
+
+    Raises:
+        ConfigError: See above; a place that is none of these; no block at all; a block beyond `n_layers`.
+    """
+    names = structured_names(params, name_dict)
+    kinds = {name: _parse(value) for name, value in names.items()}
+    depths: dict[str, int] = {}
+    for tower, block in kinds.values():
+        if block is not None:
+            depths[tower] = max(depths.get(tower, 0), block + 1)
+    if not depths:
+        raise ConfigError(
+            "param_groups.name_dict: no parameter belongs to a block, so every layer would have the same lr. "
+            'Map block names to their number, such as {"^trunk\\\\.(\\\\d+)\\\\.": "\\\\1"}.'
+        )
+    if n_layers is not None:
+        for tower, depth in depths.items():
+            if depth > n_layers:
+                at = f" of {tower}" if tower else ""
+                raise ConfigError(f"param_groups.n_layers={n_layers}: name_dict names block {depth - 1}{at}, from 0.")
+        depths = dict.fromkeys(depths, n_layers)
+    deepest = max(depths.values())
+    labels = {tower: tower if len(depths) > 1 else "" for tower in depths}
+    out: dict[str, Place] = {}
+    for name in params:
+        tower, block = kinds.get(name, (HEAD, None))
+        if block is not None:
+            depth = depths[tower]
+            out[name] = Place(block + 1, depth, label_of(block + 1, depth, labels[tower]), "name_dict")
+        elif tower == EMBEDDINGS:
+            out[name] = Place(0, deepest, label_of(0, deepest), "name_dict")
+        else:
+            out[name] = Place(deepest + 1, deepest, label_of(deepest + 1, deepest), "name_dict")
+    return out
+
+
+def _parse(value: str) -> tuple[str, int | None]:
+    """(tower, block), or (head or embeddings, None)."""
+    if value.isdigit():
+        return "", int(value)
+    if value in (HEAD, EMBEDDINGS):
+        return value, None
+    in_list = _IN_LIST.search(value)
+    if in_list:
+        return in_list["tower"] or "", int(in_list["block"])
+    if "embedding" in value:
+        return EMBEDDINGS, None
+    if "." in value:
+        return HEAD, None
+    raise ConfigError(
+        f"param_groups.name_dict: {value} is no place. Expected a block number, head, embeddings, or a name with "
+        f"layers.<number> or embedding in it. {did_you_mean(value, (HEAD, EMBEDDINGS))}"
+    )

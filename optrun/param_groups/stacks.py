@@ -1,0 +1,220 @@
+"""Stacks of blocks in a module tree: which lists of modules are the layers that depth is counted over.
+
+A stack is an outermost list whose elements are blocks: modules made of modules, with several matrices and a norm. A
+list of stages that each hold a list of blocks counts the blocks through. Lists of equal length beside each other
+(attentions and feed-forwards kept apart) are one stack. Of several lists, each that is a model's own, or large beside
+the largest, is a tower with its own depth; small ones (feature extractors, heads, mergers) belong to their tower.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+
+from optrun.param_groups.tree import Node
+
+LARGE = 0.15
+"""Share of the largest stack's elements from which another one, in the same model, counts as a tower."""
+
+DEEP = 6
+"""Blocks from which a stack counts as a tower however narrow it is."""
+
+STAGE_SHARE = 0.5
+"""Share of a stage's elements that its inner list of blocks holds."""
+
+
+@dataclass
+class Stack:
+    """The blocks of one tower.
+
+    Attributes:
+        path: Dotted name of its list.
+        depth: Number of blocks.
+        blocks: Dotted name of a module -> block number from 0; the innermost name that fits decides.
+        edges: Modules of a stage that lie before its first block: they belong there, unless it is the very first.
+        numel: Elements in it.
+    """
+
+    path: str
+    depth: int
+    blocks: dict[str, int]
+    edges: set[str] = field(default_factory=set)
+    numel: int = 0
+
+    def block_of(self, path: str) -> int | None:
+        """Block number of what lies at a dotted name; None outside of the stack."""
+        while path:
+            if path in self.blocks:
+                return self.blocks[path]
+            path = path.rpartition(".")[0]
+        return None
+
+
+def find_stacks(root: Node) -> list[Stack]:
+    """The towers of a model, in its order; none where it has no list of blocks."""
+    found: list[tuple[Stack, Node]] = []
+    _collect(root, found)
+    merged = _merge_siblings(found)
+    for strict in (True, False):
+        candidates = [stack for stack in merged if _made_of_blocks(root, stack, strict=strict)]
+        if candidates:
+            break
+    else:
+        return []
+    lists = {stack.path for stack in candidates}
+    for stack in candidates:
+        _take_companions(root, stack, lists)
+    largest = max(candidates, key=lambda stack: stack.numel)
+    return [stack for stack in candidates if stack is largest or _is_tower(root, stack, largest)]
+
+
+def _collect(node: Node, found: list[tuple[Stack, Node]]) -> None:
+    """Outermost lists, in order."""
+    for child in node.children.values():
+        if child.numbered and _repeats(child):
+            found.append((_stack(child), node))
+        else:
+            _collect(child, found)
+
+
+def _repeats(node: Node) -> bool:
+    """Whether a list has elements made of modules, most of them of a kind."""
+    elements = list(node.children.values())
+    composite = [element for element in elements if element.children]
+    if not composite or 2 * len(composite) < len(elements):
+        return False
+    if len(elements) == 1:
+        return elements[0].matrices >= 3
+    return len(elements) > len({_kind(element) for element in elements}) or _stages(node) is not None
+
+
+def _kind(node: Node) -> str:
+    return node.kind or str([name for name, _ in node.signature()])
+
+
+def _stack(node: Node) -> Stack:
+    stages = _stages(node)
+    if stages is None:
+        blocks = {element.path: index for index, element in enumerate(node.children.values())}
+        return Stack(node.path, len(blocks), blocks, numel=node.numel)
+    out = Stack(node.path, 0, {}, numel=node.numel)
+    for stage, inner in zip(node.children.values(), stages, strict=True):
+        first = out.depth
+        if inner is None:
+            out.blocks[stage.path] = first
+            out.depth += 1
+            continue
+        for block in inner.children.values():
+            out.blocks[block.path] = out.depth
+            out.depth += 1
+        if inner is stage:
+            continue
+        out.blocks[stage.path] = out.depth - 1
+        for child in stage.children.values():
+            if child is inner:
+                break
+            out.blocks[child.path] = first
+            out.edges.add(child.path)
+    return out
+
+
+def _stages(node: Node) -> list[Node | None] | None:
+    """Of a list of stages, the list of blocks in each (None: the element is a block itself); None for no such list.
+
+    Elements that are all built alike are blocks, whatever lists they hold.
+    """
+    elements = list(node.children.values())
+    inners = [_inner_list(element) for element in elements]
+    held = [inner for inner in inners if inner is not None]
+    if 2 * len(held) < len(elements) or not held:
+        return None
+    nested = all(inner is element for inner, element in zip(inners, elements, strict=True))
+    alike = len({element.signature() for element in elements}) == 1
+    if alike and not nested:
+        return None
+    kinds = Counter(_kind(block) for inner in held for block in inner.children.values())
+    blocks = sum(kinds.values())
+    return inners if blocks > len(kinds) or nested else None
+
+
+def _inner_list(stage: Node) -> Node | None:
+    """The list that makes up most of a stage, of elements made of modules; the stage itself where it is one."""
+    for node in (stage, *stage.children.values()):
+        if node.numbered and node.numel > STAGE_SHARE * stage.numel:
+            blocks = list(node.children.values())
+            one_kind = len({_kind(block) for block in blocks}) < max(len(blocks), 2)
+            if one_kind and all(block.children for block in blocks):
+                return node
+    return None
+
+
+def _merge_siblings(found: list[tuple[Stack, Node]]) -> list[Stack]:
+    """Join lists of one length beside each other: block i of the tower is element i of each."""
+    out: list[Stack] = []
+    parents: list[Node] = []
+    for stack, parent in found:
+        for earlier, its_parent in zip(out, parents, strict=True):
+            plain = not stack.edges and not earlier.edges and stack.depth > 1
+            if its_parent is parent and earlier.depth == stack.depth and plain:
+                earlier.blocks |= stack.blocks
+                earlier.numel += stack.numel
+                break
+        else:
+            out.append(stack)
+            parents.append(parent)
+    return out
+
+
+def _take_companions(root: Node, stack: Stack, lists: set[str]) -> None:
+    """Take in lists of its length beside a stack that are no stacks: the norms or patch embeddings of each layer."""
+    above, _, holder = stack.path.rpartition(".")
+    parent = root.at(above)
+    element_count = len(parent.children[holder].children)
+    if element_count < 2:
+        return
+    before = True
+    for name, child in parent.children.items():
+        if name == holder:
+            before = False
+            continue
+        if child.path in lists or not child.numbered or len(child.children) != element_count:
+            continue
+        if any(f"{child.path}.{number}" in stack.blocks for number in child.children):
+            continue
+        for number in child.children:
+            here = f"{stack.path}.{number}"
+            inside = [block for path, block in stack.blocks.items() if path == here or path.startswith(f"{here}.")]
+            if inside:
+                stack.blocks[f"{child.path}.{number}"] = min(inside) if before else max(inside)
+                if before:
+                    stack.edges.add(f"{child.path}.{number}")
+
+
+def _made_of_blocks(root: Node, stack: Stack, *, strict: bool) -> bool:
+    """Whether the typical element is a block: strictly, three matrices and a norm (it may be frozen); else two."""
+    per_block: dict[int, list[Node]] = {}
+    for path, block in stack.blocks.items():
+        if path not in stack.edges:
+            per_block.setdefault(block, []).append(root.at(path))
+    good = 0
+    for nodes in per_block.values():
+        matrices = sum(node.matrices for node in nodes)
+        normed = any(node.vectors for node in nodes) or not any(node.biases for node in nodes)
+        good += matrices >= 3 and normed if strict else matrices >= 2
+    return 2 * good >= len(per_block)
+
+
+def _is_tower(root: Node, stack: Stack, largest: Stack) -> bool:
+    """Whether a stack is a tower beside the largest: a model of its own where their paths part, or large, or deep."""
+    if stack.numel >= LARGE * largest.numel or stack.depth >= DEEP:
+        return True
+    mine, other = stack.path.split("."), largest.path.split(".")
+    shared = 0
+    while shared < min(len(mine), len(other)) and mine[shared] == other[shared]:
+        shared += 1
+    branch = root.at(".".join(mine[:shared]))
+    for piece in mine[shared:]:
+        branch = branch.children[piece]
+        if branch.whole_model:
+            return True
+    return False

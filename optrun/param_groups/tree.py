@@ -1,0 +1,122 @@
+"""The module tree as far as layers are told from it: names, order, classes, sizes. No tensor is kept."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+
+from torch import Tensor, nn
+
+from optrun.param_groups.roles import BIAS
+
+
+@dataclass
+class Node:
+    """One module.
+
+    Attributes:
+        path: Dotted name; empty for the model itself.
+        kind: Class name; empty where only parameter names are known.
+        whole_model: The module is a model of its own (a tower of a larger one).
+        children: By their own names, in the order of registration; only those that hold parameters.
+        own: Its direct parameters: leaf name -> shape.
+        numel: Elements below it, itself included.
+        matrices: Parameters below it with two or more axes longer than 1.
+        vectors: Parameters below it with at most one such axis that are no biases: a block has some, in its norms.
+        biases: Parameters below it that are biases.
+    """
+
+    path: str
+    kind: str = ""
+    whole_model: bool = False
+    children: dict[str, Node] = field(default_factory=dict)
+    own: dict[str, tuple[int, ...]] = field(default_factory=dict)
+    numel: int = 0
+    matrices: int = 0
+    vectors: int = 0
+    biases: int = 0
+
+    @property
+    def numbered(self) -> bool:
+        """Whether this is a list of modules: every child is a number and nothing else lies here."""
+        return bool(self.children) and not self.own and all(name.isdigit() for name in self.children)
+
+    def walk(self) -> Iterator[Node]:
+        """Itself, then everything below, in order."""
+        yield self
+        for child in self.children.values():
+            yield from child.walk()
+
+    def at(self, path: str) -> Node:
+        """The node at a dotted name below this one."""
+        node = self
+        for piece in path.split(".") if path else ():
+            node = node.children[piece]
+        return node
+
+    def signature(self) -> tuple[tuple[str, tuple[int, ...]], ...]:
+        """Names and shapes below it, relative to it: equal for layers that are built alike."""
+        cut = len(self.path) + 1 if self.path else 0
+        return tuple(
+            (f"{node.path}.{leaf}"[cut:] if node.path else leaf, shape)
+            for node in self.walk()
+            for leaf, shape in node.own.items()
+        )
+
+
+def tree_of(params: Mapping[str, Tensor], roles: Mapping[str, str], model: nn.Module | None) -> Node:
+    """The tree of a model, or of parameter names alone.
+
+    Args:
+        params: Every parameter by name, in the order of the model.
+        roles: Role of each.
+        model: Gives classes and the order of modules; None where only names are known.
+    """
+    root = Node("")
+    if model is not None:
+        root.kind, root.whole_model = type(model).__name__, _is_whole_model(model)
+        for path, module in model.named_modules():
+            if path and any(True for _ in module.parameters()):
+                node = _grow(root, path)
+                node.kind, node.whole_model = type(module).__name__, _is_whole_model(module)
+    for name, param in params.items():
+        path, _, leaf = name.rpartition(".")
+        shape = tuple(param.shape)
+        long_axes = sum(size > 1 for size in shape)
+        holder = _grow(root, path)
+        holder.own[leaf] = shape
+        node, rest = root, path.split(".") if path else []
+        for step in range(len(rest) + 1):
+            node.numel += param.numel()
+            node.matrices += long_axes >= 2
+            node.vectors += long_axes < 2 and roles[name] != BIAS
+            node.biases += roles[name] == BIAS
+            if step < len(rest):
+                node = node.children[rest[step]]
+    _prune(root)
+    return root
+
+
+def _grow(root: Node, path: str) -> Node:
+    node = root
+    for piece in path.split(".") if path else ():
+        if piece not in node.children:
+            node.children[piece] = Node(f"{node.path}.{piece}" if node.path else piece)
+        node = node.children[piece]
+    return node
+
+
+def _prune(node: Node) -> None:
+    """Modules that hold only what an earlier one holds (tied tensors) or nothing at all are no part of the tree."""
+    node.children = {name: child for name, child in node.children.items() if child.numel or _has_params(child)}
+    for child in node.children.values():
+        _prune(child)
+
+
+def _has_params(node: Node) -> bool:
+    return any(below.own for below in node.walk())
+
+
+def _is_whole_model(module: nn.Module) -> bool:
+    """A transformers model, told without importing transformers."""
+    return hasattr(type(module), "base_model_prefix")
