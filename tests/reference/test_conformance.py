@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 import torch
-from reference_adapter import ATOL, DTYPES, LEFT_OUT, cases, player
+
+from tests.reference.reference_adapter import ATOL, DTYPES, LEFT_OUT, cases, player
 
 ALL = list(cases())
 PLAYED = [(system, case) for system, case in ALL if case["id"] not in LEFT_OUT]

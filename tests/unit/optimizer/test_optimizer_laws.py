@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 import torch
-from optimizer_cases import CASES, GOOD, GOOD_IDS, IDS, Case, quadratic, set_grads, toy
 from torch import Tensor
 from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict, set_optimizer_state_dict
 
@@ -19,6 +18,7 @@ from optrun.optimizer.base import NamedOptimizer
 from optrun.optimizer.footprint import state_bytes
 from optrun.optimizer.state import group_differences, load_named_state, named_state
 from optrun.optimizer.table import CLASSES
+from tests.optimizer_cases import CASES, GOOD, GOOD_IDS, IDS, Case, quadratic, set_grads, toy
 
 over_cases = pytest.mark.parametrize("case", CASES, ids=IDS)
 over_good = pytest.mark.parametrize(("case", "options"), GOOD, ids=GOOD_IDS)
