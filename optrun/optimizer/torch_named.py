@@ -10,7 +10,8 @@ import torch
 from optrun.optimizer import arguments
 from optrun.optimizer.arguments import Check
 from optrun.optimizer.base import NamedOptimizer, Numeric, Params
-from optrun.optimizer.groups import listed_params
+from optrun.optimizer.groups import listed_params, names_of
+from optrun.optimizer.numerics import sharding_of
 
 FUSED_DEVICES = frozenset({"cpu", "cuda", "mps", "xpu"})
 """Where torch has a fused Adam."""
@@ -172,7 +173,7 @@ class RAdam(NamedOptimizer, torch.optim.RAdam):
 
 
 class Adafactor(NamedOptimizer, torch.optim.Adafactor):
-    """torch's Adafactor; keywords as there."""
+    """torch's Adafactor, for whole parameters alone; keywords as there."""
 
     CHECKS: ClassVar[Mapping[str, Check]] = {
         "lr": arguments.not_negative,
@@ -180,6 +181,21 @@ class Adafactor(NamedOptimizer, torch.optim.Adafactor):
         "d": arguments.positive,
         "foreach": arguments.optional_flag,
     }
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """As in `NamedOptimizer`.
+
+        Raises:
+            ValueError: For a sharded parameter: torch 2.13 takes row and column norms of it in place, which fails.
+        """
+        super().add_param_group(param_group)
+        group = self.param_groups[-1]
+        for name, param in zip(names_of(group, len(self.param_groups) - 1), group["params"], strict=True):
+            if sharding_of(param).groups:
+                raise ValueError(
+                    f"parameter {name!r} is sharded, and torch's Adafactor cannot step sharded parameters. "
+                    "Use another optimizer, such as lamb or adamw, or do not shard."
+                )
 
 
 class Muon(NamedOptimizer, torch.optim.Muon):

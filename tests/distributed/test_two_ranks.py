@@ -1,0 +1,197 @@
+"""Two gloo ranks on CPU: data parallel and fully sharded, against one process over the whole batch."""
+
+from __future__ import annotations
+
+import copy
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
+from torch import Tensor, nn
+from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict, set_optimizer_state_dict
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor
+from torch.distributed.tensor.debug import CommDebugMode
+from torch.nn.parallel import DistributedDataParallel
+
+from optrun.errors import ConfigError
+from optrun.optimizer import Lamb
+from optrun.optimizer.state import load_named_state, named_state
+from tests.optimizer_cases import CASES, Case
+
+RANKS = 2
+STEPS = 4
+OPTIONS: dict[str, dict[str, Any]] = {
+    "lamb": {"exclude_from_weight_decay": ["bias$"], "weight_decay": 0.1},
+    "lazy_adam": {"weight_decay": 0.1, "grad_centralization": True},
+    "adamwdl": {"decay_form": "paddlenlp"},
+}
+
+
+def small_model() -> nn.Module:
+    """Uneven shapes, and one bias of a single element, so that a rank holds an empty shard."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Embedding(11, 8), nn.Linear(8, 9), nn.LayerNorm(9), nn.Tanh(), nn.Linear(9, 1))
+    return model.double()
+
+
+def batch(step: int) -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(step)
+    x = torch.randint(11, (8,), generator=generator)
+    return x, torch.randn(8, 1, generator=generator, dtype=torch.float64)
+
+
+def train(model: nn.Module, optimizer: Any, steps: range, part: slice) -> None:
+    for step in steps:
+        x, y = batch(step)
+        optimizer.zero_grad()
+        (model(x[part]) - y[part]).square().mean().backward()
+        optimizer.step()
+
+
+def groups(model: nn.Module) -> list[dict[str, Any]]:
+    """As a layer-wise run would have: scales from the embedding up."""
+    return [{"params": [(n, p)], "lr_scale": 0.5 + 0.1 * i} for i, (n, p) in enumerate(model.named_parameters())]
+
+
+def whole(tensor: Tensor) -> Tensor:
+    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor.detach()
+
+
+def sharded(model: nn.Module) -> nn.Module:
+    mesh = init_device_mesh("cpu", (RANKS,))
+    for layer in (model[1], model[4]):  # type: ignore[index]
+        fully_shard(layer, mesh=mesh)
+    return fully_shard(model, mesh=mesh)
+
+
+def expected(case: Case, steps: int = STEPS) -> dict[str, Tensor]:
+    model = small_model()
+    train(model, case.build(groups(model), **OPTIONS.get(case.name, {})), range(steps), slice(None))
+    return {name: param.detach() for name, param in model.named_parameters()}
+
+
+def close(found: dict[str, Tensor], wanted: dict[str, Tensor], what: str, tolerance: float = 1e-11) -> None:
+    for name, value in wanted.items():
+        torch.testing.assert_close(
+            found[name], value, rtol=tolerance, atol=tolerance, msg=lambda text, name=name: f"{what}, {name}: {text}"
+        )
+
+
+def equals_one_process(rank: int) -> None:
+    part = slice(4 * rank, 4 * rank + 4)
+    for case in CASES:
+        wanted = expected(case)
+        tolerance = 1e-11 if case.exact else 2e-2
+        model = small_model()
+        optimizer = case.build(groups(model), **OPTIONS.get(case.name, {}))
+        train(DistributedDataParallel(model), optimizer, range(STEPS), part)
+        close(dict(model.named_parameters()), wanted, f"{case.name} under DDP", tolerance)
+        shards = sharded(small_model())
+        if not case.shards:
+            with pytest.raises(ConfigError, match="cannot step sharded parameters"):
+                case.build(groups(shards))
+            continue
+        optimizer = case.build(groups(shards), **OPTIONS.get(case.name, {}))
+        train(shards, optimizer, range(STEPS), part)
+        close({n: whole(p) for n, p in shards.named_parameters()}, wanted, f"{case.name} under FSDP2", tolerance)
+
+
+def one_collective_for_all_norms(rank: int) -> None:
+    part = slice(4 * rank, 4 * rank + 4)
+    for foreach in (None, True):
+        model = sharded(small_model())
+        optimizer = Lamb(groups(model), lr=0.05, foreach=foreach)
+        train(model, optimizer, range(1), part)
+        optimizer.zero_grad()
+        x, y = batch(1)
+        (model(x[part]) - y[part]).square().mean().backward()
+        with CommDebugMode() as communication:
+            optimizer.step()
+        assert communication.get_total_counts() == 1, communication.get_comm_counts()
+    plain = small_model()
+    other = Lamb(groups(plain), lr=0.05)
+    train(plain, other, range(2), slice(None))
+    assert optimizer.trust_ratios == pytest.approx(other.trust_ratios, rel=1e-11)
+
+
+def the_loop_is_global_too(rank: int) -> None:
+    model, plain = sharded(small_model()), small_model()
+    train(model, Lamb(groups(model), lr=0.05, foreach=False), range(STEPS), slice(4 * rank, 4 * rank + 4))
+    train(plain, Lamb(groups(plain), lr=0.05, foreach=False), range(STEPS), slice(None))
+    close({n: whole(p) for n, p in model.named_parameters()}, dict(plain.named_parameters()), "loop")
+
+
+def state_moves_between_shards_and_one_process(rank: int) -> None:
+    part = slice(4 * rank, 4 * rank + 4)
+    for case in (case for case in CASES if case.shards):
+        options = OPTIONS.get(case.name, {})
+        model = sharded(small_model())
+        optimizer = case.build(groups(model), **options)
+        train(model, optimizer, range(2), part)
+        weights = {name: whole(param) for name, param in model.named_parameters()}
+        tensors, meta = named_state(optimizer)
+        tensors = {key: whole(value).clone() for key, value in tensors.items()}
+
+        plain = small_model()
+        plain.load_state_dict(weights)
+        resumed = case.build(groups(plain), **options)
+        load_named_state(resumed, tensors, json.loads(json.dumps(meta)))
+        train(plain, resumed, range(2, STEPS), slice(None))
+        wanted = {name: param.detach() for name, param in plain.named_parameters()}
+        tolerance = 1e-11 if case.exact else 2e-2
+
+        again = small_model()
+        again.load_state_dict(weights)
+        again = sharded(again)
+        loaded = case.build(groups(again), **options)
+        load_named_state(loaded, tensors, meta)
+        train(again, loaded, range(2, STEPS), part)
+        close({n: whole(p) for n, p in again.named_parameters()}, wanted, f"{case.name} by named state", tolerance)
+
+        saved = copy.deepcopy(get_optimizer_state_dict(model, optimizer))
+        third = small_model()
+        third.load_state_dict(weights)
+        third = sharded(third)
+        restored = case.build(groups(third), **options)
+        set_optimizer_state_dict(third, restored, saved)
+        train(third, restored, range(2, STEPS), part)
+        close(
+            {n: whole(p) for n, p in third.named_parameters()}, wanted, f"{case.name} by torch's checkpoint", tolerance
+        )
+
+
+def worker(rank: int, folder: str, checks: list[Callable[[int], None]]) -> None:
+    torch.set_num_threads(1)
+    os.environ["GLOO_SOCKET_IFNAME"] = "lo"
+    dist.init_process_group("gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=RANKS)
+    try:
+        for check in checks:
+            check(rank)
+    finally:
+        dist.destroy_process_group()
+
+
+def run(folder: Path, *checks: Callable[[int], None]) -> None:
+    mp.spawn(worker, args=(str(folder), list(checks)), nprocs=RANKS, join=True)
+
+
+def test_norms_are_global_in_one_collective(tmp_path: Path) -> None:
+    run(tmp_path, one_collective_for_all_norms, the_loop_is_global_too)
+
+
+@pytest.mark.slow
+def test_two_ranks_are_one_process(tmp_path: Path) -> None:
+    run(tmp_path, equals_one_process)
+
+
+@pytest.mark.slow
+def test_state_moves_between_shards_and_one_process(tmp_path: Path) -> None:
+    run(tmp_path, state_moves_between_shards_and_one_process)
