@@ -89,9 +89,8 @@ def differing(runs: Sequence[Run]) -> list[str]:
         group = key.partition(".")[0]
         values: dict[Any, set[Any]] = {}
         for run in runs:
-            if run.config:
-                choice = run.config.get(f"{group}.name") if key not in (f"{group}.name", group) else None
-                values.setdefault(choice, set()).add(_comparable(run.config.get(key)))
+            choice = run.config.get(f"{group}.name") if key not in (f"{group}.name", group) else None
+            values.setdefault(choice, set()).add(_comparable(run.config.get(key)))
         if any(len(seen) > 1 for seen in values.values()):
             found.append(key)
     first = [key for key in ("model.name", "data.name", "task.name", "optimizer.name", "lr") if key in found]
@@ -120,7 +119,7 @@ def build_arms(runs: Sequence[Run], keys: Sequence[str], metric: str) -> list[Ar
     """Join runs that differ in nothing but the seed.
 
     Args:
-        runs: All runs with a configuration.
+        runs: Runs whose whole configuration is known.
         keys: What `differing` found.
         metric: What gives the score.
 

@@ -43,7 +43,7 @@ def model_card(summary: Mapping[str, Any], config: Mapping[str, Any], *, name: s
         Markdown with YAML metadata on top: library, tags, pipeline, base model where it is a hub name, metrics.
     """
     task = str(_get(config, "task", "name") or "")
-    tag, auto_class, words = _TASKS.get(task, ("", "AutoModel", task.replace("_", " ")))
+    tag, auto_class, words = _TASKS.get(task, ("", "AutoModel", escape_markdown(task.replace("_", " "))))
     heading = plain(name) or _heading(config)
     parts = [
         _front_matter(summary, config, heading, task, tag),

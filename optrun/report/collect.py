@@ -45,6 +45,8 @@ class Run:
     """One sentence per file that is missing, torn or unreadable."""
     overrides: list[str] = field(default_factory=list)
     """What was typed to get this configuration."""
+    described: bool = True
+    """Whether `config` is the whole `config.yaml`, not the little that the command line says."""
 
     @property
     def seed(self) -> int | None:
@@ -218,7 +220,8 @@ def load_run(path: Path, *, label: str | None = None) -> Run:
     problems += [problem.removeprefix(f"{path}/") for problem in log.problems]
     overrides = summary.get("overrides")
     overrides = [str(item) for item in overrides] if isinstance(overrides, list) else _hydra_overrides(path)
-    if not config:
+    described = bool(config)
+    if not described:
         config = _config_from(overrides)
     status = summary.get("status")
     if status not in STATUSES:
@@ -227,7 +230,9 @@ def load_run(path: Path, *, label: str | None = None) -> Run:
     if not summary and not log.records:
         message = "ended before it wrote anything"
     problems = [plain(problem) for problem in problems]
-    return Run(path, plain(label or path.name), status, plain(message), config, summary, log, problems, overrides)
+    return Run(
+        path, plain(label or path.name), status, plain(message), config, summary, log, problems, overrides, described
+    )
 
 
 def load_runs(directories: Iterable[Path]) -> list[Run]:

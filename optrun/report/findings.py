@@ -91,7 +91,7 @@ def find(
         ConfigError: A metric no run has, a baseline or a key that is none here.
     """
     name, mode = choose_metric(runs, metric)
-    described = [run for run in runs if run.config]
+    described = [run for run in runs if run.described]
     keys = differing(described)
     for key in by:
         known = {key for run in described for key in run.config}

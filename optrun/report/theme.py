@@ -6,9 +6,11 @@ turns into CSS variables, so that one inline SVG follows the reader's light or d
 
 from __future__ import annotations
 
+import contextlib
 import io
 import re
-from collections.abc import Sequence
+import warnings
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -226,6 +228,14 @@ def duration(seconds: float) -> str:
     return f"{int(seconds) // 3600:,} h {int(seconds) % 3600 // 60:02d} min"
 
 
+@contextlib.contextmanager
+def _any_letters() -> Iterator[None]:
+    """A letter that the font lacks becomes a box, without a warning on every use."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="Glyph .* missing from")
+        yield
+
+
 def save_png(figure: Figure, path: Path, *, dpi: int = 160) -> Path:
     """Write a picture aside and rename, so that a viewer never sees a part of it.
 
@@ -233,7 +243,8 @@ def save_png(figure: Figure, path: Path, *, dpi: int = 160) -> Path:
         OSError: The disk refused.
     """
     buffer = io.BytesIO()
-    figure.savefig(buffer, format="png", dpi=dpi, facecolor=figure.get_facecolor(), metadata={"Software": SOFTWARE})
+    with _any_letters():
+        figure.savefig(buffer, format="png", dpi=dpi, facecolor=figure.get_facecolor(), metadata={"Software": SOFTWARE})
     aside = path.with_name(f".{path.name}.tmp")
     try:
         aside.write_bytes(buffer.getvalue())
@@ -256,7 +267,7 @@ def to_svg(figure: Figure, *, name: str, label: str) -> str:
         One `<svg>` element: text stays text, colours are CSS variables, size follows the page.
     """
     buffer = io.BytesIO()
-    with mpl.rc_context({"svg.fonttype": "none", "svg.hashsalt": name}):
+    with mpl.rc_context({"svg.fonttype": "none", "svg.hashsalt": name}), _any_letters():
         figure.savefig(buffer, format="svg", facecolor="none", metadata={"Date": None, "Creator": None})
     text = buffer.getvalue().decode()
     text = text[text.index("<svg") :]

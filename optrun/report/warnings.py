@@ -90,12 +90,16 @@ def _seeds(findings: Findings) -> Iterable[Warning]:
     if len(set(seeds.values())) > 1:
         listed = "; ".join(f"{name} {_numbers(values)}" for name, values in seeds.items())
         yield Warning("seeds", f"Unequal seeds: {listed}. Tests use only the seeds that both sides share.")
-    few = [name for name, values in seeds.items() if len(values) < MIN_SEEDS]
+    few = [
+        row.name
+        for row in rows
+        if len(row.arm.scores) < MIN_SEEDS or (row.versus is not None and row.versus.pairs < MIN_SEEDS)
+    ]
     if few:
         yield Warning(
             "few-seeds",
-            f"Fewer than {MIN_SEEDS} seeds for {_listed(few)}: differences may be chance, and no test is made. "
-            "Run the best configurations again with seed=0,1,2,3,4.",
+            f"Fewer than {MIN_SEEDS} seeds, or fewer shared with the reference, for {_listed(few)}: differences may be "
+            "chance, and no test is made. Run the best configurations again with seed=0,1,2,3,4.",
         )
 
 

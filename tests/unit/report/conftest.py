@@ -143,6 +143,6 @@ def write_run(
     return path
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def make_run() -> Callable[..., Path]:
     return write_run

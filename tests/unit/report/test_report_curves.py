@@ -28,7 +28,7 @@ def _look(path: Path) -> np.ndarray:
         {"max_steps": 100, "diverge_at": 60},
         {"max_steps": 50, "eval_every": 1000, "global_step": 20},
         {"max_steps": 50, "lr": 1e-9, "accuracy": True},
-        {"max_steps": 50, "config": {"model.name": "$x_{$", "optimizer.name": "\\frac"}},
+        {"max_steps": 50, "config": {"model.name": "$x_{$", "optimizer.name": "\\frac 學習"}},
     ],
     ids=["resumed", "two-points", "never-finite", "diverged", "no-evaluation", "tiny-lr", "hostile-names"],
 )

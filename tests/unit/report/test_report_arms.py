@@ -1,0 +1,150 @@
+"""Joining runs: what differs, what is compared, where the basin ends, when a target was reached."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from optrun.report.arms import differing
+from optrun.report.collect import Run, load_runs
+from optrun.report.config_file import flatten, read_config
+from optrun.report.findings import Findings, find
+from optrun.report.targets import first_reached
+
+MakeRun = Callable[..., Path]
+
+
+def _find(folder: Path) -> Findings:
+    return find(load_runs([folder]))
+
+
+def test_only_what_differs_within_a_choice_is_named(tmp_path: Path, make_run: MakeRun) -> None:
+    """That lamb has another default_lr than adamw follows from its name; another eps among lambs does not."""
+    for number, (optimizer, eps) in enumerate([("adamw", None), ("lamb", 1e-6), ("lamb", 1e-8)]):
+        config = {"optimizer.eps": eps} if eps else {}
+        make_run(tmp_path / str(number), optimizer=optimizer, max_steps=20, config=config, seed=number)
+    assert differing(load_runs([tmp_path])) == ["optimizer.name", "optimizer.eps"]
+
+
+def test_seed_paths_and_tracking_never_separate_runs(tmp_path: Path, make_run: MakeRun) -> None:
+    for number in range(3):
+        config = {"tracking.name": f"t{number}", "checkpoint.keep_last": number, "training.logging_steps": 1 + number}
+        make_run(tmp_path / str(number), seed=number, max_steps=20, config=config)
+    findings = _find(tmp_path)
+    assert findings.keys == []
+    assert [sorted(arm.scores) for arm in findings.arms] == [[0, 1, 2]]
+
+
+def test_an_optimizer_stands_at_its_best_lr_with_most_seeds(tmp_path: Path, make_run: MakeRun) -> None:
+    """One lucky run does not displace a configuration that was run again with more seeds."""
+    make_run(tmp_path / "lucky", lr=5e-3, seed=0, max_steps=20, final=1.0)
+    for seed in range(3):
+        make_run(tmp_path / f"s{seed}", lr=1e-3, seed=seed, max_steps=20, final=2.0 + seed / 100)
+        make_run(tmp_path / f"l{seed}", optimizer="lamb", lr=1e-3, seed=seed, max_steps=20, final=3.0 + seed / 100)
+    findings = _find(tmp_path)
+    assert [(row.name, row.arm.settings["lr"]) for row in findings.rows] == [("adamw", 1e-3), ("lamb", 1e-3)]
+
+
+def test_other_settings_separate_contenders_and_lr_alone_is_compared_itself(tmp_path: Path, make_run: MakeRun) -> None:
+    for number, lr in enumerate((1e-3, 2e-3)):
+        make_run(tmp_path / "lr" / str(number), lr=lr, max_steps=20)
+        make_run(tmp_path / "rate" / str(number), max_steps=20, config={"param_groups.decay_rate": 0.8 + lr}, lr=lr)
+    assert sorted(row.name for row in _find(tmp_path / "lr").rows) == ["lr 1e-3", "lr 2e-3"]
+    assert _find(tmp_path / "rate").compared_keys == ["param_groups.decay_rate"]
+    by_lr = find(load_runs([tmp_path / "rate"]), by=["lr"])
+    assert sorted(row.name for row in by_lr.rows) == ["lr 1e-3", "lr 2e-3"]
+
+
+def test_the_width_of_a_basin_is_that_of_its_parabola(tmp_path: Path, make_run: MakeRun) -> None:
+    """loss = 2.5 + 0.25 (log10 lr/lr0)^2 stays within 2 % while |log10| <= sqrt(0.05 / 0.25)."""
+    for number, factor in enumerate(np.logspace(-1, 1, 41)):
+        loss = 2.5 + 0.25 * math.log10(factor) ** 2
+        make_run(tmp_path / str(number), lr=float(1e-3 * factor), max_steps=20, final=loss)
+        make_run(tmp_path / f"x{number}", optimizer="lamb", lr=float(1e-3 * factor), max_steps=20, final=loss + 1)
+    basin = next(row.basin for row in _find(tmp_path).rows if row.name == "adamw")
+    half = 10 ** math.sqrt(0.05 / 0.25)
+    assert basin.high == pytest.approx(1e-3 * half, rel=0.01)
+    assert basin.low == pytest.approx(1e-3 / half, rel=0.01)
+    assert basin.width == pytest.approx(half**2, rel=0.02)
+    assert (basin.edge, basin.open_low, basin.open_high) == ("", False, False)
+    assert basin.words() == "×7.8"
+
+
+def test_a_basin_that_the_grid_cuts_is_open_and_one_that_divergence_ends_is_not(
+    tmp_path: Path, make_run: MakeRun
+) -> None:
+    for number, lr in enumerate((1e-3, 2e-3, 4e-3)):
+        make_run(tmp_path / str(number), lr=lr, max_steps=40, final=2.0, diverge_at=20 if lr == 4e-3 else None)
+        make_run(tmp_path / f"x{number}", optimizer="lamb", lr=lr, max_steps=40, final=2.0)
+    basin = next(row.basin for row in _find(tmp_path).rows if row.name == "adamw")
+    assert basin.diverged == (4e-3,)
+    assert (basin.low, basin.high, basin.open_low, basin.open_high) == (1e-3, 2e-3, True, False)
+    assert basin.words() == "≥ ×2"
+
+
+def test_first_reached_counts_evaluations_and_time(tmp_path: Path, make_run: MakeRun) -> None:
+    path = make_run(tmp_path / "run")
+    lines = [(10, 5.0, 3.0), (20, 9.0, "NaN"), (30, 14.0, 2.0), (40, 20.0, 2.5)]
+    text = "".join(json.dumps({"step": s, "time": t, "eval/loss": value}) + "\n" for s, t, value in lines)
+    (path / "metrics.jsonl").write_text(text)
+    (run,) = load_runs([path])
+    assert first_reached(run, "eval/loss", "min", 2.1) == (30.0, 14.0)
+    assert first_reached(run, "eval/loss", "min", 1.0) is None
+    assert first_reached(run, "eval/loss", "max", 3.0) == (10.0, 5.0)
+    assert run.elapsed(np.array([15.0, 50.0])) == pytest.approx([7.0, math.nan], nan_ok=True)
+
+
+def test_time_since_1970_counts_from_the_start(tmp_path: Path, make_run: MakeRun) -> None:
+    path = make_run(tmp_path / "run")
+    (path / "metrics.jsonl").write_text('{"step": 1, "time": 1.7e9}\n{"step": 5, "time": 1700000008.0}\n')
+    (run,) = load_runs([path])
+    assert run.elapsed(np.array([5.0]))[0] == 8.0
+
+
+@pytest.mark.parametrize(
+    ("losses", "diverged"),
+    [
+        ([5.0] * 20, ""),
+        ([5.0 - i / 10 for i in range(20)], ""),
+        ([1.0 + i / 10 for i in range(20)], "rose from 1 to"),
+        ([5.0, "NaN", 4.0, 4.0], ""),
+        ([5.0, 4.0, "NaN", "NaN"], "not finite from step 3"),
+        (["Infinity"], "not finite from step 1"),
+    ],
+    ids=["flat", "learns", "rises", "recovers", "nan", "never"],
+)
+def test_what_counts_as_diverged(tmp_path: Path, make_run: MakeRun, losses: list[object], diverged: str) -> None:
+    path = make_run(tmp_path / "run", summary={"metrics": {}})
+    quoted = [f'"{loss}"' if isinstance(loss, str) else loss for loss in losses]
+    text = "".join(f'{{"step": {step}, "train/loss": {loss}}}\n' for step, loss in enumerate(quoted, start=1))
+    (path / "metrics.jsonl").write_text(text)
+    (run,) = load_runs([path])
+    assert diverged in run.diverged
+    assert bool(run.diverged) == bool(diverged)
+
+
+def _command(overrides: list[str], name: str = "config") -> Run:
+    return Run(Path("x"), "x", "finished", "", {}, {"config_name": name, "command": "typed"}, None, [], overrides)  # type: ignore[arg-type]
+
+
+def test_commands_are_safe_to_paste_and_leave_out_what_was_only_for_then() -> None:
+    run = _command(["optimizer=lamb", "lr=1e-3", "seed=4", "resume=auto", "data.train=a b;rm", "hydra.run.dir=/x"])
+    assert run.command() == "optrun optimizer=lamb lr=1e-3 seed=4 'data.train=a b;rm'"
+    assert run.command(seeds=[4, 5]) == "optrun -m optimizer=lamb lr=1e-3 'data.train=a b;rm' seed=4,5"
+    assert _command([], "sst2_minilm").command() == "typed"
+    assert _command(["lr=1"], "sst2_minilm").command() == "optrun -cn sst2_minilm lr=1"
+
+
+def test_configuration_files(tmp_path: Path) -> None:
+    path = tmp_path / "config.yaml"
+    path.write_text("lr: 1e-3\nbetas: [1e-1, x]\nnone: null\nempty: {}\n")
+    assert flatten(read_config(path)) == {"lr": 0.001, "betas": "[0.1, 'x']", "none": None, "empty": "{}"}
+    for content in ("- 1", "a: [", "\x00", "!!python/object/apply:os.system ['true']"):
+        path.write_text(content)
+        with pytest.raises(ValueError, match=r"config\.yaml"):
+            read_config(path)

@@ -1,0 +1,298 @@
+"""The report as a whole: what is written, what is said, what it survives."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from optrun.errors import ConfigError
+from optrun.report.build import Report, report
+from optrun.report.statistics import WORSE
+from optrun.report.tables import ranking_table, to_markdown
+
+MakeRun = Callable[..., Path]
+HOSTILE = '<script>alert("x")</script>|[red]$\\frac`\x1b[2J\n-->'
+
+
+def _sweep(folder: Path, make_run: MakeRun) -> Path:
+    number = 0
+    for optimizer, lrs in {"adamw": (5e-4, 1e-3, 2e-3), "lamb": (2e-3, 4e-3, 8e-3)}.items():
+        for lr in lrs:
+            for seed in range(3):
+                make_run(folder / str(number), optimizer=optimizer, lr=lr, seed=seed, max_steps=60, eval_every=15)
+                number += 1
+    return folder
+
+
+@pytest.fixture
+def sweep(tmp_path: Path, make_run: MakeRun) -> Path:
+    """A sweep that a test may change."""
+    return _sweep(tmp_path / "sweep", make_run)
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory, make_run: MakeRun) -> tuple[Report, str]:
+    """One report that is only read, and what it said in the terminal."""
+    stream = io.StringIO()
+    folder = _sweep(tmp_path_factory.mktemp("report") / "sweep", make_run)
+    return report([folder], console=Console(file=stream, width=140)), stream.getvalue()
+
+
+class _Page(HTMLParser):
+    """What a browser would load, and whether tags are balanced."""
+
+    VOID = ("meta", "br", "img", "input", "hr", "link", "path", "use")
+
+    def __init__(self, content: str) -> None:
+        super().__init__()
+        self.loads: list[str] = []
+        self.tags: list[str] = []
+        self.text: list[str] = []
+        self.open: list[str] = []
+        self.feed(content)
+        self.close()
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append(tag)
+        self.open.append(tag)
+        for name, value in attrs:
+            if name in ("src", "href", "xlink:href", "srcset", "data", "action", "poster", "background", "style"):
+                self.loads.append(f"{name}={value}")
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.handle_starttag(tag, attrs)
+        self.open.pop()
+
+    def handle_endtag(self, tag: str) -> None:
+        while self.open and self.open[-1] in self.VOID and self.open[-1] != tag:
+            self.open.pop()
+        assert self.open, f"</{tag}> closes nothing"
+        assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        self.text.append(data)
+
+
+def test_files_findings_and_terminal(made: tuple[Report, str]) -> None:
+    result, said = made
+    sweep = result.files[0].parent
+    assert [path.name for path in result.files] == [
+        "report.html", "report.md", "report.csv", "report-results.png", "report-metric.png", "report-time.png",
+        "report-train-loss.png", "report-basin.png",
+    ]  # fmt: skip
+    assert all(path.parent == sweep and path.stat().st_size > 500 for path in result.files)
+    assert [row.name for row in result.findings.rows] == ["lamb", "adamw"]
+    assert result.findings.rows[0].arm.settings["lr"] == 4e-3
+    assert result.findings.rows[1].versus is not None
+    assert result.findings.rows[1].versus.verdict == WORSE
+    assert result.warnings == []
+    assert "lamb has the best mean eval/loss" in said
+    assert "adamw is worse" in said
+    assert str(sweep / "report.html") in said
+    assert not [entry for entry in sweep.iterdir() if entry.name.startswith(".")]
+
+
+def test_the_page_loads_nothing_and_says_so(made: tuple[Report, str]) -> None:
+    content = made[0].files[0].read_text()
+    page = _Page(content)
+    assert page.open == []
+    for item in page.loads:
+        name, _, value = item.partition("=")
+        if name == "style":
+            assert "url(" not in value or "url(#" in value
+        else:
+            assert value.startswith("#"), f"the page would load {item}"
+    assert "url(http" not in content
+    assert "@import" not in content
+    assert "default-src 'none'" in content
+    assert {"iframe", "object", "embed", "link", "img"}.isdisjoint(page.tags)
+    assert page.tags.count("svg") == 5
+    addresses = [word for word in content.split('"') if word.startswith(("http:", "https:"))]
+    assert set(addresses) <= {"http://www.w3.org/2000/svg", "http://www.w3.org/1999/xlink"}
+
+
+def test_the_page_has_the_parts_promised(made: tuple[Report, str]) -> None:
+    words = " ".join(_Page(made[0].files[0].read_text()).text)
+    for part in ("verdict", "steps to target", "time to target", "lr basin", "wall time", "tokens/s", "optimizer state",
+                 "optrun -m optimizer=lamb lr=0.004 training.max_steps=60 seed=0,1,2", "Selection:", "95 % interval",
+                 "p (Holm)", "effect g"):  # fmt: skip
+        assert part in words, part
+
+
+def test_a_report_says_the_same_twice_and_replaces_itself(sweep: Path) -> None:
+    first = {path.name: path.read_bytes() for path in report([sweep]).files}
+    second = {path.name: path.read_bytes() for path in report([sweep]).files}
+    assert first.keys() == second.keys()
+    differing = [name for name in first if first[name] != second[name]]
+    assert set(differing) <= {"report.html", "report.md"}  # the time it was made
+
+
+@pytest.mark.parametrize("name", ["report.html", "report.md", "report.csv", "report-basin.png"])
+def test_a_file_of_a_person_is_never_overwritten(sweep: Path, name: str) -> None:
+    (sweep / name).write_text("mine")
+    with pytest.raises(ConfigError, match=r"was not written by optrun report.*out="):
+        report([sweep])
+    assert (sweep / name).read_text() == "mine"
+
+
+def test_out_is_made_and_used(sweep: Path) -> None:
+    result = report([sweep], out=sweep / "elsewhere" / "deep")
+    assert result.files[0].parent == sweep / "elsewhere" / "deep"
+    assert not (sweep / "report.html").exists()
+
+
+def test_hostile_names_stay_text(tmp_path: Path, make_run: MakeRun) -> None:
+    for number in range(4):
+        make_run(
+            tmp_path / "s" / f"{number}<b>|", seed=number % 2, max_steps=20,
+            config={"optimizer.name": HOSTILE if number < 2 else "adamw", "model.name": HOSTILE},
+            summary={"message": HOSTILE, "overrides": [f"optimizer={HOSTILE}"]},
+            status="failed" if number == 3 else "finished",
+        )  # fmt: skip
+    stream = io.StringIO()
+    made = report([tmp_path / "s"], console=Console(file=stream, width=200, force_terminal=False))
+    html = made.files[0].read_text()
+    assert "<script>alert" not in html
+    assert "\x1b" not in html
+    assert _Page(html).tags.count("script") == 1
+    assert "<script>" not in made.files[1].read_text().replace("```sh", "```").split("```")[0]
+    assert "\x1b" not in stream.getvalue()
+    table = [line for line in made.files[1].read_text().splitlines() if line.startswith("| 1 |")]
+    assert len(table) == 1
+    rows = list(csv.DictReader(io.StringIO(made.files[2].read_text())))
+    assert len(rows) == 4
+    assert {row["optrun_report"] for row in rows} == {"1"}
+
+
+def test_unfinished_failed_and_broken_runs_are_rows(sweep: Path, make_run: MakeRun) -> None:
+    make_run(sweep / "100", optimizer="lamb", lr=4e-3, seed=7, max_steps=60, global_step=20, status="running")
+    make_run(sweep / "101", optimizer="lamb", lr=1.0, seed=0, max_steps=60, diverge_at=30, status="failed")
+    (sweep / "102" / ".hydra").mkdir(parents=True)
+    (sweep / "102" / ".hydra" / "overrides.yaml").write_text("- optimizer=lamb\n- lr=-1\n")
+    (sweep / "103").mkdir()
+    (sweep / "103" / "summary.json").write_text("{")
+    (sweep / "104").mkdir()
+    (sweep / "104" / "metrics.jsonl").write_text('{"step": 1, "train/loss": 3.0}\n{"st')
+    stream = io.StringIO()
+    made = report([sweep], console=Console(file=stream, width=160))
+    by_label = {run.label: run for run in made.findings.runs}
+    assert by_label["100"].status == "running"
+    assert by_label["101"].diverged
+    assert (by_label["102"].status, by_label["102"].lr) == ("failed", -1.0)
+    assert by_label["103"].status == "failed"
+    assert by_label["104"].status == "unknown"
+    assert [row.name for row in made.findings.rows][:2] == ["lamb", "adamw"]
+    assert made.findings.rows[0].arm.mean == pytest.approx(2.5, abs=0.1)
+    for label in ("100", "101", "102", "103", "104"):
+        assert f" {label} " in stream.getvalue()
+    kinds = {warning.kind for warning in made.warnings}
+    assert {"unfinished", "diverged", "failed", "files"} <= kinds
+
+
+def test_one_run_has_its_own_small_table(tmp_path: Path, make_run: MakeRun) -> None:
+    run = make_run(tmp_path / "run", max_steps=40, accuracy=True)
+    stream = io.StringIO()
+    made = report([run], console=Console(file=stream, width=120))
+    assert [path.name for path in made.files] == ["report.html", "report.md", "report.csv", "report-curves.png"]
+    assert "eval/accuracy" in stream.getvalue()
+    assert "verdict" not in stream.getvalue()
+    assert _Page(made.files[0].read_text()).tags.count("svg") == 1
+    (run / "metrics.jsonl").write_text("")
+    report([run])
+
+
+def test_nothing_but_unfinished_runs_is_no_error(tmp_path: Path, make_run: MakeRun) -> None:
+    for seed in range(3):
+        make_run(tmp_path / str(seed), seed=seed, status="running", global_step=3, max_steps=50)
+    stream = io.StringIO()
+    made = report([tmp_path], console=Console(file=stream, width=120))
+    assert "No run has finished" in stream.getvalue()
+    assert made.findings.rows[0].rank is None
+
+
+def test_several_sweeps_a_baseline_and_another_metric(tmp_path: Path, make_run: MakeRun) -> None:
+    for optimizer in ("adamw", "lamb", "sgd"):
+        for seed in range(4):
+            make_run(
+                tmp_path / optimizer / str(seed), optimizer=optimizer, seed=seed, lr=1e-3, max_steps=40, accuracy=True
+            )
+    dirs = [tmp_path / "adamw", tmp_path / "lamb", tmp_path / "sgd", tmp_path / "adamw" / "0"]
+    made = report(dirs, baseline="adamw", metric="eval/accuracy")
+    assert len(made.findings.runs) == 12
+    assert made.files[0].parent == tmp_path / "adamw"
+    assert (made.findings.metric, made.findings.mode, made.findings.reference) == ("eval/accuracy", "max", "adamw")
+    assert made.findings.runs[0].label == "adamw/0"
+    assert "chosen baseline adamw" in made.files[0].read_text()
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"baseline": "lam"}, "Did you mean lamb"),
+        ({"metric": "eval/los"}, "Did you mean eval/loss"),
+        ({"by": ["optimizer.nam"]}, "Did you mean optimizer.name"),
+    ],
+)
+def test_wrong_words_are_answered_with_the_nearest(sweep: Path, options: dict[str, str], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        report([sweep], **options)  # type: ignore[arg-type]
+
+
+def test_no_run_there(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="no run found"):
+        report([tmp_path])
+    with pytest.raises(ConfigError, match="no such directory"):
+        report([tmp_path / "none"])
+    with pytest.raises(ConfigError, match="name at least one"):
+        report([])
+
+
+def test_a_thousand_runs_in_seconds(tmp_path: Path, make_run: MakeRun) -> None:
+    base = make_run(tmp_path / "base", max_steps=300)
+    metrics = (base / "metrics.jsonl").read_text()
+    config = (base / "config.yaml").read_text()
+    summary = json.loads((base / "summary.json").read_text())
+    sweep = tmp_path / "sweep"
+    number = 0
+    for optimizer in range(10):
+        for step in range(20):
+            for seed in range(5):
+                run = sweep / str(number)
+                run.mkdir(parents=True)
+                (run / "metrics.jsonl").write_text(metrics)
+                text = config.replace("name: adamw", f"name: opt{optimizer}").replace(
+                    "lr: 0.001", f"lr: {1e-4 * 1.5**step}"
+                )
+                (run / "config.yaml").write_text(text.replace("seed: 0", f"seed: {seed}"))
+                last = {"eval/loss": 2 + 0.01 * optimizer + 0.002 * (step - 9) ** 2 + 0.003 * ((seed * 7 + number) % 5)}
+                (run / "summary.json").write_text(json.dumps(summary | {"metrics": {"last": last, "best": {}}}))
+                number += 1
+    start = time.perf_counter()
+    made = report([sweep])
+    seconds = time.perf_counter() - start
+    assert (len(made.findings.runs), len(made.findings.arms), len(made.findings.rows)) == (1000, 200, 10)
+    assert seconds < 20, f"{seconds:.1f} s"
+    assert made.files[0].stat().st_size < 3_000_000
+
+
+def test_the_report_needs_no_torch() -> None:
+    code = "import sys, optrun.report.build, optrun.report.card; print([name in sys.modules for name in sys.argv[1:]])"
+    modules = ["torch", "transformers", "optrun.training"]
+    done = subprocess.run([sys.executable, "-c", code, *modules], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[False, False, False]"
+
+
+def test_markdown_tables_have_as_many_cells_as_columns(made: tuple[Report, str]) -> None:
+    table = ranking_table(made[0].findings)
+    lines = to_markdown(table).splitlines()
+    assert {line.count(" | ") for line in lines} == {len(table.columns) - 1}

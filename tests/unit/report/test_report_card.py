@@ -1,0 +1,89 @@
+from __future__ import annotations
+
+import ast
+import json
+import math
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import transformers
+import yaml
+from huggingface_hub import ModelCard
+
+from optrun.report.card import model_card
+
+TASKS = [
+    "causal_lm",
+    "masked_lm",
+    "sequence_classification",
+    "token_classification",
+    "seq2seq_lm",
+    "image_classification",
+]
+
+
+@pytest.fixture
+def parts(tmp_path: Path, make_run: Callable[..., Path]) -> tuple[dict[str, Any], dict[str, Any]]:
+    run = make_run(tmp_path / "run", optimizer="lamb", lr=2e-3, max_steps=40, accuracy=True)
+    return json.loads((run / "summary.json").read_text()), yaml.safe_load((run / "config.yaml").read_text())
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_the_hub_understands_every_task(parts: tuple[dict[str, Any], dict[str, Any]], task: str) -> None:
+    summary, config = parts
+    text = model_card(summary, {**config, "task": {"name": task}})
+    data = ModelCard(text).data
+    assert data.library_name == "transformers"
+    assert {"optrun", "lamb"} <= set(data.tags)
+    assert data.pipeline_tag
+    (snippet,) = re.findall(r"```python\n(.*?)```", text, flags=re.DOTALL)
+    (imports,) = [node for node in ast.walk(ast.parse(snippet)) if isinstance(node, ast.ImportFrom)]
+    assert all(hasattr(transformers, name.name) for name in imports.names)
+
+
+def test_it_says_what_was_done(parts: tuple[dict[str, Any], dict[str, Any]]) -> None:
+    text = model_card(*parts)
+    for words in ("GPT2LMHeadModel", "3.24M parameters", "accuracy", "optrun -m optimizer=", "0.002", "cosine",
+                  "torch 2.13.0", "trained from scratch", "Python's standard library"):  # fmt: skip
+        assert words in text, words
+    assert "stopped" not in text
+
+
+def test_a_hub_name_is_the_base_model_and_a_local_folder_stays_private(
+    parts: tuple[dict[str, Any], dict[str, Any]],
+) -> None:
+    summary, config = parts
+    hub = model_card(summary, {**config, "model": {"name": "pretrained", "path": "org/mini-lm"}})
+    assert ModelCard(hub).data.base_model == "org/mini-lm"
+    assert "fine-tuned from `org/mini-lm`" in hub
+    local = model_card(summary, {**config, "model": {"name": "pretrained", "path": "/home/someone/mini-lm/"}})
+    assert ModelCard(local).data.base_model is None
+    assert "fine-tuned from `mini-lm`" in local
+    assert "someone" not in local
+
+
+def test_a_stopped_run_says_so_and_values_that_are_not_finite_stay_out_of_the_metadata(
+    parts: tuple[dict[str, Any], dict[str, Any]],
+) -> None:
+    summary, config = parts
+    summary |= {"global_step": 10, "status": "interrupted"}
+    summary["metrics"]["last"] = {"eval/loss": math.nan, "eval/accuracy": "NaN", "eval/f1": 0.5}
+    text = model_card(summary, config)
+    assert "stopped at step 10 of 40" in text
+    assert "| loss | NaN |" in text
+    assert ModelCard(text).data.metrics == ["f1"]
+    assert "nan" not in text.split("---")[1].lower()
+
+
+def test_nothing_known_is_still_a_card_and_hostile_names_stay_text() -> None:
+    assert ModelCard(model_card({}, {})).data.library_name == "transformers"
+    hostile = 'x: [\n---\n# "boo" <b>'
+    choices = {group: {"name": hostile} for group in ("optimizer", "data", "model", "task", "scheduler")}
+    text = model_card({"status": hostile, "command": "optrun lr=1", "model": {"class": hostile}}, choices)
+    assert hostile in ModelCard(text).data.tags
+    body = text.split("\n---\n", 1)[1]
+    assert "\n# " not in body.split("\n", 3)[3]  # the heading is the only one of its level
+    assert "<b>" not in re.sub(r"`[^`]*`", "", body)

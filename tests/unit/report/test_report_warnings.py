@@ -1,0 +1,129 @@
+"""Each warning fires when its cause is there, and in a clean comparison none does."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from optrun.report.collect import load_runs
+from optrun.report.findings import find
+from optrun.report.warnings import find_warnings
+
+Change = dict[str, Any]
+
+CLEAN = [(optimizer, lr, seed) for optimizer in ("adamw", "lamb") for lr in (1, 2, 4) for seed in (0, 1, 2, 3)]
+BEST = {"adamw": 1e-3, "lamb": 4e-3}
+
+
+def _sweep(
+    folder: Path, make_run: Callable[..., Path], change: Callable[[str, float, int], Change | None]
+) -> list[str]:
+    """The clean sweep with changes; the kinds of warnings it gives."""
+    for number, (optimizer, step, seed) in enumerate(CLEAN):
+        options = change(optimizer, step, seed)
+        if options is None:
+            continue
+        options = {"lr": BEST[optimizer] * step / 2, "seed": seed, **options}
+        make_run(folder / str(number), optimizer=optimizer, max_steps=40, eval_every=10, **options)
+    return [warning.kind for warning in find_warnings(find(load_runs([folder])))]
+
+
+def test_a_clean_comparison_has_no_warning(tmp_path: Path, make_run: Callable[..., Path]) -> None:
+    assert _sweep(tmp_path, make_run, lambda *_: {}) == []
+
+
+CASES: list[tuple[str, list[str], Callable[[str, float, int], Change | None]]] = [
+    ("edge", ["edge"], lambda o, lr, s: {"lr": BEST[o] * lr} if o == "lamb" else {}),
+    ("edge-low", ["edge"], lambda o, lr, s: {"lr": BEST[o] * lr / 4} if o == "adamw" else {}),
+    ("budget-steps", ["budget"],
+     lambda o, lr, s: {"summary": {"max_steps": 80, "global_step": 80}} if o == "lamb" else {}),
+    (
+        "budget-batch",
+        ["budget"],
+        lambda o, lr, s: {"config": {"training.per_device_train_batch_size": 32 if o == "lamb" else 16}},
+    ),
+    ("seeds", ["seeds"], lambda o, lr, s: None if (o, s) == ("lamb", 2) else {}),
+    ("other-seeds", ["seeds", "few-seeds"], lambda o, lr, s: {"seed": s + 2} if o == "lamb" else {}),
+    ("few-seeds", ["few-seeds"], lambda o, lr, s: None if s >= 2 else {}),
+    (
+        "schedule",
+        ["schedule"],
+        lambda o, lr, s: {"summary": {"global_step": 30}} if (o, lr, s) == ("lamb", 2, 0) else {},
+    ),
+    (
+        "unfinished-best",
+        ["schedule", "seeds", "unfinished"],
+        lambda o, lr, s: {"global_step": 20, "status": "running"} if o == "lamb" and s == 1 else {},
+    ),
+    (
+        "unfinished-elsewhere",
+        ["unfinished"],
+        lambda o, lr, s: {"global_step": 20, "status": "interrupted"} if (o, lr, s) == ("lamb", 4, 0) else {},
+    ),
+    ("diverged", ["diverged"], lambda o, lr, s: {"diverge_at": 30} if (o, lr) == ("lamb", 4) else {}),
+    ("failed", ["failed"],
+     lambda o, lr, s: {"status": "failed", "message": "out of memory"} if (o, lr, s) == ("lamb", 4, 0) else {}),
+    ("data", ["data"], lambda o, lr, s: {"summary": {"data": {"fingerprint": o}}}),
+    ("data-cut-by-seed", [], lambda o, lr, s: {"summary": {"data": {"fingerprint": f"cut {s}"}}}),
+    ("code", ["code"], lambda o, lr, s: {"summary": {"versions": {"torch": "2.12" if o == "lamb" else "2.13"}}}),
+    ("commit", ["code"], lambda o, lr, s: {"summary": {"git": {"commit": o}}}),
+    ("dirty", ["code"], lambda o, lr, s: {"summary": {"git": {"commit": "a", "dirty": o == "lamb"}}}),
+    ("hardware", ["hardware"],
+     lambda o, lr, s: {"summary": {"hardware": {"device": "cuda" if o == "lamb" else "cpu"}}}),
+    ("task", ["task"], lambda o, lr, s: {"config": {"task": {"name": "masked_lm" if o == "lamb" else "causal_lm"}}}),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("expected", "change"), [case[1:] for case in CASES], ids=[case[0] for case in CASES])
+def test_a_warning_fires_for_its_cause_and_no_other(
+    tmp_path: Path,
+    make_run: Callable[..., Path],
+    expected: list[str],
+    change: Callable[[str, float, int], Change | None],
+) -> None:
+    assert sorted(_sweep(tmp_path, make_run, change)) == sorted(expected)
+
+
+def test_unequal_tuning(tmp_path: Path, make_run: Callable[..., Path]) -> None:
+    _sweep(tmp_path, make_run, lambda *_: {})
+    for seed in range(4):
+        make_run(tmp_path / f"more-{seed}", optimizer="lamb", lr=3e-3, seed=seed, max_steps=40, eval_every=10)
+    assert [warning.kind for warning in find_warnings(find(load_runs([tmp_path])))] == ["tuning"]
+
+
+def test_one_lr_each_is_no_comparison_of_optimizers(tmp_path: Path, make_run: Callable[..., Path]) -> None:
+    kinds = _sweep(tmp_path, make_run, lambda o, lr, s: {} if lr == 2 else None)
+    assert kinds == ["single-lr"]
+
+
+def test_the_best_lr_beside_one_that_diverged_is_not_on_the_edge(tmp_path: Path, make_run: Callable[..., Path]) -> None:
+    """The grid did go further: what lies there diverges."""
+    kinds = _sweep(
+        tmp_path,
+        make_run,
+        lambda o, lr, s: {"lr": BEST[o] * lr / 2, "diverge_at": 10 if lr == 4 else None, "final": 3 - lr / 10},
+    )
+    assert kinds == ["diverged"]
+
+
+def test_repeats_files_and_missing_metric(tmp_path: Path, make_run: Callable[..., Path]) -> None:
+    _sweep(tmp_path, make_run, lambda *_: {})
+    late = {"updated_at": "2027-01-01T00:00:00+00:00"}
+    make_run(tmp_path / "again", optimizer="lamb", lr=4e-3, seed=0, max_steps=40, eval_every=10, summary=late)
+    findings = find(load_runs([tmp_path]))
+    (warning,) = find_warnings(findings)
+    assert warning.kind == "repeated"
+    assert warning.runs != ("again",)
+    (tmp_path / "again" / "metrics.jsonl").write_text('{"step": 1, "tra')
+    (tmp_path / "again" / "config.yaml").unlink()
+    summary = json.loads((tmp_path / "again" / "summary.json").read_text())
+    summary["metrics"] = {}
+    (tmp_path / "again" / "summary.json").write_text(json.dumps(summary))
+    found = {warning.kind: warning for warning in find_warnings(find(load_runs([tmp_path])))}
+    assert "line 1 is torn" in found["files"].text
+    assert "config.yaml is missing" in found["files"].text
+    assert found["metric"].runs == ("again",)
