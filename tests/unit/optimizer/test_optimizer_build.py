@@ -1,0 +1,242 @@
+"""From configurations and groups to optimizers: every choice, Muon's halves, rules, and the extra library."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import sys
+import types
+from enum import Enum
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import yaml
+
+from optrun.config.optimizer import SCHEMAS, OptimizerConfig
+from optrun.errors import ConfigError
+from optrun.optimizer.base import NamedOptimizer
+from optrun.optimizer.build import build_optimizer, choice_of
+from optrun.optimizer.composite import Composite
+from optrun.optimizer.footprint import state_bytes
+from optrun.optimizer.table import CLASSES
+
+CONF = Path(__file__).parents[3] / "conf" / "optimizer"
+
+OWN_DEFAULTS = {
+    "sgd": {"momentum"},
+    "lazy_adam": {"exclude_from_weight_decay"},
+    "muon": {"adjust_lr_fn"},
+}
+"""Values that differ from the class's on purpose; the YAML says why."""
+
+
+def values(choice: str) -> dict[str, Any]:
+    loaded = yaml.safe_load((CONF / f"{choice}.yaml").read_text(encoding="utf-8"))
+    assert loaded.pop("defaults") == [f"{choice}_schema", "_self_"]
+    return loaded
+
+
+def config(choice: str, **overrides: Any) -> OptimizerConfig:
+    """As Hydra hands it over, words as Enums."""
+    schema = SCHEMAS[choice]
+    given = {**values(choice), **overrides}
+    for field in dataclasses.fields(schema):
+        if isinstance(field.type, type) and issubclass(field.type, Enum):
+            given[field.name] = field.type(given[field.name])
+    return schema(**given)
+
+
+def groups() -> list[dict[str, Any]]:
+    torch.manual_seed(0)
+    model = torch.nn.ModuleDict(
+        {"embed": torch.nn.Embedding(64, 16), "hidden": torch.nn.Linear(16, 32), "out": torch.nn.Linear(32, 64)}
+    )
+    role = {"embed.weight": "embedding", "hidden.bias": "bias", "out.bias": "bias"}
+    return [
+        {"params": [(name, p)], "role": role.get(name, "matrix"), "lr_scale": 1.0, "lr": 0.1, "weight_decay": 0.0}
+        for name, p in model.named_parameters()
+    ]
+
+
+def test_every_choice_has_a_file_and_every_file_a_choice() -> None:
+    assert {path.stem for path in CONF.glob("*.yaml")} == set(SCHEMAS)
+
+
+@pytest.mark.parametrize("choice", sorted(CLASSES))
+def test_values_are_the_defaults_of_what_they_build(choice: str) -> None:
+    loaded = values(choice)
+    assert set(loaded) == {field.name for field in dataclasses.fields(SCHEMAS[choice])}
+    assert loaded["name"] == choice
+    cls = next(base for base in CLASSES[choice].__mro__ if "__init__" in base.__dict__ and base is not NamedOptimizer)
+    defaults = {name: parameter.default for name, parameter in inspect.signature(cls).parameters.items()}
+    if choice == "muon":  # the companion's
+        defaults |= {"betas": (0.9, 0.999), "eps": 1e-8, "companion_lr_scale": 1.0}
+    for key in loaded.keys() - {"name", "default_lr"} - OWN_DEFAULTS.get(choice, set()):
+        default = list(defaults[key]) if isinstance(defaults[key], tuple) else defaults[key]
+        assert loaded[key] == default, key
+
+
+@pytest.mark.parametrize("choice", sorted(CLASSES))
+def test_every_choice_builds(choice: str) -> None:
+    built = config(choice)
+    assert choice_of(built) == choice
+    optimizer = build_optimizer(built, groups(), lr=0.1)
+    assert isinstance(optimizer, CLASSES[choice] if choice != "muon" else Composite)
+    assert [group["role"] for group in optimizer.param_groups] == [group["role"] for group in groups()]
+
+
+@pytest.mark.parametrize(
+    ("choice", "overrides", "message"),
+    [
+        ("adamw", {"betas": [0.9]}, r"optimizer.betas=\[0.9\]: expected two numbers, each in \[0, 1\)"),
+        ("lamb", {"eps": -1.0}, r"optimizer.eps=-1.0: expected 0 or more"),
+        ("lamb", {"default_lr": 0.0}, r"optimizer.default_lr=0.0: expected a number above 0"),
+        ("adamw", {"weight_decay": -1.0}, r"optimizer.weight_decay=-1.0"),
+        ("adamax", {"weight_decay": -1.0}, r"optimizer.weight_decay=-1.0"),
+        ("adamwdl", {"decay_form": "twice"}, r"optimizer.decay_form=twice: expected one of documented, paddlenlp"),
+        ("lazy_adam", {"loss_scale": 0.0}, r"optimizer.loss_scale=0.0"),
+        ("sgd", {"nesterov": True, "momentum": 0.0}, r"optimizer.nesterov=True: expected a momentum above 0"),
+        ("rmsprop", {"alpha": 1.0}, r"optimizer.alpha=1.0: expected a number in \[0, 1\)"),
+        ("adafactor", {"beta2_decay": 0.1}, r"optimizer.beta2_decay=0.1"),
+        ("adafactor", {"eps": [1e-3]}, r"optimizer.eps=\[0.001\]: expected two numbers"),
+        ("muon", {"ns_steps": 100}, r"optimizer.ns_steps=100: expected 1 to 99"),
+    ],
+)
+def test_values_out_of_range_are_refused_by_key(choice: str, overrides: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        config(choice, **overrides)
+
+
+def test_names_that_do_not_exist() -> None:
+    with pytest.raises(ConfigError, match=r"optimizer=lam: there is no such optimizer. Did you mean lamb"):
+        build_optimizer("lam", groups(), lr=0.1)
+    with pytest.raises(ConfigError, match=r"optimizer=addam: there is no such optimizer. Did you mean adam"):
+        build_optimizer("lamb", [{**groups()[0], "optimizer": "addam"}], lr=0.1)
+    with pytest.raises(ConfigError, match=r"a parameter group of Lamb has no option 'momentum'"):
+        build_optimizer("lamb", [{**groups()[0], "momentum": 0.9}], lr=0.1)
+
+
+def members(optimizer: torch.optim.Optimizer) -> dict[str, list[str]]:
+    out: dict[str, list[str]] = {}
+    for group in optimizer.param_groups:
+        out.setdefault(group["optimizer"], []).extend(group["param_names"])
+    return out
+
+
+def test_muon_takes_hidden_matrices_and_no_others() -> None:
+    optimizer = build_optimizer(config("muon", companion_lr_scale=0.5), groups(), lr=0.1)
+    assert members(optimizer) == {
+        "adamw": ["embed.weight", "hidden.bias", "out.bias"],
+        "muon": ["hidden.weight", "out.weight"],
+    }
+    assert {group["optimizer"]: group["lr"] for group in optimizer.param_groups} == {"muon": 0.1, "adamw": 0.05}
+
+
+def test_muon_leaves_heads_alone() -> None:
+    def pair(name: str, *shape: int) -> tuple[str, torch.nn.Parameter]:
+        return name, torch.nn.Parameter(torch.ones(shape))
+
+    given = [
+        {"params": [pair("wte", 96, 16), pair("wpe", 16, 16)], "role": "embedding"},
+        {"params": [pair("h.0", 16, 16), pair("lm_head", 96, 16)], "role": "matrix"},
+        {"params": [pair("classifier", 16, 32)], "role": "head"},
+        {"params": [pair("score", 16, 24)], "role": "matrix", "layer": "head"},
+        {"params": [pair("conv", 4, 4, 3)], "role": "matrix"},
+        {"params": [pair("unknown", 16, 24), pair("table", 800, 16), pair("few", 2, 16)]},
+    ]
+    assert members(build_optimizer("muon", given, lr=0.1)) == {
+        "adamw": ["wte", "wpe", "lm_head", "classifier", "score", "conv", "table", "few"],
+        "muon": ["h.0", "unknown"],
+    }
+
+
+def test_a_rule_may_name_another_optimizer() -> None:
+    given = groups()
+    given[0]["optimizer"] = "sgd"
+    given[0]["momentum"] = 0.9
+    optimizer = build_optimizer(config("lamb"), given, lr=0.1)
+    assert isinstance(optimizer, Composite)
+    assert members(optimizer) == {
+        "sgd": ["embed.weight"],
+        "lamb": ["hidden.weight", "hidden.bias", "out.weight", "out.bias"],
+    }
+    for group in given:
+        for _, param in group["params"]:
+            param.grad = torch.ones_like(param)
+    optimizer.step()
+    assert set(optimizer.trust_ratios) == {"hidden.weight", "hidden.bias", "out.weight", "out.bias"}
+    assert "momentum_buffer" in optimizer.state[given[0]["params"][0][1]]
+    assert {group["step"] for group in optimizer.param_groups} == {1}
+    bytes_of = state_bytes(config("lamb"), given)
+    assert bytes_of["embed.weight"] == 64 * 16 * 4
+    assert bytes_of["out.bias"] == 64 * 8
+    moved = groups()
+    moved[1]["optimizer"] = "sgd"
+    other = Composite(moved, members={"lamb": {}})
+    with pytest.raises(ValueError, match="was stepped by sgd, now by lamb"):
+        other.load_state_dict(optimizer.state_dict())
+    same = build_optimizer("lamb", [{**group, "optimizer": "lamb"} for group in groups()], lr=0.1)
+    assert not isinstance(same, Composite)
+
+
+def test_composites_count_a_closure_once() -> None:
+    given = groups()
+    optimizer = build_optimizer("muon", given, lr=0.1)
+    calls = []
+
+    def closure() -> torch.Tensor:
+        calls.append(1)
+        optimizer.zero_grad()
+        loss = sum(param.square().sum() for group in given for _, param in group["params"])
+        loss.backward()  # type: ignore[union-attr]
+        return loss  # type: ignore[return-value]
+
+    first = optimizer.step(closure)
+    assert isinstance(first, torch.Tensor)
+    assert calls == [1]
+    assert optimizer.step(closure).item() < first.item()
+
+
+class Lion(torch.optim.Optimizer):
+    """Stands in for one of pytorch_optimizer's."""
+
+    def __init__(self, params: Any, lr: float = 1e-4, betas: tuple[float, float] = (0.9, 0.99), **kwargs: Any) -> None:
+        super().__init__(params, {"lr": lr, "betas": betas})
+
+
+@pytest.fixture
+def library(monkeypatch: pytest.MonkeyPatch) -> None:
+    module = types.ModuleType("pytorch_optimizer")
+    module.__spec__ = types.SimpleNamespace()  # type: ignore[assignment]
+    monkeypatch.setattr(Lion, "__module__", "pytorch_optimizer.optimizer.lion")
+    module.Lion = Lion  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "pytorch_optimizer", module)
+
+
+@pytest.mark.usefixtures("library")
+def test_another_library_by_its_names() -> None:
+    def build(name: str = "lion", given: Any = None, **options: Any) -> torch.optim.Optimizer:
+        return build_optimizer(config("pytorch_optimizer", name=name, **options), given or groups(), lr=0.1)
+
+    built = build("Lion", kwargs={"betas": (0.8, 0.9)})
+    assert isinstance(built, Lion)
+    assert built.param_groups[0]["param_names"] == ["embed.weight"]
+    with pytest.raises(
+        ConfigError, match=r"optimizer.name=lyon: pytorch_optimizer has no such optimizer. Did you mean"
+    ):
+        build("lyon")
+    with pytest.raises(ConfigError, match=r"pytorch_optimizer's Lion has no option 'bettas'. Did you mean betas"):
+        build(kwargs={"bettas": 1})
+    with pytest.raises(ConfigError, match=r"Lion has no option 'weight_decay'"):
+        build(weight_decay=0.1)
+    with pytest.raises(ConfigError, match=r"asks for optimizer=sgd"):
+        build(given=[{**groups()[0], "optimizer": "sgd"}])
+    assert set(state_bytes(config("pytorch_optimizer", name="lion"), groups()).values()) == {None}
+
+
+def test_another_library_that_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("optrun.optimizer.foreign.importlib.util.find_spec", lambda _: None)
+    with pytest.raises(ConfigError, match=r"pip install"):
+        build_optimizer(config("pytorch_optimizer", name="lion"), groups(), lr=0.1)

@@ -1,0 +1,171 @@
+"""State by name: what is packed, what is refused, what a new configuration keeps."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from optrun.optimizer import AdamW, Lamb
+from optrun.optimizer.restore import canonical
+from optrun.optimizer.state import group_differences, load_named_state, named_state
+from tests.optimizer_cases import set_grads, toy
+
+
+class Keeper(torch.optim.Optimizer):
+    """Keeps whatever it is told to, as optimizers of other libraries do."""
+
+    def __init__(self, params: Any, kept: Any, lr: float = 0.1) -> None:
+        super().__init__(params, {"lr": lr})
+        for group in self.param_groups:
+            group["seen"] = 7
+            for param in group["params"]:
+                self.state[param] = {"kept": kept(param)}
+
+
+plain = st.none() | st.booleans() | st.integers(-(2**40), 2**40) | st.floats() | st.text(max_size=5)
+nested = st.recursive(
+    plain,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.integers(0, 9), inner, max_size=3),
+    max_leaves=6,
+)
+
+
+@settings(max_examples=40, deadline=None)
+@given(value=nested)
+def test_any_plain_value_survives_json(value: Any) -> None:
+    names = {"a/b": torch.nn.Parameter(torch.ones(2))}
+    optimizer = Keeper(names.items(), lambda _: {"value": value, "pair": (value, torch.ones(3))})
+    tensors, meta = named_state(optimizer)
+    assert list(tensors) == ["a/b/kept/pair/1"]
+    fresh = Keeper(names.items(), lambda _: None)
+    fresh.param_groups[0]["seen"] = 0
+    load_named_state(fresh, tensors, json.loads(json.dumps(meta, allow_nan=False)))
+    kept = fresh.state[names["a/b"]]["kept"]
+    assert repr(kept["value"]) == repr(value)
+    assert isinstance(kept["pair"], tuple)
+    assert torch.equal(kept["pair"][1], torch.ones(3))
+    assert fresh.param_groups[0]["seen"] == 7, "what a group counts is restored"
+
+
+def test_what_no_file_can_hold_is_refused() -> None:
+    names = {"w": torch.nn.Parameter(torch.ones(2))}
+    with pytest.raises(TypeError, match="state w/kept is a object"):
+        named_state(Keeper(names.items(), lambda _: object()))
+    with pytest.raises(ValueError, match="without parameter names"):
+        named_state(Keeper(names.values(), lambda _: 1))
+    stray = Keeper(names.items(), lambda _: 1)
+    stray.state["global"] = {"k": 1}  # type: ignore[index]
+    with pytest.raises(TypeError, match="keeps state under 'global'"):
+        named_state(stray)
+
+
+def trained(**options: Any) -> tuple[dict[str, Any], Lamb]:
+    params = toy()
+    optimizer = Lamb(params.items(), **options)
+    for step in range(3):
+        set_grads(params, step)
+        optimizer.step()
+    return params, optimizer
+
+
+def test_references_and_not_copies() -> None:
+    params, optimizer = trained()
+    tensors, _ = named_state(optimizer)
+    assert tensors["gain/exp_avg"] is optimizer.state[params["gain"]]["exp_avg"]
+    fresh = Lamb(toy().items())
+    load_named_state(fresh, *named_state(optimizer))
+    assert fresh.state[fresh.named_params()["gain"]]["exp_avg"] is not tensors["gain/exp_avg"]
+
+
+def test_the_new_configuration_stays_and_is_told() -> None:
+    _, optimizer = trained(lr=0.1, betas=(0.9, 0.99), weight_decay=0.1)
+    tensors, meta = named_state(optimizer)
+    fresh = Lamb(toy().items(), lr=0.2, betas=(0.8, 0.99), weight_decay=0.1)
+    load_named_state(fresh, tensors, meta)
+    group = fresh.param_groups[0]
+    assert (group["lr"], group["betas"], group["step"]) == (0.2, (0.8, 0.99), 3)
+    assert group_differences(fresh, meta) == [
+        "lr was 0.1, is 0.2 (body.weight, body.bias, gain and 1 more)",
+        "betas was [0.9, 0.99], is [0.8, 0.99] (body.weight, body.bias, gain and 1 more)",
+    ]
+
+
+def test_a_schedule_is_no_difference() -> None:
+    _, optimizer = trained(lr=0.1)
+    torch.optim.lr_scheduler.StepLR(optimizer, 1)
+    optimizer.param_groups[0]["lr"] = 0.05
+    _, meta = named_state(optimizer)
+    fresh = Lamb(toy().items(), lr=0.1)
+    torch.optim.lr_scheduler.StepLR(fresh, 1)
+    assert group_differences(fresh, meta) == []
+    fresh.param_groups[0]["initial_lr"] = 0.3
+    assert group_differences(fresh, meta)[0].startswith("lr was 0.1, is 0.3")
+
+
+def test_groups_may_be_divided_otherwise() -> None:
+    params, optimizer = trained()
+    tensors, meta = named_state(optimizer)
+    again = {name: torch.nn.Parameter(param.detach().clone()) for name, param in params.items()}
+    fresh = Lamb([{"params": [pair]} for pair in again.items()])
+    load_named_state(fresh, tensors, meta)
+    for run, one in ((params, optimizer), (again, fresh)):
+        set_grads(run, 9)
+        one.step()
+    assert all(torch.equal(again[name], param) for name, param in params.items())
+    with pytest.raises(ValueError, match="are one group here"):
+        trained()[1].load_state_dict(fresh.state_dict())
+    uneven = named_state(fresh)[1]
+    uneven["groups"][0]["step"] = 1
+    with pytest.raises(ValueError, match="joins saved groups that counted differently"):
+        load_named_state(Lamb(toy().items()), named_state(fresh)[0], uneven)
+
+
+def test_another_optimizer_or_format_is_refused() -> None:
+    _, optimizer = trained()
+    tensors, meta = named_state(optimizer)
+    with pytest.raises(ValueError, match="saved by Lamb, the optimizer is AdamW"):
+        load_named_state(AdamW(toy().items()), tensors, meta)
+    with pytest.raises(ValueError, match="of format 99: this version reads format 1"):
+        load_named_state(Lamb(toy().items()), tensors, {**meta, "format": 99})
+
+
+def test_tied_parameters_have_one_state() -> None:
+    model = torch.nn.Sequential(torch.nn.Embedding(5, 3), torch.nn.Linear(3, 5, bias=False))
+    model[1].weight = model[0].weight  # type: ignore[assignment]
+    optimizer = Lamb(model.named_parameters())
+    model(torch.arange(5)).square().mean().backward()
+    optimizer.step()
+    tensors, meta = named_state(optimizer)
+    assert list(meta["params"]) == ["0.weight"]
+    assert set(tensors) == {"0.weight/exp_avg", "0.weight/exp_avg_sq"}
+    fresh = Lamb(model.named_parameters())
+    load_named_state(fresh, tensors, meta)
+    assert fresh.state[model[0].weight]["step"] == 1
+
+
+def test_wrappers_leave_names_alone() -> None:
+    assert canonical("module._orig_mod.h.0.weight") == "h.0.weight"
+    params, optimizer = trained()
+    wrapped = Lamb([(f"_orig_mod.{name}", param) for name, param in toy().items()])
+    wrapped.load_state_dict(optimizer.state_dict())
+    assert torch.equal(
+        wrapped.state[wrapped.named_params()["_orig_mod.gain"]]["exp_avg"], optimizer.state[params["gain"]]["exp_avg"]
+    )
+
+
+def test_unnamed_parameters_load_by_position() -> None:
+    params = toy()
+    one, two = Lamb(params.values()), Lamb(toy().values())
+    set_grads(params, 0)
+    one.step()
+    two.load_state_dict(one.state_dict())
+    assert two.param_groups[0]["step"] == 1
+    with pytest.raises(ValueError, match="group 0: the saved state has 4 parameters, the optimizer 1"):
+        Lamb([params["gain"]]).load_state_dict(one.state_dict())
+    with pytest.raises(ValueError, match="'group 0 parameter 0' has shape"):
+        Lamb([torch.nn.Parameter(torch.ones(3)) for _ in range(4)]).load_state_dict(one.state_dict())
