@@ -27,7 +27,9 @@ _WEIGHTED_TYPES: tuple[type[nn.Module], ...] = (
     nn.modules.conv._ConvNd,
 )
 _NORM_CLASS = re.compile(r"norm(?!al)|normali[sz]ation|GRN$", re.IGNORECASE)
-_NOT_NORM_CLASS = re.compile(r"linear|conv|attention|embed|dense", re.IGNORECASE)
+_NOT_NORM_CLASS = re.compile(
+    r"(linear|conv(\dd)?|attention|embeddings?|dense|projection|mlp|layer|block)$", re.IGNORECASE
+)
 _EMBEDDING_CLASS = re.compile(r"embed", re.IGNORECASE)
 _BIAS_NAME = re.compile(r"(^|_)bias(es)?(_|\d|$)")
 _EMBEDDING_NAME = re.compile(r"embed|(^|_)emb(_|$)|(^|_)(rel|abs)?_?pos(_|$)|(^|_)tokens?$")

@@ -1,0 +1,58 @@
+"""Write down what grouping says of every architecture: python -m tests.zoo.record docs/zoo.md."""
+
+from __future__ import annotations
+
+import sys
+from importlib.metadata import version
+from pathlib import Path
+
+from tests.zoo.zoo import DECAY_RATE, Row, build, examine, model_types
+
+
+def main(path: Path) -> None:
+    rows = []
+    for model_type in model_types():
+        model = build(model_type)
+        rows.append(Row(model_type, why_not=model) if isinstance(model, str) else examine(model_type, model))
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(_page(rows), encoding="utf-8")
+    sys.stdout.write(f"{len(rows)} types -> {path}\n")
+
+
+def _page(rows: list[Row]) -> str:
+    built = [row for row in rows if row.kind]
+    layered = [row for row in built if row.towers]
+    refused = [row for row in built if not row.towers]
+    absent = [row for row in rows if not row.kind]
+    lines = [
+        "# Parameter groups, architecture by architecture",
+        "",
+        "What `param_groups=standard` and `param_groups=layerwise` say of every architecture that transformers "
+        f"{version('transformers')} builds from a default configuration, on the meta device. Written by",
+        "",
+        "    python -m tests.zoo.record docs/zoo.md",
+        "",
+        f"Of {len(rows)} model types {len(built)} build. In all of them every trainable parameter is claimed exactly "
+        f"once, no norm weight, bias or other one-dimensional tensor decays, and every linear, convolution and embedding "
+        f"weight does "
+        f"({sum(row.norms for row in built):,} tensors in normalisation layers). In {len(layered)} the layers are told "
+        f"from the module tree, and the scales fall monotonically from the head (1) to the embeddings "
+        f"(here by {DECAY_RATE} a layer).",
+        "",
+        "| type | class | parameters | norm tensors | groups (standard, layerwise) | depth |",
+        "| --- | --- | ---: | ---: | ---: | --- |",
+    ]
+    for row in layered:
+        depth = ", ".join(f"{tower} {depth}" if tower else str(depth) for tower, depth in row.towers.items())
+        groups = f"{row.groups[0]}, {row.groups[1]}"
+        lines.append(f"| {row.model_type} | {row.kind} | {row.parameters:,} | {row.norms} | {groups} | {depth} |")
+    lines += ["", f"## Without a stack of blocks ({len(refused)})", "", "`layerwise` refuses these, in words:", ""]
+    lines += [f"- {row.model_type}: {row.message}" for row in refused]
+    lines += ["", f"## Not buildable from a default configuration here ({len(absent)})", ""]
+    lines += ["| type | what transformers says |", "| --- | --- |"]
+    lines += [f"| {row.model_type} | {row.why_not.replace('|', chr(92) + '|')} |" for row in absent]
+    return "\n".join(lines) + "\n"
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1] if len(sys.argv) > 1 else "docs/zoo.md"))

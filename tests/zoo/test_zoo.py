@@ -1,0 +1,36 @@
+"""Grouping over the architectures of transformers: a sample always, all of them as a long proof."""
+
+from __future__ import annotations
+
+import pytest
+from torch import nn
+
+from tests.zoo.zoo import SAMPLE, build, examine, model_types
+
+
+@pytest.mark.parametrize("model_type", SAMPLE)
+def test_sample(model_type: str) -> None:
+    model = build(model_type)
+    assert isinstance(model, nn.Module), model
+    row = examine(model_type, model)
+    assert not row.message
+    assert row.norms > 0
+    assert row.towers
+
+
+@pytest.mark.slow
+def test_every_architecture() -> None:
+    wrong: list[str] = []
+    built = refused = 0
+    for model_type in model_types():
+        model = build(model_type)
+        if isinstance(model, str):
+            continue
+        built += 1
+        try:
+            refused += bool(examine(model_type, model).message)
+        except AssertionError as error:
+            wrong.append(f"{model_type}: {error}")
+    assert not wrong, "\n".join(wrong)
+    assert built > 400
+    assert refused <= 10

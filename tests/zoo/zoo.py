@@ -1,0 +1,190 @@
+"""Every transformers architecture that a default configuration builds, on the meta device: what grouping says of it.
+
+The checks know nothing of how grouping decides: they look at classes of modules, at shapes and at what transformers
+itself calls the input embeddings.
+"""
+
+from __future__ import annotations
+
+import re
+import warnings
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+import transformers
+from torch import nn
+from transformers.models.auto.modeling_auto import MODEL_MAPPING_NAMES
+
+from optrun.errors import ConfigError
+from optrun.param_groups import build_param_groups
+
+SAMPLE = (
+    "albert",
+    "bart",
+    "bert",
+    "clip",
+    "convnextv2",
+    "deberta-v2",
+    "distilbert",
+    "electra",
+    "flaubert",
+    "gemma",
+    "gpt2",
+    "gpt_neox",
+    "gpt_oss",
+    "llama",
+    "llava",
+    "mamba",
+    "mobilebert",
+    "modernbert",
+    "mpnet",
+    "qwen3",
+    "roberta",
+    "segformer",
+    "swin",
+    "t5",
+    "vit",
+    "wav2vec2",
+    "whisper",
+    "xlnet",
+)
+"""Types of the normal suite: encoders, decoders, both, towers, stages, and the odd ones."""
+
+DECAY_RATE = 0.75
+DECAY = 0.1
+
+
+@dataclass
+class Row:
+    """One architecture.
+
+    Attributes:
+        model_type: Name in transformers.
+        kind: Class of the base model; empty where it could not be built.
+        why_not: Why it could not be built.
+        parameters: Elements, in all tensors.
+        norms: Tensors in normalisation layers.
+        groups: Groups under `standard` and under `layerwise`.
+        towers: Name -> depth.
+        message: What `layerwise` says where it refuses.
+    """
+
+    model_type: str
+    kind: str = ""
+    why_not: str = ""
+    parameters: int = 0
+    norms: int = 0
+    groups: tuple[int, int] = (0, 0)
+    towers: dict[str, int] = field(default_factory=dict)
+    message: str = ""
+
+
+def model_types() -> list[str]:
+    """Every type that has a base model."""
+    return sorted(MODEL_MAPPING_NAMES)
+
+
+def build(model_type: str) -> nn.Module | str:
+    """The base model on the meta device, or why there is none: what transformers raises is what it says."""
+    transformers.logging.set_verbosity_error()
+    with warnings.catch_warnings(), torch.device("meta"):
+        warnings.simplefilter("ignore")
+        try:
+            config = transformers.CONFIG_MAPPING[model_type]()
+            model: nn.Module = transformers.AutoModel.from_config(config)
+        except Exception as error:
+            lines = [line for line in str(error).splitlines() if line.strip()] or [""]
+            return f"{type(error).__name__}: {lines[0][:90]}"
+        return model
+
+
+def examine(model_type: str, model: nn.Module) -> Row:
+    """Group a model both ways and hold the result against what is known of its modules.
+
+    Raises:
+        AssertionError: A parameter claimed not once, a norm or bias that decays, a matrix that does not, or layer
+            scales that do not fall from the head to the embeddings.
+    """
+    params = dict(model.named_parameters())
+    row = Row(model_type, type(model).__name__, parameters=sum(param.numel() for param in params.values()))
+    standard = build_param_groups(model, "standard", lr=1.0, weight_decay=DECAY)
+    _claimed_once(params, standard)
+    row.norms = _decays_right(model, standard)
+    try:
+        layerwise = build_param_groups(model, "layerwise", lr=1.0, weight_decay=DECAY, decay_rate=DECAY_RATE)
+    except ConfigError as error:
+        row.message = str(error)
+        assert "no stack of blocks" in row.message
+        assert "name_dict" in row.message
+        row.groups = (len(standard), 0)
+        return row
+    _claimed_once(params, layerwise)
+    assert _decays_right(model, layerwise) == row.norms
+    row.towers = _falls(model, layerwise)
+    row.groups = (len(standard), len(layerwise))
+    return row
+
+
+def _claimed_once(params: dict[str, nn.Parameter], groups: list[dict[str, Any]]) -> None:
+    claimed = [name for group in groups for name, _ in group["params"]]
+    assert sorted(claimed) == sorted(name for name, param in params.items() if param.requires_grad), (
+        "every trainable parameter exactly once"
+    )
+    ids = [id(param) for group in groups for _, param in group["params"]]
+    assert len(set(ids)) == len(ids), "tied tensors once"
+
+
+def _decays_right(model: nn.Module, groups: list[dict[str, Any]]) -> int:
+    """Number of tensors in normalisation layers, none of which decays."""
+    decays = {name: group["weight_decay"] for group in groups for name, _ in group["params"]}
+    norms = 0
+    for path, module in model.named_modules():
+        kind = type(module).__name__
+        is_norm = isinstance(module, nn.LayerNorm | nn.GroupNorm | nn.modules.batchnorm._BatchNorm) or (
+            re.search(r"(Norm(Gated)?\d?d?|GRN)$", kind) is not None
+        )
+        for leaf, param in module.named_parameters(recurse=False):
+            name = f"{path}.{leaf}" if path else leaf
+            if name not in decays:
+                continue
+            if is_norm:
+                norms += 1
+                assert decays[name] == 0, f"{name} of {kind} decays"
+            elif param.dim() <= 1:
+                assert decays[name] == 0, f"{name} has one dimension and decays"
+            elif leaf == "weight" and isinstance(module, nn.Linear | nn.Conv1d | nn.Conv2d | nn.Conv3d | nn.Embedding):
+                assert decays[name] == DECAY, f"{name} of {kind} does not decay"
+    return norms
+
+
+def _falls(model: nn.Module, groups: list[dict[str, Any]]) -> dict[str, int]:
+    """Depth of each tower, the scales of which fall by one factor from the top block to the lowest."""
+    towers: dict[str, dict[int, float]] = {}
+    for group in groups:
+        tower, _, place = group["layer"].rpartition("/")
+        if place.startswith("layer_"):
+            at = towers.setdefault(tower, {})
+            assert at.setdefault(group["layer_id"], group["lr_scale"]) == group["lr_scale"]
+        elif place == "head":
+            assert group["lr_scale"] == 1.0
+    depths = {}
+    for tower, scales in towers.items():
+        depth = max(scales)
+        depths[tower] = depth
+        for layer, scale in scales.items():
+            assert abs(scale - DECAY_RATE ** (depth + 1 - layer)) < 1e-12, f"block {layer - 1} of {tower}"
+    scale_of = {name: group["lr_scale"] for group in groups for name, _ in group["params"]}
+    lowest_block = DECAY_RATE ** min(depths.values())
+    for name in _input_embeddings(model):
+        assert scale_of.get(name, 0.0) < lowest_block, f"{name} embeds and has scale {scale_of[name]}"
+    return depths
+
+
+def _input_embeddings(model: nn.Module) -> list[str]:
+    try:
+        layer = model.get_input_embeddings()  # type: ignore[operator]
+    except (NotImplementedError, AttributeError):
+        return []
+    ids = {id(param) for param in layer.parameters()} if isinstance(layer, nn.Embedding) else set()
+    return [name for name, param in model.named_parameters() if id(param) in ids]
