@@ -212,10 +212,13 @@ def _zoom(ax: Axes, lines: Sequence[tuple[Array, Array]], mode: str) -> None:
     """Limit y to what differs: the steep first tenth of training may leave the picture."""
     if not lines:
         return
-    ends = [float(y[-1]) for _, y in lines]
-    best = min(float(y.min()) for _, y in lines) if mode == "min" else max(float(y.max()) for _, y in lines)
-    late = [float(y[min(len(y) - 1, len(y) // 6)]) for _, y in lines]
-    far = max([*late, *ends]) if mode == "min" else min([*late, *ends])
+    sign = 1.0 if mode == "min" else -1.0
+    best = min(sign * float(y.min() if mode == "min" else y.max()) for _, y in lines)
+    worst_end = max(sign * float(y[-1]) for _, y in lines)
+    early = max(sign * float(y[min(len(y) - 1, len(y) // 6)]) for _, y in lines)
+    # Room for three times the spread of the ends or a third of the late descent, so that small differences are seen.
+    far = min(max(early, worst_end), worst_end + max(3 * (worst_end - best), 0.33 * (early - best)))
+    best, far = sign * best, sign * far
     margin = 0.06 * abs(far - best) or 0.02 * abs(best) or 0.01
     low, high = (best - margin, far + margin) if mode == "min" else (far - margin, best + margin)
     number_axis(ax, [low, high])

@@ -45,7 +45,8 @@ th[aria-sort=ascending]::after { content: " \\2191"; } th[aria-sort=descending]:
 tbody tr:last-child td { border-bottom: 0; }
 tbody tr:hover td { background: var(--soft); }
 td.n, th.n { text-align: right; } td.n { white-space: nowrap; }
-td { max-width: 28rem; overflow-wrap: anywhere; min-width: 3.5rem; }
+td { max-width: 28rem; overflow-wrap: break-word; }
+td:nth-child(2) { min-width: 7.5rem; } td:not(.n) { min-width: 6rem; }
 tr.best td:nth-child(-n+2) { font-weight: 650; }
 td.better { color: var(--good); font-weight: 600; } td.worse, td.bad { color: var(--bad); font-weight: 600; }
 tr.muted td { color: var(--muted); }

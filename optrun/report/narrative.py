@@ -55,7 +55,8 @@ def notes(findings: Findings) -> list[str]:
         if findings.chosen_baseline:
             scope = f"the comparisons with the chosen baseline {findings.reference}"
         else:
-            scope = "all pairs of contenders, since the reference is the best of the same numbers"
+            scope = "all pairs of contenders, since the reference is the best of the same numbers (a baseline named "
+            scope += "beforehand needs a milder correction)"
         found.append(
             f"Tests: two-sided paired t tests, seed by seed, on the seeds both sides share (at least {MIN_SEEDS}). "
             f"Holm's method corrects over {scope}, so that the chance of even one false “better” or “worse” in "

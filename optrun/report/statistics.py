@@ -32,7 +32,7 @@ BETTER = "better"
 WORSE = "worse"
 NO_DIFFERENCE = "no difference found"
 TOO_FEW = "cannot tell: too few seeds"
-NO_SPREAD = "cannot tell: the seeds change nothing"
+NO_SPREAD = "cannot tell: every seed differs by the same"
 REFERENCE = "reference"
 
 

@@ -16,7 +16,7 @@ from rich.text import Text
 from optrun.report.arms import Arm, describe
 from optrun.report.collect import Run
 from optrun.report.findings import Findings, Row
-from optrun.report.statistics import BETTER, REFERENCE, WORSE
+from optrun.report.statistics import BETTER, NO_DIFFERENCE, REFERENCE, WORSE
 from optrun.report.theme import duration, plain
 
 NONE = "–"
@@ -175,8 +175,10 @@ def terminal_table(findings: Findings) -> Table:
     table = Table([full.columns[index] for index in keep], [full.numeric[index] for index in keep])
     table.columns += ["steps to target", "wall time", "state"]
     table.numeric += [True] * 3
-    for row, extra in zip(full.rows, cost.rows, strict=True):
-        table.rows.append([row[index] for index in keep] + [extra[1], extra[4], extra[7]])
+    for row, extra, source in zip(full.rows, cost.rows, findings.rows, strict=True):
+        cells = [row[index] for index in keep]
+        cells[3 + tuned] = verdict(source, short=True)
+        table.rows.append([*cells, extra[1], extra[4], extra[7]])
     table.styles = full.styles
     return table
 
@@ -257,10 +259,14 @@ def value(number: float) -> str:
 
 
 def mean_sd(arm: Arm) -> str:
-    """Mean and standard deviation over seeds."""
+    """Mean and standard deviation over seeds, with as many decimals."""
     if not arm.scores:
         return NONE
-    return value(arm.mean) if math.isnan(arm.sd) else f"{value(arm.mean)} ± {value(arm.sd)}"
+    mean = value(arm.mean)
+    if math.isnan(arm.sd):
+        return mean
+    decimals = len(mean.partition(".")[2])
+    return f"{mean} ± {value(arm.sd)}" if "e" in mean or not decimals else f"{mean} ± {arm.sd:.{decimals}f}"
 
 
 def interval(low: float, high: float) -> str:
@@ -293,11 +299,11 @@ def size(number: float) -> str:
     return f"{number:.0f} B"
 
 
-def verdict(row: Row) -> str:
-    """The verdict in words; for no difference, what could have been seen."""
+def verdict(row: Row, *, short: bool = False) -> str:
+    """The verdict in words; unless short, for no difference, what could have been seen."""
     if row.versus is None or row.rank is None:
         return "not ranked"
-    if row.versus.verdict == "no difference found" and not math.isnan(row.versus.detectable):
+    if not short and row.versus.verdict == NO_DIFFERENCE and not math.isnan(row.versus.detectable):
         return f"{row.versus.verdict} (could see {value(row.versus.detectable)})"
     return row.versus.verdict
 
