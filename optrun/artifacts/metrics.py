@@ -9,11 +9,13 @@ from __future__ import annotations
 import json
 import math
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
 from typing import Any, BinaryIO, Self
+
+from optrun.artifacts.atomic import replace_text, sync_folder, write_bytes
 
 _NON_FINITE = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
 _NUMERIC_SECTIONS = ("metrics", "perf")  # of a summary: where such a string is a number, not a word
@@ -199,7 +201,13 @@ def truncate_after(path: Path | str, step: int) -> int:
     lines = [line for line in content.split(b"\n") if line.strip()]
     kept = [line for line in lines if (record := _parse(line)) is not None and record["step"] <= step]
     if len(kept) < len(lines) or not content.endswith(b"\n"):
-        _replace(path, [line + b"\n" for line in kept])
+        aside = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+        try:
+            write_bytes(aside, b"".join(line + b"\n" for line in kept))
+            aside.replace(path)
+        finally:
+            aside.unlink(missing_ok=True)
+        sync_folder(path.parent)
     return len(lines) - len(kept)
 
 
@@ -220,7 +228,13 @@ def take_up(path: Path | str, step: int) -> None:
     lines = [line for line in path.read_bytes().split(b"\n") if line.strip()]
     kept = [line for line in (_without_unscheduled(line) for line in lines) if line is not None]
     if kept != lines:
-        _replace(path, [line + b"\n" for line in kept])
+        aside = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+        try:
+            write_bytes(aside, b"".join(line + b"\n" for line in kept))
+            aside.replace(path)
+        finally:
+            aside.unlink(missing_ok=True)
+        sync_folder(path.parent)
 
 
 def _without_unscheduled(line: bytes) -> bytes | None:
@@ -247,7 +261,7 @@ def write_summary(path: Path | str, summary: Mapping[str, Any]) -> None:
         OSError: The disk refused; the old file is as it was.
     """
     text = json.dumps(to_json(summary, where="summary"), ensure_ascii=False, allow_nan=False, indent=2)
-    _replace(Path(path), [text.encode(), b"\n"])
+    replace_text(Path(path), text + "\n")
 
 
 def read_summary(path: Path | str) -> dict[str, Any]:
@@ -303,17 +317,3 @@ def _mend_tail(path: Path) -> None:
             file.write(b"\n")
         else:
             file.truncate(start)
-
-
-def _replace(path: Path, pieces: Iterable[bytes]) -> None:
-    """Write aside in the same folder, flush to the disk, rename over."""
-    aside = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        with aside.open("wb") as file:
-            file.writelines(pieces)
-            file.flush()
-            os.fsync(file.fileno())
-        aside.replace(path)
-    except BaseException:
-        aside.unlink(missing_ok=True)
-        raise

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -11,6 +11,7 @@ from matplotlib.figure import Figure
 from rich.console import Console
 from rich.text import Text
 
+from optrun.artifacts.atomic import replace_text
 from optrun.errors import ConfigError, StorageError
 from optrun.report import html
 from optrun.report.collect import Run, load_runs
@@ -134,7 +135,7 @@ def _write(folder: Path, findings: Findings, cautions: Sequence[Warning], drawn:
                     f"{path} exists and was not written by optrun report: move it away, or write elsewhere with out=DIR"
                 )
         for path, make in pages.items():
-            _replace(path, make)
+            replace_text(path, make())
         for picture, path in images.items():
             figure = picture.draw(LIGHT)
             if figure.get_suptitle() == "":
@@ -162,16 +163,6 @@ def is_own(path: Path) -> bool:
     if path.suffix == ".csv":
         return start.split(b"\n", 1)[0].rstrip().endswith(b"," + CSV_MARK.encode())
     return start.startswith(b"\x89PNG") and SOFTWARE.encode() in start
-
-
-def _replace(path: Path, make: Callable[[], str]) -> None:
-    aside = path.with_name(f".{path.name}.tmp")
-    try:
-        aside.write_text(make(), encoding="utf-8")
-        aside.replace(path)
-    except BaseException:
-        aside.unlink(missing_ok=True)
-        raise
 
 
 def _run_picture(run: Run) -> Picture:
