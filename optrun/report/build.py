@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -122,7 +122,7 @@ def print_report(made: Report, console: Console) -> None:
 def _write(folder: Path, findings: Findings, cautions: Sequence[Warning], drawn: Sequence[Picture]) -> list[Path]:
     """All files, none of them over a person's own."""
     images = {picture: folder / f"report-{picture.name}.png" for picture in drawn}
-    pages = {
+    pages: dict[Path, Callable[[], str]] = {
         folder / HTML: lambda: _html(findings, cautions, drawn),
         folder / MARKDOWN: lambda: _markdown(findings, cautions, images),
         folder / CSV: lambda: runs_csv(findings),
