@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import math
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
@@ -201,13 +201,7 @@ def truncate_after(path: Path | str, step: int) -> int:
     lines = [line for line in content.split(b"\n") if line.strip()]
     kept = [line for line in lines if (record := _parse(line)) is not None and record["step"] <= step]
     if len(kept) < len(lines) or not content.endswith(b"\n"):
-        aside = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-        try:
-            write_bytes(aside, b"".join(line + b"\n" for line in kept))
-            aside.replace(path)
-        finally:
-            aside.unlink(missing_ok=True)
-        sync_folder(path.parent)
+        _replace_lines(path, kept)
     return len(lines) - len(kept)
 
 
@@ -228,13 +222,7 @@ def take_up(path: Path | str, step: int) -> None:
     lines = [line for line in path.read_bytes().split(b"\n") if line.strip()]
     kept = [line for line in (_without_unscheduled(line) for line in lines) if line is not None]
     if kept != lines:
-        aside = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-        try:
-            write_bytes(aside, b"".join(line + b"\n" for line in kept))
-            aside.replace(path)
-        finally:
-            aside.unlink(missing_ok=True)
-        sync_folder(path.parent)
+        _replace_lines(path, kept)
 
 
 def _without_unscheduled(line: bytes) -> bytes | None:
@@ -247,6 +235,17 @@ def _without_unscheduled(line: bytes) -> bytes | None:
     if set(kept) <= {"step", "epoch", "time"}:
         return None
     return json.dumps(kept, ensure_ascii=False, allow_nan=False).encode()
+
+
+def _replace_lines(path: Path, lines: Iterable[bytes]) -> None:
+    """Replace the file by one rename, its lines byte for byte as given."""
+    aside = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        write_bytes(aside, b"".join(line + b"\n" for line in lines))
+        aside.replace(path)
+    finally:
+        aside.unlink(missing_ok=True)
+    sync_folder(path.parent)
 
 
 def write_summary(path: Path | str, summary: Mapping[str, Any]) -> None:
