@@ -280,15 +280,15 @@ def _over_decay_steps(
     body = partial(
         function,
         decay_rate=config.decay_rate,
-        decay_steps=config.decay_steps or max(_rest(total, climb), 1),
+        decay_steps=config.decay_steps or _rest(total, climb),
         staircase=config.staircase,
     )
     return curves.after_warmup(curves.floored(body, final), climb)
 
 
 def _rest(total: int, climb: int) -> int:
-    """Steps of the run that lie behind the warm-up; 0 in a run that ends within it."""
-    return max(total - climb, 0)
+    """Steps of the run that lie behind the warm-up; 1 in a run that ends within it, so that the climb has its peak."""
+    return max(total - climb, 1)
 
 
 def _floored_after(curve: Curve, climb: int, final: float) -> Curve:

@@ -33,8 +33,8 @@ def _page(rows: list[Row]) -> str:
         "    python -m tests.zoo.record docs/zoo.md",
         "",
         f"Of {len(rows)} model types {len(built)} build. In all of them every trainable parameter is claimed exactly "
-        f"once, no norm weight, bias or other one-dimensional tensor decays, and every linear, convolution and embedding "
-        f"weight does "
+        f"once, no norm weight, bias or other one-dimensional tensor decays, and every linear, convolution and "
+        f"embedding weight does "
         f"({sum(row.norms for row in built):,} tensors in normalisation layers). In {len(layered)} the layers are told "
         f"from the module tree, and the scales fall monotonically from the head (1) to the embeddings "
         f"(here by {DECAY_RATE} a layer).",

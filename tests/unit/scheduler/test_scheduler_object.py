@@ -1,0 +1,174 @@
+"""The scheduler carries curves to groups: ratios stay, state is JSON, per-group schedules, weight decay, plateau."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+import torch
+
+from optrun.config.choice import choice
+from optrun.config.scheduler import SCHEMAS
+from optrun.errors import ConfigError
+from optrun.optimizer import Lamb
+from optrun.scheduler import Scheduler, build_scheduler
+
+
+def _sgd(*groups: dict[str, Any], lr: float = 1.0) -> torch.optim.SGD:
+    filled = [{"params": [torch.nn.Parameter(torch.ones(2))], **group} for group in groups or ({},)]
+    return torch.optim.SGD(filled, lr=lr)
+
+
+def _lrs(optimizer: torch.optim.Optimizer) -> list[float]:
+    return [group["lr"] for group in optimizer.param_groups]
+
+
+def test_step_0_is_set_on_construction_and_ratios_stay() -> None:
+    optimizer = _sgd({"lr": 0.5, "lr_scale": 0.5}, {"lr": 1.0, "lr_scale": 1.0})
+    scheduler = build_scheduler(optimizer, "cosine", num_training_steps=10, num_warmup_steps=2, min_lr=0.1)
+    assert _lrs(optimizer) == [0.0, 0.0]
+    seen = []
+    for _ in range(10):
+        scheduler.step()
+        low, high = _lrs(optimizer)
+        assert low == pytest.approx(high / 2, rel=1e-15)
+        seen.append(high)
+    assert seen[1] == 1.0
+    assert seen[-1] == pytest.approx(0.1)  # min_lr holds for scale 1; the other group ends at half of it
+    assert scheduler.get_last_lr() == _lrs(optimizer)
+
+
+def test_config_instance_and_function_of_ones_own() -> None:
+    optimizer = _sgd()
+    config = choice("scheduler", SCHEMAS, "linear", {})
+    build_scheduler(optimizer, config, num_training_steps=4).step()
+    assert _lrs(optimizer) == [0.75]
+    own = build_scheduler(_sgd(), lambda step: 1 / (1 + step), num_training_steps=4)
+    own.step()
+    assert own.get_last_lr() == [0.5]
+    with pytest.raises(TypeError, match="beside a ready configuration"):
+        build_scheduler(_sgd(), config, num_training_steps=4, min_lr=0.1)
+    with pytest.raises(TypeError, match="beside a function of your own"):
+        build_scheduler(_sgd(), lambda step: 1.0, num_training_steps=4, min_lr=0.1)
+    with pytest.raises(TypeError, match="expected the name of a choice"):
+        build_scheduler(_sgd(), 3, num_training_steps=4)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="num_training_steps=0"):
+        build_scheduler(_sgd(), "linear", num_training_steps=0)
+
+
+def test_state_is_json_and_goes_on_where_it_stood() -> None:
+    first = build_scheduler(_sgd(), "cosine", num_training_steps=10)
+    for _ in range(4):
+        first.step()
+    state = json.loads(json.dumps(first.state_dict()))
+    second = build_scheduler(_sgd(), "cosine", num_training_steps=10)
+    second.load_state_dict(state)
+    for _ in range(6):
+        first.step()
+        second.step()
+        assert first.get_last_lr() == second.get_last_lr()
+    assert second.global_step == 10
+    two_groups = build_scheduler(_sgd({}, {}), "cosine", num_training_steps=10)
+    with pytest.raises(ValueError, match="1 parameter groups, the optimizer has 2"):
+        two_groups.load_state_dict(state)
+
+
+def test_groups_may_have_schedules_of_their_own() -> None:
+    optimizer = _sgd({}, {"schedule": "constant"}, {"schedule": {"name": "step", "step_size": 1, "gamma": 0.5}})
+    scheduler = build_scheduler(optimizer, "linear", num_training_steps=4)
+    scheduler.step()
+    scheduler.step()
+    assert _lrs(optimizer) == [0.5, 1.0, 0.25]
+    with pytest.raises(ConfigError, match="schedule=3: expected the name of a schedule"):
+        build_scheduler(_sgd({"schedule": 3}), "linear", num_training_steps=4)
+    with pytest.raises(ConfigError, match="scheduler=lineer: no such choice"):
+        build_scheduler(_sgd({"schedule": "lineer"}), "linear", num_training_steps=4)
+    own_decay = {"name": "linear", "weight_decay_curve": "lr"}
+    with pytest.raises(ConfigError, match="weight decay has one curve for the run"):
+        build_scheduler(_sgd({"schedule": own_decay}), "linear", num_training_steps=4)
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ({"weight_decay_curve": "linear", "weight_decay_final_ratio": 3.0}, [0.1, 0.15, 0.2, 0.25, 0.3]),
+        ({"weight_decay_curve": "cosine", "weight_decay_final_ratio": 0.0}, [0.1, 0.0853553, 0.05, 0.0146447, 0.0]),
+        ({"weight_decay_curve": "lr"}, [0.1, 0.075, 0.05, 0.025, 0.0]),
+    ],
+)
+def test_weight_decay_moves_where_there_is_some(options: dict[str, Any], expected: list[float]) -> None:
+    optimizer = _sgd({"weight_decay": 0.1}, {"weight_decay": 0.0})
+    scheduler = build_scheduler(optimizer, "linear", num_training_steps=4, **options)
+    seen = []
+    for _ in range(5):
+        seen.append(optimizer.param_groups[0]["weight_decay"])
+        assert optimizer.param_groups[1]["weight_decay"] == 0.0
+        scheduler.step()
+    assert seen == pytest.approx(expected, rel=1e-5)
+
+
+def test_a_tensor_lr_is_written_in_place() -> None:
+    optimizer = torch.optim.Adam([torch.nn.Parameter(torch.ones(2))], lr=torch.tensor(1.0))
+    lr = optimizer.param_groups[0]["lr"]
+    build_scheduler(optimizer, "linear", num_training_steps=4).step()
+    assert optimizer.param_groups[0]["lr"] is lr
+    assert lr == torch.tensor(0.75)
+
+
+def test_the_optimizer_knows_who_drives_it() -> None:
+    optimizer = Lamb([torch.nn.Parameter(torch.ones(2))], lr=1.0)
+    optimizer.set_lr(0.5)
+    build_scheduler(optimizer, "cosine", num_training_steps=4)
+    with pytest.raises((RuntimeError, ValueError), match="cosine"):
+        optimizer.set_lr(0.1)
+
+
+def test_an_lr_that_is_a_function_already_is_left_to_it() -> None:
+    optimizer = Lamb([torch.nn.Parameter(torch.ones(2))], lr=lambda step: 1.0)
+    with pytest.raises(ValueError, match="lr of a parameter group is a function of the step already"):
+        build_scheduler(optimizer, "cosine", num_training_steps=4)
+
+
+def test_plateau_follows_torch() -> None:
+    losses = [1.0, 0.9, 0.95, 0.95, 0.95, 0.9, 0.8, 0.8, 0.8, 0.8, float("nan"), 0.7]
+    options: dict[str, Any] = {"factor": 0.5, "patience": 1, "threshold": 0.01, "cooldown": 1, "min_lr": 0.2}
+    ours_optimizer, theirs_optimizer = _sgd(), _sgd()
+    ours = build_scheduler(ours_optimizer, "plateau", num_training_steps=100, **options)
+    theirs = torch.optim.lr_scheduler.ReduceLROnPlateau(theirs_optimizer, **options)
+    for loss in losses:
+        ours.step(loss)
+        theirs.step(loss)
+        assert _lrs(ours_optimizer) == pytest.approx(_lrs(theirs_optimizer))
+
+
+@pytest.mark.parametrize("mode", ["min", "max"])
+@pytest.mark.parametrize("threshold_mode", ["rel", "abs"])
+def test_plateau_modes_follow_torch(mode: str, threshold_mode: str) -> None:
+    values = [0.5, 0.51, 0.52, 0.6, 0.59, 0.58, 0.3, 0.31, 0.2, 0.19, 0.9, 0.91]
+    options: dict[str, Any] = {"factor": 0.5, "patience": 0, "threshold": 0.05, "mode": mode}
+    ours_optimizer, theirs_optimizer = _sgd(), _sgd()
+    ours = build_scheduler(ours_optimizer, "plateau", num_training_steps=9, threshold_mode=threshold_mode, **options)
+    theirs = torch.optim.lr_scheduler.ReduceLROnPlateau(theirs_optimizer, threshold_mode=threshold_mode, **options)
+    for value in values:
+        ours.observe(value)
+        theirs.step(value)
+        assert _lrs(ours_optimizer) == pytest.approx(_lrs(theirs_optimizer))
+
+
+def test_plateau_state_and_metric() -> None:
+    first = build_scheduler(_sgd(), "plateau", num_training_steps=9, patience=0, metric="eval/accuracy", mode="max")
+    assert first.metric == "eval/accuracy"
+    for value in (0.5, 0.4, 0.6, 0.1):
+        first.step(value)
+    second = build_scheduler(_sgd(), "plateau", num_training_steps=9, patience=0, metric="eval/accuracy", mode="max")
+    second.load_state_dict(json.loads(json.dumps(first.state_dict())))
+    assert first.get_last_lr() == second.get_last_lr() == [0.25]
+    with pytest.raises(ValueError, match="scheduler=linear watches no metric"):
+        build_scheduler(_sgd(), "linear", num_training_steps=4).step(1.0)
+
+
+def test_multiplier_looks_ahead_without_moving() -> None:
+    scheduler: Scheduler = build_scheduler(_sgd(), "linear", num_training_steps=4)
+    assert [scheduler.multiplier(step) for step in range(5)] == [1.0, 0.75, 0.5, 0.25, 0.0]
+    assert scheduler.global_step == 0
