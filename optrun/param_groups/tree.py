@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from torch import Tensor, nn
 
-from optrun.param_groups.roles import BIAS
+from optrun.param_groups.roles import BIAS, EMBEDDING, MATRIX, NORM, VECTOR
 
 
 @dataclass
@@ -21,9 +21,9 @@ class Node:
         children: By their own names, in the order of registration; only those that hold parameters.
         own: Its direct parameters: leaf name -> shape.
         numel: Elements below it, itself included.
-        matrices: Parameters below it with two or more axes longer than 1.
-        vectors: Parameters below it with at most one such axis that are no biases: a block has some, in its norms.
-        biases: Parameters below it that are biases.
+        matrices: Matrices and embeddings below it.
+        vectors: Norm weights and other vectors below it; a block has some.
+        biases: Biases below it.
     """
 
     path: str
@@ -82,14 +82,13 @@ def tree_of(params: Mapping[str, Tensor], roles: Mapping[str, str], model: nn.Mo
     for name, param in params.items():
         path, _, leaf = name.rpartition(".")
         shape = tuple(param.shape)
-        long_axes = sum(size > 1 for size in shape)
         holder = _grow(root, path)
         holder.own[leaf] = shape
         node, rest = root, path.split(".") if path else []
         for step in range(len(rest) + 1):
             node.numel += param.numel()
-            node.matrices += long_axes >= 2
-            node.vectors += long_axes < 2 and roles[name] != BIAS
+            node.matrices += roles[name] in (MATRIX, EMBEDDING)
+            node.vectors += roles[name] in (NORM, VECTOR)
             node.biases += roles[name] == BIAS
             if step < len(rest):
                 node = node.children[rest[step]]

@@ -7,7 +7,7 @@ from unittest import mock
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
@@ -130,6 +130,7 @@ def test_norms_are_computed_once() -> None:
     assert norm.call_count == 1
 
 
+@settings(max_examples=50, deadline=None)
 @given(
     seed=st.integers(0, 1000),
     count=st.integers(1, 5),

@@ -6,7 +6,7 @@ import math
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from optrun.config.choice import choice
@@ -93,6 +93,7 @@ def test_every_choice_runs_as_it_stands(name: str) -> None:
         assert max(_curve(name, steps=100)) == pytest.approx(1.0)
 
 
+@settings(max_examples=50, deadline=None)
 @given(
     name=st.sampled_from(sorted(set(SCHEMAS) - {"constant", "piecewise", "plateau"})),
     steps=st.integers(1, 300),
