@@ -287,7 +287,7 @@ def _draw_rates(ax: Axes, log: MetricsLog, names: list[str], theme: Theme) -> No
     everything = np.concatenate([values for _, _, values in lines])
     finite = everything[np.isfinite(everything)]
     wide = len(peaks) > 1 and min(peaks) > 0 and max(peaks) / min(peaks) > 100
-    subtitle = f"peak {short(max(peaks))}" if peaks else "no finite value"
+    subtitle = f"highest logged {short(max(peaks))}" if peaks else "no finite value"
     if len(lines) > 1 and peaks:
         subtitle = f"{len(lines)} different, peaks {short(min(peaks))} to {short(max(peaks))}"
     style_axes(ax, theme, title="Learning rate", subtitle=subtitle, xlabel="optimizer step")
