@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
+import atexit
+import errno
 import hashlib
 import os
 import shutil
 import tempfile
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterable
 from pathlib import Path
+
+from optrun.errors import StorageError
+
+_ABANDONED_SECONDS = 24 * 3600
+_CHUNK = 1 << 20
+_DISK_REFUSED = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO)
 
 
 def cache_dir() -> Path:
@@ -20,11 +29,29 @@ def cache_dir() -> Path:
 
 def digest(*pieces: str | bytes) -> str:
     """A hexadecimal sha256 over pieces, their borders included."""
+    return digest_of(pieces)
+
+
+def digest_of(pieces: Iterable[str | bytes]) -> str:
+    """The same, of pieces that are never in memory together."""
     total = hashlib.sha256()
     for piece in pieces:
         raw = piece.encode("utf-8", "surrogatepass") if isinstance(piece, str) else piece
         total.update(len(raw).to_bytes(8, "big"))
         total.update(raw)
+    return total.hexdigest()
+
+
+def digest_files(paths: Iterable[Path]) -> str:
+    """A hexadecimal sha256 over the content of files, in order, their borders included; read in pieces."""
+    total = hashlib.sha256()
+    for path in paths:
+        size = 0
+        with path.open("rb") as file:
+            while chunk := file.read(_CHUNK):
+                total.update(chunk)
+                size += len(chunk)
+        total.update(size.to_bytes(8, "big"))
     return total.hexdigest()
 
 
@@ -34,29 +61,79 @@ def cached(kind: str, key: str, make: Callable[[Path], None]) -> Path:
     Args:
         kind: Subfolder of the cache, such as "tokens".
         key: Digest of everything the content depends on.
-        make: Fills the folder it is given. It is renamed into place only when `make` returned, so that a killed process
-            leaves nothing that a later one would trust; two processes may make the same thing at once.
+        make: Fills the folder it is given. It is flushed and renamed into place only when `make` returned, so that a
+            killed process leaves nothing that a later one would trust; two processes may make the same thing at once.
 
     Returns:
         The folder. Where the cache cannot be written, a temporary one that lives as long as the process.
+
+    Raises:
+        StorageError: The disk refused while `make` wrote.
     """
     place = cache_dir() / kind / key
     if place.is_dir():
         return place
+    lasting = True
     try:
         place.parent.mkdir(parents=True, exist_ok=True)
+        _sweep(place.parent)
         aside = Path(tempfile.mkdtemp(prefix=".making-", dir=place.parent))
     except OSError:
-        aside = Path(tempfile.mkdtemp(prefix="optrun-"))
-        make(aside)
-        return aside
+        lasting = False
+        aside = _temporary()
     try:
         make(aside)
+        if not lasting:
+            return aside
+        for file in aside.iterdir():
+            _flush(file)
         try:
             aside.rename(place)
         except OSError:
             if not place.is_dir():  # not because another process was first
                 raise
+    except OSError as error:
+        if error.errno not in _DISK_REFUSED:
+            raise
+        raise StorageError(
+            f"{aside.parent}: the cache cannot be written: {error.strerror}. Make room, or set OPTRUN_CACHE to another "
+            "folder."
+        ) from error
     finally:
-        shutil.rmtree(aside, ignore_errors=True)
+        if lasting:
+            shutil.rmtree(aside, ignore_errors=True)
     return place
+
+
+def place_for(kind: str, key: str) -> Path:
+    """A folder for a library that keeps and locks its own files; temporary where the cache cannot be written."""
+    place = cache_dir() / kind / key
+    try:
+        place.mkdir(parents=True, exist_ok=True)
+    except OSError:
+        return _temporary()
+    return place if os.access(place, os.W_OK) else _temporary()
+
+
+def _temporary() -> Path:
+    place = Path(tempfile.mkdtemp(prefix="optrun-"))
+    atexit.register(shutil.rmtree, place, ignore_errors=True)
+    return place
+
+
+def _sweep(folder: Path) -> None:
+    """Delete what killed processes left a day ago or earlier."""
+    for left in folder.glob(".making-*"):
+        try:
+            if time.time() - left.stat().st_mtime > _ABANDONED_SECONDS:
+                shutil.rmtree(left, ignore_errors=True)
+        except OSError:
+            continue  # gone meanwhile
+
+
+def _flush(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

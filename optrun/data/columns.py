@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import TYPE_CHECKING
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING, Any
 
 from optrun.config.data import ColumnsConfig
 from optrun.errors import ConfigError, nearest
@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
 ALL_KEYS = ("text_column", "eval_text_column", "text_pair_column", "label_column", "target_column", "image_column")
 USUAL_LABELS = ("label", "labels")
+USUAL_WORDS = ("tokens", "words")
 USUAL_TEXTS = ("text", "sentence", "content")
 
 
@@ -30,7 +31,9 @@ def refuse_unused(columns: ColumnsConfig | None, used: Iterable[str], task: str)
     for key in ALL_KEYS:
         if getattr(columns, key) is not None and key not in used:
             names = ", ".join(f"data.{name}" for name in used) or "none"
-            raise ConfigError(f"data.{key}={getattr(columns, key)}: task={task} reads no such column. It reads: {names}.")
+            raise ConfigError(
+                f"data.{key}={getattr(columns, key)}: task={task} reads no such column. It reads: {names}."
+            )
 
 
 def missing_column(key: str, name: str, split: Split) -> ConfigError:
@@ -53,8 +56,13 @@ def named(columns: ColumnsConfig | None, key: str, split: Split) -> str | None:
     return name
 
 
-def label_column(source: Source, split: Split) -> str:
-    """The label column: as named, else `label` or `labels`.
+def label_column(source: Source, split: Split, usual_names: Iterable[str] = USUAL_LABELS) -> str:
+    """The label column: as named, else the one with a usual name.
+
+    Args:
+        source: Carries the names.
+        split: Where the column must be.
+        usual_names: What such a column is called.
 
     Raises:
         ConfigError: There is none, or both.
@@ -63,11 +71,12 @@ def label_column(source: Source, split: Split) -> str:
     if name is not None:
         return name
     there = split.rows.column_names
-    usual = [column for column in USUAL_LABELS if column in there]
+    usual_names = tuple(usual_names)
+    usual = [column for column in usual_names if column in there]
     if len(usual) == 1:
         return usual[0]
     raise ConfigError(
-        f"data.label_column is needed: {split.key} has no single column called label or labels. "
+        f"data.label_column is needed: {split.key} has no single column called {' or '.join(usual_names)}. "
         f"Columns: {', '.join(there)}."
     )
 
@@ -105,7 +114,7 @@ def text_column(source: Source, split: Split, taken: Iterable[str | None] = ()) 
             return candidates[0]
         key = "data.text_column"
         error = missing_column(key, wanted, split)
-        raise ConfigError(f"{error} data.eval_text_column names it where only evaluation differs.") if evaluation else error
+        raise ConfigError(f"{error} data.eval_text_column names it where evaluation differs.") if evaluation else error
     if len(candidates) == 1:
         return candidates[0]
     usual = [name for name in USUAL_TEXTS if name in candidates]
@@ -116,12 +125,121 @@ def text_column(source: Source, split: Split, taken: Iterable[str | None] = ()) 
     raise ConfigError(f"{key} is needed: {split.key} has {said}. Columns: {', '.join(split.rows.column_names)}.")
 
 
+def words_column(source: Source, split: Split, labels: str) -> str:
+    """The column of word lists: as named, else the only one, else the one called `tokens` or `words`.
+
+    Args:
+        source: Carries the names.
+        split: Where the column must be.
+        labels: The column of label lists.
+
+    Raises:
+        ConfigError: No such column, or it holds no lists of texts.
+    """
+    name = (named(source.columns, "eval_text_column", split) if split is source.eval else None) or named(
+        source.columns, "text_column", split
+    )
+    candidates = [name for name, feature in split.rows.features.items() if _holds_words(feature) and name != labels]
+    if name is None:
+        usual = [column for column in USUAL_WORDS if column in candidates]
+        found = candidates if len(candidates) == 1 else usual
+        if len(found) != 1:
+            raise ConfigError(
+                f"data.text_column is needed: {split.key} has no single column of word lists. "
+                f"Columns: {', '.join(split.rows.column_names)}.{_no_lists(split)}"
+            )
+        return found[0]
+    if name not in candidates:
+        raise ConfigError(
+            f"data.text_column={name}: task=token_classification expects lists of words there.{_no_lists(split)}"
+        )
+    return name
+
+
+def _no_lists(split: Split) -> str:
+    lists = any(hasattr(feature, "feature") for feature in split.rows.features.values())
+    return "" if lists else " Lists are read from json, jsonl and parquet, and from data=hub."
+
+
+def _holds_words(feature: Any) -> bool:
+    return getattr(getattr(feature, "feature", None), "dtype", None) in ("string", "large_string")
+
+
+def target_column(source: Source, split: Split) -> str:
+    """The column of texts to produce: as named, else `target`.
+
+    Raises:
+        ConfigError: There is none.
+    """
+    name = named(source.columns, "target_column", split)
+    if name is not None:
+        return name
+    if "target" in split.rows.column_names:
+        return "target"
+    raise ConfigError(
+        f"data.target_column is needed: {split.key} has no column called target. "
+        f"Columns: {', '.join(split.rows.column_names)}."
+    )
+
+
+def image_column(source: Source, split: Split) -> str:
+    """The column of images: as named, else the only one.
+
+    Raises:
+        ConfigError: There is none, or several.
+    """
+    name = named(source.columns, "image_column", split)
+    if name is not None:
+        return name
+    found: list[str] = [name for name, feature in split.rows.features.items() if type(feature).__name__ == "Image"]
+    if len(found) == 1:
+        return found[0]
+    raise ConfigError(
+        f"data.image_column is needed: {split.key} has {'several columns' if found else 'no column'} of images. "
+        f"Columns: {', '.join(split.rows.column_names)}."
+    )
+
+
 def _texts(rows: Dataset) -> list[str]:
-    return [name for name, feature in rows.features.items() if getattr(feature, "dtype", None) in ("string", "large_string")]
+    """Columns of texts; written numbers, as an index in a csv file, only where there is nothing else."""
+    names = [
+        name for name, feature in rows.features.items() if getattr(feature, "dtype", None) in ("string", "large_string")
+    ]
+    wordy = [name for name in names if not all(_is_number(value) for value in rows[:100][name])]
+    return wordy or names
 
 
-def texts(split: Split, column: str) -> Iterable[str]:
-    """Each row's text; a missing one is empty, a number is its digits."""
+def _is_number(value: str | None) -> bool:
+    try:
+        float(value or "0")
+    except ValueError:
+        return False
+    return True
+
+
+def texts(split: Split, column: str) -> Iterator[str]:
+    """Each row's text; a missing one is empty, a number is its digits.
+
+    Raises:
+        ConfigError: A value that is no text: a list, bytes, a date.
+    """
+    row = 0
     for batch in split.rows.select_columns([column]).iter(batch_size=1000):
         for value in batch[column]:
-            yield "" if value is None else str(value)
+            row += 1
+            if isinstance(value, str):
+                yield value
+            elif value is None:
+                yield ""
+            elif isinstance(value, int | float):
+                yield str(value)
+            else:
+                raise ConfigError(
+                    f"{split.key}: row {row} has {_short(value)} in column {column}, where a text is expected "
+                    f"(the column is of type {split.rows.features[column]})."
+                )
+
+
+def _short(value: Any) -> str:
+    said = repr(value)
+    return f"{said if len(said) <= 60 else said[:60] + '...'} ({type(value).__name__})"

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
-from collections.abc import Callable, Iterator, Mapping
-from itertools import islice
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import chain, islice
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 
-from optrun.data.cache import cached, digest
+from optrun.data.cache import cached, digest, digest_of
 from optrun.data.randomness import generator
+from optrun.errors import StorageError
 
 Example = dict[str, Any]
 _BATCH = 1000
@@ -77,73 +79,116 @@ class Selected:
         return digest(self.examples.fingerprint(), np.ascontiguousarray(self.indices).tobytes())
 
 
-def limited(examples: Any, limit: int | None, *, seed: int | None) -> Any:
-    """At most `limit` examples.
+class Joined:
+    """Two sequences of examples side by side: each example has the values of both.
 
     Args:
-        examples: All of them.
+        first: Examples.
+        second: As many, with other names.
+    """
+
+    def __init__(self, first: Any, second: Any) -> None:
+        self.first = first
+        self.second = second
+
+    def __len__(self) -> int:
+        return len(self.first)
+
+    def __getitem__(self, index: int) -> Example:
+        return {**self.first[index], **self.second[index]}
+
+    def fingerprint(self) -> str:
+        """Digest of both."""
+        return digest(self.first.fingerprint(), self.second.fingerprint())
+
+
+def chosen(count: int, limit: int | None, *, seed: int | None) -> np.ndarray | None:
+    """Which of `count` examples to keep where their number is limited; None: all of them.
+
+    Args:
+        count: How many there are.
         limit: How many to keep; None: all.
         seed: Picks them; None: the first ones.
+
+    Returns:
+        Indices, shape (limit,), int64.
     """
-    if limit is None or limit >= len(examples):
-        return examples
-    if seed is None:
-        return Selected(examples, np.arange(limit))
-    return Selected(examples, generator(seed, "subset").permutation(len(examples))[:limit])
+    if limit is None or limit >= count:
+        return None
+    return np.arange(limit) if seed is None else generator(seed, "subset").permutation(count)[:limit]
 
 
-def encode(texts: Callable[[], Iterator[Any]], encoder: Callable[[list[Any]], Mapping[str, list[list[int]]]], key: str) -> Examples:
+def limited(examples: Any, limit: int | None, *, seed: int | None) -> Any:
+    """At most `limit` examples, chosen as by `chosen`."""
+    indices = chosen(len(examples), limit, seed=seed)
+    return examples if indices is None else Selected(examples, indices)
+
+
+def encode(
+    texts: Callable[[], Iterator[Any]], encoder: Callable[[list[Any]], Mapping[str, Iterable[Sequence[int]]]], key: str
+) -> Examples:
     """Token ids of texts, made once for the same texts, tokenizer and settings.
 
     Args:
-        texts: Gives the texts (or pairs) anew at each call: once to hash them, once to encode them.
-        encoder: A batch of texts to lists of ids by name, such as `input_ids` and `token_type_ids`.
+        texts: Gives the texts (or pairs, or whatever the encoder takes) anew at each call: once to hash them, once to
+            encode them. Their `repr` must say all of them.
+        encoder: A batch of texts to lists of ids by name, such as `input_ids` and `token_type_ids`; one length
+            per text.
         key: Digest of tokenizer and settings.
 
     Returns:
         One example per text, mapped from the cache.
     """
-    total = hashlib.sha256()
-    for text in texts():
-        raw = repr(text).encode("utf-8", "surrogatepass")
-        total.update(len(raw).to_bytes(8, "big"))
-        total.update(raw)
-
-    def make(folder: Path) -> None:
-        lengths: list[np.ndarray] = []
-        pieces: dict[str, list[np.ndarray]] = {}
-        source = texts()
-        while batch := list(islice(source, _BATCH)):
-            encoded = encoder(batch)
-            for name, rows in encoded.items():
-                pieces.setdefault(name, []).append(np.fromiter((x for row in rows for x in row), dtype=np.int32))
-            lengths.append(np.fromiter((len(row) for row in encoded["input_ids"]), dtype=np.int64))
-        sizes = np.concatenate(lengths) if lengths else np.zeros(0, dtype=np.int64)
-        np.save(folder / "offsets.npy", np.concatenate([np.zeros(1, dtype=np.int64), np.cumsum(sizes)]))
-        for name, arrays in pieces.items():
-            np.save(folder / f"{name}.npy", np.concatenate(arrays))
-
-    folder = cached("tokens", digest(total.hexdigest(), key), make)
-    arrays = {path.stem: np.load(path, mmap_mode="r", allow_pickle=False) for path in sorted(folder.glob("*.npy"))}
-    offsets = arrays.pop("offsets")
+    total = digest_of(repr(text) for text in texts())
+    folder = cached("tokens", digest("tokens-2", total, key), lambda place: _encode(texts(), encoder, place))
+    try:
+        offsets = np.load(folder / "offsets.npy", mmap_mode="r", allow_pickle=False)
+        arrays = {path.stem: _mapped(path) for path in sorted(folder.glob("*.int32"))}
+        whole = all(len(flat) == offsets[-1] for flat in arrays.values())
+    except (OSError, ValueError):
+        whole = False
+    if not whole:
+        raise StorageError(f"{folder}: this part of the cache is damaged. Delete the folder and start again.")
     return Examples(offsets, arrays)
 
 
-def packed(examples: Examples, length: int, separator: int | None, *, keep_rest: bool) -> Examples:
+def _encode(
+    texts: Iterator[Any], encoder: Callable[[list[Any]], Mapping[str, Iterable[Sequence[int]]]], place: Path
+) -> None:
+    """Batch by batch to the disk: the corpus is never in memory as a whole."""
+    lengths: list[np.ndarray] = [np.zeros(1, dtype=np.int64)]
+    with contextlib.ExitStack() as stack:
+        files: dict[str, BinaryIO] = {}
+        while batch := list(islice(texts, _BATCH)):
+            for name, rows in encoder(batch).items():
+                rows = list(rows)
+                if name not in files:
+                    files[name] = stack.enter_context((place / f"{name}.int32").open("wb"))
+                np.fromiter(chain.from_iterable(rows), dtype="<i4").tofile(files[name])
+                sizes = np.fromiter(map(len, rows), dtype=np.int64, count=len(rows))
+            lengths.append(sizes)
+    np.save(place / "offsets.npy", np.cumsum(np.concatenate(lengths)))
+
+
+def _mapped(path: Path) -> np.ndarray:
+    if path.stat().st_size == 0:  # nothing cannot be mapped
+        return np.zeros(0, dtype="<i4")
+    return np.memmap(path, dtype="<i4", mode="r")
+
+
+def packed(examples: Examples, length: int, *, keep_rest: bool) -> Examples:
     """Documents joined and cut into blocks.
 
     Args:
-        examples: One document each, with `input_ids` alone.
+        examples: One document each, with `input_ids` alone, borders between documents included.
         length: Tokens of a block.
-        separator: Id put after each document; None: the documents carry their own borders.
         keep_rest: True: what is left at the end is a shorter block; False: it is dropped, unless it is all there is.
 
     Returns:
-        Blocks; every token but the dropped rest stands in exactly one.
+        Blocks over the same flat array; every token but the dropped rest stands in exactly one. A rest of one token is
+        always dropped: nothing can be predicted from it.
     """
     ids = examples.ragged["input_ids"]
-    if separator is not None:
-        ids = np.insert(ids, examples.offsets[1:], separator)
     blocks = len(ids) // length
     borders = np.arange(blocks + 1, dtype=np.int64) * length
     rest = len(ids) - blocks * length

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import glob
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from optrun.data.cache import cache_dir, digest
+from optrun.data.cache import digest_files, place_for
+from optrun.data.delimited import read_csv
 from optrun.errors import ConfigError, nearest
 
 if TYPE_CHECKING:
@@ -29,7 +32,8 @@ FORMATS = {
 def read_files(key: str, paths: Any, *, documents: bool) -> Dataset:
     """Read one file, a list of files, or a glob.
 
-    A csv field may be quoted; a tsv field is taken as it stands, quotes included. The words NA, null and None are text.
+    Every field of csv and tsv is text, the words NA, null and None included. A csv field may be quoted; a tsv field is
+    taken as it stands.
 
     Args:
         key: The configuration key, for messages.
@@ -64,7 +68,7 @@ def resolve(key: str, paths: Any) -> list[Path]:
         if Path(name).is_file():
             matches = [name]
         else:
-            matches = sorted(match for match in glob.glob(name, recursive=True) if Path(match).is_file())
+            matches = sorted(match for match in glob.glob(name, recursive=True) if Path(match).is_file())  # noqa: PTH207
         if not matches:
             raise ConfigError(f"{key}={pattern}: {_why_nothing(name)}")
         found.update(dict.fromkeys(Path(match) for match in matches))
@@ -97,39 +101,58 @@ def _format(key: str, path: Path) -> str:
 
 
 def _load(key: str, files: list[Path], kind: str, *, documents: bool) -> Dataset:
-    import datasets
-
-    options: dict[str, Any] = {}
-    if kind in ("csv", "tsv"):
-        options = {"keep_default_na": False, "na_values": [""]}  # "NA" and "null" are words; nothing is nothing
-        if kind == "tsv":
-            options |= {"sep": "\t", "quoting": 3, "quotechar": None}
-    if kind == "text":
-        options = {"sample_by": "document" if documents else "line"}
-    # The bytes are part of the address: `datasets` would otherwise trust a file's time and size.
-    content = digest(*(path.read_bytes() for path in files))
-    bars = datasets.utils.logging.is_progress_bar_enabled()
-    datasets.disable_progress_bars()
-    try:
-        rows = datasets.load_dataset(
-            "csv" if kind == "tsv" else kind,
-            data_files=[str(path.resolve()) for path in files],
-            split="train",
-            cache_dir=str(cache_dir() / "files" / content[:32]),
-            **options,
-        )
-    except Exception as error:  # whatever the reader says, the file and its words are what the user needs
-        names = ", ".join(str(path) for path in files[:3]) + (", ..." if len(files) > 3 else "")
-        raise ConfigError(f"{key}={names}: cannot be read as {kind}: {_innermost(error)}") from error
-    finally:
-        if bars:
-            datasets.enable_progress_bars()
+    # The bytes are part of the address: a file's time and size would be trusted otherwise.
+    content = digest_files(files)
+    rows = (
+        read_csv(key, files, kind, content) if kind in ("csv", "tsv") else _read(key, files, kind, content, documents)
+    )
     if len(rows) == 0:
         raise ConfigError(f"{key}={files[0]}: no rows in it.")
     return rows
 
 
-def _innermost(error: BaseException) -> str:
+def _read(key: str, files: list[Path], kind: str, content: str, documents: bool) -> Dataset:
+    import datasets
+
+    options = {"sample_by": "document" if documents else "line", "encoding": "utf-8-sig"} if kind == "text" else {}
+    try:
+        with quiet():
+            return datasets.load_dataset(
+                kind,
+                data_files=[glob.escape(str(path.resolve())) for path in files],
+                split="train",
+                cache_dir=str(place_for("files", content[:32])),
+                **options,
+            )
+    except Exception as error:  # whatever the reader says, the file and its words are what the user needs
+        if "corresponds to no data" in str(error):
+            raise ConfigError(f"{key}={files[0]}: no rows in it.") from error
+        names = ", ".join(str(path) for path in files[:3]) + (", ..." if len(files) > 3 else "")
+        raise ConfigError(f"{key}={names}: cannot be read as {kind}: {reason(error)}") from error
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """No progress bars and no log lines of `datasets` in between; what goes wrong is raised."""
+    import datasets
+
+    shown = datasets.utils.logging.is_progress_bar_enabled()
+    level = datasets.logging.get_verbosity()
+    datasets.disable_progress_bars()
+    datasets.logging.set_verbosity(datasets.logging.CRITICAL)
+    try:
+        yield
+    finally:
+        datasets.logging.set_verbosity(level)
+        if shown:
+            datasets.enable_progress_bars()
+
+
+def reason(error: BaseException) -> str:
+    """The innermost word of a library, in one line."""
     while error.__cause__ is not None:
         error = error.__cause__
-    return f"{type(error).__name__}: {str(error).strip() or 'no reason given'}"
+    said = " ".join(str(error).split()) or "no reason given"
+    if isinstance(error, UnicodeDecodeError):
+        said = f"its bytes are no UTF-8 ({said})"
+    return f"{type(error).__name__}: {said if len(said) <= 400 else said[:400] + ' ...'}"

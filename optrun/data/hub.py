@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 from optrun.config.data import HubConfig
+from optrun.data.cache import digest_of, place_for
+from optrun.data.files import quiet, reason
 from optrun.data.source import Split
 from optrun.errors import ConfigError, did_you_mean
 
@@ -18,24 +21,18 @@ def read_hub(config: HubConfig) -> tuple[Split, Split | None]:
         Training rows, and evaluation rows where the dataset has such a split or one is named.
 
     Raises:
-        ConfigError: An unknown dataset, subset or split.
+        ConfigError: An unknown dataset, subset or split; a split without rows.
     """
-    import datasets
-
-    try:
-        loaded = datasets.load_dataset(config.path, name=config.subset, revision=config.revision)
-    except Exception as error:  # the hub client, the reader and the network each have errors of their own
-        local = Path(config.path).expanduser()
-        hint = "" if local.exists() else " It is no local folder either."
-        raise ConfigError(
-            f"data.path={config.path}: cannot be loaded: {type(error).__name__}: {str(error).splitlines()[0]}{hint}"
-        ) from error
+    loaded = _load(config)
     splits = list(loaded)
     if config.train_split not in splits:
-        raise ConfigError(f"data.train_split={config.train_split}: no such split. {did_you_mean(config.train_split, splits)}")
+        raise ConfigError(
+            f"data.train_split={config.train_split}: no such split in {config.path}. "
+            f"{did_you_mean(config.train_split, splits)}"
+        )
     name = config.eval_split
     if name is not None and name not in splits:
-        raise ConfigError(f"data.eval_split={name}: no such split. {did_you_mean(name, splits)}")
+        raise ConfigError(f"data.eval_split={name}: no such split in {config.path}. {did_you_mean(name, splits)}")
     if name is None:
         name = next((usual for usual in USUAL_EVAL_SPLITS if usual in splits and usual != config.train_split), None)
     for split in (config.train_split, name):
@@ -43,3 +40,48 @@ def read_hub(config: HubConfig) -> tuple[Split, Split | None]:
             raise ConfigError(f"data.path={config.path}: split {split} has no rows.")
     train = Split(loaded[config.train_split], f"split {config.train_split}")
     return train, None if name is None else Split(loaded[name], f"split {name}")
+
+
+def _load(config: HubConfig) -> Any:
+    import datasets
+
+    local = Path(config.path).expanduser()
+    if local.is_file():
+        raise ConfigError(
+            f"data.path={config.path}: this is a file. Give its folder, or use data=files data.train={config.path}."
+        )
+    try:
+        with quiet():
+            if (local / "dataset_dict.json").is_file() or (local / "state.json").is_file():
+                return _from_disk(config, local)
+            options: dict[str, Any] = {}
+            if local.is_dir():
+                # A folder's files are part of the address: `datasets` alone would trust their times.
+                options["cache_dir"] = str(place_for("folders", _listing(local)[:32]))
+            return datasets.load_dataset(
+                str(local) if local.is_dir() else config.path, name=config.subset, revision=config.revision, **options
+            )
+    except ConfigError:
+        raise
+    except Exception as error:  # the hub client, the reader and the network each have errors of their own
+        where = "cannot be loaded" if local.exists() else "no such local folder, and not to be had from the hub"
+        key = f"data.path={config.path}" + (f" data.subset={config.subset}" if config.subset else "")
+        raise ConfigError(f"{key}: {where}: {reason(error)}") from error
+
+
+def _from_disk(config: HubConfig, folder: Path) -> Any:
+    """What `save_to_disk` wrote: one split, or several."""
+    import datasets
+
+    if config.subset is not None:
+        raise ConfigError(
+            f"data.subset={config.subset}: a folder written by save_to_disk has no subsets; leave it null."
+        )
+    loaded = datasets.load_from_disk(str(folder))
+    return loaded if isinstance(loaded, datasets.DatasetDict) else {config.train_split: loaded}
+
+
+def _listing(folder: Path) -> str:
+    """A digest of the names, sizes and times of a folder's files."""
+    files = sorted(path for path in folder.rglob("*") if path.is_file())
+    return digest_of(f"{path.relative_to(folder)} {path.stat().st_size} {path.stat().st_mtime_ns}" for path in files)

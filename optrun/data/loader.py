@@ -88,7 +88,11 @@ class _Keyed(Dataset[Example]):
     """Examples by epoch and index, each transformed with randomness of its own."""
 
     def __init__(
-        self, examples: ExampleSource, transform: Callable[[Example, np.random.Generator], Example], seed: int, stream: str
+        self,
+        examples: ExampleSource,
+        transform: Callable[[Example, np.random.Generator], Example],
+        seed: int,
+        stream: str,
     ) -> None:
         self.examples = examples
         self.transform = transform
@@ -141,7 +145,8 @@ class Feed:
         """All examples once, in order; their randomness is the same at every call."""
         count = len(self.examples)
         keys = [
-            [(0, index) for index in range(begin, min(begin + batch_size, count))] for begin in range(0, count, batch_size)
+            [(0, index) for index in range(begin, min(begin + batch_size, count))]
+            for begin in range(0, count, batch_size)
         ]
         yield from self._loader(keys, "evaluation")
 

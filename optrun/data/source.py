@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from optrun.config.data import ColumnsConfig, DataConfig, FilesConfig, HubConfig, StdlibConfig
 from optrun.data.randomness import generator
 from optrun.errors import ConfigError
@@ -23,6 +25,10 @@ class Split:
     key: str
     """The configuration key the rows came by, for messages: `data.train`, `data.eval`."""
 
+    def take(self, indices: np.ndarray | None) -> Split:
+        """The rows at these places; None: all."""
+        return self if indices is None else Split(self.rows.select(indices), self.key)
+
 
 @dataclass
 class Source:
@@ -34,6 +40,8 @@ class Source:
     """Names of the columns, as configured; None: one column, `text`."""
     prompt: str | None = None
     """A text whose continuation shows a person what a language model learnt from this source."""
+    cut_from_train: bool = False
+    """Whether the evaluation rows were held back from the training rows."""
     notes: list[str] = field(default_factory=list)
     """What was decided where the configuration was silent; shown to the user."""
 
@@ -66,11 +74,19 @@ def load_source(config: DataConfig, *, seed: int, documents: bool) -> Source:
         train, held = read_hub(config)
     else:
         raise ConfigError(f"data={config.name}: no reader for this choice.")
-    notes: list[str] = []
-    if held is None:
-        train, held, note = cut(train, config.eval_fraction, seed=seed, documents=documents)
-        notes.append(note)
-    return Source(train=train, eval=held, columns=config, notes=notes)
+    if held is not None:
+        notes = _common_files(config) if isinstance(config, FilesConfig) else []
+        return Source(train=train, eval=held, columns=config, notes=notes)
+    train, held, note = cut(train, config.eval_fraction, seed=seed, documents=documents)
+    return Source(train=train, eval=held, columns=config, cut_from_train=True, notes=[note])
+
+
+def _common_files(config: FilesConfig) -> list[str]:
+    from optrun.data.files import resolve
+
+    train = {path.resolve() for path in resolve("data.train", config.train)}
+    both = [str(path) for path in resolve("data.eval", config.eval) if path.resolve() in train]
+    return [f"{', '.join(both)}: in data.train and in data.eval; evaluation sees training rows"] if both else []
 
 
 def cut(split: Split, fraction: float, *, seed: int, documents: bool) -> tuple[Split, Split, str]:
@@ -109,6 +125,7 @@ def _cut_ends(split: Split, fraction: float) -> tuple[Split, Split, str]:
 
     heads, tails = [], []
     for text in split.rows["text"]:
+        text = text or ""
         place = text.rfind("\n", 0, int(len(text) * (1 - fraction))) + 1
         place = place or int(len(text) * (1 - fraction))
         heads.append(text[:place])

@@ -18,9 +18,7 @@ def stdlib_files() -> list[Path]:
     """Every `.py` file of the standard library, tests and installed packages left out, by name."""
     root = Path(sysconfig.get_paths()["stdlib"])
     files = [
-        path
-        for path in sorted(root.rglob("*.py"))
-        if not _LEFT_OUT.intersection(path.relative_to(root).parts[:-1])
+        path for path in sorted(root.rglob("*.py")) if not _LEFT_OUT.intersection(path.relative_to(root).parts[:-1])
     ]
     if not files:
         raise ConfigError(

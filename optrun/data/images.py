@@ -1,0 +1,125 @@
+"""Images as they lie in a file or a column, decoded when they are needed."""
+
+from __future__ import annotations
+
+import io
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from optrun.data.cache import digest, digest_of
+from optrun.data.source import Split
+from optrun.errors import ConfigError
+
+
+def need_pillow() -> Any:
+    """The module `PIL.Image`.
+
+    Raises:
+        ConfigError: Pillow is not installed.
+    """
+    try:
+        from PIL import Image
+    except ImportError as error:
+        raise ConfigError(
+            "images need the package pillow, which is not installed. pip install 'optrun[vision]'"
+        ) from error
+    return Image
+
+
+@dataclass(frozen=True)
+class Encoded:
+    """One image, not decoded yet."""
+
+    content: bytes
+    where: str
+    """For messages: split, row, and file where there is one."""
+
+    def decoded(self) -> Any:
+        """A PIL image, turned as its camera says.
+
+        Raises:
+            ConfigError: It cannot be decoded.
+        """
+        library = need_pillow()
+        from PIL import ImageOps
+
+        try:
+            with library.open(io.BytesIO(self.content)) as image:
+                image.load()
+                return ImageOps.exif_transpose(image)
+        except (OSError, ValueError, SyntaxError) as error:  # what Pillow raises for broken files
+            raise ConfigError(f"{self.where}: this image cannot be decoded: {error}") from error
+
+
+class Images:
+    """A column of images; only those asked for are in memory.
+
+    Args:
+        split: The rows.
+        column: An `Image` column of `datasets`, or one of paths.
+        numbers: The row numbers in the user's own file, for messages; None: as they stand.
+
+    Raises:
+        ConfigError: The column holds something else; Pillow is missing.
+    """
+
+    def __init__(self, split: Split, column: str, numbers: np.ndarray | None = None) -> None:
+        import datasets
+
+        need_pillow()
+        feature = split.rows.features[column]
+        if isinstance(feature, datasets.Image):
+            self.rows = split.rows.select_columns([column]).cast_column(column, datasets.Image(decode=False))
+        elif getattr(feature, "dtype", None) in ("string", "binary", "large_string", "large_binary"):
+            self.rows = split.rows.select_columns([column])
+        else:
+            raise ConfigError(f"data.image_column={column}: {split.key} holds {feature} there, no images and no paths.")
+        self.key = split.key
+        self.column = column
+        self.numbers = numbers
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __getitem__(self, index: int) -> Encoded:
+        """One image.
+
+        Raises:
+            ConfigError: The row has none, or its file cannot be read.
+        """
+        value: Any = self.rows[int(index)][self.column]
+        row = int(index if self.numbers is None else self.numbers[index]) + 1
+        where = f"{self.key}: row {row}"
+        if isinstance(value, dict):
+            value = value.get("bytes") or value.get("path")
+        if isinstance(value, bytes):
+            return Encoded(value, where)
+        if not value:
+            raise ConfigError(f"{where} has no image in column {self.column}.")
+        path = Path(value).expanduser()
+        try:
+            return Encoded(path.read_bytes(), f"{where} ({path})")
+        except OSError as error:
+            raise ConfigError(f"{where}: {path}: cannot be read: {error.strerror or error}.") from error
+
+    def fingerprint(self, labels: np.ndarray) -> str:
+        """A digest of every image's bytes and of its label; each image is looked at, so that a bad one is told now.
+
+        Args:
+            labels: Shape (images,), int64.
+
+        Raises:
+            ConfigError: The first row that is no image.
+        """
+        return digest(digest_of(self._checked(index) for index in range(len(self))), labels.tobytes())
+
+    def _checked(self, index: int) -> bytes:
+        image = self[index]
+        try:
+            need_pillow().open(io.BytesIO(image.content)).close()
+        except (OSError, ValueError, SyntaxError) as error:
+            raise ConfigError(f"{image.where}: this is no image that Pillow knows.") from error
+        return image.content
