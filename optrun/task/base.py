@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import json
+import math
 from abc import ABC, abstractmethod
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 import torch
 
+from optrun.data.columns import text_column, texts
 from optrun.data.examples import Example
+from optrun.data.source import Source
 from optrun.task.metrics import perplexity
 
 Batch = dict[str, torch.Tensor]
@@ -84,6 +88,15 @@ class Task(ABC):
     def __init__(self) -> None:
         self.notes: list[str] = []
 
+    @classmethod
+    def vocabulary(cls, source: Source) -> Iterator[str]:
+        """The training texts that a tokenizer made for this task learns from.
+
+        Raises:
+            ConfigError: A missing column.
+        """
+        return texts(source.train, text_column(source, source.train))
+
     @abstractmethod
     def needs(self) -> ModelNeeds:
         """What the model must be."""
@@ -147,10 +160,11 @@ class TokenEvaluation(Evaluation):
         self.count += count
 
     def compute(self) -> dict[str, float]:
-        """Means over all target tokens."""
-        count = max(self.count, 1)
-        loss = self.loss / count
-        return {"loss": loss, "perplexity": perplexity(loss), "accuracy": self.right / count}
+        """Means over all target tokens; NaN where there was none."""
+        if self.count == 0:
+            return dict.fromkeys(TOKEN_METRICS, math.nan)
+        loss = self.loss / self.count
+        return {"loss": loss, "perplexity": perplexity(loss), "accuracy": self.right / self.count}
 
 
 def pad(rows: Iterable[np.ndarray], value: int) -> torch.Tensor:
@@ -166,5 +180,7 @@ def tokenizer_key(tokenizer: Any) -> str:
     """Everything that decides which ids a tokenizer gives, as text."""
     backend = getattr(tokenizer, "backend_tokenizer", None)
     if backend is not None:
-        return str(backend.to_str())
-    return f"{type(tokenizer).__qualname__} {sorted(tokenizer.get_vocab().items())} {sorted(map(str, tokenizer.init_kwargs.items()))}"
+        # How long a text may be is set anew at each call; the last call is no part of what the tokenizer is.
+        return json.dumps({**json.loads(backend.to_str()), "truncation": None, "padding": None}, sort_keys=True)
+    settings = sorted(map(str, tokenizer.init_kwargs.items()))
+    return f"{type(tokenizer).__qualname__} {sorted(tokenizer.get_vocab().items())} {settings}"

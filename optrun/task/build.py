@@ -11,13 +11,19 @@ from optrun.data.source import Source
 from optrun.errors import ConfigError, did_you_mean
 from optrun.task.base import Task
 from optrun.task.causal_lm import CausalLm
+from optrun.task.image_classification import ImageClassification
 from optrun.task.masked_lm import MaskedLm
+from optrun.task.seq2seq_lm import Seq2SeqLm
 from optrun.task.sequence_classification import SequenceClassification
+from optrun.task.token_classification import TokenClassification
 
 TASKS: dict[str, Callable[..., Task]] = {
     "causal_lm": CausalLm,
     "masked_lm": MaskedLm,
     "sequence_classification": SequenceClassification,
+    "token_classification": TokenClassification,
+    "seq2seq_lm": Seq2SeqLm,
+    "image_classification": ImageClassification,
 }
 
 
@@ -39,7 +45,7 @@ def build_task(config: TaskConfig, data: DataConfig, source: Source, tokenizer: 
         config: The task choice.
         data: Lengths and limits.
         source: Rows of both splits.
-        tokenizer: Of the model; an image processor for images.
+        tokenizer: Of the model; its image preparation where the task is about images.
         seed: Picks examples where they are limited.
 
     Raises:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import math
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
 
-from optrun.data.source import Split
+from optrun.data.source import Source, Split
 from optrun.errors import ConfigError, nearest
 
 MAX_SHOWN = 12
@@ -21,83 +22,161 @@ def column(split: Split, name: str) -> list[Any]:
     """
     values: list[Any] = list(split.rows[name])
     for row, value in enumerate(values):
-        if value is None:
+        if value is None or (isinstance(value, float) and math.isnan(value)):
             raise ConfigError(f"{split.key}: row {row + 1} has no value in column {name}.")
     return values
 
 
-def class_names(split: Split, name: str) -> list[str]:
-    """The classes of a label column, in the order of their numbers.
+def declared_names(feature: Any) -> list[str]:
+    """The class names that a `ClassLabel` feature, or a list of them, brings; empty where there are none."""
+    names = getattr(getattr(feature, "feature", feature), "names", None)
+    return [str(label) for label in names] if names else []
 
-    A `ClassLabel` feature brings its own order; whole numbers are ordered as numbers, everything else as text.
+
+def labels_of(split: Split, name: str) -> list[str]:
+    """The label of each row, by name.
 
     Raises:
-        ConfigError: Fewer than two classes, or fractions.
+        ConfigError: The first row without a label, or with a list.
     """
-    feature = split.rows.features[name]
-    declared = getattr(feature, "names", None)
-    if declared:
-        return [str(label) for label in declared]
-    values = column(split, name)
-    if any(isinstance(value, float) and not value.is_integer() for value in values):
-        raise ConfigError(
-            f"data.label_column={name}: {split.key} holds fractions there. For numbers use task.problem_type=regression."
-        )
-    if any(isinstance(value, list | dict) for value in values):
-        raise ConfigError(f"data.label_column={name}: {split.key} holds lists there, not one label a row.")
-    distinct = set(values)
-    numeric = all(isinstance(value, int | float) and not isinstance(value, bool) for value in distinct)
-    names = [label_name(value) for value in (sorted(distinct) if numeric else sorted(distinct, key=str))]
-    if len(names) < 2:
-        raise ConfigError(
-            f"data.label_column={name}: {split.key} has one label only ({names[0]}). A classifier needs two or more."
-        )
-    return names
+    declared = declared_names(split.rows.features[name])
+    return [label_name(value, declared, split, name, row) for row, value in enumerate(column(split, name))]
 
 
-def label_name(value: Any) -> str:
-    """The name of a label as text; 1.0 is `1`."""
+def label_lists_of(split: Split, name: str) -> list[list[str]]:
+    """The labels of each row's words, by name.
+
+    Raises:
+        ConfigError: The first row without a list, or with a list that holds something else than labels.
+    """
+    declared = declared_names(split.rows.features[name])
+    found = []
+    for row, values in enumerate(column(split, name)):
+        if not isinstance(values, list | tuple | np.ndarray):
+            raise ConfigError(
+                f"data.label_column={name}: {split.key}: row {row + 1} has {values!r} there; "
+                "task=token_classification expects a list of labels, one for each word."
+            )
+        found.append([label_name(value, declared, split, name, row) for value in values])
+    return found
+
+
+def label_name(value: Any, declared: Sequence[str], split: Split, name: str, row: int) -> str:
+    """The name of a label as text; 1.0 is `1`, a class number is its declared name.
+
+    Raises:
+        ConfigError: It is missing, no class of a `ClassLabel`, or a list.
+    """
+    if value is None or (isinstance(value, float) and math.isnan(value)):
+        raise ConfigError(f"{split.key}: row {row + 1} has no value in column {name}.")
+    if declared and isinstance(value, int):
+        if not 0 <= value < len(declared):
+            raise ConfigError(
+                f"{split.key}: row {row + 1} has the class number {value} in column {name}, which has classes "
+                f"0 to {len(declared) - 1}: a row without a label. Leave it out, or take another split."
+            )
+        return declared[value]
+    if isinstance(value, list | dict | bytes):
+        raise ConfigError(f"data.label_column={name}: {split.key}: row {row + 1} holds {value!r}, not one label.")
     if isinstance(value, float) and value.is_integer():
         return str(int(value))
     return str(value)
 
 
-def class_numbers(split: Split, name: str, names: list[str], *, known_from: str) -> np.ndarray:
-    """Class numbers of a label column.
+def class_names(source: Source, name: str, labels: Iterable[str], held: Iterable[str] = ()) -> list[str]:
+    """The classes of a label column, in the order of their numbers.
+
+    A `ClassLabel` feature brings its own order; labels that are all numbers are ordered as numbers, others as text.
 
     Args:
-        split: The rows.
+        source: Whose training split says what classes there are.
         name: The label column.
-        names: Classes by number.
-        known_from: Which split the classes come from, for the message.
-
-    Returns:
-        Shape (rows,), int64.
+        labels: Of the training split.
+        held: Of rows that were cut off from the training split: one file may have a rare label in them alone.
 
     Raises:
-        ConfigError: A label that is no class; the first such row, the labels known.
+        ConfigError: Fewer than two classes, or fractions.
     """
-    values = column(split, name)
-    feature = split.rows.features[name]
-    declared = getattr(feature, "names", None)
-    if declared:
-        values = [declared[value] if isinstance(value, int) and 0 <= value < len(declared) else value for value in values]
-    number = {label: index for index, label in enumerate(names)}
-    labels = [label_name(value) for value in values]
-    for row, label in enumerate(labels):
-        if label not in number:
-            raise unseen_label(split, row, label, names, known_from)
-    return np.fromiter((number[label] for label in labels), dtype=np.int64, count=len(labels))
+    split = source.train
+    declared = declared_names(split.rows.features[name])
+    distinct = set(labels) | set(held)
+    names = declared
+    if not declared:
+        values = {label: _number(label) for label in distinct}
+        if all(value is not None for value in values.values()):
+            if any(value is not None and not value.is_integer() for value in values.values()):
+                raise ConfigError(
+                    f"data.label_column={name}: {split.key} holds fractions there. "
+                    "For numbers use task.problem_type=regression."
+                )
+            names = sorted(distinct, key=lambda label: (values[label] or 0.0, label))
+        else:
+            names = sorted(distinct)
+    if len(names) < 2:
+        only = f"one label only ({names[0]})" if names else "no label"
+        raise ConfigError(f"data.label_column={name}: {split.key} has {only}. A classifier needs two or more.")
+    return names
 
 
-def unseen_label(split: Split, row: int, label: str, names: list[str], known_from: str) -> ConfigError:
-    """The refusal of a label that training does not have."""
-    close = nearest(label, names, limit=1)
-    hint = f" Did you mean {close[0]}?" if close else ""
-    shown = ", ".join(names[:MAX_SHOWN]) + (", ..." if len(names) > MAX_SHOWN else "")
-    return ConfigError(
-        f"{split.key}: row {row + 1} has the label {label!r}, which {known_from} does not have. Labels: {shown}.{hint}"
-    )
+def _number(label: str) -> float | None:
+    try:
+        value = float(label)
+    except ValueError:
+        return None
+    return value if math.isfinite(value) else None
+
+
+class ClassNumbers:
+    """Label to class number.
+
+    Args:
+        names: Classes by number.
+        known_from: Which split the classes come from, for the message.
+    """
+
+    def __init__(self, names: Sequence[str], known_from: str) -> None:
+        self.names = list(names)
+        self.known_from = known_from
+        self._number = {name: number for number, name in enumerate(names)}
+        self._by_value = {_number(name): number for number, name in enumerate(names)}
+
+    def __call__(self, split: Split, row: int, label: str) -> int:
+        """The number of one label; 1.0 and 1 are the same.
+
+        Raises:
+            ConfigError: A label that is no class; with the labels there are.
+        """
+        number = self._number.get(label)
+        if number is None and (value := _number(label)) is not None:
+            number = self._by_value.get(value)
+        if number is not None:
+            return number
+        close = nearest(label, self.names, limit=1)
+        hint = f" Did you mean {close[0]}?" if close else ""
+        shown = ", ".join(self.names[:MAX_SHOWN]) + (", ..." if len(self.names) > MAX_SHOWN else "")
+        raise ConfigError(
+            f"{split.key}: row {row + 1} has the label {label!r}, which {self.known_from} does not have. "
+            f"Labels: {shown}.{hint}"
+        )
+
+    def all(self, split: Split, labels: Sequence[str]) -> np.ndarray:
+        """The number of each row's label; shape (rows,), int64."""
+        return np.array([self(split, row, label) for row, label in enumerate(labels)], dtype=np.int64)
+
+
+def row_classes(source: Source, train_column: str, eval_column: str) -> tuple[list[str], np.ndarray, np.ndarray]:
+    """Classes, and the class number of each row of both splits.
+
+    Returns:
+        Names by number; numbers of the training rows and of the evaluation rows, shape (rows,), int64.
+
+    Raises:
+        ConfigError: A row without a label, a label unseen in training, fewer than two classes.
+    """
+    train, held = labels_of(source.train, train_column), labels_of(source.eval, eval_column)
+    names = class_names(source, train_column, train, held if source.cut_from_train else ())
+    numbered = ClassNumbers(names, source.train.key)
+    return names, numbered.all(source.train, train), numbered.all(source.eval, held)
 
 
 def numbers(split: Split, name: str) -> np.ndarray:
@@ -112,10 +191,10 @@ def numbers(split: Split, name: str) -> np.ndarray:
     found: list[float] = []
     for row, value in enumerate(column(split, name)):
         try:
-            number = float(value)
-        except (TypeError, ValueError):
-            number = float("nan")
-        if not np.isfinite(number):
+            number = float(np.float32(value)) if not isinstance(value, bool) else math.nan
+        except (TypeError, ValueError, OverflowError):
+            number = math.nan
+        if not math.isfinite(number):
             raise ConfigError(
                 f"{split.key}: row {row + 1} has {value!r} in column {name}: "
                 "task.problem_type=regression expects finite numbers."

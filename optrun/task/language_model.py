@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
+
 from optrun.config.data import DataConfig
 from optrun.data.cache import digest
 from optrun.data.columns import refuse_unused, text_column, texts
-from optrun.data.examples import encode, limited, packed
+from optrun.data.examples import Selected, encode, limited, packed
 from optrun.data.source import Source, Split
 from optrun.errors import ConfigError
 from optrun.task.base import tokenizer_key
@@ -38,8 +40,8 @@ def language_examples(
         (source.eval, config.max_eval_examples, None),
     ):
         examples = _split_examples(source, split, config, tokenizer, packing=packing, separator=separator)
-        if len(examples) == 0 or all(len(examples[index]["input_ids"]) < 2 for index in range(min(len(examples), 9))):
-            raise ConfigError(f"{split.key}: fewer than two tokens of text: nothing to predict.")
+        if len(examples) == 0:
+            raise ConfigError(f"{split.key}: no text of two tokens or more: nothing to predict.")
         found.append(limited(examples, limit, seed=picks))
     return found[0], found[1]
 
@@ -50,6 +52,7 @@ def _split_examples(
     column = text_column(source, split)
     special = separator is None
     longest = None if packing else config.max_length
+    end = [] if separator is None else [separator]
 
     def encoder(batch: list[str]) -> dict[str, list[list[int]]]:
         encoded = tokenizer(
@@ -61,13 +64,21 @@ def _split_examples(
             return_token_type_ids=False,
             verbose=False,
         )
-        return {"input_ids": encoded["input_ids"]}
+        # A text that was cut has no end to learn.
+        rows = (row + end if longest is None or len(row) < longest else row for row in encoded["input_ids"])
+        return {"input_ids": list(rows)}
 
     def rows() -> Iterator[str]:
         return (text for text in texts(split, column) if text)
 
-    key = digest(tokenizer_key(tokenizer), "language", str(special), str(longest))
+    key = digest(tokenizer_key(tokenizer), "language", str(special), str(longest), str(separator))
     examples = encode(rows, encoder, key)
-    if not packing:
+    if packing:
+        return packed(examples, config.max_length, keep_rest=split is source.eval)
+    lengths = np.diff(examples.offsets)
+    least = 1 + tokenizer.num_special_tokens_to_add() if special else 2
+    if (lengths >= least).all():
         return examples
-    return packed(examples, config.max_length, separator, keep_rest=split is source.eval)
+    kept = Selected(examples, np.flatnonzero(lengths >= least))
+    source.notes.append(f"{split.key}: {len(examples) - len(kept)} rows left out: too short to predict a token of them")
+    return kept

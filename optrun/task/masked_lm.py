@@ -30,7 +30,9 @@ class MaskedLm(Task):
     def __init__(self, config: MaskedLmConfig, data: DataConfig, source: Source, tokenizer: Any, *, seed: int) -> None:
         super().__init__()
         if tokenizer.mask_token_id is None:
-            raise ConfigError("task=masked_lm: the tokenizer has no mask token. Choose a model made for it, such as bert.")
+            raise ConfigError(
+                "task=masked_lm: the tokenizer has no mask token. Choose a model made for it, such as bert."
+            )
         self.mask = int(tokenizer.mask_token_id)
         self.padding = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else 0
         self.special = np.array(sorted(set(tokenizer.all_special_ids)), dtype=np.int64)

@@ -1,4 +1,4 @@
-"""The numbers that judge a model: five formulas, right against scikit-learn and scipy in the tests.
+"""The numbers that judge a model: a few formulas, right against scikit-learn and scipy in the tests.
 
 All take NumPy arrays of shape (n,) with n of 1 or more, and return Python floats.
 """
@@ -18,23 +18,27 @@ def accuracy(predictions: np.ndarray, labels: np.ndarray) -> float:
 def confusion(predictions: np.ndarray, labels: np.ndarray, classes: int) -> np.ndarray:
     """Counts; shape (classes, classes), int64, rows = labels, columns = predictions."""
     flat = np.bincount(labels.astype(np.int64) * classes + predictions.astype(np.int64), minlength=classes * classes)
-    return flat.reshape(classes, classes)
+    counts: np.ndarray = flat.reshape(classes, classes)
+    return counts
 
 
 def f1_scores(counts: np.ndarray) -> np.ndarray:
     """F1 of each class, 2 TP / (2 TP + FP + FN); 0 where a class neither occurs nor is predicted."""
     hits = np.diag(counts).astype(np.float64)
     total = counts.sum(axis=0) + counts.sum(axis=1)
-    return np.divide(2 * hits, total, out=np.zeros_like(hits), where=total > 0)
+    scores: np.ndarray = np.divide(2 * hits, total, out=np.zeros_like(hits), where=total > 0)
+    return scores
 
 
 def f1(counts: np.ndarray) -> float:
     """F1 of the second class where there are two, else the mean over the classes that occur or are predicted."""
-    scores = f1_scores(counts)
-    if len(scores) == 2:
-        return float(scores[1])
+    return float(f1_scores(counts)[1]) if len(counts) == 2 else mean_f1(counts)
+
+
+def mean_f1(counts: np.ndarray) -> float:
+    """Mean F1 over the classes that occur or are predicted."""
     seen = (counts.sum(axis=0) + counts.sum(axis=1)) > 0
-    return float(scores[seen].mean())
+    return float(f1_scores(counts)[seen].mean()) if seen.any() else math.nan
 
 
 def matthews(counts: np.ndarray) -> float:
@@ -52,7 +56,7 @@ def pearson(predictions: np.ndarray, labels: np.ndarray) -> float:
     x = predictions.astype(np.float64) - predictions.astype(np.float64).mean()
     y = labels.astype(np.float64) - labels.astype(np.float64).mean()
     spread = math.sqrt(float(x @ x) * float(y @ y))
-    return float(x @ y) / spread if spread > 0 else math.nan
+    return min(max(float(x @ y) / spread, -1.0), 1.0) if spread > 0 else math.nan
 
 
 def ranks(values: np.ndarray) -> np.ndarray:
@@ -69,5 +73,5 @@ def spearman(predictions: np.ndarray, labels: np.ndarray) -> float:
 
 
 def perplexity(loss: float) -> float:
-    """exp of the mean negative log-likelihood in nats; infinite where that overflows."""
+    """The exponential of the mean negative log-likelihood in nats; infinite where that overflows."""
     return math.exp(loss) if loss < 700 else math.inf

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -12,13 +13,21 @@ from optrun.config.data import DataConfig
 from optrun.config.task import ProblemType, SequenceClassificationConfig
 from optrun.data.cache import digest
 from optrun.data.columns import label_column, named, refuse_unused, text_column, texts
-from optrun.data.examples import Example, Examples, encode, limited
+from optrun.data.examples import Example, Examples, chosen, encode
 from optrun.data.source import Source, Split
+from optrun.errors import ConfigError
 from optrun.task import metrics
 from optrun.task.base import Batch, Evaluation, ModelNeeds, Task, pad, tokenizer_key
-from optrun.task.labels import class_names, class_numbers, label_config, numbers
+from optrun.task.labels import label_config, numbers, row_classes
 
 _COLUMNS = ("text_column", "eval_text_column", "text_pair_column", "label_column")
+
+
+def _text_columns(source: Source, split: Split) -> tuple[str, str | None]:
+    """Text and second text."""
+    label = label_column(source, split)
+    pair = named(source.columns, "text_pair_column", split)
+    return text_column(source, split, taken=(label, pair)), pair
 
 
 CLASS_METRICS = ["loss", "accuracy", "f1", "mcc"]
@@ -44,25 +53,33 @@ class SequenceClassification(Task):
         self.main_metric, self.mode = ("pearson", "max") if self.regression else ("accuracy", "max")
         self.max_length = data.max_length
         self.padding = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else 0
-        self.padding_side = tokenizer.padding_side
+        columns = label_column(source, source.train), label_column(source, source.eval)
         self.labels: list[str] = []
-        column = label_column(source, source.train)
-        if not self.regression:
-            self.labels = class_names(source.train, column)
-        self.train = limited(self._read(source, source.train, tokenizer), data.max_train_examples, seed=seed)
-        self.eval = limited(self._read(source, source.eval, tokenizer), data.max_eval_examples, seed=None)
-
-    def _read(self, source: Source, split: Split, tokenizer: Any) -> Examples:
-        label = label_column(source, split)
-        pair = named(source.columns, "text_pair_column", split)
-        text = text_column(source, split, taken=(label, pair))
         if self.regression:
-            labels = numbers(split, label)
+            train_labels, eval_labels = numbers(source.train, columns[0]), numbers(source.eval, columns[1])
         else:
-            labels = class_numbers(split, label, self.labels, known_from=source.train.key)
+            self.labels, train_labels, eval_labels = row_classes(source, *columns)
+        self.train = self._read(source, source.train, tokenizer, train_labels, data.max_train_examples, seed)
+        self.eval = self._read(source, source.eval, tokenizer, eval_labels, data.max_eval_examples, None)
+
+    @classmethod
+    def vocabulary(cls, source: Source) -> Iterator[str]:
+        """Both texts of each row."""
+        text, pair = _text_columns(source, source.train)
+        if pair is None:
+            return texts(source.train, text)
+        both = zip(texts(source.train, text), texts(source.train, pair), strict=True)
+        return chain.from_iterable(both)
+
+    def _read(
+        self, source: Source, split: Split, tokenizer: Any, labels: np.ndarray, limit: int | None, seed: int | None
+    ) -> Examples:
+        text, pair = _text_columns(source, split)
+        indices = chosen(len(split.rows), limit, seed=seed)
+        part = split.take(indices)
 
         def rows() -> Iterator[Any]:
-            return texts(split, text) if pair is None else zip(texts(split, text), texts(split, pair), strict=True)
+            return texts(part, text) if pair is None else zip(texts(part, text), texts(part, pair), strict=True)
 
         def encoder(batch: list[Any]) -> dict[str, list[list[int]]]:
             firsts = batch if pair is None else [first for first, _ in batch]
@@ -73,7 +90,14 @@ class SequenceClassification(Task):
             return {name: encoded[name] for name in ("input_ids", "token_type_ids") if name in encoded}
 
         key = digest(tokenizer_key(tokenizer), "sequence", str(self.max_length), str(tokenizer.model_input_names))
-        return encode(rows, encoder, key).with_scalars(labels=labels)
+        examples = encode(rows, encoder, key)
+        if (np.diff(examples.offsets) == 0).any():
+            empty = int(np.flatnonzero(np.diff(examples.offsets) == 0)[0])
+            raise ConfigError(
+                f"{split.key}: row {(empty if indices is None else int(indices[empty])) + 1} has no token: an empty "
+                "text, and a tokenizer that adds none of its own. Leave such rows out."
+            )
+        return examples.with_scalars(labels=labels if indices is None else labels[indices])
 
     def needs(self) -> ModelNeeds:
         """A model with a sequence-classification head."""
@@ -84,7 +108,7 @@ class SequenceClassification(Task):
         return ModelNeeds("AutoModelForSequenceClassification", config, self.max_length)
 
     def collate(self, examples: list[Example]) -> Batch:
-        """`input_ids`, `attention_mask` (and `token_type_ids`) of shape (batch, longest); `labels` of shape (batch,)."""
+        """`input_ids`, `attention_mask` (`token_type_ids`) of shape (batch, longest); `labels` of shape (batch,)."""
         rows = [example["input_ids"] for example in examples]
         dtype = torch.float32 if self.regression else torch.int64
         batch = {

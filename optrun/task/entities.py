@@ -1,0 +1,101 @@
+"""Whole entities in labels of the IOB2 scheme: `B-PER` begins one, `I-PER` goes on with it, `O` is none.
+
+Read as the CoNLL-2000 evaluation script reads them (Tjong Kim Sang and Buchholz 2000): an `I-` that follows another
+type, or nothing, begins an entity too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+Entity = tuple[str, int, int]
+"""Type, first word, word after the last."""
+
+
+def is_iob2(labels: Sequence[str]) -> bool:
+    """Whether all labels are `O`, `B-...` or `I-...`, with an `O`, and at least one type begins.
+
+    Example:
+        >>> is_iob2(["B-LOC", "I-LOC", "O"]), is_iob2(["NOUN", "VERB"])
+        (True, False)
+    """
+    return (
+        "O" in labels
+        and any(label.startswith("B-") for label in labels)
+        and all(label == "O" or label.startswith(("B-", "I-")) for label in labels)
+    )
+
+
+def continuations(labels: Sequence[str]) -> list[int]:
+    """The class that later pieces of a word carry: that of the word, but `I-...` for `B-...` where there is one.
+
+    Example:
+        >>> continuations(["B-LOC", "I-LOC", "O"])
+        [1, 1, 2]
+    """
+    number = {label: index for index, label in enumerate(labels)}
+    return [
+        number.get("I-" + label.removeprefix("B-"), index) if label.startswith("B-") else index
+        for index, label in enumerate(labels)
+    ]
+
+
+def entities(labels: Sequence[str]) -> list[Entity]:
+    """The entities of one text.
+
+    Args:
+        labels: One for each word.
+
+    Example:
+        >>> entities(["B-PER", "I-PER", "O", "B-LOC", "B-LOC", "I-PER"])
+        [('PER', 0, 2), ('LOC', 3, 4), ('LOC', 4, 5), ('PER', 5, 6)]
+    """
+    found: list[Entity] = []
+    kind, begin = "", 0
+    for place, label in enumerate([*labels, "O"]):
+        prefix, _, here = label.partition("-")
+        goes_on = prefix == "I" and here == kind
+        if goes_on and kind:
+            continue
+        if kind:
+            found.append((kind, begin, place))
+        kind, begin = ("" if label == "O" else here), place
+    return found
+
+
+@dataclass
+class Tally:
+    """Entities over many texts."""
+
+    predicted: int = 0
+    actual: int = 0
+    right: int = 0
+
+    def add(self, predicted: Sequence[str], actual: Sequence[str]) -> None:
+        """Count one text; an entity is right where type and both borders are.
+
+        Args:
+            predicted: One label for each word.
+            actual: As many.
+        """
+        made, there = set(entities(predicted)), set(entities(actual))
+        self.predicted += len(made)
+        self.actual += len(there)
+        self.right += len(made & there)
+
+    @property
+    def precision(self) -> float:
+        """Share of predicted entities that are right; 0 where none is predicted."""
+        return self.right / self.predicted if self.predicted else 0.0
+
+    @property
+    def recall(self) -> float:
+        """Share of actual entities that are found; 0 where there is none."""
+        return self.right / self.actual if self.actual else 0.0
+
+    @property
+    def f1(self) -> float:
+        """2 right / (predicted + actual); 0 where there is none of either."""
+        total = self.predicted + self.actual
+        return 2 * self.right / total if total else 0.0

@@ -1,0 +1,228 @@
+"""A label for each word: names, parts of speech, spans."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from optrun.config.data import DataConfig
+from optrun.config.task import TokenClassificationConfig
+from optrun.data.cache import digest
+from optrun.data.columns import label_column, refuse_unused, words_column
+from optrun.data.examples import Example, chosen, encode
+from optrun.data.source import Source, Split
+from optrun.errors import ConfigError
+from optrun.task import entities, metrics
+from optrun.task.base import IGNORED, Batch, Evaluation, ModelNeeds, Task, pad, tokenizer_key
+from optrun.task.labels import ClassNumbers, class_names, label_config, label_lists_of
+
+USUAL_LABEL_LISTS = ("labels", "ner_tags", "tags", "label")
+_COLUMNS = ("text_column", "eval_text_column", "label_column")
+
+Row = tuple[list[str], list[int]]
+"""Words, and the class number of each."""
+
+
+class TokenClassification(Task):
+    """Lists of words to lists of labels.
+
+    The first piece of a word carries its label; the others have none, unless `task.label_all_pieces` says so for
+    training. Evaluation always looks at first pieces, so that its numbers compare.
+
+    Raises:
+        ConfigError: No lists, lists of unequal length, a label unseen in training, a tokenizer that does not say which
+            piece belongs to which word.
+    """
+
+    name = "token_classification"
+
+    def __init__(
+        self, config: TokenClassificationConfig, data: DataConfig, source: Source, tokenizer: Any, *, seed: int
+    ) -> None:
+        super().__init__()
+        refuse_unused(source.columns, _COLUMNS, self.name)
+        if not tokenizer.is_fast:
+            raise ConfigError(
+                f"task=token_classification: {type(tokenizer).__name__} does not say which piece is of which word. "
+                "Name a fast tokenizer with model.tokenizer."
+            )
+        self.max_length = data.max_length
+        self.padding = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else 0
+        train, held = _label_lists(source, source.train), _label_lists(source, source.eval)
+        self.labels = class_names(
+            source,
+            label_column(source, source.train, USUAL_LABEL_LISTS),
+            (label for row in train for label in row),
+            (label for row in held for label in row) if source.cut_from_train else (),
+        )
+        self.scheme = entities.is_iob2(self.labels)
+        self.main_metric, self.mode = "f1", "max"
+        continued = entities.continuations(self.labels) if config.label_all_pieces else None
+        self.train = self._read(source, source.train, tokenizer, train, continued, data.max_train_examples, seed)
+        self.eval = self._read(source, source.eval, tokenizer, held, None, data.max_eval_examples, None)
+        self.notes.append(
+            "f1 is that of whole entities: the labels are IOB2"
+            if self.scheme
+            else "f1 is the mean over labels: the labels are not IOB2 (O, B-..., I-...)"
+        )
+
+    @classmethod
+    def vocabulary(cls, source: Source) -> Iterator[str]:
+        """The words of each row, each on a line of its own, since each is encoded by itself."""
+        split = source.train
+        words = words_column(source, split, label_column(source, split, USUAL_LABEL_LISTS))
+        return ("\n".join(row) for row in _word_lists(split, words))
+
+    def _read(
+        self,
+        source: Source,
+        split: Split,
+        tokenizer: Any,
+        labels: list[list[str]],
+        continued: list[int] | None,
+        limit: int | None,
+        seed: int | None,
+    ) -> Any:
+        words = words_column(source, split, label_column(source, split, USUAL_LABEL_LISTS))
+        numbered = ClassNumbers(self.labels, source.train.key)
+        lists = _word_lists(split, words)
+        full: list[Row] = []
+        for row, (texts, names) in enumerate(zip(lists, labels, strict=True)):
+            if len(texts) != len(names):
+                raise ConfigError(f"{split.key}: row {row + 1} has {len(texts)} words and {len(names)} labels.")
+            if texts:
+                full.append((texts, [numbered(split, row, name) for name in names]))
+        if len(full) < len(labels):
+            self.notes.append(f"{split.key}: {len(labels) - len(full)} rows without a word left out")
+        if not full:
+            raise ConfigError(f"{split.key}: no row has a word.")
+        indices = chosen(len(full), limit, seed=seed)
+        rows = full if indices is None else [full[index] for index in indices]
+
+        def encoder(batch: list[Row]) -> dict[str, list[list[int]]]:
+            encoded = tokenizer(
+                [texts for texts, _ in batch],
+                is_split_into_words=True,
+                truncation=True,
+                max_length=self.max_length,
+                return_attention_mask=False,
+                verbose=False,
+            )
+            found = {name: encoded[name] for name in ("input_ids", "token_type_ids") if name in encoded}
+            found["labels"] = [
+                _piece_labels(encoded.word_ids(place), numbers, continued) for place, (_, numbers) in enumerate(batch)
+            ]
+            return found
+
+        key = digest(
+            tokenizer_key(tokenizer), "words", str(self.max_length), str(tokenizer.model_input_names), str(continued)
+        )
+        examples = encode(lambda: iter(rows), encoder, key)
+        cut = sum(len(numbers) for _, numbers in rows) - int((examples.ragged["labels"] != IGNORED).sum())
+        if continued is None and cut > 0:
+            self.notes.append(
+                f"{split.key}: {cut} words stand beyond data.max_length={self.max_length} or have no piece"
+            )
+        if (examples.ragged["labels"] == IGNORED).all():
+            raise ConfigError(f"{split.key}: no word has a piece within data.max_length={self.max_length}.")
+        return examples
+
+    def needs(self) -> ModelNeeds:
+        """A model with a token-classification head."""
+        return ModelNeeds("AutoModelForTokenClassification", label_config(self.labels), self.max_length)
+
+    def collate(self, examples: list[Example]) -> Batch:
+        """`input_ids`, `attention_mask`, `labels` (and `token_type_ids`) of shape (batch, longest)."""
+        rows = [example["input_ids"] for example in examples]
+        batch = {
+            "input_ids": pad(rows, self.padding),
+            "attention_mask": pad((np.ones_like(row) for row in rows), 0),
+            "labels": pad((example["labels"] for example in examples), IGNORED),
+        }
+        if "token_type_ids" in examples[0]:
+            batch["token_type_ids"] = pad((example["token_type_ids"] for example in examples), 0)
+        return batch
+
+    def weight(self, batch: Batch) -> int:
+        """Labelled pieces."""
+        return int((batch["labels"] != IGNORED).sum())
+
+    def metric_names(self) -> list[str]:
+        """Over labelled words, or whole entities."""
+        return ["loss", "accuracy", "precision", "recall", "f1"] if self.scheme else ["loss", "accuracy", "f1"]
+
+    def evaluation(self) -> Evaluation:
+        """Loss, accuracy over words, F1."""
+        return WordEvaluation(self.labels, whole_entities=self.scheme)
+
+
+class WordEvaluation(Evaluation):
+    """Loss and accuracy over labelled words; F1 of whole entities, or the mean F1 over labels.
+
+    Args:
+        labels: Names by number.
+        whole_entities: Whether the labels are IOB2; precision and recall of entities are reported too.
+    """
+
+    def __init__(self, labels: list[str], *, whole_entities: bool) -> None:
+        self.labels = labels
+        self.whole_entities = whole_entities
+        self.loss = 0.0
+        self.counts = np.zeros((len(labels), len(labels)), dtype=np.int64)
+        self.tally = entities.Tally()
+
+    def update(self, outputs: Any, batch: Batch) -> None:
+        """Count one batch."""
+        labels = batch["labels"].cpu().numpy()
+        made = outputs.logits.argmax(-1).cpu().numpy()
+        targets = labels != IGNORED
+        count = int(targets.sum())
+        if count == 0:
+            return
+        self.loss += float(outputs.loss) * count
+        self.counts += metrics.confusion(made[targets], labels[targets], len(self.labels))
+        if self.whole_entities:
+            for found, right, mask in zip(made, labels, targets, strict=True):
+                self.tally.add([self.labels[k] for k in found[mask]], [self.labels[k] for k in right[mask]])
+
+    def compute(self) -> dict[str, float]:
+        """Over all words."""
+        count = max(int(self.counts.sum()), 1)
+        found = {"loss": self.loss / count, "accuracy": float(np.trace(self.counts)) / count}
+        if self.whole_entities:
+            return {**found, "precision": self.tally.precision, "recall": self.tally.recall, "f1": self.tally.f1}
+        return {**found, "f1": metrics.mean_f1(self.counts)}
+
+
+def _label_lists(source: Source, split: Split) -> list[list[str]]:
+    return label_lists_of(split, label_column(source, split, USUAL_LABEL_LISTS))
+
+
+def _word_lists(split: Split, column: str) -> Iterator[list[str]]:
+    for row, words in enumerate(split.rows[column]):
+        if words is None or any(word is None for word in words):
+            raise ConfigError(f"{split.key}: row {row + 1} has no value, or a missing word, in column {column}.")
+        yield list(words)
+
+
+def _piece_labels(words: list[int | None], numbers: list[int], continued: list[int] | None) -> list[int]:
+    """The label of each piece.
+
+    Args:
+        words: Which word each piece is of; None: of none.
+        numbers: The class of each word.
+        continued: The class of a word's later pieces, by the class of the word; None: they carry none.
+    """
+    labels = []
+    before = None
+    for word in words:
+        if word is None:
+            labels.append(IGNORED)
+        elif word != before:
+            labels.append(numbers[word])
+        else:
+            labels.append(IGNORED if continued is None else continued[numbers[word]])
+        before = word
+    return labels
