@@ -119,7 +119,9 @@ def _train(texts: Iterator[str], vocab_size: int, kind: str, place: Path) -> Non
         )
         options = {"pad_token": "[PAD]", "cls_token": "[CLS]", "sep_token": "[SEP]", "mask_token": "[MASK]"}
     else:
-        tokenizer.post_processor = processors.TemplateProcessing(single="$A </s>", special_tokens=[("</s>", ids["</s>"])])
+        tokenizer.post_processor = processors.TemplateProcessing(
+            single="$A </s>", special_tokens=[("</s>", ids["</s>"])]
+        )
         options = {"pad_token": "<pad>", "eos_token": "</s>"}
     inputs = ["input_ids", "token_type_ids", "attention_mask"] if kind == "pair" else ["input_ids", "attention_mask"]
     PreTrainedTokenizerFast(

@@ -1,0 +1,232 @@
+"""The transformers configuration of a model: its own values, the user's on top, then what the data decides."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from optrun.config.model import FromConfigConfig, ModelConfig, PretrainedConfig
+from optrun.errors import ConfigError, did_you_mean, nearest
+from optrun.model.tokenizer import first_line
+
+_SPECIAL_IDS = ("pad_token_id", "bos_token_id", "eos_token_id", "cls_token_id", "sep_token_id")
+
+
+@dataclass
+class ModelSpec:
+    """What task and tokenizer ask of a model."""
+
+    auto_class: str
+    """Name of the transformers class that builds it."""
+    config: dict[str, Any] = field(default_factory=dict)
+    """Configuration values that the data decides."""
+    max_length: int | None = None
+    """Positions it must have room for; None: no matter."""
+    vocab_size: int | None = None
+    """Entries of the tokenizer; None: no text."""
+    special_ids: dict[str, int] = field(default_factory=dict)
+    """`pad_token_id` and so on, as far as the tokenizer has them."""
+
+
+def special_ids(tokenizer: Any) -> dict[str, int]:
+    """The ids of a tokenizer's special tokens, by their names in a transformers configuration."""
+    found = {name: getattr(tokenizer, name, None) for name in _SPECIAL_IDS}
+    # An encoder's tokenizer ends a text with [SEP]; a model that looks for the end must find that one.
+    for name, stand_in in (("eos_token_id", "sep_token_id"), ("bos_token_id", "cls_token_id")):
+        found[name] = found[stand_in] if found[name] is None else found[name]
+    return {name: int(number) for name, number in found.items() if number is not None}
+
+
+def configuration(config: ModelConfig, spec: ModelSpec) -> tuple[Any, bool]:
+    """The transformers configuration, and whether weights start from scratch.
+
+    Raises:
+        ConfigError: An unknown architecture, path or value; too few positions; no head for the task.
+    """
+    if isinstance(config, FromConfigConfig):
+        values = scratch_configuration(config, spec)
+    else:
+        assert isinstance(config, PretrainedConfig)
+        values = _loaded(config)
+        if spec.special_ids.get("pad_token_id") is not None and getattr(values, "pad_token_id", None) is None:
+            values.pad_token_id = spec.special_ids["pad_token_id"]
+        _change(values, config.config, "model.config")
+    _refuse_no_head(config, values, spec.auto_class)
+    if getattr(values, "architectures", None) is None:
+        values.architectures = []  # where one architecture has several heads, transformers looks through the list
+    for name, value in spec.config.items():
+        setattr(values, name, value)
+    if spec.auto_class == "AutoModelForCausalLM" and getattr(values, "is_decoder", None) is False:
+        values.is_decoder = True  # BERT and its kin look both ways unless told
+    _refuse_long(config, values, spec)
+    return values, isinstance(config, FromConfigConfig)
+
+
+def scratch_configuration(config: FromConfigConfig, spec: ModelSpec | None = None) -> Any:
+    """The configuration of an architecture from scratch.
+
+    Args:
+        config: The model choice.
+        spec: Vocabulary and special tokens; None: the architecture's own.
+
+    Raises:
+        ConfigError: An unknown architecture or value.
+    """
+    from transformers import CONFIG_MAPPING, AutoConfig
+
+    if config.model_type not in CONFIG_MAPPING:
+        close = nearest(config.model_type, list(CONFIG_MAPPING))
+        hint = f"Did you mean {' or '.join(close)}?" if close else "Such as gpt2, bert, llama, t5, vit."
+        raise ConfigError(f"model.model_type={config.model_type}: transformers has no such architecture. {hint}")
+    try:
+        values = AutoConfig.for_model(config.model_type)
+        plain = type(values)().to_dict()
+    except Exception as error:  # composites ask for their parts, each with an error of its own
+        raise ConfigError(
+            f"model.model_type={config.model_type}: it cannot be made from scratch without parts: {first_line(error)}"
+        ) from error
+    if spec is not None and spec.vocab_size is not None:
+        _set(values, "vocab_size", spec.vocab_size)
+        for name, number in spec.special_ids.items():
+            _set(values, name, number)
+        if getattr(values, "is_encoder_decoder", False):
+            values.decoder_start_token_id = spec.special_ids.get("pad_token_id", 0)
+        if getattr(values, "forced_eos_token_id", None) is not None:
+            values.forced_eos_token_id = spec.special_ids.get("eos_token_id")
+    try:
+        _change(values, config.config, "model.config")
+        return _rebuilt(values, plain)
+    except ConfigError:
+        raise
+    except Exception as error:  # the checks of each configuration class
+        raise ConfigError(f"model.config: {type(values).__name__} refuses it: {_reason(error)}") from error
+
+
+def _loaded(config: PretrainedConfig) -> Any:
+    from transformers import AutoConfig
+
+    local = Path(config.path).expanduser()
+    if local.is_dir() and not (local / "config.json").is_file():
+        raise ConfigError(
+            f"model.path={config.path}: this folder has no config.json, so it holds no transformers model."
+        )
+    if local.is_file():
+        raise ConfigError(f"model.path={config.path}: this is a file. Give the folder that holds config.json.")
+    try:
+        values = AutoConfig.from_pretrained(
+            str(local), revision=config.revision, trust_remote_code=config.trust_remote_code
+        )
+    except Exception as error:  # OSError, ValueError, and the hub client's own
+        where = (
+            "its config.json cannot be read"
+            if local.is_dir()
+            else "no such local folder, and not to be had from the hub"
+        )
+        raise ConfigError(f"model.path={config.path}: {where}: {first_line(error)}") from error
+    if local.is_dir():
+        _refuse_pickle(config, local)
+    return values
+
+
+def _refuse_pickle(config: PretrainedConfig, folder: Path) -> None:
+    """Weights are safetensors; anything else may run code when it is opened, and is not opened."""
+    if any(folder.glob("*.safetensors")):
+        return
+    other = sorted(
+        path.name
+        for pattern in ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.h5", "*.msgpack")
+        for path in folder.glob(pattern)
+    )
+    if other:
+        raise ConfigError(
+            f"model.path={config.path}: its weights are {other[0]}, which is not opened: only safetensors are read. "
+            "Convert them where you trust their origin: load with transformers and save_pretrained(DIR)."
+        )
+    raise ConfigError(f"model.path={config.path}: this folder has no weights: no *.safetensors file in it.")
+
+
+def _attributes(values: Any) -> list[str]:
+    names = set(values.to_dict()) | set(getattr(values, "attribute_map", {}))
+    return sorted(
+        name for name in names if not name.startswith("_") and name not in ("model_type", "transformers_version")
+    )
+
+
+def _change(values: Any, changes: Mapping[str, Any], key: str) -> None:
+    """Set the user's values.
+
+    Raises:
+        ConfigError: A name that the configuration does not have.
+    """
+    known = _attributes(values)
+    for name, value in changes.items():
+        if name not in known:
+            raise ConfigError(f"{key}.{name}: {type(values).__name__} has no such value. {_few(name, known)}")
+        part = getattr(values, name, None)
+        if isinstance(value, Mapping) and hasattr(part, "to_dict"):
+            _change(part, value, f"{key}.{name}")
+        else:
+            setattr(values, name, value)
+
+
+def _few(name: str, known: list[str]) -> str:
+    return did_you_mean(name, known) if nearest(name, known) else f"Such as {', '.join(known[:12])}, ..."
+
+
+def _set(values: Any, name: str, value: Any) -> None:
+    """Set a value where the architecture has it, directly or in its text part."""
+    target = values if hasattr(values, name) else getattr(values, "text_config", None)
+    if target is not None and hasattr(target, name):
+        setattr(target, name, value)
+
+
+def _rebuilt(values: Any, defaults: Mapping[str, Any]) -> Any:
+    """The configuration made anew from its values, so that what its class derives from them fits."""
+    changed = {
+        name: value for name, value in values.to_dict().items() if name not in defaults or defaults[name] != value
+    }
+    for name in ("transformers_version", "model_type"):
+        changed.pop(name, None)
+    return type(values)(**changed)
+
+
+def _refuse_no_head(config: ModelConfig, values: Any, auto_class: str) -> None:
+    import transformers
+
+    mapping = getattr(transformers, auto_class)._model_mapping
+    if type(values) in mapping or getattr(values, "auto_map", None):
+        return
+    where = f"model.path={config.path}" if isinstance(config, PretrainedConfig) else f"model={config.name}"
+    raise ConfigError(
+        f"{where}: transformers has no {auto_class} of the architecture {values.model_type}, which this task needs. "
+        "Take another model or another task."
+    )
+
+
+def _refuse_long(config: ModelConfig, values: Any, spec: ModelSpec) -> None:
+    room = getattr(values.get_text_config(), "max_position_embeddings", None)
+    if isinstance(room, int) and room > 0:
+        refuse_long(config, room, spec)
+
+
+def refuse_long(config: ModelConfig, room: int, spec: ModelSpec) -> None:
+    """Refuse texts longer than a model has positions for.
+
+    Raises:
+        ConfigError: With the longest that fits, and how to change the model.
+    """
+    if spec.max_length is None or spec.max_length <= room:
+        return
+    grow = " or a larger model.config.max_position_embeddings" if isinstance(config, FromConfigConfig) else ""
+    targets = " and task.max_target_length" if spec.auto_class == "AutoModelForSeq2SeqLM" else ""
+    raise ConfigError(
+        f"data.max_length={spec.max_length}: the model has positions for {room} tokens. "
+        f"Take data.max_length={room}{targets}{grow}."
+    )
+
+
+def _reason(error: BaseException) -> str:
+    said = " ".join(str(error).split()) or type(error).__name__
+    return said if len(said) <= 300 else said[:300] + " ..."

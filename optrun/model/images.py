@@ -1,0 +1,130 @@
+"""What a vision model wants done to a picture before it sees it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from optrun.config.model import FromConfigConfig, ModelConfig, PretrainedConfig
+from optrun.errors import ConfigError
+from optrun.model.configuration import scratch_configuration
+from optrun.model.tokenizer import first_line
+
+USUAL_SIZE = 224
+_MEAN, _STD = 0.5, 0.5
+_BILINEAR = 2
+"""Pillow's number for it, as `preprocessor_config.json` writes it."""
+
+
+class ScratchPreparation:
+    """Resized to a square by bilinear interpolation, scaled to [-1, 1]; the preparation of ViT.
+
+    Args:
+        size: Side in pixels.
+        channels: 3: RGB; 1: grey.
+    """
+
+    def __init__(self, size: int, channels: int) -> None:
+        self.size = size
+        self.channels = channels
+
+    def resized(self, size: int) -> ScratchPreparation:
+        """The same for another side."""
+        return ScratchPreparation(size, self.channels)
+
+    def __call__(self, image: Any) -> np.ndarray:
+        """Pixels of a PIL image; shape (channels, size, size), float32."""
+        from PIL import Image
+
+        plain = image.convert("RGB" if self.channels == 3 else "L")
+        small = plain.resize((self.size, self.size), resample=Image.Resampling.BILINEAR)
+        pixels = np.asarray(small, dtype=np.float32).reshape(self.size, self.size, self.channels)
+        scaled = (pixels / np.float32(255) - np.float32(_MEAN)) / np.float32(_STD)
+        return np.ascontiguousarray(scaled.transpose(2, 0, 1))
+
+    def save_pretrained(self, folder: str) -> None:
+        """Write `preprocessor_config.json`, from which `AutoImageProcessor` makes the same preparation."""
+        values = {
+            "image_processor_type": "ViTImageProcessor",
+            "do_resize": True,
+            "size": {"height": self.size, "width": self.size},
+            "resample": _BILINEAR,
+            "do_rescale": True,
+            "rescale_factor": 1 / 255,
+            "do_normalize": True,
+            "image_mean": [_MEAN] * self.channels,
+            "image_std": [_STD] * self.channels,
+        }
+        place = Path(folder)
+        place.mkdir(parents=True, exist_ok=True)
+        (place / "preprocessor_config.json").write_text(json.dumps(values, indent=2) + "\n", encoding="utf-8")
+
+
+class PretrainedPreparation:
+    """The model's own image processor, on Pillow, whatever else is installed.
+
+    Args:
+        processor: A transformers image processor.
+    """
+
+    def __init__(self, processor: Any) -> None:
+        self.processor = processor
+
+    def resized(self, size: int) -> PretrainedPreparation:
+        """The same for another side, cropped where the processor crops."""
+        values = self.processor.to_dict()
+        edge = dict(values.get("size") or {})
+        values["size"] = {"shortest_edge": size} if "shortest_edge" in edge else {"height": size, "width": size}
+        if values.get("crop_size") is not None:
+            values["crop_size"] = {"height": size, "width": size}
+        return PretrainedPreparation(type(self.processor).from_dict(values))
+
+    def __call__(self, image: Any) -> np.ndarray:
+        """Pixels of a PIL image; shape (channels, height, width), float32."""
+        made = self.processor(images=image.convert("RGB"), return_tensors="np")["pixel_values"][0]
+        return np.ascontiguousarray(made, dtype=np.float32)
+
+    def save_pretrained(self, folder: str) -> None:
+        """Write the processor beside a model."""
+        self.processor.save_pretrained(folder)
+
+
+def load_image_preparation(config: ModelConfig) -> ScratchPreparation | PretrainedPreparation:
+    """The preparation that the configuration names.
+
+    Args:
+        config: The model choice.
+
+    Raises:
+        ConfigError: A model with weights brings none, or `model.tokenizer` is set.
+    """
+    if config.tokenizer is not None:
+        raise ConfigError(f"model.tokenizer={config.tokenizer}: images need none; leave it null.")
+    if isinstance(config, FromConfigConfig):
+        values = scratch_configuration(config)
+        size = getattr(values, "image_size", None)
+        size = size[0] if isinstance(size, list | tuple) and len(set(size)) == 1 else size
+        if size is not None and not isinstance(size, int):
+            raise ConfigError(f"model.config.image_size={size}: expected one number: images are made square.")
+        channels = getattr(values, "num_channels", 3)
+        if channels not in (1, 3):
+            raise ConfigError(f"model.config.num_channels={channels}: expected 3 (RGB) or 1 (grey).")
+        return ScratchPreparation(size or USUAL_SIZE, channels)
+    assert isinstance(config, PretrainedConfig)
+    from transformers import AutoImageProcessor
+
+    try:
+        processor = AutoImageProcessor.from_pretrained(
+            str(Path(config.path).expanduser()),
+            revision=config.revision,
+            trust_remote_code=config.trust_remote_code,
+            backend="pil",
+        )
+    except Exception as error:  # OSError, ValueError, ImportError, and the hub client's own
+        raise ConfigError(
+            f"model.path={config.path}: no image processor can be loaded from there: {first_line(error)}"
+        ) from error
+    return PretrainedPreparation(processor)
