@@ -21,11 +21,11 @@ from optrun.artifacts.run_dir import RunDir
 from optrun.clip import build_clip
 from optrun.config.model import FromConfigConfig
 from optrun.config.run import RunConfig
-from optrun.data.columns import text_column, texts
 from optrun.data.loader import Feed, Plan
-from optrun.data.source import Source, load_source
+from optrun.data.source import load_source
 from optrun.errors import CheckpointError, ConfigError, OptrunError, StoppedEarly, nearest
 from optrun.model.build import ModelSpec, build_model, special_ids
+from optrun.model.images import load_image_preparation
 from optrun.model.tokenizer import load_tokenizer, train_tokenizer
 from optrun.model.weights import load_model_tensors, model_tensors
 from optrun.optimizer.build import build_optimizer
@@ -86,11 +86,12 @@ def prepare(config: RunConfig) -> Prepared:
     kind = task_class(config.task)
     packing = bool(getattr(config.task, "packing", False))
     source = load_source(config.data, seed=config.seed, documents=packing)
-    tokenizer = load_tokenizer(config.model)
-    if tokenizer is None and kind.text_kind != "none":
+    on_text = kind.text_kind != "none"
+    tokenizer = load_tokenizer(config.model) if on_text else load_image_preparation(config.model)
+    if tokenizer is None:
         assert isinstance(config.model, FromConfigConfig)
         tokenizer = train_tokenizer(
-            lambda: _training_texts(source), vocab_size=config.model.vocab_size, kind=kind.text_kind
+            lambda: kind.vocabulary(source), vocab_size=config.model.vocab_size, kind=kind.text_kind
         )
     task = build_task(config.task, config.data, source, tokenizer, seed=config.seed)
     needs = task.needs()
@@ -98,16 +99,12 @@ def prepare(config: RunConfig) -> Prepared:
         auto_class=needs.auto_class,
         config=needs.config,
         max_length=needs.max_length,
-        vocab_size=len(tokenizer) if tokenizer is not None else None,
-        special_ids=special_ids(tokenizer) if tokenizer is not None else {},
+        vocab_size=len(tokenizer) if on_text else None,
+        special_ids=special_ids(tokenizer) if on_text else {},
     )
     torch.manual_seed(config.seed)
     model, notes = build_model(config.model, spec)
     return Prepared(task, tokenizer, model, [*source.notes, *task.notes, *notes])
-
-
-def _training_texts(source: Source) -> Iterator[str]:
-    return iter(texts(source.train, text_column(source, source.train)))
 
 
 def ranking_of(config: RunConfig, task: Task) -> Ranking:
