@@ -145,6 +145,8 @@ def train(
     invocation: Invocation,
     display: Display,
     resume: ResumePoint | None = None,
+    *,
+    stop_at: int | None = None,
 ) -> Outcome:
     """Train, evaluate, checkpoint, and write the run directory.
 
@@ -155,8 +157,10 @@ def train(
         invocation: The command line.
         display: Eyes.
         resume: Where to go on; None: from the start.
+        stop_at: Pause after this many optimizer steps, evaluated and saved; the schedule stays that of the whole run.
 
     Raises:
+        StoppedEarly: At `stop_at`, by a signal, or because the time is up.
         OptrunError: With the exit code that belongs to it; `summary.json` tells the same.
     """
     with RunLock(run.lock), Interrupts() as interrupts:
@@ -165,7 +169,7 @@ def train(
             summary.take_up()
         try:
             with _status(summary):
-                return _train(config, values, run, display, resume, summary, interrupts)
+                return _train(config, values, run, display, resume, summary, interrupts, stop_at)
         finally:
             if run.metrics.is_file():
                 draw_curves(run.path)
@@ -193,6 +197,7 @@ def _train(
     resume: ResumePoint | None,
     summary: Summary,
     interrupts: Interrupts,
+    stop_at: int | None,
 ) -> Outcome:
     device = pick_device(config.training.device)
     snapshot, said = (None, []) if resume is None else _open_checkpoint(run, resume)
@@ -275,6 +280,7 @@ def _train(
         track=tracker.log,
         summarise=summary.write,
         interrupts=interrupts,
+        stop_at=stop_at,
     )
     if snapshot is not None:
         restore_random_states(snapshot.state["random"], device)

@@ -78,6 +78,7 @@ class Loop:
         track: Takes each record to other trackers.
         summarise: Called when the summary should be brought up to date.
         interrupts: Requests by signal.
+        stop_at: Pause after this many optimizer steps, evaluated and saved; None: go to the end.
         clock: Seconds, monotonic.
     """
 
@@ -96,6 +97,7 @@ class Loop:
         track: Callable[[Mapping[str, Any]], None],
         summarise: Callable[[], None],
         interrupts: Interrupts,
+        stop_at: int | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.learner = learner
@@ -110,6 +112,7 @@ class Loop:
         self.track = track
         self.summarise = summarise
         self.interrupts = interrupts
+        self.end = total if stop_at is None else min(total, stop_at)
         self.clock = clock
         self.device = learner.stepper.device
         self._seconds_before = state.seconds
@@ -126,7 +129,7 @@ class Loop:
 
         Raises:
             NonFiniteError: Loss or gradient is NaN or inf and the policy is to stop, or to skip and it was too often.
-            StoppedEarly: A signal or the time budget; everything is saved.
+            StoppedEarly: A signal, the time budget or `stop_at`; everything is saved.
             StorageError: A checkpoint could not be saved.
         """
         self._begun = self._window_begun = self.clock()
@@ -135,12 +138,14 @@ class Loop:
         self.display.start(self.state.global_step, self.total)
         with MetricsWriter(self.run.metrics) as metrics:
             try:
-                while self.state.global_step < self.total:
+                while self.state.global_step < self.end:
                     self._one_step(next(steps), metrics)
                     self._stop_if_asked()
             finally:
                 steps.close()  # type: ignore[attr-defined]  # ends the loader's workers
                 self.display.stop()
+        if self.state.global_step < self.total:
+            raise StoppedEarly(f"paused after step {self.end} of {self.total} as asked; everything is saved.")
 
     def _one_step(self, micro_batches: list[Batch], metrics: MetricsWriter) -> None:
         before = random_states(self.device)
@@ -150,7 +155,7 @@ class Loop:
         self._count(result, micro_batches)
         record: dict[str, Any] = {}
         unscheduled = []
-        step, last = self.state.global_step, self.state.global_step == self.total
+        step, last = self.state.global_step, self.state.global_step == self.end
         due = step % self.training.logging_steps == 0
         if (due or last) and self.state.window_weight:
             record.update(self._training_values())
@@ -342,7 +347,7 @@ class Loop:
         log.info("saved %s", place)
 
     def _stop_if_asked(self) -> None:
-        if self.state.global_step >= self.total:
+        if self.state.global_step >= self.end:
             return
         spent = self.clock() - self._begun
         budget = self.training.max_seconds
