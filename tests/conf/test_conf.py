@@ -1,0 +1,118 @@
+"""Every YAML composes, says every field of its dataclass with a comment, and runs no code; every recipe composes."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+from omegaconf import OmegaConf
+
+from optrun.config import saved, store
+from tests.running import optrun
+
+CONF = store.config_dir()
+CHOICES = sorted(
+    (path.parent.name, path.stem) for group in store.GROUPS for path in (CONF / group).glob("*.yaml")
+)
+# What a choice cannot be composed without.
+NEEDED = {
+    ("model", "pretrained"): ["model.path=somewhere"],
+    ("model", "from_config"): ["model.model_type=gpt2"],
+    ("data", "files"): ["data.train=somewhere.csv"],
+    ("data", "hub"): ["data.path=somewhere"],
+    ("param_groups", "layerwise"): [],
+    ("scheduler", "piecewise"): ["scheduler.boundaries=[10]", "scheduler.values=[1.0,0.1]"],
+}
+
+
+@pytest.mark.parametrize(("group", "choice"), CHOICES)
+def test_choice(group: str, choice: str) -> None:
+    values = yaml.safe_load((CONF / group / f"{choice}.yaml").read_text())
+    assert values.pop("defaults") == [f"{choice}_schema", "_self_"]
+    schema = store.GROUPS[group][choice]
+    fields = {field.name for field in dataclasses.fields(schema)}
+    assert set(values) == fields, "every field has its value in the YAML, and no other key stands there"
+    if (group, choice) != ("optimizer", "pytorch_optimizer"):
+        assert values["name"] == choice
+
+
+@pytest.mark.parametrize(("group", "choice"), CHOICES)
+def test_choice_composes_and_survives_being_saved(group: str, choice: str) -> None:
+    hydra = store.open_hydra()
+    given = [f"{name}={value}" for name, value in [(group, choice)]]
+    cfg = store.without_hydra(store.compose(hydra, "config", [*given, *NEEDED.get((group, choice), [])]))
+    missing = OmegaConf.missing_keys(cfg)
+    for key in missing:  # what only a user can say
+        assert key.startswith(f"{group}.")
+    if not missing:
+        values = saved.plain(cfg)
+        assert store.typed(saved.with_schemas(values, "here")) == store.typed(cfg)
+
+
+def test_every_value_has_its_comment() -> None:
+    """A person reads the file and knows; a name alone says too little."""
+    bare = []
+    for path in sorted(CONF.glob("*/*.yaml")):
+        lines = path.read_text().splitlines()
+        assert lines[0].startswith("# "), f"{path.name} begins with what it is"
+        for line in lines:
+            if re.match(r"^[a-z_]+: ", line) and "#" not in line and not line.startswith(("name:", "defaults:")):
+                bare.append(f"{path.parent.name}/{path.name}: {line}")
+    assert bare == []
+
+
+def test_no_yaml_names_code() -> None:
+    for path in [*CONF.rglob("*.yaml"), *store.recipes_dir().rglob("*.yaml")]:
+        assert not re.search(r"(?<![a-z])_target_", path.read_text()), path
+
+
+@pytest.mark.parametrize("name", store.recipe_names())
+def test_recipe_begins_with_its_command(name: str) -> None:
+    first = (store.recipes_dir() / f"{name}.yaml").read_text().splitlines()[0]
+    assert first.startswith("# optrun ")
+    assert f"-cn {name}" in first
+
+
+def test_services_do_not_import_torch(tmp_path: Path) -> None:
+    """`--help`, `--cfg`, `--info` and completion answer at once."""
+    program = (
+        "import sys; from optrun import cli\n"
+        "for words in (['--help'], ['--cfg', 'job', '--resolve'], ['--info', 'defaults'], ['--version'],\n"
+        "              ['lr=abc'], ['explain', '--help'], ['evaluate', '--help'], ['optimizer=lam']):\n"
+        "    cli.run(words)\n"
+        "heavy = {'torch', 'transformers', 'datasets', 'matplotlib', 'scipy'} & set(sys.modules)\n"
+        "assert not heavy, heavy\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_cfg_shows_what_would_run(capsys: pytest.CaptureFixture[str]) -> None:
+    assert optrun("--cfg", "job", "--resolve", "optimizer=lamb", "lr=2e-3", "model.config.n_layer=3") == 0
+    shown = yaml.safe_load(capsys.readouterr().out)
+    assert shown["lr"] == 2e-3
+    assert shown["optimizer"]["name"] == "lamb"
+    assert shown["model"]["config"]["n_layer"] == 3
+
+
+def test_each_optimizer_brings_its_lr() -> None:
+    hydra = store.open_hydra()
+    for choice in store.GROUPS["optimizer"]:
+        if choice == "pytorch_optimizer":
+            continue
+        cfg = store.without_hydra(store.compose(hydra, "config", [f"optimizer={choice}"]))
+        assert cfg.lr == cfg.optimizer.default_lr > 0
+
+
+def test_completion_lists_choices_without_schemas() -> None:
+    hydra = store.open_hydra()
+    for group in store.GROUPS:
+        options = hydra.config_loader.get_group_options(group)
+        assert options
+        assert not [option for option in options if option.endswith("_schema")]
