@@ -37,7 +37,7 @@ from optrun.scheduler import build_scheduler
 from optrun.summary import Summary
 from optrun.task import Task, build_task
 from optrun.task.build import task_class
-from optrun.tracking import build_tracker
+from optrun.tracking import build_tracker, require_tracker
 from optrun.training.device import pick_device
 from optrun.training.evaluate import evaluate
 from optrun.training.interrupts import Interrupts
@@ -199,6 +199,7 @@ def _train(
     interrupts: Interrupts,
     stop_at: int | None,
 ) -> Outcome:
+    require_tracker(config.tracking)
     device = pick_device(config.training.device)
     snapshot, said = (None, []) if resume is None else _open_checkpoint(run, resume)
     for sentence in said:
@@ -266,7 +267,14 @@ def _train(
             },
         )
 
-    tracker = build_tracker(config.tracking, run.path, config.run_name, summary.flat_config())
+    tracker = build_tracker(
+        config.tracking,
+        run.path,
+        config.run_name,
+        summary.flat_config(),
+        start=state.global_step,
+        complain=display.note,
+    )
     loop = Loop(
         learner=learner,
         run=run,

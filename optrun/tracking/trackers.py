@@ -3,12 +3,25 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Mapping
+import importlib.util
+import json
+import logging
+import re
+import uuid
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
+from optrun.artifacts.atomic import replace_text
 from optrun.config.tracking import MlflowConfig, ProjectConfig, TrackingConfig
 from optrun.errors import ConfigError
+
+_IDENTITY = "tracking.json"
+_MLFLOW_PARAMS = 100
+"""How many parameters MLflow takes in one request."""
+
+
+_MLFLOW_STATUS = {"finished": "FINISHED", "interrupted": "KILLED"}
 
 
 class Tracker(Protocol):
@@ -29,13 +42,18 @@ class NoTracker:
 
 
 class TensorboardTracker:
-    """Event files in `tensorboard/` of the run directory."""
+    """Event files in `tensorboard/` of the run directory.
 
-    def __init__(self, run_dir: Path) -> None:
+    Args:
+        run_dir: The run.
+        start: Steps done before; what an earlier process wrote after them is hidden.
+    """
+
+    def __init__(self, run_dir: Path, start: int) -> None:
         _need("tensorboard", "tensorboard")
         from torch.utils.tensorboard import SummaryWriter
 
-        self._writer = SummaryWriter(str(run_dir / "tensorboard"))
+        self._writer = SummaryWriter(str(run_dir / "tensorboard"), purge_step=start + 1 if start else None)
 
     def log(self, record: Mapping[str, Any]) -> None:
         """One scalar per value."""
@@ -48,26 +66,36 @@ class TensorboardTracker:
 
 
 class ProjectTracker:
-    """Weights & Biases, or trackio, whose calls are the same."""
+    """Weights & Biases, or trackio, whose calls are the same. A resumed run goes on under its identity."""
 
     def __init__(
         self, library: str, config: ProjectConfig, run_dir: Path, run_name: str | None, values: Mapping[str, Any]
     ) -> None:
-        self._library = _need(library, library)
-        options: dict[str, Any] = {"project": config.project, "name": run_name, "config": dict(values)}
-        if library == "wandb":
-            options |= {"dir": str(run_dir), "mode": config.mode}
-        elif config.mode is not None:
+        if library == "trackio" and config.mode is not None:
             raise ConfigError(f"tracking.mode={config.mode}: trackio has no modes; leave it null.")
+        self._library = _need(library, library)
+        self._name = library
+        known = _identity(run_dir)
+        identity = known.get(library) or uuid.uuid4().hex[:8]
+        options: dict[str, Any] = {"project": config.project, "config": dict(values), "resume": "allow"}
+        if library == "wandb":
+            options |= {"id": identity, "name": run_name, "dir": str(run_dir), "mode": config.mode}
+        else:  # trackio knows a run by its name
+            identity = known.get(library) or f"{run_name or run_dir.name}-{identity}"
+            options["name"] = identity
         self._library.init(**options)
+        _remember(run_dir, library, identity)
 
     def log(self, record: Mapping[str, Any]) -> None:
         """One call per record."""
         self._library.log(_scalars(record), step=int(record["step"]))
 
-    def close(self, status: str) -> None:  # noqa: ARG002
-        """Flush."""
-        self._library.finish()
+    def close(self, status: str) -> None:
+        """Flush; Weights & Biases also hears how it ended."""
+        if self._name == "wandb":
+            self._library.finish(exit_code=0 if status == "finished" else 1)
+        else:
+            self._library.finish()
 
 
 class MlflowTracker:
@@ -77,8 +105,15 @@ class MlflowTracker:
         self._library = _need("mlflow", "mlflow")
         self._library.set_tracking_uri(config.tracking_uri or f"sqlite:///{(run_dir / 'mlflow.db').resolve()}")
         self._library.set_experiment(config.experiment)
-        self._library.start_run(run_name=run_name)
-        self._library.log_params({name: str(value)[:500] for name, value in values.items()})
+        identity = _identity(run_dir).get("mlflow")
+        if identity is not None:
+            self._library.start_run(run_id=identity)  # its parameters stand already and may not change
+            return
+        run = self._library.start_run(run_name=run_name or run_dir.name)
+        _remember(run_dir, "mlflow", str(run.info.run_id))
+        named = [(re.sub(r"[^\w\-./ :]", "_", name), str(value)[:500]) for name, value in values.items()]
+        for begin in range(0, len(named), _MLFLOW_PARAMS):
+            self._library.log_params(dict(named[begin : begin + _MLFLOW_PARAMS]))
 
     def log(self, record: Mapping[str, Any]) -> None:
         """One call per record."""
@@ -86,14 +121,125 @@ class MlflowTracker:
 
     def close(self, status: str) -> None:
         """End the run with its outcome."""
-        self._library.end_run("FINISHED" if status == "finished" else "KILLED" if status == "interrupted" else "FAILED")
+        self._library.end_run(_MLFLOW_STATUS.get(status, "FAILED"))
+
+
+class Tolerant:
+    """A tracker whose failure does not end the run: it is told once, and nothing more is sent.
+
+    Args:
+        tracker: What may fail: a server that is gone, a full disk.
+        name: Of the choice, for the message.
+        complain: Takes the message.
+    """
+
+    def __init__(self, tracker: Tracker, name: str, complain: Callable[[str], None]) -> None:
+        self._tracker = tracker
+        self._name = name
+        self._complain = complain
+        self._gone = False
+
+    def log(self, record: Mapping[str, Any]) -> None:
+        """Pass on a record."""
+        self._try(lambda: self._tracker.log(record))
+
+    def close(self, status: str) -> None:
+        """Pass on the end."""
+        self._try(lambda: self._tracker.close(status))
+
+    def _try(self, send: Callable[[], None]) -> None:
+        if self._gone:
+            return
+        try:
+            send()
+        except Exception as error:  # each library has errors of its own
+            self._gone = True
+            self._complain(
+                f"tracking={self._name} failed ({type(error).__name__}: {error}) and gets nothing more; the run goes "
+                "on, and metrics.jsonl has everything."
+            )
+
+
+def require_tracker(config: TrackingConfig) -> None:
+    """Refuse a tracker whose package is missing, before anything is loaded.
+
+    Raises:
+        ConfigError: With the command that installs it.
+    """
+    if config.name != "none" and importlib.util.find_spec(config.name) is None:
+        raise _not_installed(config.name, config.name)
+
+
+def build_tracker(
+    config: TrackingConfig,
+    run_dir: Path,
+    run_name: str | None,
+    values: Mapping[str, Any],
+    *,
+    start: int = 0,
+    complain: Callable[[str], None] | None = None,
+) -> Tracker:
+    """The tracker of `tracking=`.
+
+    Args:
+        config: The choice.
+        run_dir: Where local trackers write, and where a run's identity in them is kept.
+        run_name: A name for people.
+        values: The resolved configuration, flat, with dotted names.
+        start: Steps done before.
+        complain: Takes the message of a tracker that fails later; None: the log.
+
+    Raises:
+        ConfigError: Its package is not installed, or it cannot start.
+    """
+    if config.name == "none":
+        return NoTracker()
+    try:
+        tracker = _start(config, run_dir, run_name, values, start)
+    except ConfigError:
+        raise
+    except Exception as error:  # each library has errors of its own
+        raise ConfigError(
+            f"tracking={config.name}: cannot start: {type(error).__name__}: {' '.join(str(error).split())[:300]}. "
+            "tracking=none trains without it."
+        ) from error
+    return Tolerant(tracker, config.name, complain or logging.getLogger("optrun").warning)
+
+
+def _start(
+    config: TrackingConfig, run_dir: Path, run_name: str | None, values: Mapping[str, Any], start: int
+) -> Tracker:
+    if config.name == "tensorboard":
+        return TensorboardTracker(run_dir, start)
+    if isinstance(config, ProjectConfig):
+        return ProjectTracker(config.name, config, run_dir, run_name, values)
+    if isinstance(config, MlflowConfig):
+        return MlflowTracker(config, run_dir, run_name, values)
+    raise ConfigError(f"tracking={config.name}: no adapter for this choice.")
 
 
 def _need(module: str, extra: str) -> Any:
     try:
         return importlib.import_module(module)
     except ImportError as error:
-        raise ConfigError(f"tracking={extra}: the package {module} is not installed. pip install 'optrun[{extra}]'") from error
+        raise _not_installed(module, extra) from error
+
+
+def _not_installed(module: str, extra: str) -> ConfigError:
+    return ConfigError(f"tracking={extra}: the package {module} is not installed. pip install 'optrun[{extra}]'")
+
+
+def _identity(run_dir: Path) -> dict[str, str]:
+    """Under which identity each tracker knows this run."""
+    place = run_dir / _IDENTITY
+    if not place.is_file():
+        return {}
+    known: dict[str, str] = json.loads(place.read_text(encoding="utf-8"))
+    return known
+
+
+def _remember(run_dir: Path, library: str, identity: str) -> None:
+    replace_text(run_dir / _IDENTITY, json.dumps({**_identity(run_dir), library: identity}, indent=2) + "\n")
 
 
 def _scalars(record: Mapping[str, Any]) -> dict[str, float]:
@@ -102,24 +248,3 @@ def _scalars(record: Mapping[str, Any]) -> dict[str, float]:
         for name, value in record.items()
         if isinstance(value, int | float) and name not in ("step", "time")
     }
-
-
-def build_tracker(config: TrackingConfig, run_dir: Path, run_name: str | None, values: Mapping[str, Any]) -> Tracker:
-    """The tracker of `tracking=`.
-
-    Args:
-        config: The choice.
-        run_dir: Where local trackers write.
-        run_name: A name for people.
-        values: The resolved configuration, flat, with dotted names.
-
-    Raises:
-        ConfigError: Its package is not installed.
-    """
-    if config.name == "tensorboard":
-        return TensorboardTracker(run_dir)
-    if isinstance(config, ProjectConfig):
-        return ProjectTracker(config.name, config, run_dir, run_name, values)
-    if isinstance(config, MlflowConfig):
-        return MlflowTracker(config, run_dir, run_name, values)
-    return NoTracker()
