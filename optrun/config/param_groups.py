@@ -17,7 +17,7 @@ GROUPING_KEYS = {
     "adaptation": "true or false; Lamb's layer adaptation",
     "centralization": "true or false; LazyAdam's gradient centralization",
     "freeze": "true; takes the parameters out of training",
-    "optimizer": "name of another optimizer, where the chosen one can hand parameters over",
+    "optimizer": "name of another optimizer that steps these parameters",
     "schedule": "name of another schedule, or a mapping with its keys",
 }
 """What a rule may say besides `pattern` and the hyper-parameters of the optimizer."""
@@ -124,6 +124,10 @@ def _check_rule(key: str, rule: Any) -> None:
             value = rule[name]
             number = isinstance(value, int | float) and not isinstance(value, bool)
             expect(number and 0 <= value < float("inf"), f"{key}.{name}", value, "a number of 0 or more")
+    if "optimizer" in rule:
+        name = str(rule["optimizer"])
+        hint = did_you_mean(name, optimizer.SCHEMAS)
+        expect(name in optimizer.SCHEMAS, f"{key}.optimizer", name, "the name of an optimizer", hint)
     for name in ("adaptation", "centralization", "freeze"):
         if name in rule:
             expect(isinstance(rule[name], bool), f"{key}.{name}", rule[name], "true or false")

@@ -11,10 +11,10 @@ from torch import Tensor, nn
 from optrun.config.choice import choice
 from optrun.config.param_groups import SCHEMAS, LayerwiseConfig, ParamGroupsConfig, StandardConfig
 from optrun.errors import ConfigError
-from optrun.param_groups.layer_map import Place, places_of_tree, scale_of
+from optrun.param_groups.layer_map import Place, heads_of, places_of_tree, scale_of
 from optrun.param_groups.layerwise import NamedParam, SetParamLrFun
 from optrun.param_groups.name_dict import places_of_names, structured_names
-from optrun.param_groups.roles import BIAS, EMBEDDING, NORM, VECTOR, roles_of, roles_of_names
+from optrun.param_groups.roles import BIAS, EMBEDDING, HEAD, NORM, VECTOR, roles_of, roles_of_names
 from optrun.param_groups.rules import claims, overrides
 
 ModelOrParameters: TypeAlias = nn.Module | Iterable[tuple[str, Tensor]]
@@ -68,6 +68,7 @@ def build_param_groups(
     params, roles, tied = _read(model_or_named_parameters)
     model = model_or_named_parameters if isinstance(model_or_named_parameters, nn.Module) else None
     places, scales = _layers(config, params, roles, model, set_param_lr_fun)
+    roles |= dict.fromkeys(heads_of(params, roles, model), HEAD)
     taken = claims(config.rules, params, tied)
     groups: dict[tuple[Any, ...], dict[str, Any]] = {}
     for name, param in params.items():

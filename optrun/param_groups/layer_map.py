@@ -9,11 +9,11 @@ from dataclasses import dataclass
 from torch import Tensor, nn
 
 from optrun.errors import ConfigError
-from optrun.param_groups.roles import EMBEDDING
+from optrun.param_groups.roles import EMBEDDING, HEAD, MATRIX
 from optrun.param_groups.stacks import Stack, find_stacks
 from optrun.param_groups.tree import Node, tree_of
 
-HEAD, EMBEDDINGS = "head", "embeddings"
+EMBEDDINGS = "embeddings"
 ABOVE, BELOW = "above the blocks", "below the blocks"
 
 _HEAD_NAME = re.compile(r"head|classif|score|pooler|logits|predict|^cls$")
@@ -115,12 +115,30 @@ def places_of_tree(
                 f"param_groups.n_layers={n_layers}: expected at least {stacks[0].depth}, the depth found ({found})."
             )
         stacks[0].depth = n_layers
+    return _places(params, roles, model, root, stacks)
+
+
+def heads_of(params: Mapping[str, Tensor], roles: Mapping[str, str], model: nn.Module | None) -> set[str]:
+    """Names of the matrices above the blocks; where no blocks are found, of the output layer the model names itself."""
+    root = tree_of(params, roles, model)
+    stacks = find_stacks(root)
+    matrices = [name for name in params if roles[name] == MATRIX]
+    if not stacks:
+        outputs, _ = _ends(model)
+        return {name for name in matrices if id(params[name]) in outputs}
+    places = _places(params, roles, model, root, stacks)
+    return {name for name in matrices if places[name].label == HEAD}
+
+
+def _places(
+    params: Mapping[str, Tensor], roles: Mapping[str, str], model: nn.Module | None, root: Node, stacks: list[Stack]
+) -> dict[str, Place]:
     towers = _towers(stacks)
-    tied_head, inputs = _ends(model)
-    out: dict[str, Place] = {}
-    for name, param in params.items():
-        out[name] = _place(name, root, towers, roles[name], id(param) in tied_head, id(param) in inputs)
-    return out
+    outputs, inputs = _ends(model)
+    return {
+        name: _place(name, root, towers, roles[name], id(param) in outputs, id(param) in inputs)
+        for name, param in params.items()
+    }
 
 
 @dataclass(frozen=True)

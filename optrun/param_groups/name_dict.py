@@ -10,7 +10,8 @@ from torch import Tensor
 
 from optrun.config.names import near_names
 from optrun.errors import ConfigError, did_you_mean
-from optrun.param_groups.layer_map import EMBEDDINGS, HEAD, Place, label_of
+from optrun.param_groups.layer_map import EMBEDDINGS, Place, label_of
+from optrun.param_groups.roles import HEAD
 
 _IN_LIST = re.compile(r"^(?:(?P<tower>.*)\.)?layers?\.(?P<block>\d+)(?:\.|$)")
 

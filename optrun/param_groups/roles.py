@@ -1,4 +1,7 @@
-"""What a parameter is: matrix, bias, norm, vector or embedding; by the type of its module first, by its name last."""
+"""What a parameter is: matrix, bias, norm, vector or embedding; by the type of its module first, by its name last.
+
+A matrix above the blocks of a model is a `head`; where a parameter lies is for `layer_map` to say.
+"""
 
 from __future__ import annotations
 
@@ -8,8 +11,7 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor, nn
 
-MATRIX, BIAS, NORM, VECTOR, EMBEDDING = "matrix", "bias", "norm", "vector", "embedding"
-ROLES = (MATRIX, EMBEDDING, NORM, BIAS, VECTOR)
+MATRIX, BIAS, NORM, VECTOR, EMBEDDING, HEAD = "matrix", "bias", "norm", "vector", "embedding", "head"
 
 _NORM_TYPES: tuple[type[nn.Module], ...] = (
     nn.LayerNorm,

@@ -70,7 +70,7 @@ def test_standard_decays_matrices_and_embeddings_alone() -> None:
 
 def test_groups_say_what_they_are() -> None:
     groups = build_param_groups(Tiny(1), lr=0.5, weight_decay=0.1)
-    assert [group["role"] for group in groups] == ["vector", "embedding", "matrix", "bias", "norm"]
+    assert [group["role"] for group in groups] == ["vector", "embedding", "matrix", "bias", "norm", "head"]
     for group in groups:
         assert (group["lr"], group["lr_scale"], group["layer_id"], group["layer"]) == (0.5, 1.0, None, "all")
         assert group["rule"] == "standard"
@@ -463,3 +463,14 @@ def test_configurations_are_checked() -> None:
             choice("param_groups", SCHEMAS, "layerwise", options)
     with pytest.raises(ConfigError, match=r"param_groups=layered: no such choice. Did you mean layerwise"):
         build_param_groups(Tiny(1), "layered")
+
+
+def test_matrices_above_the_blocks_are_heads() -> None:
+    roles = _by_name(build_param_groups(_bert(), "standard"), "role")
+    assert {name for name, role in roles.items() if role == "head"} == {"bert.pooler.dense.weight", "classifier.weight"}
+    assert roles["bert.encoder.layer.2.output.dense.weight"] == "matrix"
+
+
+def test_a_rule_names_an_optimizer_that_exists() -> None:
+    with pytest.raises(ConfigError, match=r"rules\[0\].optimizer=lam: .*Did you mean lamb"):
+        build_param_groups(_bert(), "standard", rules=[{"pattern": "bert", "optimizer": "lam"}])
