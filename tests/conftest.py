@@ -34,3 +34,12 @@ def _shared_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     yield folder
     if before is None:
         del os.environ["OPTRUN_CACHE"]
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """What needs a CUDA device is not collected where there is none."""
+    if torch.cuda.is_available():
+        return
+    here = [item for item in items if "gpu" not in item.keywords]
+    config.hook.pytest_deselected(items=[item for item in items if "gpu" in item.keywords])
+    items[:] = here

@@ -16,9 +16,7 @@ from optrun.config import saved, store
 from tests.running import optrun
 
 CONF = store.config_dir()
-CHOICES = sorted(
-    (path.parent.name, path.stem) for group in store.GROUPS for path in (CONF / group).glob("*.yaml")
-)
+CHOICES = sorted((path.parent.name, path.stem) for group in store.GROUPS for path in (CONF / group).glob("*.yaml"))
 # What a choice cannot be composed without.
 NEEDED = {
     ("model", "pretrained"): ["model.path=somewhere"],

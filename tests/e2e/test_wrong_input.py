@@ -1,0 +1,164 @@
+"""Each wrong input gives one readable message that names key and value, and exit code 2; nothing is left behind."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.running import TINY_BERT, TINY_GPT, optrun, write_labelled
+
+CLASSIFY = [*TINY_BERT, "task=sequence_classification", "data=files"]
+
+COMMAND_LINE = [
+    # words, pieces of the message
+    (["optimizer=lam"], ["optimizer=lam", "lamb", "adamw"]),
+    (["optimzer=lamb"], ["optimzer", "Did you mean optimizer?"]),
+    (["data=file"], ["data=file", "files"]),
+    (["optimizer.foo=1"], ["optimizer.foo", "optimizer=adamw has", "betas"]),
+    (["optimizer.betas=[0.9]"], ["optimizer.betas", "[0.9]", "two numbers"]),
+    (["lr=abc"], ["lr=abc", "a number"]),
+    (["lr=-1"], ["lr=-1", "above 0"]),
+    (["seed=-1"], ["seed=-1", "0 or more"]),
+    (["learning_rate=1e-3"], ["learning_rate", "called lr"]),
+    (["optimizer.lr=1e-3"], ["optimizer.lr", "called lr"]),
+    (["max_steps=3"], ["max_steps", "training.max_steps"]),
+    (["training.max_step=3"], ["training.max_step", "Did you mean training.max_steps?"]),
+    (["training.max_steps=0"], ["training.max_steps=0", "1 or more"]),
+    (["training.max_steps=1.5"], ["training.max_steps=1.5", "a whole number"]),
+    (["training.max_steps=3", "training.num_train_epochs=1"], ["both given"]),
+    (["training.precision=fp64"], ["fp64", "fp32, bf16, fp16"]),
+    (["training.device=tpu"], ["training.device=tpu", "cuda"]),
+    (["training.device=cuda:7"], ["training.device=cuda:7", "no such device"]),
+    (["lr=1e-3,2e-3"], ["lr=1e-3,2e-3", "-m"]),
+    (["-m", "lr=1e-3,abc"], ["lr=abc", "a number"]),
+    (["-m", "optimizer=adamw,lam"], ["optimizer=lam", "lamb"]),
+    (["lr=1e-3", "lr=2e-3"], ["lr", "twice"]),
+    (["trian"], ["trian", "key=value"]),
+    (["evalute", "x"], ["evalute", "evaluate"]),
+    (["--confg", "job"], ["--confg", "--cfg"]),
+    (["-cn", "sst3"], ["sst3", "sst2_minilm"]),
+    (["--config-dir", "nowhere"], ["nowhere", "no such folder"]),
+    (["model=pretrained"], ["model.path", "missing"]),
+    (["model=pretrained", "model.path=no/such"], ["model.path=no/such"]),
+    (["model=from_config", "model.model_type=gpt3"], ["gpt3", "gpt2"]),
+    (["model.config.n_layr=3"], ["model.config.n_layr", "n_layer"]),
+    (["clip=none", "clip.max_norm=1"], ["clip.max_norm", "clip=none has"]),
+    (["checkpoint.metric=eval/acuracy"], ["eval/acuracy", "eval/accuracy"]),
+    (["resume=nowhere"], ["resume=nowhere", "no such directory"]),
+    (["resume=."], ["resume=.", "neither a run directory nor a checkpoint"]),
+    (["hydra.run.dir=full"], ["hydra.run.dir=full", "not empty"]),
+    (["evaluate"], ["one run directory or checkpoint"]),
+    (["evaluate", "nowhere"], ["nowhere", "no such directory"]),
+    (["verify", "."], ["neither a run directory nor a checkpoint"]),
+    (["export", "x"], ["a checkpoint and a destination"]),
+    (["report", "nowhere"], ["nowhere", "no such directory"]),
+    (["report", ".", "--metrc", "x"], ["--metrc", "--metric"]),
+    (
+        ["task=causal_lm", "data=files", "data.train=train.csv", "data.label_column=label"],
+        ["data.label_column", "reads no"],
+    ),
+    (["data=hub", "data.path=no/such"], ["data.path=no/such"]),
+    (["data.max_length=512", "model.config.n_positions=64"], ["data.max_length=512", "64"]),
+]
+FILES = [
+    (["data.train=nope.csv"], ["data.train=nope.csv", "no such file"]),
+    (["data.train=trian.csv"], ["data.train=trian.csv", "Did you mean", "train.csv?"]),
+    (["data.train=*.parquet"], ["data.train=*.parquet", "no file matches"]),
+    (["data.train=empty.csv"], ["data.train=empty.csv", "empty"]),
+    (["data.train=header.csv"], ["data.train=header.csv", "no rows"]),
+    (["data.train=train.xyz"], ["data.train=train.xyz", "unknown format", ".csv"]),
+    (["data.train=full"], ["data.train=full", "folder"]),
+    (["data.train=train.csv", "data.text_column=txet"], ["data.text_column=txet", "text, label", "Did you mean text?"]),
+    (["data.train=train.csv", "data.label_column=lable"], ["data.label_column=lable", "text, label"]),
+    (["data.train=train.csv", "data.text_pair_column=other"], ["data.text_pair_column=other", "text, label"]),
+    (["data.train=train.csv", "data.eval=unseen.csv"], ["'sometimes'", "even, odd"]),
+    (["data.train=one.csv"], ["one label only", "even"]),
+    (["data.train=train.csv", "task.problem_type=regression"], ["'even'", "label", "finite numbers"]),
+    (["data.train=[]"], ["data.train", "a path"]),
+]
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    write_labelled(tmp_path, rows=12)
+    (tmp_path / "empty.csv").write_text("")
+    (tmp_path / "header.csv").write_text("text,label\n")
+    (tmp_path / "train.xyz").write_text("text,label\n")
+    (tmp_path / "unseen.csv").write_text("text,label\nthe fox,even\na dog,sometimes\n")
+    (tmp_path / "one.csv").write_text("text,label\nthe fox,even\na dog,even\nan owl,even\n")
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "mine.txt").write_text("kept")
+    return tmp_path
+
+
+def refused(words: list[str], pieces: list[str], capsys: pytest.CaptureFixture[str], folder: Path) -> None:
+    before = sorted(path.name for path in folder.iterdir())
+    assert optrun(*words) == 2
+    said = capsys.readouterr()
+    message = [line for line in said.err.splitlines() if line.startswith("optrun: error: ")]
+    assert len(message) == 1, said.err
+    assert "Traceback" not in said.err
+    for piece in pieces:
+        assert piece in message[0]
+    made = {path.name for path in folder.iterdir()} - set(before)
+    assert made <= {"outputs"}
+    assert not [path for path in folder.glob("outputs/*/*")]
+    assert (folder / "full" / "mine.txt").read_text() == "kept"
+
+
+@pytest.mark.parametrize(
+    ("words", "pieces"), COMMAND_LINE, ids=lambda case: " ".join(case) if isinstance(case, list) else ""
+)
+def test_command_line(words: list[str], pieces: list[str], folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    refused(words, pieces, capsys, folder)
+
+
+@pytest.mark.parametrize(("words", "pieces"), FILES, ids=lambda case: " ".join(case) if isinstance(case, list) else "")
+def test_files(words: list[str], pieces: list[str], folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    refused([*CLASSIFY, *words], pieces, capsys, folder)
+
+
+def test_the_mended_command_gets_its_directory(folder: Path) -> None:
+    words = [*CLASSIFY, "hydra.run.dir=run", "training.max_steps=1"]
+    assert optrun(*words, "data.train=nope.csv") == 2
+    assert optrun(*words, "data.train=train.csv") == 0
+
+
+def test_a_run_is_not_overwritten(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = [*CLASSIFY, "data.train=train.csv", "hydra.run.dir=run", "training.max_steps=1"]
+    assert optrun(*words) == 0
+    before = (folder / "run" / "summary.json").read_bytes()
+    capsys.readouterr()
+    assert optrun(*words, "lr=5e-4") == 2
+    assert "there is a run in it already" in capsys.readouterr().err
+    assert (folder / "run" / "summary.json").read_bytes() == before
+
+
+def test_no_permission(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A place where nothing can be made, whoever asks: below a file."""
+    code = optrun(*TINY_GPT, "data=files", "data.train=train.csv", "hydra.run.dir=train.csv/run")
+    assert code in (2, 74)
+    said = capsys.readouterr().err
+    assert "train.csv" in said
+    assert "Traceback" not in said
+
+
+def test_remote_code_is_for_the_command_line_alone(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (folder / "mine").mkdir()
+    (folder / "mine" / "sly.yaml").write_text(
+        "defaults: [config, override model: pretrained, _self_]\nmodel: {path: somewhere, trust_remote_code: true}\n"
+    )
+    assert optrun("--config-dir", "mine", "-cn", "sly") == 2
+    assert "trust_remote_code" in capsys.readouterr().err
+
+
+def test_configuration_runs_no_code(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for words in (
+        ["+optimizer._target_=os.system"],
+        ["+data._target_=pathlib.Path.write_text"],
+        ["++_target_=os.system"],
+    ):
+        assert optrun(*words) == 2
+        assert "_target_" in capsys.readouterr().err

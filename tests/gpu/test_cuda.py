@@ -1,0 +1,73 @@
+"""On a CUDA device: every precision learns, resumes exactly, and compiles; every optimizer steps there as on the CPU."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.resume.test_exact import COMMON, HALF, WHOLE, causal_lm, classification
+from tests.running import optrun, records, state, summary, tensors
+
+pytestmark = pytest.mark.gpu
+
+
+@pytest.fixture(autouse=True)
+def _deterministic(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Kernels that add in a fixed order: without them two straight runs differ, and nothing could be compared."""
+    monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    torch.use_deterministic_algorithms(True, warn_only=True)
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16", "fp16"])
+@pytest.mark.parametrize("task", [causal_lm, classification])
+def test_resume_is_exact(task, precision: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    words = [*task(tmp_path), *COMMON, f"training.precision={precision}", "training.device=cuda"]
+    assert optrun(*words, "hydra.run.dir=straight") == 0
+    assert optrun(*words, "hydra.run.dir=again") == 0
+    assert tensors(Path("straight"), WHOLE) == tensors(Path("again"), WHOLE), "two straight runs are one"
+    codes = [optrun(*words, "training.max_seconds=1e-9", "hydra.run.dir=stopped", "resume=auto") for _ in range(WHOLE)]
+    assert codes == [75] * (WHOLE - 1) + [0]
+    assert records(Path("straight")) == records(Path("stopped"))
+    assert tensors(Path("straight"), WHOLE) == tensors(Path("stopped"), WHOLE)
+    assert state(Path("straight"), WHOLE)["random"]["cuda"] == state(Path("stopped"), WHOLE)["random"]["cuda"]
+    if precision == "fp16":
+        assert state(Path("straight"), WHOLE)["scaler"] == state(Path("stopped"), WHOLE)["scaler"] != {}
+
+
+@pytest.mark.parametrize("optimizer", ["adamw", "lamb", "adamax", "adamwdl", "lazy_adam", "sgd", "muon"])
+def test_optimizers_step_as_on_the_cpu(optimizer: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    words = [*causal_lm(tmp_path), f"optimizer={optimizer}", "training.max_steps=5", "training.logging_steps=1"]
+    words += ["model.config.resid_pdrop=0", "model.config.embd_pdrop=0", "model.config.attn_pdrop=0"]
+    words = list({word.split("=")[0]: word for word in words}.values())
+    losses = {}
+    for device in ("cpu", "cuda"):
+        assert optrun(*words, f"training.device={device}", f"hydra.run.dir={device}") == 0
+        losses[device] = [record["train/loss"] for record in records(Path(device))]
+    assert losses["cuda"] == pytest.approx(losses["cpu"], rel=2e-3)
+
+
+def test_compile_and_checkpointing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    words = [*causal_lm(tmp_path), "training.max_steps=4", "training.logging_steps=1", "training.device=cuda"]
+    assert optrun(*words, "hydra.run.dir=plain") == 0
+    assert optrun(*words, "hydra.run.dir=compiled", "training.compile=true") == 0
+    assert optrun(*words, "hydra.run.dir=recomputed", "training.gradient_checkpointing=true") == 0
+    plain = [record["train/loss"] for record in records(Path("plain"))]
+    assert [r["train/loss"] for r in records(Path("recomputed"))] == pytest.approx(plain, rel=1e-3)
+    assert len(records(Path("compiled"))) == 4
+
+
+def test_half_of_the_steps_moves_between_devices(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A checkpoint of the GPU goes on on the CPU, and back."""
+    monkeypatch.chdir(tmp_path)
+    words = [*causal_lm(tmp_path), *COMMON[:4], "scheduler=constant", f"training.max_steps={HALF}"]
+    words = [word for word in words if not word.startswith(("scheduler.decay_steps", "scheduler=cosine"))]
+    assert optrun(*words, "training.device=cuda", "hydra.run.dir=run") == 0
+    assert optrun("resume=run", "training.device=cpu", f"training.max_steps={WHOLE}") == 0
+    assert summary(Path("run"))["global_step"] == WHOLE
+    assert json.loads((tmp_path / "run" / "summary.json").read_text())["hardware"]["device"] == "cpu"

@@ -1,0 +1,59 @@
+"""A saved configuration taken up again, with changes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from optrun.config import saved, store
+from optrun.errors import ConfigError
+
+
+def composed(*words: str) -> dict:
+    return saved.plain(store.without_hydra(store.compose(store.open_hydra(), "config", list(words))))
+
+
+def test_no_change_is_no_difference() -> None:
+    values = composed("optimizer=lamb", "lr=2e-3")
+    again = saved.plain(saved.changed(store.open_hydra(), saved.with_schemas(values, "here"), []))
+    assert saved.differences(values, again) == {}
+
+
+def test_values_and_choices_change() -> None:
+    values = composed("optimizer=lamb", "lr=2e-3")
+    words = ["lr=1e-3", "scheduler=constant", "model.config.n_layer=3", "optimizer=lamb"]
+    after = saved.plain(saved.changed(store.open_hydra(), saved.with_schemas(values, "here"), words))
+    found = saved.differences(values, after)
+    assert found["lr"] == (2e-3, 1e-3)
+    assert found["scheduler.name"] == ("cosine", "constant")
+    assert found["model.config.n_layer"] == (4, 3)
+    assert not [key for key in found if key.startswith("optimizer.")], "the same choice keeps the values it was given"
+
+
+@pytest.mark.parametrize(
+    ("word", "piece"),
+    [("lr=abc", "a number"), ("optimizer=lam", "lamb"), ("optimizer.foo=1", "no such key"), ("lr=1,2", "sweep")],
+)
+def test_wrong_words_are_refused(word: str, piece: str) -> None:
+    tree = saved.with_schemas(composed(), "here")
+    with pytest.raises(ConfigError, match=piece):
+        saved.changed(store.open_hydra(), tree, [word])
+
+
+def test_files_that_are_no_configuration(tmp_path: Path) -> None:
+    path = tmp_path / "config.yaml"
+    with pytest.raises(ConfigError, match="cannot be read"):
+        saved.read_config(path)
+    path.write_text("a: [")
+    with pytest.raises(ConfigError, match="no valid YAML"):
+        saved.read_config(path)
+    path.write_text("- a\n")
+    with pytest.raises(ConfigError, match="expected a mapping"):
+        saved.read_config(path)
+    with pytest.raises(ConfigError, match="group"):
+        saved.with_schemas({"lr": 1.0}, "here")
+    values = composed()
+    values["optimizer"]["surprise"] = 1
+    with pytest.raises(ConfigError, match="surprise"):
+        saved.with_schemas(values, "here")
