@@ -33,7 +33,8 @@ TINY_BERT = [
     "model.vocab_size=320",
 ]
 
-WORDS = "the quick brown fox jumps over a lazy dog while seven wizards mix black quartz and vow to fix it again".split()
+TEXT = "the quick brown fox jumps over a lazy dog while seven wizards mix black quartz and vow to fix it again"
+WORDS = TEXT.split()
 
 
 def sentence(number: int) -> str:

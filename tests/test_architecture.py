@@ -27,8 +27,8 @@ ALLOWED: dict[str, set[str]] = {
     "report": {"artifacts"},
 }
 ABOVE = {
-    "experiment", "explain", "sweep", "certify", "commands", "outcome", "publish", "summary", "resume", "cli", "__main__",
-    "restore",
+    "experiment", "explain", "sweep", "certify", "commands", "outcome", "publish", "summary", "resume", "restore",
+    "cli", "__main__",
 }  # fmt: skip
 
 

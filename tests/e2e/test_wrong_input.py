@@ -104,7 +104,7 @@ def refused(words: list[str], pieces: list[str], capsys: pytest.CaptureFixture[s
         assert piece in message[0]
     made = {path.name for path in folder.iterdir()} - set(before)
     assert made <= {"outputs"}
-    assert not [path for path in folder.glob("outputs/*/*")]
+    assert not list(folder.glob("outputs/*/*"))
     assert (folder / "full" / "mine.txt").read_text() == "kept"
 
 

@@ -1,4 +1,4 @@
-"""On a CUDA device: every precision learns, resumes exactly, and compiles; every optimizer steps there as on the CPU."""
+"""On a CUDA device: every precision learns, resumes exactly, compiles; every optimizer steps as on the CPU."""
 
 from __future__ import annotations
 
