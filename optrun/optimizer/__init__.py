@@ -2,8 +2,9 @@
 
 from optrun.optimizer.adamax import Adamax
 from optrun.optimizer.adamwdl import AdamWDL
+from optrun.optimizer.build import build_optimizer
 from optrun.optimizer.lamb import Lamb
 from optrun.optimizer.lazy_adam import LazyAdam
 from optrun.optimizer.torch_named import AdamW
 
-__all__ = ["AdamW", "AdamWDL", "Adamax", "Lamb", "LazyAdam"]
+__all__ = ["AdamW", "AdamWDL", "Adamax", "Lamb", "LazyAdam", "build_optimizer"]

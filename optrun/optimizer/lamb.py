@@ -237,10 +237,10 @@ def _single_tensor_lamb(
             grad = grad + param.sign() * l1s[i]
         first_moment_(exp_avg, grad, beta1)
         second_moment_(exp_avg_sq, grad, beta2)
-        denom = (exp_avg_sq.sqrt() / math.sqrt(bias_correction(beta2, steps[i]))).add_(eps)
-        update = (exp_avg / bias_correction(beta1, steps[i])).div_(denom)
+        denom = exp_avg_sq.sqrt().div_(math.sqrt(bias_correction(beta2, steps[i]))).add_(eps)
+        update = torch.div(exp_avg, denom, out=denom).div_(bias_correction(beta1, steps[i]))
         if weight_decays[i]:
-            update.add_(param * weight_decays[i])
+            update.add_(param, alpha=weight_decays[i])
         if adapt[i]:
             param_norm, update_norm = norms([param, update], [shardings[i]] * 2)
             ratio = trust_ratio(param_norm, update_norm)
@@ -277,8 +277,8 @@ def _multi_tensor_lamb(
     denoms = torch._foreach_sqrt(exp_avg_sqs)
     torch._foreach_div_(denoms, [math.sqrt(bias_correction(beta2, step)) for step in steps])
     torch._foreach_add_(denoms, eps)
-    updates = torch._foreach_div(exp_avgs, [bias_correction(beta1, step) for step in steps])
-    torch._foreach_div_(updates, denoms)
+    updates = torch._foreach_div(exp_avgs, denoms)
+    torch._foreach_div_(updates, [bias_correction(beta1, step) for step in steps])
     del denoms
     decayed = [i for i, weight_decay in enumerate(weight_decays) if weight_decay]
     if decayed:

@@ -69,12 +69,13 @@ class Player:
     params: dict[str, torch.nn.Parameter]
     clips: list[tuple[Clip, list[str]]] = field(default_factory=list)
     keeps_zeros: bool = False
+    events_in_schedule: bool = False
 
     def play(self) -> Iterator[tuple[int, dict[str, Tensor]]]:
         """Step through the case; yields the step and the parameters after it."""
         for step, grads in enumerate(self.case["grads"]):
             for event in self.case.get("events", ()):
-                if event["before_step"] == step and self.optimizer.lr_driver() is None:
+                if event["before_step"] == step and not self.events_in_schedule:
                     self.optimizer.set_lr(event["value"])
             self.optimizer.zero_grad(set_to_none=not self.keeps_zeros)
             for param, grad in zip(self.params.values(), grads, strict=True):
@@ -257,6 +258,7 @@ def _paddle_lamb(case: dict[str, Any], params: dict[str, torch.nn.Parameter], fo
         groups,
         lr=_paddle_lr(case),
         exclude_from_weight_decay=_patterns(config.get("exclude_names", [])),
+        unmatched_patterns="ignore",
         foreach=foreach,
         **_renamed(config, names),
         **_betas(config, "beta1", "beta2"),
@@ -352,7 +354,9 @@ def _tfm_lamb(case: dict[str, Any], params: dict[str, torch.nn.Parameter], forea
         clips.append(build_clip("norm", max_norm=config["clipnorm"], eps=0.0))
     if "global_clipnorm" in config:
         clips.append(build_clip("global_norm", max_norm=config["global_clipnorm"], eps=0.0))
-    return Player(case, optimizer, params, [(clip, list(params)) for clip in clips])
+    return Player(
+        case, optimizer, params, [(clip, list(params)) for clip in clips], events_in_schedule="decay" in config
+    )
 
 
 def _set_rates(lr: float, case: dict[str, Any]) -> Callable[[int], float]:

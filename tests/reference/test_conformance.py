@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 import pytest
@@ -14,8 +15,9 @@ PLAYED = [(system, case) for system, case in ALL if case["id"] not in LEFT_OUT]
 
 
 def test_only_a_handful_is_left_out() -> None:
-    assert len(ALL) == 133
-    assert len(ALL) - len(PLAYED) == len(LEFT_OUT) <= 5
+    assert len(ALL) - len(PLAYED) <= len(LEFT_OUT) <= 5
+    if "OPTRUN_REFERENCE_DIR" not in os.environ:
+        assert (len(ALL), len(PLAYED)) == (133, 131)
 
 
 @pytest.mark.parametrize("foreach", [False, True], ids=["loop", "foreach"])
