@@ -87,7 +87,10 @@ def prepare(config: RunConfig) -> Prepared:
     packing = bool(getattr(config.task, "packing", False))
     source = load_source(config.data, seed=config.seed, documents=packing)
     on_text = kind.text_kind != "none"
-    tokenizer = load_tokenizer(config.model) if on_text else load_image_preparation(config.model)
+    if on_text:
+        tokenizer = load_tokenizer(config.model, words=kind.reads_words)
+    else:
+        tokenizer = load_image_preparation(config.model)
     if tokenizer is None:
         assert isinstance(config.model, FromConfigConfig)
         tokenizer = train_tokenizer(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator
 from itertools import chain, islice
 from pathlib import Path
@@ -21,11 +22,13 @@ _SPECIAL = {
 }
 
 
-def load_tokenizer(config: ModelConfig) -> Any | None:
+def load_tokenizer(config: ModelConfig, *, words: bool = False) -> Any | None:
     """The tokenizer that the configuration names.
 
     Args:
         config: The model choice.
+        words: True where it will be given one word at a time: a byte-level tokenizer, for which `word` and ` word`
+            differ, then reads each as it stands inside a text.
 
     Returns:
         A transformers tokenizer with a padding token; None where one must be trained.
@@ -45,11 +48,21 @@ def load_tokenizer(config: ModelConfig) -> Any | None:
     key = "model.tokenizer" if config.tokenizer is not None else "model.path"
     try:
         tokenizer = AutoTokenizer.from_pretrained(str(Path(name).expanduser()), **options)
+        if words and _begins_without_space(tokenizer):
+            tokenizer = AutoTokenizer.from_pretrained(str(Path(name).expanduser()), add_prefix_space=True, **options)
     except Exception as error:  # OSError, ValueError, and the hub client's own
         raise ConfigError(f"{key}={name}: no tokenizer can be loaded from there: {first_line(error)}") from error
     if tokenizer.pad_token_id is None and tokenizer.eos_token is not None:
         tokenizer.pad_token = tokenizer.eos_token
     return tokenizer
+
+
+def _begins_without_space(tokenizer: Any) -> bool:
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    if backend is None:
+        return False
+    before = json.loads(backend.to_str())["pre_tokenizer"] or {}
+    return before.get("type") == "ByteLevel" and before.get("add_prefix_space") is False
 
 
 def first_line(error: BaseException) -> str:

@@ -74,6 +74,7 @@ class Task(ABC):
         notes: What was decided where the configuration was silent.
         main_metric: The metric that says which checkpoint is best.
         mode: `min` or `max`: which direction of it is better.
+        reads_words: Whether the tokenizer is given one word at a time.
         unit: What a loss is averaged over: `tokens` or `examples`.
     """
 
@@ -84,6 +85,7 @@ class Task(ABC):
     mode: str = "min"
     unit: str = "tokens"
     text_kind: str = TextKind.PAIR
+    reads_words: bool = False
 
     def __init__(self) -> None:
         self.notes: list[str] = []

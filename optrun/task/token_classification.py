@@ -37,6 +37,7 @@ class TokenClassification(Task):
     """
 
     name = "token_classification"
+    reads_words = True
 
     def __init__(
         self, config: TokenClassificationConfig, data: DataConfig, source: Source, tokenizer: Any, *, seed: int
