@@ -1,0 +1,103 @@
+"""A cache is trusted only when it was finished; two processes at once, and one that dies, do no harm."""
+
+from __future__ import annotations
+
+import errno
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from optrun.data.cache import cached, digest, digest_files
+from optrun.errors import StorageError
+
+
+@pytest.fixture
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("OPTRUN_CACHE", str(tmp_path / "cache"))
+    return tmp_path / "cache"
+
+
+def test_borders_count() -> None:
+    assert digest("ab", "c") != digest("a", "bc")
+    assert digest("é") == digest("é".encode())
+
+
+def test_files_by_content_and_order(tmp_path: Path) -> None:
+    a, b = tmp_path / "a", tmp_path / "b"
+    a.write_bytes(b"x" * 3_000_000)
+    b.write_bytes(b"y")
+    assert digest_files([a, b]) == digest_files([a, b])
+    assert len({digest_files([a, b]), digest_files([b, a]), digest_files([a]), digest_files([])}) == 4
+
+
+def test_made_once(cache: Path) -> None:
+    calls = []
+
+    def make(folder: Path) -> None:
+        calls.append(folder)
+        (folder / "x").write_text("made")
+
+    assert cached("kind", "key", make) == cached("kind", "key", make) == cache / "kind" / "key"
+    assert len(calls) == 1
+    assert [path.name for path in (cache / "kind").iterdir()] == ["key"]
+
+
+def test_a_failure_leaves_nothing(cache: Path) -> None:
+    def make(folder: Path) -> None:
+        (folder / "half").write_text("half")
+        raise KeyError("broken")
+
+    with pytest.raises(KeyError):
+        cached("kind", "key", make)
+    assert list((cache / "kind").iterdir()) == []
+
+
+def test_a_full_disk_is_told_as_such(cache: Path) -> None:
+    def make(folder: Path) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with pytest.raises(StorageError, match=r"No space left.*OPTRUN_CACHE"):
+        cached("kind", "key", make)
+
+
+def test_another_process_was_first(cache: Path) -> None:
+    def make(folder: Path) -> None:
+        (folder / "x").write_text("mine")
+        other = cache / "kind" / "key"
+        other.mkdir()
+        (other / "x").write_text("theirs")
+
+    assert (cached("kind", "key", make) / "x").read_text() == "theirs"
+    assert [path.name for path in (cache / "kind").iterdir()] == ["key"]
+
+
+def test_a_killed_process_leaves_nothing_trusted(cache: Path) -> None:
+    code = (
+        "import os, signal\n"
+        "from pathlib import Path\n"
+        "from optrun.data.cache import cached\n"
+        "def make(folder):\n"
+        "    (folder / 'x').write_text('half')\n"
+        "    os.kill(os.getpid(), signal.SIGKILL)\n"
+        "cached('kind', 'key', make)\n"
+    )
+    assert subprocess.run([sys.executable, "-c", code], check=False, env=os.environ.copy()).returncode < 0
+    (left,) = (cache / "kind").iterdir()
+    assert left.name.startswith(".making-")
+    place = cached("kind", "key", lambda folder: (folder / "x").write_text("whole") and None)
+    assert (place / "x").read_text() == "whole"
+    assert left.exists()  # another process may be at work in it
+    os.utime(left, (time.time() - 2 * 86400,) * 2)
+    cached("kind", "other", lambda folder: None)
+    assert not left.exists()
+
+
+def test_a_cache_that_cannot_be_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("OPTRUN_CACHE", str(tmp_path / "file" / "cache"))
+    place = cached("kind", "key", lambda folder: (folder / "x").write_text("made") and None)
+    assert (place / "x").read_text() == "made"

@@ -1,0 +1,185 @@
+"""What people really hand over: odd csv, odd json, odd names. Nothing is guessed, nothing is dropped in silence."""
+
+from __future__ import annotations
+
+import bz2
+import csv
+import gzip
+import io
+import json
+import lzma
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from optrun.data.files import read_files
+from optrun.errors import ConfigError
+
+
+def rows(path: Path, *, documents: bool = False) -> dict[str, list[Any]]:
+    return dict(read_files("data.train", str(path), documents=documents)[:])
+
+
+def refusal(path: Path | str) -> str:
+    with pytest.raises(ConfigError) as caught:
+        read_files("data.train", str(path), documents=False)
+    return str(caught.value)
+
+
+def write(path: Path, content: str | bytes) -> Path:
+    path.write_bytes(content.encode() if isinstance(content, str) else content)
+    return path
+
+
+def test_csv_fields_are_texts_as_they_stand(tmp_path: Path) -> None:
+    path = write(
+        tmp_path / "a.csv",
+        'text,label\nNA,007\n"a ""q"" b",null\n"x\ny",None\n5" disk,1.0\n,nan\n"",True\n',
+    )
+    assert rows(path) == {
+        "text": ["NA", 'a "q" b', "x\ny", '5" disk', None, ""],
+        "label": ["007", "null", "None", "1.0", "nan", "True"],
+    }
+
+
+def test_tsv_fields_keep_their_quotes(tmp_path: Path) -> None:
+    path = write(tmp_path / "a.tsv", 'text\tlabel\n"a\t1\nsay "b" now\t2\n')
+    assert rows(path) == {"text": ['"a', 'say "b" now'], "label": ["1", "2"]}
+
+
+def test_byte_order_mark_crlf_and_empty_lines(tmp_path: Path) -> None:
+    path = write(tmp_path / "a.csv", b"\xef\xbb\xbftext,label\r\na,1\r\n\r\nb,2\r\n")
+    assert rows(path) == {"text": ["a", "b"], "label": ["1", "2"]}
+
+
+@pytest.mark.parametrize(
+    ("ending", "squeeze"), [("gz", gzip.compress), ("bz2", bz2.compress), ("xz", lzma.compress)]
+)
+@pytest.mark.parametrize("kind", ["csv", "jsonl", "txt"])
+def test_compressed(tmp_path: Path, kind: str, ending: str, squeeze: Any) -> None:
+    plain = {"csv": "text\na\n", "jsonl": '{"text": "a"}\n', "txt": "a\n"}[kind]
+    assert rows(write(tmp_path / f"a.{kind}.{ending}", squeeze(plain.encode()))) == {"text": ["a"]}
+
+
+@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    st.lists(
+        st.tuples(
+            st.text(st.characters(exclude_categories=("Cs",), exclude_characters="\x00\r"), min_size=1),
+            st.text("abc,\"\n' ", min_size=1),
+        ),
+        min_size=1,
+        max_size=5,
+    )
+)
+def test_csv_reads_what_csv_wrote(tmp_path: Path, table: list[tuple[str, str]]) -> None:
+    out = io.StringIO(newline="")
+    writer = csv.writer(out, quoting=csv.QUOTE_ALL, lineterminator="\n")
+    writer.writerow(["text", "label"])
+    writer.writerows(table)
+    path = write(tmp_path / "a.csv", out.getvalue())
+    assert rows(path) == {"text": [first for first, _ in table], "label": [second for _, second in table]}
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "said"),
+    [
+        ("a.csv", "", "the file is empty"),
+        ("a.csv", "\n\n", "no header line"),
+        ("a.csv", "text,label\n", "no rows"),
+        ("a.csv", "text,label\na,b,1\n", "Expected 2 columns, got 3"),
+        ("a.csv", "text,label\na\n", "Expected 2 columns, got 1"),
+        ("a.csv", 'text,label\n"unclosed,1\nb,2\n', "cannot be read as csv"),
+        ("a.csv", "text,text\na,1\n", "two columns are called 'text'"),
+        ("a.csv", b"text,label\n\xff,1\n", "no UTF-8"),
+        ("a.csv", "text,label\na,1\n".encode("utf-16"), "zero bytes"),
+        ("a.csv.gz", b"not gzip", "cannot be read as csv"),
+        ("a.json", "[]", "no rows"),
+        ("a.json", "3", "cannot be read as json"),
+        ("a.jsonl", '{"text": "a"}\n{"text":', "cannot be read as json"),
+        ("a.txt", b"\xff\n", "no UTF-8"),
+        ("a.parquet", b"junk", "cannot be read as parquet"),
+        ("a.xyz", "x", "unknown format"),
+        ("noending", "x", "unknown format"),
+    ],
+)
+def test_refusals_name_the_file(tmp_path: Path, name: str, content: str | bytes, said: str) -> None:
+    message = refusal(write(tmp_path / name, content))
+    assert said in message
+    assert str(tmp_path / name) in message
+    assert "\n" not in message
+
+
+def test_json_in_its_forms(tmp_path: Path) -> None:
+    listed = write(tmp_path / "a.json", json.dumps([{"text": "a", "label": True}, {"text": "b", "label": False}]))
+    assert rows(listed) == {"text": ["a", "b"], "label": [True, False]}
+    lines = write(tmp_path / "a.jsonl", '{"text": "a", "label": 1}\n\n{"text": null, "label": 2.5}\n')
+    assert rows(lines) == {"text": ["a", None], "label": [1.0, 2.5]}
+    words = write(tmp_path / "b.jsonl", '{"tokens": ["a", "b"], "tags": [0, 1]}\n{"tokens": [], "tags": []}\n')
+    assert rows(words) == {"tokens": [["a", "b"], []], "tags": [[0, 1], []]}
+
+
+def test_text_by_line_and_as_one_document(tmp_path: Path) -> None:
+    path = write(tmp_path / "a.txt", b"\xef\xbb\xbfab\r\n\r\ncd\x0be\n")
+    assert rows(path) == {"text": ["ab", "", "cd\x0be"]}
+    (whole,) = rows(path, documents=True)["text"]
+    assert whole.split() == ["ab", "cd", "e"]
+
+
+def test_parquet_keeps_declared_labels(tmp_path: Path) -> None:
+    from datasets import ClassLabel, Dataset, Features, Value
+
+    features = Features({"text": Value("string"), "label": ClassLabel(names=["no", "yes"])})
+    Dataset.from_dict({"text": ["a", "b"], "label": [1, 0]}, features=features).to_parquet(str(tmp_path / "a.parquet"))
+    read = read_files("data.train", str(tmp_path / "a.parquet"), documents=False)
+    assert read.features["label"].names == ["no", "yes"]
+
+
+def test_lists_and_globs_in_order_and_once(tmp_path: Path) -> None:
+    for name in ("b", "a", "c"):
+        write(tmp_path / f"{name}.txt", f"{name}\n")
+    given = [str(tmp_path / "c.txt"), str(tmp_path / "*.txt")]
+    assert read_files("data.train", given, documents=False)["text"][:] == ["c", "a", "b"]
+
+
+def test_a_name_with_brackets_is_a_name(tmp_path: Path) -> None:
+    assert rows(write(tmp_path / "a[1].txt", "x\n")) == {"text": ["x"]}
+    assert rows(write(tmp_path / "a[1].csv", "t\nx\n")) == {"t": ["x"]}
+
+
+def test_no_such_file_says_what_is_near(tmp_path: Path) -> None:
+    write(tmp_path / "train.csv", "text\na\n")
+    assert f"Did you mean {tmp_path / 'train.csv'}?" in refusal(tmp_path / "trian.csv")
+    assert "no file matches this glob" in refusal(tmp_path / "*.tsv")
+    assert "this is a folder" in refusal(tmp_path)
+
+
+def test_formats_are_not_mixed_and_columns_agree(tmp_path: Path) -> None:
+    write(tmp_path / "a.csv", "text,label\na,1\n")
+    write(tmp_path / "b.csv", "label,text\n1,a\n")
+    write(tmp_path / "c.txt", "a\n")
+    with pytest.raises(ConfigError, match="several formats"):
+        read_files("data.train", [str(tmp_path / "a.csv"), str(tmp_path / "c.txt")], documents=False)
+    with pytest.raises(ConfigError, match="same columns"):
+        read_files("data.train", [str(tmp_path / "a.csv"), str(tmp_path / "b.csv")], documents=False)
+
+
+def test_changed_content_is_read_anew_though_size_and_time_are_the_same(tmp_path: Path) -> None:
+    for name, first, second in (("a.csv", "t\naa\n", "t\nbb\n"), ("a.txt", "aa\n", "bb\n")):
+        path = write(tmp_path / name, first)
+        os.utime(path, (1, 1))
+        before = rows(path)
+        write(path, second)
+        os.utime(path, (1, 1))
+        assert rows(path) != before
+
+
+def test_a_cache_that_cannot_be_written_is_no_obstacle(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    blocked = write(tmp_path / "a_file", "in the way")
+    monkeypatch.setenv("OPTRUN_CACHE", str(blocked / "cache"))
+    assert rows(write(tmp_path / "a.csv", "t\nx\n")) == {"t": ["x"]}
+    assert rows(write(tmp_path / "a.jsonl", '{"t": "x"}\n')) == {"t": ["x"]}
