@@ -1,74 +1,188 @@
-"""`optrun -m`: one run per combination, then the comparison."""
+"""`optrun -m`: one run per combination or trial, then the comparison."""
 
 from __future__ import annotations
 
-import functools
 from pathlib import Path
+from typing import Any
 
 from hydra._internal.hydra import Hydra
-from hydra.core.hydra_config import HydraConfig
-from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+from rich.console import Console
 
-from optrun.artifacts.run_dir import RunDir
-from optrun.commands.train import execute, quoted, refuse_stored_trust
-from optrun.config import saved, store
-from optrun.errors import EXIT_DONE, EXIT_FAILED, ConfigError, OptrunError, StoppedEarly
+from optrun.config import overrides as words_of
+from optrun.config.sweeper import GridConfig, OptunaConfig, SweeperConfig
+from optrun.errors import EXIT_STOPPED_EARLY, ConfigError, StorageError
+from optrun.sweep import jobs as jobs_of
+from optrun.sweep.driver import Driver, Line, Stop, clean
+from optrun.sweep.folder import SweepDir
+from optrun.sweep.halving import through_rungs
+from optrun.sweep.view import make_view
 
 
-def sweep(hydra: Hydra, config_name: str, words: list[str], cfg: DictConfig, argv: list[str]) -> int:
-    """Run every combination, then compare.
+def sweep(hydra: Hydra, line: Line, cfg: DictConfig) -> int:
+    """Run every combination or trial that is not done yet, then compare.
 
     Args:
-        hydra: Composes and launches.
-        config_name: The primary configuration.
-        words: Checked `key=value` words.
+        hydra: Composes.
+        line: The command line, checked.
         cfg: Composed for the sweep, Hydra's node in it.
-        argv: Words after `optrun`.
 
     Returns:
-        0 where every run finished, else 1.
+        0 where every run finished, 1 where one failed, 75 where a signal ended the sweep with everything saved.
+
+    Raises:
+        ConfigError: A key, choice or combination that does not exist; nothing was started.
+    """
+    options = sweeper_options(cfg)
+    _check_launcher(hydra, cfg)
+    compose = jobs_of.Composer(hydra, line.config_name)
+    grids = [_checked(hydra, line, options.params, grid) for grid in _grids(options)]
+    console = Console()
+    if isinstance(options, OptunaConfig):
+        from optrun.sweep.search import Search
+
+        search = Search(hydra, compose, options, grids[0])
+        jobs: list[jobs_of.Job] = []
+        _refuse_trust([search.example], line)
+    else:
+        jobs = jobs_of.build_jobs(compose, (words for grid in grids for words in jobs_of.combinations(hydra, grid)))
+        _refuse_trust(jobs, line)
+    folder = _folder(cfg)
+    place = SweepDir(folder)
+    place.prepare()
+    clean(place)
+    with Stop() as stop:
+        view = make_view(console, f"optrun · sweep · {folder}")
+        driver = Driver(place, line, options, view, stop)
+        try:
+            if isinstance(options, OptunaConfig):
+                search(driver)
+            else:
+                driver.add(jobs)
+                view.note(_opening(driver, folder))
+                through_rungs(driver, jobs)
+        finally:
+            view.stop()
+            driver.close()
+            driver.write_result()
+        return _close(driver, folder, console)
+
+
+def sweeper_options(cfg: DictConfig) -> SweeperConfig:
+    """The typed `hydra.sweeper`; Hydra's own `basic` is a grid.
+
+    Raises:
+        ConfigError: Another sweeper, or a value out of range.
+    """
+    node = cfg.hydra.sweeper
+    try:
+        values: dict[str, Any] = OmegaConf.to_container(node, resolve=True)  # type: ignore[assignment]
+        target = str(values.get("_target_", ""))
+        if target.endswith(".BasicSweeper"):
+            return GridConfig(
+                name="basic",
+                params=values.get("params") or {},
+                retry_failed=False,
+                max_batch_size=values.get("max_batch_size"),
+                rungs=[],
+                reduction_factor=2,
+                grids=[],
+            )
+        made = OmegaConf.to_object(node)
+    except OmegaConfBaseException as error:
+        cause = error.__cause__
+        if isinstance(cause, ConfigError):
+            raise cause from error
+        raise ConfigError(f"hydra.sweeper: {str(error).splitlines()[0]}") from error
+    if not isinstance(made, SweeperConfig):
+        raise ConfigError(f"hydra/sweeper: {target or node} is not optrun's. Choices: grid, optuna, basic.")
+    return made
+
+
+def _grids(options: SweeperConfig) -> list[dict[str, Any]]:
+    return (options.grids or [{}]) if isinstance(options, GridConfig) else [{}]
+
+
+def _checked(hydra: Hydra, line: Line, params: dict[str, Any], grid: dict[str, Any]) -> list[str]:
+    """The words of one grid: the file's under the grid's under the command line's, all known by name."""
+    own = [word for word in line.words if not jobs_of.is_hydra(word)]
+    below = jobs_of.merged(jobs_of.param_words(params), jobs_of.param_words(grid, "hydra.sweeper.grids"))
+    return words_of.checked(hydra, line.config_name, jobs_of.merged(below, own), sweep=True)
+
+
+def _check_launcher(hydra: Hydra, cfg: DictConfig) -> None:
+    chosen = OmegaConf.select(cfg, "hydra.runtime.choices")["hydra/launcher"]
+    options = hydra.config_loader.get_group_options("hydra/launcher")
+    if chosen not in options:
+        raise ConfigError(f"hydra/launcher={chosen}: not installed. Installed: {', '.join(options)}.")
+
+
+def _refuse_trust(jobs: list[jobs_of.Job], line: Line) -> None:
+    from optrun.commands.train import refuse_stored_trust
+
+    for job in jobs:
+        refuse_stored_trust(OmegaConf.create(dict(job.values)), line.words)
+
+
+def _folder(cfg: DictConfig) -> Path:
+    """The sweep directory; one that is named by the clock is new, even where two sweeps begin in the same second.
+
+    Raises:
+        ConfigError: There is a file of that name.
+        StorageError: It cannot be made.
     """
     folder = Path(str(cfg.hydra.sweep.dir))
-    task = functools.partial(sweep_job, argv=argv, config_name=config_name)
-    try:
-        hydra.multirun(
-            config_name=config_name,
-            task_function=task,
-            overrides=[*words, "hydra.mode=MULTIRUN", f"hydra.sweep.dir={quoted(folder)}"],
-        )
-    except HydraException as error:
-        raise ConfigError(str(error).splitlines()[0]) from error
-    return _compare(folder)
+    clocked = "now:" in str(OmegaConf.to_container(cfg.hydra.sweep, resolve=False)["dir"])  # type: ignore[index,call-overload]
+    if folder.exists() and not folder.is_dir():
+        raise ConfigError(f"hydra.sweep.dir={folder}: this is a file.")
+    number, place = 2, folder
+    while True:
+        try:
+            place.mkdir(parents=True, exist_ok=not clocked)
+            return place
+        except FileExistsError:
+            place, number = folder.with_name(f"{folder.name}-{number}"), number + 1
+        except OSError as error:
+            raise StorageError(f"hydra.sweep.dir={folder}: {error.strerror}. Choose another directory.") from error
 
 
-def _compare(folder: Path) -> int:
-    from rich.console import Console
+def _opening(driver: Driver, folder: Path) -> str:
+    states = list(driver.board.states.values())
+    done = sum(state.status == "finished" for state in states)
+    failed = sum(state.status == "failed" for state in states)
+    cut = sum(state.status in ("running", "interrupted") for state in states)
+    pieces = [f"{len(states)} jobs -> {folder}"]
+    if done:
+        pieces.append(f"{done} finished before")
+    if cut:
+        pieces.append(f"{cut} to go on with")
+    if failed:
+        again = "tried again" if driver.options.retry_failed else "left (hydra.sweeper.retry_failed=true tries again)"
+        pieces.append(f"{failed} failed before, {again}")
+    return " · ".join(pieces)
 
+
+def _close(driver: Driver, folder: Path, console: Console) -> int:
     from optrun.report.build import report
 
-    report([folder], console=Console())
-    from optrun.artifacts.metrics import read_summary
-    from optrun.artifacts.run_dir import find_runs
-
-    states = [
-        read_summary(RunDir(run).summary).get("status") for run in find_runs(folder) if RunDir(run).summary.exists()
-    ]
-    return EXIT_DONE if states and all(state == "finished" for state in states) else EXIT_FAILED
-
-
-def sweep_job(cfg: DictConfig, *, argv: list[str], config_name: str) -> None:
-    """One job: what goes wrong in it is told there and in its summary, and the others go on."""
-    from optrun.cli import _say
-
-    own = store.without_hydra(cfg)
-    hydra_node = HydraConfig.get()
-    run = RunDir(Path(hydra_node.runtime.output_dir))
-    words = list(OmegaConf.to_container(hydra_node.overrides.task))  # type: ignore[arg-type]
-    try:
-        refuse_stored_trust(own, argv)
-        execute(store.typed(own), saved.plain(own), run, argv, config_name, words)
-    except StoppedEarly as error:
-        raise SystemExit(_say(error)) from error  # a signal is meant for the whole sweep
-    except OptrunError as error:
-        _say(error)
+    code = driver.exit_code()
+    if any(state.status != "new" for state in driver.board.states.values()):
+        report([folder], console=console)
+    console.print(driver.board.counts(), highlight=False)
+    if driver.options.rungs:
+        done, whole = driver.steps()
+        console.print(f"{done:,} of {whole:,} steps done; halving saved {whole - done:,}", highlight=False)
+    for job in driver.board.jobs:
+        state = driver.board.states[job.name]
+        if state.status == "failed":
+            line = f"failed: {job.label}: {state.message}  ({driver.sweep.run(job.name).log})"
+            console.print(line, markup=False, highlight=False, soft_wrap=True)
+    if code == EXIT_STOPPED_EARLY:
+        console.print(
+            f"stopped; what ran is saved. The same command with hydra.sweep.dir={folder} goes on.",
+            markup=False,
+            highlight=False,
+            soft_wrap=True,
+        )
+    return code

@@ -22,6 +22,7 @@ from optrun.config import overrides as words_of
 from optrun.config import saved, store
 from optrun.config.run import RunConfig
 from optrun.errors import EXIT_DONE, ConfigError, OptrunError, StorageError, nearest
+from optrun.sweep.jobs import is_hydra
 
 
 def run(argv: list[str]) -> int:
@@ -51,15 +52,26 @@ def run(argv: list[str]) -> int:
         if args.multirun:
             raise ConfigError("resume goes on with one run; a sweep is taken up by repeating its own command.")
         return _resume(hydra, config_name, args, argv, resume)
-    words = words_of.checked(hydra, config_name, args.overrides, sweep=args.multirun)
+    sweeping = args.multirun or _is_sweep(hydra, config_name, args.overrides)
+    words = words_of.checked(hydra, config_name, args.overrides, sweep=sweeping)
     if args.cfg or args.info:
         return _show(hydra, config_name, words, args)
-    cfg = store.compose(hydra, config_name, words, RunMode.MULTIRUN if args.multirun else RunMode.RUN)
-    if args.multirun or cfg.hydra.mode == RunMode.MULTIRUN:
+    cfg = store.compose(hydra, config_name, words, RunMode.MULTIRUN if sweeping else RunMode.RUN)
+    if sweeping:
         from optrun.commands.sweep import sweep
+        from optrun.sweep.driver import Line
 
-        return sweep(hydra, config_name, words, cfg, argv)
+        own = [word for word in args.overrides if is_hydra(word)]
+        return sweep(hydra, Line(config_name, args.config_dir, own, words), cfg)
     return _single(hydra, config_name, words, cfg, argv)
+
+
+def _is_sweep(hydra: Hydra, config_name: str, overrides: list[str]) -> bool:
+    """Whether a recipe, or a word, says that this is a sweep without `-m`."""
+    asked = [word for word in overrides if word.startswith("hydra.mode=")]
+    if config_name == store.DEFAULT_CONFIG and not asked:
+        return False
+    return bool(store.compose(hydra, config_name, asked).hydra.mode == RunMode.MULTIRUN)
 
 
 def _parse(parser: argparse.ArgumentParser, argv: list[str]) -> argparse.Namespace:

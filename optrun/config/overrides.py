@@ -4,7 +4,7 @@ from typing import Any
 
 from hydra._internal.hydra import Hydra
 from hydra.core.override_parser.overrides_parser import OverridesParser
-from hydra.core.override_parser.types import Override
+from hydra.core.override_parser.types import IntervalSweep, Override
 from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
@@ -144,6 +144,16 @@ def _values(override: Override) -> list[Any]:
     return [str(value) for value in override.sweep_string_iterator()]
 
 
+def _typed_values(override: Override) -> list[Any]:
+    """Every value of a word; the two ends of an interval, which only a search walks."""
+    if not override.is_sweep_override():
+        return [override.value()]
+    swept = override.value()
+    if isinstance(swept, IntervalSweep):
+        return [swept.start, swept.end]
+    return list(override.sweep_iterator())
+
+
 def _first(override: Override) -> Any:
     return _values(override)[0]
 
@@ -151,6 +161,8 @@ def _first(override: Override) -> Any:
 def _check_choice(hydra: Hydra, override: Override, *, sweep: bool) -> None:
     group = override.key_or_group
     _refuse_list_without_sweep(override, sweep=sweep)
+    if override.is_sweep_override() and not override.is_discrete_sweep():
+        raise ConfigError(f"{override.input_line}: {group} is a choice of names, not a range of numbers.")
     options = hydra.config_loader.get_group_options(group)
     if override.is_delete() or override.is_add():
         raise ConfigError(
@@ -228,7 +240,7 @@ def _check_value(base: DictConfig, word: str, override: Override, *, sweep: bool
         raise unknown_key(base, key)
     if override.is_delete():
         raise ConfigError(f"{word}: {key} cannot be taken away; give it a value, or null where the comment allows it.")
-    for value in override.sweep_iterator() if override.is_sweep_override() else [override.value()]:
+    for value in _typed_values(override):
         assign(base, key, _plain(value))
     return f"{key}={word.split('=', 1)[1]}"
 

@@ -11,6 +11,7 @@ from hydra.core.config_search_path import ConfigSearchPath, SearchPathQuery
 from hydra.core.config_store import ConfigStore
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.object_type import ObjectType
+from hydra.core.plugins import Plugins
 from hydra.errors import HydraException, MissingConfigException
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
@@ -24,6 +25,7 @@ from optrun.config import (
     optimizer,
     param_groups,
     scheduler,
+    sweeper,
     task,
     tracking,
     training,
@@ -79,6 +81,19 @@ def register_schemas() -> None:
     for group, choices in GROUPS.items():
         for choice, schema in choices.items():
             store.store(group=group, name=f"{choice}_schema", node=schema, provider="optrun")
+    for choice, kind in sweeper.SCHEMAS.items():
+        store.store(group="hydra/sweeper", name=f"{choice}_schema", node=kind, provider="optrun")
+
+
+def _own_sweepers() -> None:
+    """`hydra/sweeper=optuna` means ours, whether or not Hydra's plugin of that name is installed.
+
+    Hydra would merge the two: a configuration file is checked against an entry of its store with the same name.
+    """
+    Plugins.instance()  # plugins register their choices as they are found
+    entries = ConfigStore.instance().repo.get("hydra", {}).get("sweeper", {})
+    for choice in sweeper.SCHEMAS:
+        entries.pop(f"{choice}.yaml", None)
 
 
 class _Loader(ConfigLoaderImpl):
@@ -117,6 +132,7 @@ def open_hydra(extra_dir: str | None = None) -> Hydra:
         ConfigError: Where that folder does not exist.
     """
     register_schemas()
+    _own_sweepers()
     GlobalHydra.instance().clear()
     hydra = Hydra(task_name="optrun", config_loader=_Loader(config_search_path=_search_path(extra_dir)))
     GlobalHydra.instance().initialize(hydra)

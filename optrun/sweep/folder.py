@@ -1,0 +1,195 @@
+"""Every file of a sweep directory, said once, and what they tell of its jobs."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from optrun.artifacts.atomic import replace_text
+from optrun.artifacts.lock import RunLock
+from optrun.artifacts.metrics import from_json, read_summary, to_json, write_summary
+from optrun.artifacts.run_dir import RunDir
+
+
+@dataclass
+class Record:
+    """What a sweep remembers of a job beside the run directory."""
+
+    attempts: int = 0
+    """How often it was begun or taken up."""
+    open: str | None = None
+    """The sweep process whose worker is at it; None: it was left in order."""
+    rungs: dict[str, float | None] = field(default_factory=dict)
+    """Step to the best value until then; None: none that is a number."""
+    stopped_at: int | None = None
+    """The rung at which it was found too weak to go on."""
+
+
+@dataclass
+class JobState:
+    """Where a job stands."""
+
+    status: str
+    """new, running, interrupted, finished or failed."""
+    step: int = 0
+    total: int | None = None
+    metric: str | None = None
+    mode: str = "min"
+    best: float | None = None
+    message: str = ""
+    seconds: float = 0.0
+
+    @property
+    def ended(self) -> bool:
+        """Whether nothing is left to do."""
+        return self.status in ("finished", "failed")
+
+    def better(self, value: float, other: float) -> bool:
+        """Whether a value of its metric beats another; NaN beats nothing and is beaten by all."""
+        if other != other:
+            return value == value
+        return value < other if self.mode == "min" else value > other
+
+
+class SweepDir:
+    """The jobs of a sweep lie side by side; what keeps them together lies in `.sweep`.
+
+    Args:
+        path: The sweep directory; made on first use.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.hidden = path / ".sweep"
+
+    def prepare(self) -> None:
+        """Make the folders."""
+        (self.hidden / "jobs").mkdir(parents=True, exist_ok=True)
+
+    def run(self, name: str) -> RunDir:
+        """The run directory of a job."""
+        return RunDir(self.path / name)
+
+    @property
+    def result(self) -> Path:
+        """What became of every job, JSON."""
+        return self.path / "sweep.json"
+
+    @property
+    def study(self) -> Path:
+        """The search, sqlite."""
+        return self.path / "study.db"
+
+    @property
+    def log(self) -> Path:
+        """What launchers and jobs said outside of their own logs."""
+        return self.hidden / "launch.log"
+
+    @property
+    def asking(self) -> Path:
+        """Held while trials are proposed."""
+        return self.hidden / "ask.lock"
+
+    def lock(self, name: str) -> Path:
+        """Held by the process that works on a job."""
+        return self.hidden / "jobs" / f"{name}.lock"
+
+    def stop(self, token: str) -> Path:
+        """There once a sweep process wants its workers to save and end."""
+        return self.hidden / f"stop-{token}"
+
+    def spec(self, token: str) -> Path:
+        """What a launch is to do, JSON."""
+        return self.hidden / f"launch-{token}.json"
+
+    def error(self, token: str) -> Path:
+        """Why a launch failed, text."""
+        return self.hidden / f"launch-{token}.error"
+
+    # Jobs ---------------------------------------------------------------------------------------------------------
+
+    def read_record(self, name: str) -> Record:
+        """The record of a job; a new one where there is none."""
+        try:
+            values = json.loads((self.hidden / "jobs" / f"{name}.json").read_text(encoding="utf-8"))
+            return Record(**from_json(values))
+        except (OSError, ValueError, TypeError):
+            return Record()
+
+    def write_record(self, name: str, record: Record) -> None:
+        """Replace the record; the caller holds the lock."""
+        replace_text(self.hidden / "jobs" / f"{name}.json", json.dumps(to_json(asdict(record))))
+
+    @contextlib.contextmanager
+    def working_on(self, name: str) -> Iterator[Record]:
+        """Hold a job, with its record as it is then.
+
+        Raises:
+            LockedError: Another process holds it.
+        """
+        with RunLock(self.lock(name)):
+            yield self.read_record(name)
+
+    def held(self, name: str) -> bool:
+        """Whether a process is at work on a job, be it outside of any sweep."""
+        return _locked(self.lock(name)) or _locked(self.run(name).lock)
+
+    def state(self, name: str) -> JobState:
+        """Where a job stands, read from its summary."""
+        try:
+            summary = read_summary(self.run(name).summary)
+        except FileNotFoundError:
+            return JobState("new")
+        except (OSError, ValueError):
+            return JobState("interrupted", message="summary.json cannot be read")
+        main = summary.get("main_metric") or {}
+        metric = main.get("name")
+        held = (summary.get("metrics") or {}).get("best", {}).get(metric) or {}
+        best = held.get("value")
+        status = str(summary.get("status"))
+        return JobState(
+            status=status if status in ("running", "interrupted", "finished", "failed") else "interrupted",
+            step=int(summary.get("global_step") or 0),
+            total=summary.get("max_steps"),
+            metric=metric,
+            mode=str(main.get("mode") or "min"),
+            best=float(best) if isinstance(best, int | float) else None,
+            message=str(summary.get("message") or ""),
+            seconds=float(summary.get("wall_seconds") or 0.0),
+        )
+
+    def write_failure(self, name: str, message: str, values: dict[str, Any]) -> None:
+        """A job that failed where it could not say so itself; the caller holds the lock.
+
+        Args:
+            name: Of the job.
+            message: Why.
+            values: Keys of a summary that are put where there is none yet.
+        """
+        run = self.run(name)
+        run.path.mkdir(parents=True, exist_ok=True)
+        try:
+            summary: dict[str, Any] = read_summary(run.summary)
+        except (OSError, ValueError):
+            summary = {}
+        write_summary(run.summary, {**values, **summary, "status": "failed", "message": message})
+
+
+def _locked(path: Path) -> bool:
+    try:
+        descriptor = os.open(path, os.O_RDONLY)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(descriptor)
+    return False

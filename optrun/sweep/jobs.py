@@ -1,0 +1,192 @@
+"""From a command line to jobs: every combination, each with an identity of its own."""
+
+from __future__ import annotations
+
+import copy
+import itertools
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from hydra._internal.hydra import Hydra
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import Override, OverrideType
+from omegaconf import DictConfig
+from omegaconf.errors import OmegaConfBaseException
+
+from optrun.artifacts.provenance import config_digest
+from optrun.config import overrides as words_of
+from optrun.config import saved, store
+from optrun.errors import ConfigError
+
+
+@dataclass(frozen=True)
+class Job:
+    """One run of a sweep."""
+
+    name: str
+    """Its folder: a pure function of the resolved configuration."""
+    digest: str
+    words: tuple[str, ...]
+    """`key=value` words that make it."""
+    values: Mapping[str, Any]
+    """Resolved and plain."""
+    label: str
+    """What tells it from the others, for people."""
+
+
+def is_hydra(word: str) -> bool:
+    """Whether a word is for Hydra and not for the run.
+
+    Example:
+        >>> is_hydra("hydra/launcher=joblib"), is_hydra("lr=0.1")
+        (True, False)
+    """
+    return word.lstrip("+~").startswith(("hydra.", "hydra/", "hydra="))
+
+
+def param_words(params: Mapping[str, Any], key: str = "hydra.sweeper.params") -> list[str]:
+    """A mapping of the sweeper's as words of the command line.
+
+    Raises:
+        ConfigError: A value that is a list or a mapping.
+
+    Example:
+        >>> param_words({"lr": "1e-3,2e-3", "seed": 1})
+        ['lr=1e-3,2e-3', 'seed=1']
+    """
+    words = []
+    for name, value in params.items():
+        if isinstance(value, list | tuple | Mapping):
+            raise ConfigError(f"{key}.{name}={value}: expected a text as on the command line, such as '1e-3,2e-3'.")
+        words.append(f"{name}={'null' if value is None else value}")
+    return words
+
+
+def merged(lower: Iterable[str], upper: Iterable[str]) -> list[str]:
+    """Words of a file under words of the command line, which win by key.
+
+    Example:
+        >>> merged(["lr=1,2", "seed=0,1"], ["lr=3"])
+        ['seed=0,1', 'lr=3']
+    """
+    above = list(upper)
+    taken = {_key(word) for word in above}
+    return [word for word in lower if _key(word) not in taken] + above
+
+
+def _key(word: str) -> str:
+    return word.split("=", 1)[0].lstrip("+~")
+
+
+def parse(hydra: Hydra, words: Sequence[str]) -> list[Override]:
+    """Read words of a sweep, `glob()` among them."""
+    parsed: list[Override] = OverridesParser.create(config_loader=hydra.config_loader).parse_overrides(list(words))
+    return parsed
+
+
+def combinations(hydra: Hydra, words: Sequence[str]) -> list[list[str]]:
+    """The words of every job of one grid, the last key varying fastest.
+
+    Raises:
+        ConfigError: A range without single values, which only a search can walk.
+    """
+    axes = []
+    for word, override in zip(words, parse(hydra, words), strict=True):
+        if not override.is_sweep_override():
+            axes.append([word])
+        elif override.is_discrete_sweep():
+            key = override.get_key_element()
+            axes.append([f"{key}={value}" for value in override.sweep_string_iterator()])
+        else:
+            raise ConfigError(
+                f"{word}: an interval has no single values to combine. Add hydra/sweeper=optuna to search."
+            )
+    return [list(found) for found in itertools.product(*axes)]
+
+
+class Composer:
+    """Resolved configurations of many jobs; what they share is composed once.
+
+    Args:
+        hydra: Composes.
+        config_name: The primary configuration.
+    """
+
+    def __init__(self, hydra: Hydra, config_name: str) -> None:
+        self.hydra = hydra
+        self.config_name = config_name
+        self._bases: dict[tuple[str, ...], DictConfig] = {}
+        self._keys: dict[tuple[str, ...], list[str]] = {}
+
+    def __call__(self, words: Sequence[str]) -> dict[str, Any]:
+        """The resolved values of one job.
+
+        Raises:
+            ConfigError: A key or choice that this combination does not have, or a value of another type.
+        """
+        changes, settled = [], []
+        for word, override in zip(words, parse(self.hydra, words), strict=True):
+            simple = override.type == OverrideType.CHANGE and override.key_or_group not in store.GROUPS
+            (changes.append(override) if simple else settled.append(word))
+        try:
+            cfg = self._with(tuple(settled), changes)
+            return saved.plain(cfg)
+        except ConfigError as error:
+            raise ConfigError(f"{' '.join(words)}: {error}") from error
+        except OmegaConfBaseException as error:
+            raise ConfigError(f"{' '.join(words)}: {str(error).splitlines()[0]}") from error
+
+    def _with(self, settled: tuple[str, ...], changes: list[Override]) -> DictConfig:
+        if settled not in self._bases:
+            base = store.without_hydra(store.compose(self.hydra, self.config_name, list(settled)))
+            self._bases[settled], self._keys[settled] = base, words_of.all_keys(base)
+        cfg = copy.deepcopy(self._bases[settled])
+        for override in changes:
+            key = override.key_or_group
+            if key not in self._keys[settled]:
+                raise words_of.unknown_key(cfg, key)
+            words_of.assign(cfg, key, override.value())
+        return cfg
+
+
+def build_jobs(compose: Composer, lines: Iterable[Sequence[str]]) -> list[Job]:
+    """Jobs of many lines; lines that mean the same run are one job.
+
+    Args:
+        compose: Resolves.
+        lines: The words of each.
+
+    Raises:
+        ConfigError: As `Composer`.
+    """
+    found: dict[str, tuple[tuple[str, ...], dict[str, Any]]] = {}
+    for line in lines:
+        values = compose(line)
+        found.setdefault(config_digest(values), (tuple(line), values))
+    common = set.intersection(*(set(words) for words, _ in found.values())) if len(found) > 1 else set()
+    return [
+        Job(job_name(values, digest), digest, words, values, label_of([word for word in words if word not in common]))
+        for digest, (words, values) in found.items()
+    ]
+
+
+def label_of(words: Sequence[str]) -> str:
+    """Words as a person reads them in a list."""
+    return " ".join(word.lstrip("+") for word in words) or "as configured"
+
+
+def job_name(values: Mapping[str, Any], digest: str) -> str:
+    """The folder of a job: readable, and the same whatever the order or the size of the sweep.
+
+    Example:
+        >>> job_name({"optimizer": {"name": "lamb"}, "lr": 0.002, "seed": 1}, "0123456789abcdef")
+        'lamb-lr0.002-seed1-0123456789ab'
+    """
+    lr = values.get("lr")
+    optimizer = values.get("optimizer")
+    name = optimizer.get("name") if isinstance(optimizer, Mapping) else None
+    shown = f"{lr:g}" if isinstance(lr, int | float) else str(lr)
+    text = f"{name}-lr{shown}-seed{values.get('seed')}-{digest[:12]}"
+    return re.sub(r"[^\w.+-]", "_", text)

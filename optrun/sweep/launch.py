@@ -1,0 +1,195 @@
+"""The process in which a launcher runs: it may die, and the sweep goes on.
+
+Hydra's basic launcher trains in the process that calls it, and a worker that is killed takes joblib's whole pool with
+it. So the sweep itself never calls a launcher: it starts this module, watches, and starts it again for what is left.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import subprocess
+import sys
+import threading
+import traceback
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from optrun.artifacts.atomic import replace_text
+from optrun.config import store
+from optrun.sweep.folder import SweepDir
+
+
+@dataclass
+class Launch:
+    """What a launch is to do."""
+
+    folder: str
+    token: str
+    config_name: str
+    config_dir: str | None
+    hydra_words: list[str]
+    """Words of the command line that are Hydra's."""
+    options: list[str]
+    trusting: list[str]
+    names: list[str]
+    """Of the jobs."""
+    words: list[list[str]]
+    """Of each job."""
+    stop_at: int | None
+    retry: dict[str, int]
+
+
+class Server:
+    """The process, started when it is needed and kept for the next launch, since importing torch takes seconds.
+
+    It has a process group of its own, so that Ctrl-C reaches the sweep alone.
+
+    Args:
+        log: Takes what it prints.
+    """
+
+    def __init__(self, log: Path) -> None:
+        self.log = log
+        self._process: subprocess.Popen[bytes] | None = None
+        self._done = Path()
+
+    @property
+    def pid(self) -> int:
+        """Process, and group of all that it starts."""
+        assert self._process is not None
+        return self._process.pid
+
+    def send(self, spec: Path) -> None:
+        """Begin a launch.
+
+        Args:
+            spec: A `Launch` as JSON.
+        """
+        self._done = done_file(spec)
+        if self._process is None or self._process.poll() is not None:
+            with self.log.open("ab") as out:
+                self._process = subprocess.Popen(
+                    [sys.executable, "-m", "optrun.sweep.launch"],
+                    stdin=subprocess.PIPE,
+                    stdout=out,
+                    stderr=out,
+                    process_group=0,
+                )
+        assert self._process.stdin is not None
+        self._process.stdin.write(f"{spec.resolve()}\n".encode())
+        self._process.stdin.flush()
+
+    def code(self) -> int | None:
+        """Exit code of the launch, negative where a signal ended the process; None while it runs."""
+        assert self._process is not None
+        ended = self._process.poll()  # asked first: what is written before the end is seen after it
+        if self._done.is_file():
+            code = int(self._done.read_text(encoding="utf-8"))
+            self._done.unlink()
+            return code
+        return ended
+
+    def close(self) -> None:
+        """Let the process end."""
+        if self._process is not None:
+            assert self._process.stdin is not None
+            with contextlib.suppress(OSError):
+                self._process.stdin.close()
+            self._process.wait()
+
+
+def done_file(spec: Path) -> Path:
+    """Holds the exit code of a launch once it is over."""
+    return spec.with_suffix(".done")
+
+
+def write_spec(path: Path, launch: Launch) -> None:
+    """Write what `main` reads."""
+    path.write_text(json.dumps(asdict(launch)), encoding="utf-8")
+
+
+def main(spec: Path) -> int:
+    """Run the jobs of a launch.
+
+    Returns:
+        0; 1 where the launcher failed, with the reason in a file.
+    """
+    launch = Launch(**json.loads(spec.read_text(encoding="utf-8")))
+    sweep = SweepDir(Path(launch.folder))
+    over = _follow(sweep.stop(launch.token))
+    try:
+        _launch(launch, sweep)
+    except KeyboardInterrupt:
+        return 130
+    except Exception as error:
+        traceback.print_exc()
+        sweep.error(launch.token).write_text(f"{type(error).__name__}: {error}", encoding="utf-8")
+        return 1
+    finally:
+        over.set()
+    return 0
+
+
+def _launch(launch: Launch, sweep: SweepDir) -> None:
+    from hydra._internal.callbacks import Callbacks
+    from hydra.core.plugins import Plugins
+    from hydra.types import HydraContext, RunMode
+
+    from optrun.commands.train import quoted
+    from optrun.sweep.worker import SweepTask
+
+    hydra = store.open_hydra(launch.config_dir)
+    cfg = store.compose(
+        hydra,
+        launch.config_name,
+        [*launch.hydra_words, "hydra.mode=MULTIRUN", f"hydra.sweep.dir={quoted(sweep.path)}"],
+        RunMode.MULTIRUN,
+    )
+    task = SweepTask(
+        folder=launch.folder,
+        token=launch.token,
+        config_name=launch.config_name,
+        options=launch.options,
+        trusting=launch.trusting,
+        stop_at=launch.stop_at,
+        retry=launch.retry,
+    )
+    launcher = Plugins.instance().instantiate_launcher(
+        hydra_context=HydraContext(config_loader=hydra.config_loader, callbacks=Callbacks(cfg)),
+        task_function=task,
+        config=cfg,
+    )
+    jobs = [
+        [*words, f"hydra.sweep.subdir={quoted(Path(name))}"]
+        for name, words in zip(launch.names, launch.words, strict=True)
+    ]
+    launcher.launch(jobs, initial_job_idx=0)
+
+
+def _follow(stop: Path) -> threading.Event:
+    """When the sweep is gone, however it went, its workers save and end."""
+    parent, over = os.getppid(), threading.Event()
+
+    def look() -> None:
+        while not over.wait(0.2):
+            if os.getppid() != parent:
+                with contextlib.suppress(OSError):
+                    stop.touch()
+                return
+
+    threading.Thread(target=look, name="optrun-sweep-follow", daemon=True).start()
+    return over
+
+
+def serve() -> None:
+    """Run launches, one path a line, until there are no more."""
+    for line in sys.stdin:
+        spec = Path(line.rstrip("\n"))
+        code = main(spec)
+        replace_text(done_file(spec), str(code))
+
+
+if __name__ == "__main__":
+    serve()

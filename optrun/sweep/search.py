@@ -1,0 +1,258 @@
+"""`hydra/sweeper=optuna`: a thin sweeper on Optuna's ask-and-tell interface.
+
+Optuna proposes and remembers; a trial is a job like any other, found by its identity. A study that was killed goes on:
+trials that were under way are finished first, from their checkpoints, and no trial is proposed twice for one number.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from hydra._internal.hydra import Hydra
+from hydra.core.override_parser.types import IntervalSweep, Override, RangeSweep
+
+from optrun.artifacts.lock import RunLock
+from optrun.config.sweeper import OptunaConfig, Sampler
+from optrun.errors import ConfigError, LockedError
+from optrun.sweep.driver import Driver
+from optrun.sweep.folder import JobState, SweepDir
+from optrun.sweep.halving import through_rungs
+from optrun.sweep.jobs import Composer, Job, build_jobs, label_of, parse
+
+try:
+    import optuna
+    from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
+    from optuna.trial import FrozenTrial, TrialState
+except ImportError as error:
+    raise ConfigError("hydra/sweeper=optuna needs Optuna: install optrun[sweep].") from error
+
+_STUDY = "optrun"
+# The direction is needed before a first trial has run; every trial's summary is held against it.
+_MINIMISED = ("loss", "perplexity", "mse", "mae")
+_JUDGED_BY_SCORE = ("sequence_classification", "token_classification", "image_classification")
+_ASK_SECONDS = 60.0
+
+SAMPLERS: dict[Sampler, Callable[[int, int], Any]] = {
+    # A sampler is made anew for every trial, since its generator does not outlive the process: seeded by the trial's
+    # number, a study that was killed proposes what the undisturbed one would have.
+    Sampler.tpe: lambda seed, number: optuna.samplers.TPESampler(seed=seed + number),
+    Sampler.random: lambda seed, number: optuna.samplers.RandomSampler(seed=seed + number),
+    Sampler.gp: lambda seed, number: optuna.samplers.GPSampler(seed=seed + number),
+    Sampler.cmaes: lambda seed, number: optuna.samplers.CmaEsSampler(seed=seed + number),
+    # A low-discrepancy sequence is one sequence: its place in it stands in the storage.
+    Sampler.qmc: lambda seed, number: optuna.samplers.QMCSampler(seed=seed),  # noqa: ARG005
+}
+
+
+class Search:
+    """A study over the values that are ranges or lists.
+
+    Args:
+        hydra: Reads the words.
+        compose: Resolves the words of a trial.
+        options: Of the sweeper.
+        words: Fixed ones and ranges, checked by name.
+
+    Raises:
+        ConfigError: Nothing to search over, or a range that means nothing.
+    """
+
+    def __init__(self, hydra: Hydra, compose: Composer, options: OptunaConfig, words: Sequence[str]) -> None:
+        parsed = list(zip(words, parse(hydra, words), strict=True))
+        self.compose = compose
+        self.options = options
+        self.fixed = [word for word, override in parsed if not override.is_sweep_override()]
+        swept = [override for _, override in parsed if override.is_sweep_override()]
+        if not swept:
+            raise ConfigError(
+                "hydra/sweeper=optuna: nothing to search over. Give a range or a list, such as "
+                "lr='tag(log, interval(1e-4, 1e-1))' or optimizer=lamb,adamw."
+            )
+        self.space = {str(override.get_key_element()): distribution(override) for override in swept}
+        self.example = self._job({key: _some(found) for key, found in self.space.items()})
+        """A trial that may never be: what is common to all can be seen in it."""
+
+    def __call__(self, driver: Driver) -> None:
+        """Run trials until there are as many as asked for, those of earlier starts among them."""
+        optuna.logging.set_verbosity(optuna.logging.WARNING)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", category=optuna.exceptions.ExperimentalWarning)
+            study = self._open(driver.sweep)
+            driver.board.expected = self.options.n_trials
+            self._know_before(study, driver)
+            while not driver.stop.requested and not driver.out_of_time:
+                wave = self._wave(study, driver)
+                if not wave:
+                    break
+                self._run(study, driver, wave)
+
+    # The study ------------------------------------------------------------------------------------------------------
+
+    def _open(self, sweep: SweepDir) -> Any:
+        url = self.options.storage or f"sqlite:///{sweep.study.resolve()}"
+        return optuna.create_study(
+            storage=url,
+            study_name=_STUDY,
+            direction="minimize" if self.mode() == "min" else "maximize",
+            load_if_exists=True,
+        )
+
+    def mode(self) -> str:
+        """Which direction of the objective is better: `checkpoint.mode`, or what belongs to the metric."""
+        saving = self.example.values["checkpoint"]
+        if saving["mode"] is not None:
+            return str(saving["mode"])
+        if saving["metric"] is not None:
+            return "min" if str(saving["metric"]).rsplit("/", 1)[-1] in _MINIMISED else "max"
+        return "max" if self.example.values["task"]["name"] in _JUDGED_BY_SCORE else "min"
+
+    def _job(self, params: Mapping[str, Any]) -> Job:
+        words = [_word(key, value) for key, value in params.items()]
+        job = build_jobs(self.compose, [[*self.fixed, *words]])[0]
+        return Job(job.name, job.digest, job.words, job.values, label_of(words))
+
+    def _whole(self, trial: FrozenTrial) -> bool:
+        """Whether a trial has all its parameters; a process that was killed while asking leaves one that has not."""
+        return set(trial.params) == set(self.space)
+
+    def _know_before(self, study: Any, driver: Driver) -> None:
+        trials = study.get_trials(deepcopy=False)
+        for trial in trials:
+            if trial.params and not self._whole(trial):
+                gone = sorted(set(trial.params) ^ set(self.space))
+                if trial.state != TrialState.RUNNING:
+                    raise ConfigError(
+                        f"{driver.sweep.study}: this study searched over {', '.join(sorted(trial.params))}, and now "
+                        f"{', '.join(gone)} differs. A study keeps its space: choose another hydra.sweep.dir."
+                    )
+        ended = [trial for trial in trials if trial.state.is_finished() and self._whole(trial)]
+        driver.add(self._job(trial.params) for trial in ended)
+        under_way = sum(trial.state == TrialState.RUNNING and self._whole(trial) for trial in trials)
+        left = max(0, self.options.n_trials - len(ended) - under_way)
+        driver.view.note(
+            f"study of {self.options.n_trials} trials -> {driver.sweep.path} · {len(ended)} done before · "
+            f"{under_way} under way · {left} to propose"
+        )
+
+    def _wave(self, study: Any, driver: Driver) -> list[tuple[int, Job]]:
+        """The next trials: those that were under way, then new ones."""
+        with _asking(driver.sweep):
+            trials = study.get_trials(deepcopy=False)
+            for trial in trials:
+                if trial.state == TrialState.RUNNING and not self._whole(trial):
+                    study.tell(trial.number, state=TrialState.FAIL, skip_if_finished=True)
+            whole = [trial for trial in trials if self._whole(trial)]
+            open_trials = [trial for trial in whole if trial.state == TrialState.RUNNING]
+            found = [(trial.number, self._job(trial.params)) for trial in open_trials][: self.options.n_jobs]
+            count = len(whole)
+            while len(found) < self.options.n_jobs and count < self.options.n_trials:
+                number = len(study.get_trials(deepcopy=False))
+                study.sampler = SAMPLERS[self.options.sampler](self.options.seed, number)
+                trial = study.ask(fixed_distributions=self.space)
+                found.append((trial.number, self._job(trial.params)))
+                count += 1
+        return found
+
+    def _run(self, study: Any, driver: Driver, wave: list[tuple[int, Job]]) -> None:
+        jobs = list({job.name: job for _, job in wave}.values())
+        numbers = {job.name: [number for number, other in wave if other.name == job.name] for job in jobs}
+        driver.add(jobs)
+
+        def told(job: Job, step: int, value: float | None) -> None:
+            for number in numbers[job.name]:
+                _report(study, number, step, value)
+
+        through_rungs(driver, jobs, told)
+        for job in jobs:
+            state = driver.board.states[job.name]
+            self._check_mode(state)
+            for number in numbers[job.name]:
+                if state.status == "finished" and state.best is not None and state.best == state.best:
+                    study.tell(number, state.best, skip_if_finished=True)
+                elif state.ended:
+                    study.tell(number, state=TrialState.FAIL, skip_if_finished=True)
+                elif job.name in driver.board.resting:
+                    study.tell(number, state=TrialState.PRUNED, skip_if_finished=True)
+
+    def _check_mode(self, state: JobState) -> None:
+        if state.metric is not None and state.mode != self.mode():
+            raise ConfigError(
+                f"the study goes for the {self.mode()}imum, but {state.metric} is best at its {state.mode}imum: say so "
+                f"with checkpoint.mode={state.mode}, and choose a new hydra.sweep.dir."
+            )
+
+
+def _report(study: Any, number: int, step: int, value: float | None) -> None:
+    """Let the sampler know of a rung, once."""
+    frozen = study.get_trials(deepcopy=False)[number]
+    if frozen.state == TrialState.RUNNING and step not in frozen.intermediate_values and value is not None:
+        optuna.trial.Trial(study, frozen._trial_id).report(value, step)
+
+
+@contextlib.contextmanager
+def _asking(sweep: SweepDir) -> Any:
+    """One process at a time proposes, so that there are never more trials than asked for."""
+    patience = time.monotonic() + _ASK_SECONDS
+    while True:
+        try:
+            with RunLock(sweep.asking):
+                yield
+                return
+        except LockedError:
+            if time.monotonic() > patience:
+                raise
+            time.sleep(0.05)
+
+
+# The space ------------------------------------------------------------------------------------------------------------
+
+
+def distribution(override: Override) -> Any:
+    """A word of Hydra's grammar as a distribution of Optuna's.
+
+    `interval(a, b)` with two whole numbers is a whole number; `tag(log, ...)` makes it logarithmic; `range(a, b, step)`
+    keeps its grid; everything else is a choice.
+
+    Raises:
+        ConfigError: An interval that is empty, or logarithmic at 0.
+    """
+    value, key = override.value(), override.key_or_group
+    log = "log" in getattr(value, "tags", ())
+    try:
+        if isinstance(value, IntervalSweep):
+            ends: tuple[Any, Any] = (value.start, value.end)  # annotated as float, whole all the same
+            if all(isinstance(end, int) for end in ends):
+                return IntDistribution(*ends, log=log)
+            return FloatDistribution(float(ends[0]), float(ends[1]), log=log)
+        if isinstance(value, RangeSweep) and not log and not value.shuffle:
+            return _grid(value)
+    except ValueError as error:
+        raise ConfigError(f"{override.input_line}: {error}") from error
+    choices = [str(choice) for choice in override.sweep_string_iterator()]
+    if len(set(choices)) != len(choices):
+        raise ConfigError(f"{key}: a value stands twice in {override.input_line}.")
+    return CategoricalDistribution(choices)
+
+
+def _grid(value: RangeSweep) -> Any:
+    start, stop, step = value.start, value.stop, value.step
+    assert start is not None
+    assert stop is not None
+    if all(isinstance(number, int) for number in (start, stop, step)):
+        last = start + (max(0, -(-int(stop - start) // int(step))) - 1) * step  # the end is not part of a range
+        return IntDistribution(int(start), int(last), step=int(step))
+    count = len([None for _ in value.range()])
+    return FloatDistribution(float(start), float(start + (count - 1) * step), step=float(step))
+
+
+def _some(found: Any) -> Any:
+    """Any value of a distribution, to see what a trial resolves to."""
+    return found.choices[0] if isinstance(found, CategoricalDistribution) else found.low
+
+
+def _word(key: str, value: Any) -> str:
+    return f"{key}={value!r}" if isinstance(value, float) else f"{key}={value}"

@@ -1,0 +1,268 @@
+"""One job, as a launcher calls it: look, take, train or go on, and write down how it ended."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import logging
+import os
+import signal
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+from hydra.core.hydra_config import HydraConfig
+from omegaconf import DictConfig, OmegaConf
+
+from optrun.artifacts.provenance import config_digest
+from optrun.artifacts.run_dir import RunDir, parse_step
+from optrun.config import saved, store
+from optrun.errors import ConfigError, LockedError, OptrunError, StoppedEarly
+from optrun.sweep.folder import Record, SweepDir
+
+_LOOK_SECONDS = 0.2
+_TRIES = 5
+
+
+@dataclass
+class SweepTask:
+    """What a launcher calls for every job; travels to other processes, so it holds plain values only."""
+
+    folder: str
+    token: str
+    """The sweep process that asked."""
+    config_name: str
+    options: list[str]
+    """Words that come before the overrides on a command line, such as `-cn NAME`."""
+    trusting: list[str]
+    """Words of the sweep's own command line."""
+    stop_at: int | None = None
+    """Pause after this many optimizer steps; None: go to the end."""
+    retry: dict[str, int] = field(default_factory=dict)
+    """Failed jobs to try again, with the attempts they had."""
+
+    def __call__(self, cfg: DictConfig) -> str:
+        """Work on one job.
+
+        Args:
+            cfg: The job's composed configuration.
+
+        Returns:
+            One word: what was done. What became of the job is in its directory.
+        """
+        run = RunDir(Path(HydraConfig.get().runtime.output_dir))
+        words = [str(word) for word in OmegaConf.to_container(HydraConfig.get().overrides.task)]  # type: ignore[union-attr]
+        sweep = SweepDir(Path(self.folder))
+        if sweep.stop(self.token).exists():
+            return "left"
+        try:
+            with _patient(sweep, run.path.name) as record:
+                return self._take(sweep, run, record, store.without_hydra(cfg), words)
+        except LockedError:
+            return "held"
+        finally:
+            _tidy()
+
+    def _take(self, sweep: SweepDir, run: RunDir, record: Record, own: DictConfig, words: list[str]) -> str:
+        name = run.path.name
+        state = sweep.state(name)
+        if state.status == "finished":
+            return "finished before"
+        if state.status == "failed" and self.retry.get(name) != record.attempts:
+            return "failed before"
+        if self.stop_at is not None and str(self.stop_at) in record.rungs:
+            return "at the rung before"
+        record.attempts += 1
+        record.open = self.token
+        record.stopped_at = None
+        sweep.write_record(name, record)
+        values = saved.plain(own)
+        try:
+            with _watching(sweep.stop(self.token)):
+                self._train(run, own, values, words)
+            said = "finished"
+        except LockedError:
+            raise
+        except StoppedEarly:
+            said = "stopped"
+        except OptrunError as error:
+            said = self._failed(sweep, run, values, words, str(error))
+        except Exception as error:
+            _log(run, traceback.format_exc())
+            said = self._failed(sweep, run, values, words, sentence_of(error))
+        finally:
+            record.open = None
+            sweep.write_record(name, record)
+        state = sweep.state(name)
+        if self.stop_at is not None and (state.step >= self.stop_at or state.ended):
+            record.rungs[str(self.stop_at)] = state.best
+            sweep.write_record(name, record)
+        return said
+
+    def _train(self, run: RunDir, own: DictConfig, values: dict[str, Any], words: list[str]) -> None:
+        from rich.console import Console
+
+        from optrun import outcome
+        from optrun.commands.train import refuse_stored_trust
+        from optrun.experiment import Invocation, ResumePoint, train
+        from optrun.training.progress import PlainDisplay
+
+        refuse_stored_trust(own, self.trusting)
+        config = store.typed(own)
+        if self.stop_at is not None and not config.checkpoint.enabled:
+            raise ConfigError("hydra.sweeper.rungs: survivors go on from checkpoints; checkpoint=none saves none.")
+        begun = _newest(run)
+        if self.stop_at is not None and begun is not None and begun >= self.stop_at:
+            return  # it got there, and was killed before it could say so
+        resume = None
+        if begun is not None:
+            before = saved.read_config(run.config) if run.config.is_file() else values
+            resume = ResumePoint(None, saved.differences(before, values))
+        display = PlainDisplay(Console(quiet=True))
+        with outcome.run_log(run):
+            outcome.introduce(display, config, run)
+            invocation = Invocation([*self.options, *words], self.config_name, words)
+            train(config, values, run, invocation, display, resume, stop_at=self.stop_at)
+
+    def _failed(self, sweep: SweepDir, run: RunDir, values: dict[str, Any], words: list[str], why: str) -> str:
+        _log(run, f"failed: {why}")
+        record_failure(sweep, run.path.name, why, values, words, self.config_name, self.options)
+        return "failed"
+
+
+def record_failure(
+    sweep: SweepDir,
+    name: str,
+    why: str,
+    values: Mapping[str, Any],
+    words: list[str],
+    config_name: str,
+    options: list[str],
+) -> None:
+    """Give a job that failed its row in the result; the caller holds the job.
+
+    Args:
+        sweep: The sweep directory.
+        name: Of the job.
+        why: One or two sentences.
+        values: Its resolved configuration.
+        words: Its `key=value` words.
+        config_name: The primary configuration.
+        options: Words before the overrides.
+    """
+    import shlex
+
+    now = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+    run = sweep.run(name)
+    sweep.write_failure(
+        name,
+        why,
+        {
+            "format": 1,
+            "run_name": values.get("run_name") or name,
+            "global_step": 0,
+            "max_steps": None,
+            "epoch": 0.0,
+            "started_at": now,
+            "updated_at": now,
+            "wall_seconds": 0.0,
+            "command": shlex.join(["optrun", *options, *words]),
+            "config_name": config_name,
+            "overrides": list(words),
+            "config_digest": config_digest(values),
+            "metrics": {"last": {}, "best": {}},
+            "resumes": [],
+        },
+    )
+    if not run.config.is_file():
+        run.config.write_text(OmegaConf.to_yaml(OmegaConf.create(dict(values))), encoding="utf-8")
+
+
+def sentence_of(error: BaseException) -> str:
+    r"""What a failure says in a table: kind and first line; running out of memory in words of its own.
+
+    Example:
+        >>> sentence_of(MemoryError())
+        'out of memory'
+        >>> sentence_of(RuntimeError("shapes differ\\nin many ways"))
+        'RuntimeError: shapes differ'
+    """
+    lines = str(error).strip().splitlines()
+    first = lines[0] if lines else ""
+    if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError" or "allocate memory" in first:
+        return f"out of memory{': ' if first else ''}{first}"
+    return f"{type(error).__name__}: {first}" if first else type(error).__name__
+
+
+def _newest(run: RunDir) -> int | None:
+    """Step of the newest checkpoint."""
+    from optrun.artifacts.checkpoint import checkpoint_folders
+
+    return max((parse_step(folder.name) or 0 for folder in checkpoint_folders(run)), default=None)
+
+
+@contextlib.contextmanager
+def _patient(sweep: SweepDir, name: str) -> Iterator[Record]:
+    """Hold a job; somebody who only looks whether it is held is waited for."""
+    for left in reversed(range(_TRIES)):
+        try:
+            with contextlib.ExitStack() as stack:
+                record = stack.enter_context(sweep.working_on(name))
+                inner = stack.pop_all()
+            break
+        except LockedError:
+            if not left:
+                raise
+            time.sleep(0.02)
+    with inner:
+        yield record
+
+
+@contextlib.contextmanager
+def _watching(stop: Path) -> Iterator[None]:
+    """Ask this process to stop, as by SIGTERM, when the sweep is stopped or the process that started it is gone.
+
+    SIGUSR2, with which SLURM by way of submitit announces the end of its patience, counts as such a request too.
+    """
+    parent, done = os.getppid(), threading.Event()
+
+    def look() -> None:
+        while not done.wait(_LOOK_SECONDS):
+            if stop.exists() or os.getppid() != parent:
+                os.kill(os.getpid(), signal.SIGTERM)
+                return
+
+    def give_way(number: int, frame: FrameType | None) -> None:  # noqa: ARG001
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    main = threading.current_thread() is threading.main_thread()
+    before = signal.signal(signal.SIGUSR2, give_way) if main else None
+    watch = threading.Thread(target=look, name="optrun-sweep-watch", daemon=True)
+    watch.start()
+    try:
+        yield
+    finally:
+        done.set()
+        watch.join()
+        if main:
+            signal.signal(signal.SIGUSR2, before)
+
+
+def _log(run: RunDir, text: str) -> None:
+    with contextlib.suppress(OSError), run.log.open("a", encoding="utf-8") as file:
+        file.write(f"{time.strftime('%Y-%m-%d %H:%M:%S')}  {text}\n")
+
+
+def _tidy() -> None:
+    """Leave nothing of a job to the next one in the same process."""
+    logging.getLogger("optrun").handlers.clear()
+    gc.collect()
+    torch = sys.modules.get("torch")
+    if torch is not None and torch.cuda.is_initialized():
+        torch.cuda.empty_cache()
