@@ -56,9 +56,7 @@ def test_byte_order_mark_crlf_and_empty_lines(tmp_path: Path) -> None:
     assert rows(path) == {"text": ["a", "b"], "label": ["1", "2"]}
 
 
-@pytest.mark.parametrize(
-    ("ending", "squeeze"), [("gz", gzip.compress), ("bz2", bz2.compress), ("xz", lzma.compress)]
-)
+@pytest.mark.parametrize(("ending", "squeeze"), [("gz", gzip.compress), ("bz2", bz2.compress), ("xz", lzma.compress)])
 @pytest.mark.parametrize("kind", ["csv", "jsonl", "txt"])
 def test_compressed(tmp_path: Path, kind: str, ending: str, squeeze: Any) -> None:
     plain = {"csv": "text\na\n", "jsonl": '{"text": "a"}\n', "txt": "a\n"}[kind]

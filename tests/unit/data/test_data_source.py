@@ -1,0 +1,184 @@
+"""Splits, columns, local dataset folders."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from datasets import ClassLabel, Dataset, DatasetDict, Features, Value
+
+from optrun.config.choice import choice
+from optrun.config.data import SCHEMAS, DataConfig
+from optrun.data.columns import label_column, named, refuse_unused, text_column, texts
+from optrun.data.source import Source, Split, cut, load_source
+from optrun.errors import ConfigError
+
+
+def config(name: str, **options: Any) -> DataConfig:
+    return choice("data", SCHEMAS, name, options)
+
+
+def source(train: dict[str, list[Any]], held: dict[str, list[Any]] | None = None, **columns: str) -> Source:
+    files = config("files", train="x", **columns)
+    return Source(
+        Split(Dataset.from_dict(train), "data.train"),
+        Split(Dataset.from_dict(held if held is not None else train), "data.eval"),
+        files,  # type: ignore[arg-type]
+    )
+
+
+def test_the_only_text_column_is_found() -> None:
+    made = source({"review": ["a"], "stars": [3]})
+    assert text_column(made, made.train) == "review"
+
+
+def test_an_index_in_a_csv_file_is_no_text() -> None:
+    made = source({"id": ["1", "2"], "review": ["good", "3"], "label": ["x", "y"]})
+    assert text_column(made, made.train, taken=("label",)) == "review"
+
+
+def test_a_usual_name_decides_between_several() -> None:
+    made = source({"title": ["a"], "text": ["b"]})
+    assert text_column(made, made.train) == "text"
+    made = source({"title": ["a"], "body": ["b"]})
+    with pytest.raises(ConfigError, match=r"data.text_column is needed: .*title, body.*Columns: title, body"):
+        text_column(made, made.train)
+
+
+def test_a_missing_column_lists_the_columns_there_are() -> None:
+    made = source({"sentence": ["a"], "label": [1]}, text_column="sentense")
+    with pytest.raises(
+        ConfigError, match=r"data.text_column=sentense: .*Columns: sentence, label. Did you mean sentence"
+    ):
+        text_column(made, made.train)
+    made = source({"sentence": ["a"]}, label_column="klass")
+    with pytest.raises(ConfigError, match=r"data.label_column=klass: .*Columns: sentence"):
+        label_column(made, made.train)
+
+
+def test_evaluation_may_call_the_text_otherwise() -> None:
+    made = source({"sentence": ["a"], "label": ["0"]}, {"content": ["b"], "label": ["1"]}, text_column="sentence")
+    assert text_column(made, made.eval, taken=("label",)) == "content"
+    assert "data.eval_text_column=content" in made.notes[0]
+    made = source({"s": ["a"]}, {"content": ["b"], "other": ["c"]}, text_column="s", eval_text_column="other")
+    assert text_column(made, made.eval) == "other"
+    made = source({"s": ["a"]}, {"content": ["b"], "other": ["c"]}, text_column="s")
+    with pytest.raises(ConfigError, match=r"data.eval_text_column names it"):
+        text_column(made, made.eval)
+
+
+def test_a_label_column_by_its_usual_name() -> None:
+    made = source({"t": ["a"], "labels": [1]})
+    assert label_column(made, made.train) == "labels"
+    made = source({"t": ["a"], "labels": [1], "label": [1]})
+    with pytest.raises(ConfigError, match=r"data.label_column is needed"):
+        label_column(made, made.train)
+
+
+def test_a_column_that_the_task_does_not_read_is_refused() -> None:
+    made = source({"t": ["a"]}, target_column="t")
+    with pytest.raises(ConfigError, match=r"data.target_column=t: task=causal_lm reads no such column"):
+        refuse_unused(made.columns, ("text_column",), "causal_lm")
+    assert named(made.columns, "target_column", made.train) == "t"
+
+
+def test_texts_are_texts() -> None:
+    made = source({"t": [7, 8, None]})
+    assert list(texts(made.train, "t")) == ["7", "8", ""]
+    made = source({"t": [["a"], ["b"]]})
+    with pytest.raises(ConfigError, match=r"data.train: row 1 has \['a'\] \(list\) in column t"):
+        list(texts(made.train, "t"))
+
+
+def test_a_held_back_split_is_disjoint_and_a_function_of_the_seed() -> None:
+    split = Split(Dataset.from_dict({"text": [str(n) for n in range(50)]}), "data.train")
+    train, held, note = cut(split, 0.1, seed=3, documents=False)
+    assert len(held.rows) == 5
+    assert sorted([*train.rows["text"], *held.rows["text"]]) == sorted(split.rows["text"])
+    assert "5 of 50" in note
+    again = cut(split, 0.1, seed=3, documents=False)
+    assert list(again[1].rows["text"]) == list(held.rows["text"])
+    other = cut(split, 0.1, seed=4, documents=False)
+    assert list(other[1].rows["text"]) != list(held.rows["text"])
+
+
+def test_one_row_cannot_be_cut_but_one_document_can() -> None:
+    split = Split(Dataset.from_dict({"text": ["line\n" * 100]}), "data.train")
+    with pytest.raises(ConfigError, match=r"one row cannot be cut.*data.eval"):
+        cut(split, 0.1, seed=0, documents=False)
+    train, held, _ = cut(split, 0.1, seed=0, documents=True)
+    assert train.rows["text"][0] + held.rows["text"][0] == "line\n" * 100
+    assert held.rows["text"][0] == "line\n" * 10
+    two = Split(split.rows.select([0, 0]), "data.train")
+    assert [len(part.rows) for part in cut(two, 0.9, seed=0, documents=False)[:2]] == [1, 1]
+
+
+def test_the_same_file_on_both_sides_is_told(tmp_path: Path) -> None:
+    path = tmp_path / "a.txt"
+    path.write_text("a\nb\n")
+    made = load_source(config("files", train=str(path), eval=str(path)), seed=0, documents=False)
+    assert "evaluation sees training rows" in made.notes[0]
+
+
+@pytest.fixture
+def labelled() -> DatasetDict:
+    features = Features({"text": Value("string"), "label": ClassLabel(names=["no", "yes"])})
+    rows = {"text": ["a", "b", "c"], "label": [0, 1, 0]}
+    part = Dataset.from_dict(rows, features=features)
+    return DatasetDict({"train": part, "validation": part, "extra": part})
+
+
+def hub(path: Path, **options: Any) -> Source:
+    return load_source(config("hub", path=str(path), **options), seed=0, documents=False)
+
+
+def test_a_local_dataset_folder(tmp_path: Path, labelled: DatasetDict) -> None:
+    for split in labelled:
+        labelled[split].to_parquet(str(tmp_path / "data" / f"{split}-00000-of-00001.parquet"))
+    made = hub(tmp_path)
+    assert (made.train.key, made.eval.key, made.cut_from_train) == ("split train", "split validation", False)
+    assert made.train.rows.features["label"].names == ["no", "yes"]
+
+
+def test_what_save_to_disk_wrote(tmp_path: Path, labelled: DatasetDict) -> None:
+    labelled.save_to_disk(str(tmp_path / "several"))
+    assert hub(tmp_path / "several", eval_split="extra").eval.key == "split extra"
+    labelled["train"].save_to_disk(str(tmp_path / "one"))
+    made = hub(tmp_path / "one")
+    assert made.cut_from_train
+    with pytest.raises(ConfigError, match=r"data.subset=sst2: .*save_to_disk has no subsets"):
+        hub(tmp_path / "one", subset="sst2")
+
+
+def test_a_changed_folder_is_read_anew(tmp_path: Path) -> None:
+    for word in ("first", "second one"):
+        (tmp_path / "train.jsonl").write_text(f'{{"text": "{word}"}}\n' * 3)
+        assert hub(tmp_path).train.rows["text"][0] == word
+
+
+def test_splits_by_name(tmp_path: Path, labelled: DatasetDict) -> None:
+    labelled.save_to_disk(str(tmp_path / "a"))
+    with pytest.raises(ConfigError, match=r"data.train_split=trian: no such split in .*Did you mean train"):
+        hub(tmp_path / "a", train_split="trian")
+    with pytest.raises(ConfigError, match=r"data.eval_split=tests: no such split"):
+        hub(tmp_path / "a", eval_split="tests")
+
+
+def test_an_unknown_dataset_is_one_line(tmp_path: Path) -> None:
+    for path in (tmp_path / "missing", tmp_path):
+        with pytest.raises(ConfigError, match=r"data.path=") as caught:
+            hub(path)
+        assert "\n" not in str(caught.value)
+    (tmp_path / "a.csv").write_text("text\na\n")
+    with pytest.raises(ConfigError, match=r"this is a file.*data=files data.train="):
+        hub(tmp_path / "a.csv")
+
+
+def test_the_standard_library_is_split_by_files() -> None:
+    made = load_source(config("stdlib"), seed=0, documents=True)
+    train, held = set(made.train.rows["text"][:]), set(made.eval.rows["text"][:])
+    assert len(train) > 300
+    assert len(held) > 10
+    assert {text for text in train & held if len(text) > 500} == set()
+    assert made.prompt
