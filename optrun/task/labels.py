@@ -12,6 +12,7 @@ from optrun.data.source import Source, Split
 from optrun.errors import ConfigError, nearest
 
 MAX_SHOWN = 12
+_LARGEST = float(np.finfo(np.float32).max)
 
 
 def column(split: Split, name: str) -> list[Any]:
@@ -191,10 +192,10 @@ def numbers(split: Split, name: str) -> np.ndarray:
     found: list[float] = []
     for row, value in enumerate(column(split, name)):
         try:
-            number = float(np.float32(value)) if not isinstance(value, bool) else math.nan
+            number = float(value) if not isinstance(value, bool) else math.nan
         except (TypeError, ValueError, OverflowError):
             number = math.nan
-        if not math.isfinite(number):
+        if not abs(number) <= _LARGEST:  # NaN too
             raise ConfigError(
                 f"{split.key}: row {row + 1} has {value!r} in column {name}: "
                 "task.problem_type=regression expects finite numbers."

@@ -73,7 +73,7 @@ def _split_examples(
 
     key = digest(tokenizer_key(tokenizer), "language", str(special), str(longest), str(separator))
     examples = encode(rows, encoder, key)
-    if packing:
+    if packing and len(examples):
         return packed(examples, config.max_length, keep_rest=split is source.eval)
     lengths = np.diff(examples.offsets)
     least = 1 + tokenizer.num_special_tokens_to_add() if special else 2
