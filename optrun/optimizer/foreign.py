@@ -41,7 +41,13 @@ def build_pytorch_optimizer(
             f"optimizer.name={name}: pytorch_optimizer has no such optimizer. {did_you_mean(name, known)}"
         )
     cls = known[name.lower()]
-    keywords = set(inspect.signature(cls).parameters) - {"params", "kwargs"}
+    keywords = set(inspect.signature(cls).parameters)
+    if not {"params", "lr"} <= keywords:
+        raise ConfigError(
+            f"optimizer.name={name}: pytorch_optimizer's {cls.__name__} is not built from parameters and a learning "
+            "rate; those that wrap another optimizer or take the model are not offered here."
+        )
+    keywords -= {"params", "kwargs"}
     groups = [dict(group) for group in param_groups]
     if "weight_decay" not in keywords:
         for entry in (options, *groups):

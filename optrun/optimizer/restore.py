@@ -7,7 +7,7 @@ bfloat16; this reads the same layout and does neither.
 from __future__ import annotations
 
 import re
-from collections import defaultdict
+from collections import defaultdict, deque
 from collections.abc import Mapping, Sequence
 from copy import deepcopy
 from typing import Any
@@ -79,6 +79,8 @@ def placed(value: Any, param: Tensor, group: Mapping[str, Any], key: str) -> Any
         return {inner: placed(entry, param, group, str(inner)) for inner, entry in value.items()}
     if isinstance(value, (list, tuple)):
         return type(value)(placed(entry, param, group, key) for entry in value)
+    if isinstance(value, deque):
+        return deque((placed(entry, param, group, key) for entry in value), maxlen=value.maxlen)
     return deepcopy(value)
 
 

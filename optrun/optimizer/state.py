@@ -5,7 +5,9 @@ Works for every torch optimizer whose groups carry names, ours or not.
 
 from __future__ import annotations
 
+import inspect
 import math
+from collections import deque
 from collections.abc import Mapping
 from typing import Any
 
@@ -13,8 +15,9 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.optim import Optimizer
 
+from optrun.optimizer.base import NamedOptimizer
 from optrun.optimizer.groups import DESCRIPTIVE_KEYS
-from optrun.optimizer.restore import placed, refuse_difference, refuse_foreign
+from optrun.optimizer.restore import placed, refuse_difference
 
 FORMAT = 1
 
@@ -36,27 +39,34 @@ def named_state(optimizer: Optimizer) -> tuple[dict[str, Tensor], dict[str, Any]
         TypeError: For a state value that is neither tensor, number, word, None, nor a list or dict of these.
     """
     tensors: dict[str, Tensor] = {}
-    state: dict[str, Any] = {}
-    for name, param in _params(optimizer).items():
-        if param in optimizer.state:
-            entries = optimizer.state[param]
-            state[name] = {key: _packed(value, f"{name}/{key}", tensors) for key, value in entries.items()}
-    foreign = [key for key in optimizer.state if not isinstance(key, Tensor)]
-    if foreign:
-        raise TypeError(f"{type(optimizer).__name__} keeps state under {foreign[0]!r}, which belongs to no parameter.")
+    params = _params(optimizer)
+    state = {
+        name: {key: _packed(value, f"{name}/{key}", tensors) for key, value in optimizer.state[param].items()}
+        for name, param in params.items()
+        if param in optimizer.state
+    }
+    shared = [
+        [key, _packed(value, f"optimizer/{key}", tensors)]
+        for key, value in optimizer.state.items()
+        if not isinstance(key, Tensor)
+    ]
+    groups = []
+    for index, group in enumerate(optimizer.param_groups):
+        options = {key: _described(group[key]) for key in _options(optimizer, group)}
+        counted = {
+            key: _packed(value, f"groups/{index}/{key}", tensors)
+            for key, value in group.items()
+            if key not in options and key not in ("params", "param_names")
+        }
+        groups.append({"param_names": list(group["param_names"]), **options, **counted})
     meta = {
         "format": FORMAT,
         "optimizer": type(optimizer).__name__,
-        "params": {name: list(param.shape) for name, param in _params(optimizer).items()},
+        "params": {name: list(param.shape) for name, param in params.items()},
         "state": state,
-        "groups": [
-            {
-                "param_names": list(group["param_names"]),
-                **{key: _packed(value, f"groups/{i}/{key}", tensors) for key, value in group.items() if key in kept},
-            }
-            for i, group in enumerate(optimizer.param_groups)
-            for kept in [group.keys() - {"params", "param_names"}]
-        ],
+        "shared": shared,
+        "attributes": {key: _packed(vars(optimizer)[key], key, {}) for key in _counting_attributes(optimizer)},
+        "groups": groups,
     }
     return tensors, meta
 
@@ -88,20 +98,22 @@ def load_named_state(optimizer: Optimizer, tensors: Mapping[str, Tensor], meta: 
                 f"the optimizer's has {tuple(param.shape)}."
             )
     unused = set(tensors)
-    loaded: dict[Tensor, dict[str, Any]] = {}
+    loaded: dict[Any, Any] = {}
     own_groups = {name: group for group in optimizer.param_groups for name in group["param_names"]}
     for name, entries in meta["state"].items():
         param = params[name]
         values = {key: _unpacked(value, tensors, unused) for key, value in entries.items()}
-        for key, value in values.items():
-            if isinstance(value, Tensor):
-                refuse_foreign(name, param, value, key)
         loaded[param] = {
             key: _sharded(placed(value, param, own_groups[name], key), param) for key, value in values.items()
         }
+    for key, value in meta["shared"]:
+        loaded[key] = placed(_unpacked(value, tensors, unused), next(iter(params.values())), {}, str(key))
     counters = _counters(optimizer, meta, tensors, unused)
     if unused:
         raise ValueError(f"the saved state has a tensor {min(unused)!r}, which belongs to nothing.")
+    for key in _counting_attributes(optimizer):
+        if key in meta["attributes"]:
+            setattr(optimizer, key, _unpacked(meta["attributes"][key], {}, set()))
     optimizer.state.clear()
     optimizer.state.update(loaded)
     for group, values in zip(optimizer.param_groups, counters, strict=True):
@@ -130,7 +142,7 @@ def group_differences(optimizer: Optimizer, meta: Mapping[str, Any]) -> list[str
                 compared = "initial_lr" if key == "lr" and scheduled else key
                 if compared not in group or compared not in saved[name]:
                     continue
-                before, now = saved[name][compared], _packed(group[compared], "", {})
+                before, now = saved[name][compared], _described(group[compared])
                 if before != now:
                     found.setdefault(f"{key} was {_plain(before)}, is {_plain(now)}", []).append(name)
     return [f"{what} ({_listing(names)})" for what, names in found.items()]
@@ -150,10 +162,26 @@ def _params(optimizer: Optimizer) -> dict[str, Tensor]:
 
 
 def _options(optimizer: Optimizer, group: Mapping[str, Any]) -> list[str]:
-    defaults = set(optimizer.defaults)
-    for member in getattr(optimizer, "members", {}).values():
-        defaults |= set(member.defaults)
-    return [key for key in group if key in defaults and key not in _NOT_OPTIONS]
+    """Keys of a group that its builder gave, as against what the optimizer counts there."""
+    if isinstance(optimizer, NamedOptimizer):
+        given = set(optimizer.defaults).union(
+            *(member.defaults for member in getattr(optimizer, "members", {}).values())
+        )
+    else:
+        given = set(inspect.signature(type(optimizer)).parameters)
+    return [key for key in group if key in given and key not in _NOT_OPTIONS]
+
+
+def _counting_attributes(optimizer: Optimizer) -> list[str]:
+    """Numbers that optimizers of other libraries keep on themselves and were not given."""
+    if isinstance(optimizer, NamedOptimizer):
+        return []
+    given = inspect.signature(type(optimizer)).parameters
+    return [
+        key
+        for key, value in vars(optimizer).items()
+        if type(value) in (int, float) and key not in given and not key.startswith("_")
+    ]
 
 
 def _counters(
@@ -161,13 +189,17 @@ def _counters(
 ) -> list[dict[str, Any]]:
     """What each group counts besides its options: for ours, the steps."""
     saved = {name: i for i, group in enumerate(meta["groups"]) for name in group["param_names"]}
+    known = {"optimizer", *_NOT_OPTIONS}.union(*(_options(optimizer, group) for group in optimizer.param_groups))
     unpacked = [
-        {key: _unpacked(value, tensors, unused) for key, value in group.items() if key != "param_names"}
+        {
+            key: value if key in known else _unpacked(value, tensors, unused)
+            for key, value in group.items()
+            if key != "param_names"
+        }
         for group in meta["groups"]
     ]
     out = []
     for group in optimizer.param_groups:
-        known = {*_options(optimizer, group), *_NOT_OPTIONS, "optimizer"}
         sources = dict.fromkeys(saved[name] for name in group["param_names"])
         found = [{key: value for key, value in unpacked[i].items() if key not in known} for i in sources]
         for name, i in ((name, saved[name]) for name in group["param_names"]):
@@ -186,7 +218,7 @@ def _counters(
 def _packed(value: Any, where: str, tensors: dict[str, Tensor]) -> Any:
     if isinstance(value, Tensor):
         tensors[where] = value
-        return {"tensor": where}
+        return {"tensor": [where, list(value.shape)]}
     if value is None or isinstance(value, (bool, int, str)):
         return value
     if isinstance(value, float):
@@ -194,9 +226,19 @@ def _packed(value: Any, where: str, tensors: dict[str, Tensor]) -> Any:
     if isinstance(value, (list, tuple)):
         kind = "list" if isinstance(value, list) else "tuple"
         return {kind: [_packed(entry, f"{where}/{i}", tensors) for i, entry in enumerate(value)]}
+    if isinstance(value, deque):
+        return {"deque": [value.maxlen, [_packed(entry, f"{where}/{i}", tensors) for i, entry in enumerate(value)]]}
     if isinstance(value, Mapping):
         return {"dict": [[key, _packed(entry, f"{where}/{key}", tensors)] for key, entry in value.items()]}
     raise TypeError(f"optimizer state {where} is a {type(value).__name__}, which cannot be kept in a file.")
+
+
+def _described(value: Any) -> Any:
+    """A group's option for comparison: what no file can hold, by its text."""
+    try:
+        return _packed(value, "", {})
+    except TypeError:
+        return {"repr": [repr(value)]}
 
 
 def _unpacked(value: Any, tensors: Mapping[str, Tensor], unused: set[str]) -> Any:
@@ -204,14 +246,21 @@ def _unpacked(value: Any, tensors: Mapping[str, Tensor], unused: set[str]) -> An
         return value
     ((kind, content),) = value.items()
     if kind == "tensor":
-        if content not in tensors:
-            raise ValueError(f"the saved state lacks the tensor {content!r}.")
-        unused.discard(content)
-        return tensors[content]
+        key, shape = content
+        if key not in tensors:
+            raise ValueError(f"the saved state lacks the tensor {key!r}.")
+        if list(tensors[key].shape) != shape:
+            raise ValueError(
+                f"the tensor {key!r} has shape {tuple(tensors[key].shape)}, it was saved with {tuple(shape)}."
+            )
+        unused.discard(key)
+        return tensors[key]
     if kind == "float":
         return float(content)
     if kind == "dict":
         return {key: _unpacked(entry, tensors, unused) for key, entry in content}
+    if kind == "deque":
+        return deque((_unpacked(entry, tensors, unused) for entry in content[1]), maxlen=content[0])
     entries = [_unpacked(entry, tensors, unused) for entry in content]
     return entries if kind == "list" else tuple(entries)
 

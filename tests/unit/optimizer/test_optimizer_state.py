@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import deque
 from typing import Any
 
 import pytest
@@ -21,6 +22,7 @@ class Keeper(torch.optim.Optimizer):
 
     def __init__(self, params: Any, kept: Any, lr: float = 0.1) -> None:
         super().__init__(params, {"lr": lr})
+        self.total = 0
         for group in self.param_groups:
             group["seen"] = 7
             for param in group["params"]:
@@ -35,7 +37,7 @@ nested = st.recursive(
 )
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40, deadline=None, derandomize=True)
 @given(value=nested)
 def test_any_plain_value_survives_json(value: Any) -> None:
     names = {"a/b": torch.nn.Parameter(torch.ones(2))}
@@ -58,10 +60,23 @@ def test_what_no_file_can_hold_is_refused() -> None:
         named_state(Keeper(names.items(), lambda _: object()))
     with pytest.raises(ValueError, match="without parameter names"):
         named_state(Keeper(names.values(), lambda _: 1))
-    stray = Keeper(names.items(), lambda _: 1)
-    stray.state["global"] = {"k": 1}  # type: ignore[index]
-    with pytest.raises(TypeError, match="keeps state under 'global'"):
-        named_state(stray)
+
+
+def test_state_of_no_parameter_and_options_no_file_can_hold() -> None:
+    names = {"w": torch.nn.Parameter(torch.ones(2))}
+    stray = Keeper(names.items(), lambda _: deque([torch.ones(1)], maxlen=3))
+    stray.state["global"] = {"k": torch.ones(2)}  # type: ignore[index]
+    stray.param_groups[0]["lr"] = torch.float32
+    stray.total = 5
+    tensors, meta = named_state(stray)
+    fresh = Keeper(names.items(), lambda _: None)
+    load_named_state(fresh, tensors, json.loads(json.dumps(meta)))
+    assert torch.equal(fresh.state["global"]["k"], torch.ones(2))  # type: ignore[index]
+    assert fresh.state[names["w"]]["kept"].maxlen == 3
+    assert fresh.total == 5
+    assert group_differences(fresh, meta) == ["lr was ['torch.float32'], is 0.1 (w)"]
+    with pytest.raises(ValueError, match=r"'optimizer/global/k' has shape \(3,\), it was saved with \(2,\)"):
+        load_named_state(fresh, {**tensors, "optimizer/global/k": torch.ones(3)}, meta)
 
 
 def trained(**options: Any) -> tuple[dict[str, Any], Lamb]:
