@@ -14,9 +14,7 @@ from optrun.model.tokenizer import train_tokenizer
 from optrun.task import Task, build_task
 
 Rows = dict[str, list[Any]]
-WORDS = (
-    "the cat sat on a mat while Anna Smith went to Paris and Berlin with Bob and unbelievable things happened".split()
-)
+SENTENCE = "the cat sat on a mat while Anna Smith went to Paris and Berlin with Bob and unbelievable things happened"
 
 
 @pytest.fixture
@@ -48,7 +46,7 @@ def make_source() -> Callable[..., Source]:
 @pytest.fixture
 def tokenizer() -> Callable[[str], Any]:
     """A small tokenizer of each kind, trained on a few words."""
-    return lambda kind: train_tokenizer(lambda: iter([" ".join(WORDS)] * 3), vocab_size=320, kind=kind)
+    return lambda kind: train_tokenizer(lambda: iter([SENTENCE] * 3), vocab_size=320, kind=kind)
 
 
 @pytest.fixture

@@ -33,9 +33,9 @@ def test_entities_cover_what_is_not_o(row: list[str]) -> None:
 
 def test_tally_by_hand() -> None:
     tally = Tally()
-    actual = "B-PER I-PER O B-LOC O B-LOC".split()
-    tally.add("B-PER I-PER O B-PER O O".split(), actual)  # one right, one of the wrong type, one missed
-    tally.add("B-PER O".split(), "B-PER I-PER".split())  # a wrong border is wrong
+    actual = ["B-PER", "I-PER", "O", "B-LOC", "O", "B-LOC"]
+    tally.add(["B-PER", "I-PER", "O", "B-PER", "O", "O"], actual)  # one right, one of the wrong type, one missed
+    tally.add(["B-PER", "O"], ["B-PER", "I-PER"])  # a wrong border is wrong
     assert (tally.predicted, tally.actual, tally.right) == (3, 4, 1)
     assert (tally.precision, tally.recall) == (1 / 3, 1 / 4)
     assert tally.f1 == pytest.approx(2 / 7)
