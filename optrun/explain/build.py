@@ -1,0 +1,247 @@
+"""What a configuration means before a single step: the model as shapes, every group, the schedule, the memory.
+
+Nothing is trained, no weight is read and no row of data unless the number of steps depends on it and the rows lie in
+local files.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from optrun.clip import build_clip
+from optrun.config.clip import NormClipConfig, ValueClipConfig
+from optrun.config.data import FilesConfig
+from optrun.config.model import FromConfigConfig
+from optrun.config.run import RunConfig
+from optrun.config.task import TaskConfig
+from optrun.errors import ConfigError, OptrunError, did_you_mean
+from optrun.explain.facts import CurveFacts, Facts, TensorFacts, total
+from optrun.model.build import ModelSpec, build_model, special_ids
+from optrun.optimizer.build import build_optimizer
+from optrun.optimizer.footprint import state_bytes
+from optrun.param_groups import build_param_groups
+from optrun.scheduler import Scheduler, build_scheduler
+from optrun.scheduler.build import num_warmup_steps_of
+
+AUTO_CLASSES = {
+    "causal_lm": "AutoModelForCausalLM",
+    "masked_lm": "AutoModelForMaskedLM",
+    "sequence_classification": "AutoModelForSequenceClassification",
+    "token_classification": "AutoModelForTokenClassification",
+    "seq2seq_lm": "AutoModelForSeq2SeqLM",
+    "image_classification": "AutoModelForImageClassification",
+}
+"""Task -> the transformers class that has its head; asked before any data is read."""
+
+ASSUMED_STEPS = 1000
+"""Length of a run where only the data knows it; the curve is then read as shares of the run."""
+
+SAMPLES = 481
+"""Points of a curve that are kept."""
+
+
+def explain(config: RunConfig, model: nn.Module | None = None) -> Facts:
+    """Build everything but the run.
+
+    Args:
+        config: The whole configuration.
+        model: In place of the one it names; best on the meta device.
+
+    Raises:
+        ConfigError: Whatever training would refuse before its first step, as far as it does not depend on the data.
+    """
+    notes: list[str] = []
+    if model is None:
+        model, said = build_model(config.model, _spec(config, notes), meta=True)
+        notes += said
+    steps, steps_from = _steps(config)
+    decay = getattr(config.optimizer, "weight_decay", None)
+    groups = build_param_groups(model, config.param_groups, lr=config.lr, weight_decay=decay)
+    try:
+        optimizer = build_optimizer(config.optimizer, groups, lr=config.lr)
+        scheduler = build_scheduler(optimizer, config.scheduler, num_training_steps=steps)
+        clip = build_clip(config.clip)
+        clip.clip_groups(optimizer.param_groups)
+    except (TypeError, ValueError) as error:
+        raise error if isinstance(error, OptrunError) else ConfigError(str(error)) from error
+    curves, curve_of = _curves(scheduler, optimizer, config.scheduler.name, steps)
+    tensors = _tensors(config, optimizer, state_bytes(config.optimizer, groups), curves, curve_of)
+    params = dict(model.named_parameters())
+    notes += _tied(model, params)
+    frozen = {name: param for name, param in params.items() if not param.requires_grad}
+    return Facts(
+        model=type(model).__name__,
+        task=config.task.name,
+        optimizer=config.optimizer.name,
+        lr=config.lr,
+        param_groups=config.param_groups.name,
+        rules=_rules_in_words(config),
+        scheduler=config.scheduler.name,
+        warmup_steps=num_warmup_steps_of(config.scheduler, steps),
+        clip=_clip_in_words(config),
+        steps=steps,
+        steps_from=steps_from,
+        tensors=tensors,
+        frozen=list(frozen),
+        frozen_parameters=sum(param.numel() for param in frozen.values()),
+        curves=curves,
+        weight_bytes=sum(param.numel() * param.itemsize for param in params.values()),
+        gradient_bytes=sum(param.numel() * param.itemsize for param in params.values() if param.requires_grad),
+        state_bytes=total([tensor.state_bytes for tensor in tensors]),
+        notes=notes,
+    )
+
+
+def _tied(model: nn.Module, params: Mapping[str, Tensor]) -> list[str]:
+    """One sentence for each tensor that has several names."""
+    first = {id(param): name for name, param in params.items()}
+    others: dict[str, list[str]] = {}
+    for name, param in model.named_parameters(remove_duplicate=False):
+        if name not in params:
+            others.setdefault(first[id(param)], []).append(name)
+    sentences = []
+    for name, more in others.items():
+        rest = f" and {len(more) - 2} more" if len(more) > 2 else ""
+        sentences.append(f"{name} is also {', '.join(more[:2])}{rest}: tied, counted once.")
+    return sentences
+
+
+def _rules_in_words(config: RunConfig) -> list[str]:
+    return [
+        f"[{index}] {rule['pattern']}: "
+        + ", ".join(f"{key} {value}" for key, value in rule.items() if key != "pattern")
+        for index, rule in enumerate(config.param_groups.rules)
+    ]
+
+
+def _spec(config: RunConfig, notes: list[str]) -> ModelSpec:
+    """What the task asks of the model, as far as it is known without data."""
+    task = config.task.name
+    if task not in AUTO_CLASSES:
+        raise ConfigError(f"task={task}: no such task. {did_you_mean(task, AUTO_CLASSES)}")
+    if task == "image_classification":
+        size = getattr(config.task, "image_size", None)
+        notes.append("The number of classes comes from the data; here it is the model's own.")
+        return ModelSpec(AUTO_CLASSES[task], {} if size is None else {"image_size": size})
+    if task in ("sequence_classification", "token_classification"):
+        notes.append("The number of labels comes from the data; here it is the model's own.")
+    own = isinstance(config.model, FromConfigConfig) and config.model.tokenizer is None
+    tokenizer = None
+    if not own:
+        from optrun.model.tokenizer import load_tokenizer
+
+        tokenizer = load_tokenizer(config.model)
+    vocab_size = getattr(config.model, "vocab_size", None) if own else len(tokenizer) if tokenizer else None
+    return ModelSpec(
+        auto_class=AUTO_CLASSES[task],
+        max_length=_positions(config),
+        vocab_size=vocab_size,
+        special_ids={} if tokenizer is None else special_ids(tokenizer),
+    )
+
+
+def _positions(config: RunConfig) -> int:
+    target = getattr(config.task, "max_target_length", 0)
+    return max(config.data.max_length, int(target))
+
+
+def _steps(config: RunConfig) -> tuple[int, str]:
+    """Optimizer steps of the run, and where the number comes from."""
+    if config.training.max_steps is not None:
+        return config.training.max_steps, "max_steps"
+    rows = _rows(config, config.task)
+    if rows is None:
+        return ASSUMED_STEPS, "assumed"
+    from optrun.data.loader import Plan
+
+    plan = Plan(
+        examples=rows,
+        batch_size=config.training.per_device_train_batch_size,
+        accumulation=config.training.gradient_accumulation_steps,
+        seed=config.seed,
+    )
+    whole = config.training.num_train_epochs * plan.steps_per_epoch
+    return max(1, -int(-whole // 1)), "data"
+
+
+def _rows(config: RunConfig, task: TaskConfig) -> int | None:
+    """Training examples, where they are the rows of local files."""
+    if not isinstance(config.data, FilesConfig) or getattr(task, "packing", False):
+        return None
+    from optrun.data.source import load_source
+
+    source = load_source(config.data, seed=config.seed, documents=False)
+    limit = config.data.max_train_examples
+    return min(len(source.train.rows), limit) if limit is not None else len(source.train.rows)
+
+
+def _curves(
+    scheduler: Scheduler, optimizer: Optimizer, name: str, steps: int
+) -> tuple[list[CurveFacts], dict[int, int]]:
+    """Every different curve, and which one each group follows."""
+    count = min(SAMPLES, steps)
+    at = sorted({round(index * (steps - 1) / max(count - 1, 1)) for index in range(count)})
+    curves: list[CurveFacts] = []
+    curve_of: dict[int, int] = {}
+    for index, group in enumerate(optimizer.param_groups):
+        own = group.get("schedule")
+        label = name if own is None else own if isinstance(own, str) else str(own.get("name"))
+        multipliers = [scheduler.multiplier(step, index) for step in at]
+        for place, curve in enumerate(curves):
+            if curve.multipliers == multipliers and curve.name == label:
+                curve_of[index] = place
+                break
+        else:
+            curve_of[index] = len(curves)
+            curves.append(CurveFacts(label, at, multipliers))
+    return curves, curve_of
+
+
+def _tensors(
+    config: RunConfig,
+    optimizer: Optimizer,
+    states: Mapping[str, int | None],
+    curves: list[CurveFacts],
+    curve_of: Mapping[int, int],
+) -> list[TensorFacts]:
+    out = []
+    for index, group in enumerate(optimizer.param_groups):
+        curve = curves[curve_of[index]]
+        stepper = getattr(optimizer, "members", {}).get(group.get("optimizer"), optimizer)
+        ratios: Mapping[str, float] = getattr(stepper, "lr_ratios", {})
+        undecayed = getattr(stepper, "_undecayed", ())  # names that the optimizer itself exempts
+        for name, param in zip(group["param_names"], group["params"], strict=True):
+            ratio = ratios.get(name, 1.0)
+            scale = group.get("lr_scale")
+            out.append(
+                TensorFacts(
+                    name=name,
+                    shape=tuple(param.shape),
+                    group=index,
+                    layer=group.get("layer", "all"),
+                    role=group.get("role", ""),
+                    optimizer=group.get("optimizer", config.optimizer.name),
+                    lr_peak=float(group["initial_lr"]) * max(curve.multipliers) * ratio,
+                    lr_scale=None if scale is None else float(scale) * ratio,
+                    weight_decay=0.0 if param in undecayed else float(group.get("weight_decay", 0.0)),
+                    adapted=bool(stepper.adapted(param, group)) if hasattr(stepper, "adapted") else None,
+                    rule=group.get("rule", ""),
+                    parameters=param.numel(),
+                    state_bytes=states.get(name),
+                    schedule=curve.name,
+                )
+            )
+    return out
+
+
+def _clip_in_words(config: RunConfig) -> str:
+    clip = config.clip
+    if isinstance(clip, NormClipConfig):
+        return f"{clip.name} {clip.max_norm:g}"
+    if isinstance(clip, ValueClipConfig):
+        low = -clip.max_value if clip.min_value is None else clip.min_value
+        return f"{clip.name} [{low:g}, {clip.max_value:g}]"
+    return clip.name

@@ -1,0 +1,182 @@
+"""What is known of a configuration before a single step: plain data, for tables, pictures and machines."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True)
+class TensorFacts:
+    """One trainable tensor, as the optimizer will treat it.
+
+    Attributes:
+        group: Index of its parameter group.
+        lr_peak: Highest learning rate it will see.
+        lr_scale: That over the run's `lr`; None where a rule gave an absolute one.
+        adapted: Whether LAMB's trust ratio applies; None for optimizers without one.
+        state_bytes: Of the optimizer's state once it has had a gradient; None where it is not known.
+        schedule: Name of its schedule.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    group: int
+    layer: str
+    role: str
+    optimizer: str
+    lr_peak: float
+    lr_scale: float | None
+    weight_decay: float
+    adapted: bool | None
+    rule: str
+    parameters: int
+    state_bytes: int | None
+    schedule: str
+
+
+@dataclass(frozen=True)
+class CurveFacts:
+    """One schedule: what the lr of its groups is multiplied by."""
+
+    name: str
+    steps: list[int]
+    multipliers: list[float]
+
+
+@dataclass(frozen=True)
+class Facts:
+    """Everything that is shown.
+
+    Attributes:
+        steps: Length of the run in optimizer steps.
+        steps_from: Where that number comes from: `max_steps`, `data`, or `assumed`.
+        frozen: Names of parameters that do not train.
+        weight_bytes: Of all parameters, float32.
+        gradient_bytes: Of the trainable ones.
+        state_bytes: Of the optimizer; None where it is not known.
+        notes: What was assumed or left open, for people.
+    """
+
+    model: str
+    task: str
+    optimizer: str
+    lr: float
+    param_groups: str
+    rules: list[str]
+    scheduler: str
+    warmup_steps: int
+    clip: str
+    steps: int
+    steps_from: str
+    tensors: list[TensorFacts]
+    frozen: list[str]
+    frozen_parameters: int
+    curves: list[CurveFacts]
+    weight_bytes: int
+    gradient_bytes: int
+    state_bytes: int | None
+    notes: list[str]
+
+    @property
+    def parameters(self) -> int:
+        """Trainable elements."""
+        return sum(tensor.parameters for tensor in self.tensors)
+
+    def as_dict(self) -> dict[str, Any]:
+        """For machines: plain numbers, words and lists, groups first."""
+        plain = dataclasses.asdict(self)
+        return {**plain, "parameters": self.parameters, "groups": [group.as_dict() for group in groups_of(self)]}
+
+
+@dataclass(frozen=True)
+class GroupFacts:
+    """One parameter group: what its tensors have in common, and what they add up to."""
+
+    index: int
+    tensors: list[TensorFacts]
+
+    @property
+    def first(self) -> TensorFacts:
+        """For what all of them share."""
+        return self.tensors[0]
+
+    @property
+    def parameters(self) -> int:
+        """Elements."""
+        return sum(tensor.parameters for tensor in self.tensors)
+
+    @property
+    def state_bytes(self) -> int | None:
+        """Of all its tensors; None where one is not known."""
+        return total([tensor.state_bytes for tensor in self.tensors])
+
+    @property
+    def lr_peaks(self) -> tuple[float, float]:
+        """Lowest and highest; they differ where the optimizer has ratios of its own."""
+        peaks = [tensor.lr_peak for tensor in self.tensors]
+        return min(peaks), max(peaks)
+
+    @property
+    def weight_decays(self) -> tuple[float, float]:
+        """Lowest and highest; they differ where the optimizer exempts names of its own."""
+        decays = [tensor.weight_decay for tensor in self.tensors]
+        return min(decays), max(decays)
+
+    @property
+    def adapted(self) -> int | None:
+        """How many of its tensors are; None for optimizers without a trust ratio."""
+        if any(tensor.adapted is None for tensor in self.tensors):
+            return None
+        return sum(bool(tensor.adapted) for tensor in self.tensors)
+
+    def as_dict(self) -> dict[str, Any]:
+        """For machines."""
+        shared = ("layer", "role", "optimizer", "lr_scale", "rule", "schedule")
+        return {
+            "index": self.index,
+            **{name: getattr(self.first, name) for name in shared},
+            "lr_peak": list(self.lr_peaks),
+            "weight_decay": list(self.weight_decays),
+            "adapted": self.adapted,
+            "tensors": len(self.tensors),
+            "parameters": self.parameters,
+            "state_bytes": self.state_bytes,
+            "names": [tensor.name for tensor in self.tensors],
+        }
+
+
+def groups_of(facts: Facts) -> list[GroupFacts]:
+    """The groups in the optimizer's order."""
+    found: dict[int, list[TensorFacts]] = {}
+    for tensor in facts.tensors:
+        found.setdefault(tensor.group, []).append(tensor)
+    return [GroupFacts(index, tensors) for index, tensors in found.items()]
+
+
+def by_layer(groups: list[GroupFacts]) -> list[GroupFacts]:
+    """Groups of a layer beside each other, layers in the order of the model, the head last."""
+    order: dict[str, int] = {}
+    for group in groups:
+        order.setdefault(group.first.layer, len(order))
+
+    def key(group: GroupFacts) -> tuple[bool, int, int]:
+        return group.first.layer == "head", order[group.first.layer], group.index
+
+    return sorted(groups, key=key)
+
+
+def peaks_by_layer(facts: Facts) -> dict[str, float]:
+    """Highest learning rate of each layer, in the order of `by_layer`."""
+    peaks: dict[str, float] = {}
+    for group in by_layer(groups_of(facts)):
+        layer = group.first.layer
+        peaks[layer] = max(peaks.get(layer, 0.0), group.lr_peaks[1])
+    return peaks
+
+
+def total(sizes: list[int | None]) -> int | None:
+    """The sum; None where one is not known."""
+    known = [size for size in sizes if size is not None]
+    return sum(known) if len(known) == len(sizes) else None

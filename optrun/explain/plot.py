@@ -1,0 +1,96 @@
+"""A line plot and bars out of characters."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from rich.text import Text
+
+from optrun.explain.words import rate
+
+COLOURS = ("cyan", "yellow", "magenta", "green", "blue", "red")
+"""One per curve, in order."""
+
+_DOTS = ((0x01, 0x08), (0x02, 0x10), (0x04, 0x20), (0x40, 0x80))
+_EIGHTHS = " ▏▎▍▌▋▊▉█"
+
+
+def line_plot(
+    curves: Sequence[tuple[Sequence[float], Sequence[float]]],
+    *,
+    width: int,
+    height: int,
+    top: float,
+    left_label: str,
+    right_label: str,
+) -> list[Text]:
+    """Curves over one axis, in braille: each character holds two by four dots.
+
+    Args:
+        curves: (x, y) of each; x rises, y is 0 or more.
+        width: Characters in all, axis labels included.
+        height: Rows of the plot itself.
+        top: Value at the upper edge, above 0.
+        left_label: Under the left end of the axis.
+        right_label: Under its right end.
+
+    Returns:
+        `height` + 2 lines.
+    """
+    ticks = {0: rate(top), height // 2: rate(top * (1 - (height // 2) / (height - 1))), height - 1: "0"}
+    margin = max(len(label) for label in ticks.values()) + 1
+    columns = max(width - margin - 1, 10)
+    cells = [[0] * columns for _ in range(height)]
+    owner: list[list[int | None]] = [[None] * columns for _ in range(height)]
+    start = min(xs[0] for xs, _ in curves)
+    end = max(max(xs[-1] for xs, _ in curves), start + 1)
+    for index, (xs, ys) in enumerate(curves):
+        before: int | None = None
+        for dot in range(2 * columns):
+            y = _at(xs, ys, start + (end - start) * dot / (2 * columns - 1))
+            row = round((1 - min(max(y / top, 0.0), 1.0)) * (4 * height - 1))
+            low, high = (row, row) if before is None else (min(row, before), max(row, before))
+            for at in range(low if low == row else low + 1, (high if high == row else high - 1) + 1):
+                cells[at // 4][dot // 2] |= _DOTS[at % 4][dot % 2]
+                if owner[at // 4][dot // 2] is None:
+                    owner[at // 4][dot // 2] = index
+            before = row
+    lines = []
+    for number, row_cells in enumerate(cells):
+        text = Text(f"{ticks.get(number, ''):>{margin - 1}} ", style="dim", no_wrap=True)
+        text.append("┤" if number in ticks else "│", style="dim")
+        for cell, whose in zip(row_cells, owner[number], strict=True):
+            text.append(
+                chr(0x2800 + cell) if cell else " ", style="" if whose is None else COLOURS[whose % len(COLOURS)]
+            )
+        lines.append(text)
+    lines.append(Text(f"{'':{margin}}└{'─' * columns}", style="dim", no_wrap=True))
+    room = columns - len(left_label) - len(right_label)
+    lines.append(Text(f"{'':{margin + 1}}{left_label}{'':{max(room, 1)}}{right_label}", style="dim", no_wrap=True))
+    return lines
+
+
+def bar(share: float, width: int) -> str:
+    """A bar of eighths of characters.
+
+    Example:
+        >>> bar(1.0, 4), bar(0.5, 4), bar(0.03, 4), bar(0.0, 4)
+        ('████', '██  ', '▏   ', '    ')
+    """
+    eighths = round(min(max(share, 0.0), 1.0) * 8 * width)
+    if share > 0:
+        eighths = max(eighths, 1)
+    text = "█" * (eighths // 8) + (_EIGHTHS[eighths % 8] if eighths % 8 else "")
+    return text.ljust(width)
+
+
+def _at(xs: Sequence[float], ys: Sequence[float], x: float) -> float:
+    """The value at the last point that is not after x: a learning rate holds until the next step."""
+    low, high = 0, len(xs) - 1
+    while low < high:
+        middle = (low + high + 1) // 2
+        if xs[middle] <= x + 1e-9:
+            low = middle
+        else:
+            high = middle - 1
+    return ys[low]

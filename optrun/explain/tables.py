@@ -1,0 +1,283 @@
+"""Facts for eyes: a summary, the groups (or every tensor), the memory, the schedule."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from rich import box
+from rich.console import Console, Group, JustifyMethod, RenderableType
+from rich.measure import Measurement
+from rich.padding import Padding
+from rich.table import Table
+from rich.text import Text
+
+from optrun.explain.facts import Facts, GroupFacts, by_layer, groups_of, peaks_by_layer
+from optrun.explain.plot import COLOURS, bar, line_plot
+from optrun.explain.words import broken, count, rate, size, span
+
+ROLE_STYLES = {
+    "matrix": "bold",
+    "head": "bold",
+    "embedding": "cyan",
+    "norm": "magenta",
+    "bias": "green",
+    "vector": "green",
+}
+BAR_WIDTH = 8
+PLOT_HEIGHT = 9
+FOLDED = 22
+"""Characters from which a name or a reason goes on in the next line, where that keeps a column."""
+MOST_BARS = 40
+"""Layers that are drawn as bars; more say nothing that the table does not."""
+
+
+def render(facts: Facts, console: Console, *, all_tensors: bool = False) -> None:
+    """Print everything.
+
+    Args:
+        facts: What to show.
+        console: Where; its width decides which columns there are.
+        all_tensors: Every tensor rather than every group.
+    """
+    console.print()
+    console.print(_headline(facts))
+    console.print()
+    console.print(_fitting(facts, console, all_tensors=all_tensors))
+    console.print()
+    console.print(_memory(facts))
+    console.print()
+    console.print(_schedule(facts, console.width))
+    peaks = _peaks(facts, console.width)
+    if peaks is not None:
+        console.print(peaks)
+    if facts.frozen:
+        names = ", ".join(facts.frozen[:3]) + (f" and {len(facts.frozen) - 3} more" if len(facts.frozen) > 3 else "")
+        console.print(Text(f"· frozen: {names}", style="dim"))
+    for note in facts.notes:
+        console.print(Text(f"· {note}", style="dim"))
+
+
+def _headline(facts: Facts) -> RenderableType:
+    grid = Table.grid(padding=(0, 2))
+    grid.add_column(style="dim", no_wrap=True)
+    grid.add_column(overflow="fold")
+    groups = len({tensor.group for tensor in facts.tensors})
+    frozen = f", {count(facts.frozen_parameters)} frozen" if facts.frozen else ""
+    grid.add_row(
+        "model",
+        Text.assemble((facts.model, "bold"), f" for {facts.task}: {count(facts.parameters)} parameters train{frozen}"),
+    )
+    grid.add_row("optimizer", Text.assemble((facts.optimizer, "bold"), f" at lr {rate(facts.lr)}, clip {facts.clip}"))
+    grid.add_row(
+        "groups", Text.assemble((facts.param_groups, "bold"), f": {groups} groups, {len(facts.tensors)} tensors")
+    )
+    for index, rule in enumerate(facts.rules):
+        grid.add_row("" if index else "rules", rule)
+    warmup = f", {facts.warmup_steps:,} of them warm-up" if facts.warmup_steps and facts.steps_from != "assumed" else ""
+    if facts.steps_from == "assumed":
+        share = f", warm-up {facts.warmup_steps / facts.steps:.0%}" if facts.warmup_steps else ""
+        length = f"over a run whose length follows from the data{share}"
+    else:
+        length = f"over {facts.steps:,} steps{warmup}"
+    grid.add_row("schedule", Text.assemble((facts.scheduler, "bold"), f" {length}"))
+    return grid
+
+
+# -- tables -----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _Columns:
+    """Which columns there are: only those that tell rows apart, and fit."""
+
+    layers: bool
+    optimizers: bool
+    adapted: bool
+    schedules: bool
+    bars: bool
+    rules: bool
+    params: bool
+    middle: bool
+    """Number of tensors, or shape."""
+    short_rules: bool
+    """The user's rules by their number alone, and no other reasons."""
+
+
+def _fitting(facts: Facts, console: Console, *, all_tensors: bool) -> Table:
+    """The richest table that fits the console: bars go first, then reasons that are not the user's own."""
+
+    def varies(name: str) -> bool:
+        return len({getattr(tensor, name) for tensor in facts.tensors}) > 1
+
+    full = _Columns(
+        layers=varies("layer"),
+        optimizers=varies("optimizer"),
+        adapted=any(tensor.adapted is not None for tensor in facts.tensors),
+        schedules=varies("schedule"),
+        bars=varies("lr_peak"),
+        rules=varies("rule"),
+        params=True,
+        middle=True,
+        short_rules=False,
+    )
+    choices = [full, replace(full, rules=False), replace(full, bars=False), replace(full, bars=False, rules=False)]
+    if any(tensor.rule.startswith("rules[") for tensor in facts.tensors):
+        choices = [show for show in choices if show.rules]
+        choices.append(replace(choices[-1], short_rules=True))
+    if not all_tensors:
+        choices.append(replace(choices[-1], middle=False))
+    choices.append(replace(choices[-1], params=False))
+    if all_tensors:
+        choices.append(replace(choices[-1], layers=False))
+    unbounded = console.options.update(width=10_000)
+    for show in choices:
+        table = _rows(facts, show, all_tensors=all_tensors, widest=FOLDED)
+        left = console.width - Measurement.get(console, unbounded, table).maximum
+        if left >= 0:
+            break
+    return _rows(facts, show, all_tensors=all_tensors, widest=max(FOLDED + left, 10))
+
+
+def _rows(facts: Facts, show: _Columns, *, all_tensors: bool, widest: int) -> Table:
+    table = _table(facts, show, all_tensors=all_tensors)
+    top = max((tensor.lr_peak for tensor in facts.tensors), default=0.0)
+    last: GroupFacts | None = None
+    for group in by_layer(groups_of(facts)):
+        rows = [GroupFacts(group.index, [tensor]) for tensor in group.tensors] if all_tensors else [group]
+        for row in rows:
+            layer = row.first.layer
+            new_layer = last is None or last.first.layer != layer
+            if last is not None and (new_layer or (all_tensors and not show.layers and last.index != row.index)):
+                table.add_section()
+            cells = [Text(layer, style="bold" if new_layer else "dim")] if show.layers else []
+            table.add_row(*cells, *_cells(row, top, show, widest, all_tensors=all_tensors))
+            last = row
+    return table
+
+
+def _cells(row: GroupFacts, top: float, show: _Columns, widest: int, *, all_tensors: bool) -> list[Text]:
+    first = row.first
+    own = first.rule.split(" ")[0] if first.rule.startswith("rules[") else ""
+    rule = own if show.short_rules else broken(first.rule, widest)
+    shape = "×".join(str(length) for length in first.shape) or "scalar"
+    return [
+        *([Text(broken(first.name, widest))] if all_tensors else []),
+        Text(first.role, style=ROLE_STYLES.get(first.role, "")),
+        *([Text(first.optimizer)] if show.optimizers else []),
+        *_lr_cells(row.lr_peaks, top, show),
+        _decay_cell(*row.weight_decays),
+        *([_adapted_cell(row.adapted, len(row.tensors))] if show.adapted else []),
+        *([Text(shape if all_tensors else str(len(row.tensors)))] if show.middle else []),
+        *([Text(count(row.parameters))] if show.params else []),
+        Text(size(row.state_bytes)),
+        *([Text(first.schedule)] if show.schedules else []),
+        *([Text(rule, style="dim")] if show.rules else []),
+    ]
+
+
+def _table(facts: Facts, show: _Columns, *, all_tensors: bool) -> Table:
+    table = Table(box=box.SIMPLE_HEAD, show_footer=True, pad_edge=False, padding=(0, 1, 0, 0), header_style="dim")
+
+    def column(title: str, footer: str = "", *, right: bool = False, width: int | None = None) -> None:
+        first = "total" if not table.columns else footer
+        justify: JustifyMethod = "right" if right else "left"
+        table.add_column(title, first, footer_style="bold", justify=justify, no_wrap=True, width=width)
+
+    if show.layers:
+        column("layer")
+    if all_tensors:
+        footer = "" if show.layers else "total"
+        table.add_column("tensor", footer, footer_style="bold", no_wrap=True)
+    column("role")
+    if show.optimizers:
+        column("optimizer")
+    column("peak lr", right=True)
+    if show.bars:
+        column("", width=BAR_WIDTH)
+    column("decay", right=True)
+    if show.adapted:
+        column("adapts", right=True)
+    if show.middle:
+        column("shape" if all_tensors else "tensors", "" if all_tensors else str(len(facts.tensors)), right=True)
+    if show.params:
+        column("params", count(facts.parameters), right=True)
+    column("state", size(facts.state_bytes), right=True)
+    if show.schedules:
+        column("schedule")
+    if show.rules:
+        table.add_column("rule", overflow="ellipsis", no_wrap=True)
+    return table
+
+
+def _lr_cells(peaks: tuple[float, float], top: float, show: _Columns) -> list[Text]:
+    cells = [Text(span(*peaks), style="" if peaks[1] else "red")]
+    if show.bars:
+        cells.append(Text(bar(peaks[1] / top if top else 0.0, BAR_WIDTH), style="cyan"))
+    return cells
+
+
+def _decay_cell(low: float, high: float) -> Text:
+    return Text(span(low, high) if high else "–", style="" if high else "dim")
+
+
+def _adapted_cell(adapted: int | None, tensors: int) -> Text:
+    if adapted is None or adapted == 0:
+        return Text("–", style="dim")
+    return Text("yes" if adapted == tensors else f"{adapted}/{tensors}")
+
+
+# -- memory and schedule ----------------------------------------------------------------------------------------------
+
+
+def _memory(facts: Facts) -> Table:
+    parts = [("weights", facts.weight_bytes), ("gradients", facts.gradient_bytes), ("optimizer", facts.state_bytes)]
+    known = [amount for _, amount in parts if amount is not None]
+    total = sum(known)
+    grid = Table.grid(padding=(0, 2))
+    grid.add_column(style="dim", no_wrap=True)
+    grid.add_column(justify="right", no_wrap=True)
+    grid.add_column(no_wrap=True)
+    for name, amount in parts:
+        share = bar(amount / total, 24) if amount is not None and total else ""
+        grid.add_row(name, size(amount), Text(share, style="cyan"))
+    grid.add_row("memory", Text(size(total), style="bold"), Text("float32, without activations", style="dim"))
+    return grid
+
+
+def _schedule(facts: Facts, width: int) -> RenderableType:
+    """The lr of a group of scale 1 over the run, one curve for each different schedule."""
+    top = max((max(curve.multipliers) for curve in facts.curves), default=0.0) * facts.lr
+    shown = facts.curves[: len(COLOURS)]
+    drawn = [(curve.steps, [facts.lr * value for value in curve.multipliers]) for curve in shown]
+    assumed = facts.steps_from == "assumed"
+    lines = line_plot(
+        drawn,
+        width=min(width, 100),
+        height=PLOT_HEIGHT,
+        top=top or 1.0,
+        left_label="start" if assumed else "step 0",
+        right_label="end" if assumed else f"{facts.steps - 1:,}",
+    )
+    title = Text("learning rate", style="bold")
+    if len(facts.curves) > 1:
+        title.append("  ")
+        for index, curve in enumerate(shown):
+            title.append(f" ━ {curve.name}", style=COLOURS[index])
+    return Group(title, *lines)
+
+
+def _peaks(facts: Facts, width: int) -> RenderableType | None:
+    """The peak of each layer as a bar, where layers differ."""
+    peaks = peaks_by_layer(facts)
+    if len(set(peaks.values())) < 2 or len(peaks) > MOST_BARS:
+        return None
+    top = max(peaks.values())
+    label = max(len(layer) for layer in peaks)
+    room = max(min(width, 100) - label - 14, 10)
+    lines = [Text("peak by layer", style="bold")]
+    for layer, peak in reversed(peaks.items()):
+        line = Text(f"{layer:>{label}} ", style="dim", no_wrap=True)
+        line.append(bar(peak / top, room).rstrip(), style="cyan")
+        line.append(f" {rate(peak)}")
+        lines.append(line)
+    return Padding(Group(*lines), (1, 0, 0, 0))
