@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,11 @@ from optrun.config.run import RunConfig
 from optrun.config.saved import flat
 from optrun.training.device import peak_memory_bytes
 from optrun.training.state import TrainState
+
+_TAKEN_UP = (
+    *("started_at", "command", "config_name", "overrides", "resumes"),
+    *("global_step", "max_steps", "epoch", "wall_seconds", "metrics", "perf"),
+)
 
 
 def now() -> str:
@@ -71,17 +76,22 @@ class Summary:
             "resumes": [],
         }
 
-    def take_up(self) -> None:
-        """Go on with the summary that is there: when it was started, by which command, how often it was resumed."""
+    def take_up(self) -> str | None:
+        """Go on with the summary that is there: when it was started, by which command, how often it was resumed.
+
+        Returns:
+            The status it had; None where it cannot be read.
+        """
         try:
             before = read_summary(self.run.summary)
         except (OSError, ValueError):
-            return  # torn away with the process that wrote it: what it knew is in the checkpoint
+            return None  # torn away with the process that wrote it: what it knew is in the checkpoint
         command = self.values["command"]
-        for key in ("started_at", "command", "config_name", "overrides", "resumes", "metrics", "perf", "max_steps"):
+        for key in _TAKEN_UP:
             if key in before:
                 self.values[key] = before[key]
         self.values["resume_command"] = command
+        return str(before.get("status"))
 
     def flat_config(self) -> dict[str, Any]:
         """Dotted names to values."""
@@ -121,14 +131,15 @@ class Summary:
         )
         self.write()
 
-    def resumed(self, step: int, changes: Mapping[str, tuple[Any, Any]]) -> None:
-        """Record one more start."""
+    def resumed(self, step: int, changes: Mapping[str, tuple[Any, Any]], notes: Sequence[str] = ()) -> None:
+        """Record one more start: from which step, with what changed, and what else was to be said of it."""
         self.values["resumes"].append(
             {
                 "at": now(),
                 "from_step": step,
                 "command": self.values.pop("resume_command", ""),
                 "changes": {key: list(pair) for key, pair in changes.items()},
+                "notes": list(notes),
             }
         )
         self.write()
