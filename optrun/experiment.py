@@ -2,37 +2,47 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from optrun.artifacts import checkpoint as checkpoints
-from optrun.artifacts.checkpoint import Snapshot
+from optrun.artifacts.atomic import replace_text
+from optrun.artifacts.checkpoint import Snapshot, load_checkpoint, make_place, plain_numbers
 from optrun.artifacts.lock import RunLock
-from optrun.artifacts.metrics import take_up
+from optrun.artifacts.metrics import take_up, truncate_after
 from optrun.artifacts.provenance import config_digest
+from optrun.artifacts.retention import clean_leftovers
 from optrun.artifacts.run_dir import RunDir
 from optrun.clip import build_clip
 from optrun.config.model import FromConfigConfig
 from optrun.config.run import RunConfig
+from optrun.config.saved import differences
+from optrun.config.training import OnNonfinite
 from optrun.data.loader import Feed, Plan
 from optrun.data.source import load_source
-from optrun.errors import CheckpointError, ConfigError, OptrunError, StoppedEarly, nearest
+from optrun.errors import ConfigError, OptrunError, StoppedEarly, nearest
 from optrun.model.build import ModelSpec, build_model, special_ids
 from optrun.model.images import load_image_preparation
 from optrun.model.tokenizer import load_tokenizer, train_tokenizer
-from optrun.model.weights import load_model_tensors, model_tensors
+from optrun.model.weights import load_model_tensors
 from optrun.optimizer.build import build_optimizer
-from optrun.optimizer.state import load_named_state, named_state
 from optrun.param_groups import build_param_groups
 from optrun.publish import publish
 from optrun.report.curves import draw_curves
+from optrun.restore.changes import table
+from optrun.restore.loading import environment, go_back, other_environment, put_back, train_state
+from optrun.restore.opening import Opened, ResumePoint, open_checkpoint, refuse_links
+from optrun.restore.place import move, plan_values, refuse_other_data, vocabulary_digest
+from optrun.restore.snapshot import Snapshots
+from optrun.restore.space import checkpoint_bytes, space_warning
 from optrun.scheduler import build_scheduler
 from optrun.summary import Summary
 from optrun.task import Task, build_task
@@ -40,9 +50,10 @@ from optrun.task.build import task_class
 from optrun.tracking import build_tracker, require_tracker
 from optrun.training.device import pick_device
 from optrun.training.evaluate import evaluate
-from optrun.training.interrupts import Interrupts
-from optrun.training.loop import Learner, Loop, Ranking, best_mode
+from optrun.training.interrupts import Interrupts, Stopped
+from optrun.training.loop import Learner, Loop
 from optrun.training.progress import Display
+from optrun.training.ranking import Ranking, best_mode
 from optrun.training.state import TrainState, restore_random_states
 from optrun.training.step import Arithmetic, Stepper
 
@@ -55,16 +66,6 @@ class Invocation:
     """Words after `optrun`."""
     config_name: str
     overrides: list[str]
-
-
-@dataclass
-class ResumePoint:
-    """Where to go on."""
-
-    checkpoint: Path | None
-    """A checkpoint asked for by name; None: the newest that is whole."""
-    changes: dict[str, tuple[Any, Any]] = field(default_factory=dict)
-    """Dotted key to the value the run had and the one it has now."""
 
 
 @dataclass
@@ -166,150 +167,243 @@ def train(
         StoppedEarly: At `stop_at`, by a signal, or because the time is up.
         OptrunError: With the exit code that belongs to it; `summary.json` tells the same.
     """
+    begun = time.monotonic()
     with RunLock(run.lock), Interrupts() as interrupts:
+        refuse_links(run)
+        if resume is None and (run.metrics.exists() or run.checkpoints.exists()):
+            raise ConfigError(f"{run.path}: another process has run in this directory meanwhile. Choose another one.")
         summary = Summary(run, config, values, invocation.argv, invocation.config_name, invocation.overrides)
-        if resume is not None:
-            summary.take_up()
+        finished = resume is not None and summary.take_up() == "finished"
         try:
-            with _status(summary):
-                return _train(config, values, run, display, resume, summary, interrupts, stop_at)
+            with _status(summary, display):
+                work = _Work(config, values, run, display, summary, interrupts, begun)
+                return work.train(resume, stop_at, finished=finished)
         finally:
             if run.metrics.is_file():
-                draw_curves(run.path)
+                with contextlib.suppress(OSError):  # a picture less; what ended the run is what counts
+                    draw_curves(run.path)
 
 
 @contextmanager
-def _status(summary: Summary) -> Iterator[None]:
+def _status(summary: Summary, display: Display) -> Iterator[None]:
     """However it ends, the summary says how."""
+
+    def end(status: str, message: str) -> None:
+        try:
+            summary.end(status, message)
+        except OSError as error:  # a full disk must not hide why the run ended
+            display.note(f"{summary.run.summary}: {error.strerror or error}; status {status} is not in it.")
+
     try:
         yield
     except StoppedEarly as error:
-        summary.end("interrupted", str(error))
+        end("interrupted", str(error))
         raise
     except BaseException as error:
         if not (isinstance(error, ConfigError) and not summary.begun):
-            summary.end("failed", str(error) or type(error).__name__)
+            end("failed", str(error) or type(error).__name__)
         raise
 
 
-def _train(
-    config: RunConfig,
-    values: Mapping[str, Any],
-    run: RunDir,
-    display: Display,
-    resume: ResumePoint | None,
-    summary: Summary,
-    interrupts: Interrupts,
-    stop_at: int | None,
-) -> Outcome:
-    require_tracker(config.tracking)
-    device = pick_device(config.training.device)
-    snapshot, said = (None, []) if resume is None else _open_checkpoint(run, resume)
-    for sentence in said:
-        display.note(sentence)
-    prepared = prepare(config)
-    task, model = prepared.task, prepared.model.to(device)
-    plan = Plan(
-        examples=len(task.train),
-        batch_size=config.training.per_device_train_batch_size,
-        accumulation=config.training.gradient_accumulation_steps,
-        seed=config.seed,
-    )
-    total = config.training.max_steps or max(1, math.ceil(config.training.num_train_epochs * plan.steps_per_epoch))
-    ranking = ranking_of(config, task)
-    stepper = _stepper(config, model, task, device, total)
-    learner = Learner(model, stepper, task, plan, *_feeds(config, task, device))
-    fingerprint = f"{task.train.fingerprint()[:16]}-{task.eval.fingerprint()[:16]}"
+@dataclass
+class _Work:
+    """One start of a run, its lock held."""
 
-    state = TrainState()
-    if snapshot is not None:
-        _refuse_other_data(snapshot, fingerprint)
-        state = _restore(snapshot, model, stepper, device)
-    else:
-        checkpoints.clean_leftovers(run)
-    _write_config(run, values)
-    if prepared.tokenizer is not None:
-        prepared.tokenizer.save_pretrained(str(run.path / "tokenizer"))
-    summary.begin(
-        model=model, task=task, total=total, ranking=ranking, state=state, device=device, fingerprint=fingerprint
-    )
-    summary.optimizer = stepper.optimizer
-    if resume is not None:
-        summary.resumed(state.global_step, resume.changes)
-    for note in prepared.notes:
-        display.note(note)
-    if state.global_step >= total:
-        display.note(f"all {total} steps are done already; nothing to train. training.max_steps=N prolongs the run.")
-        summary.end("finished", "")
-        return Outcome(run, summary.values)
-    take_up(run.metrics, state.global_step)
+    config: RunConfig
+    values: Mapping[str, Any]
+    run: RunDir
+    display: Display
+    summary: Summary
+    interrupts: Interrupts
+    begun: float
 
-    def take_snapshot(random: dict[str, Any]) -> Snapshot:
-        tensors, meta = named_state(stepper.optimizer)
-        return Snapshot(
-            global_step=state.global_step,
-            model=model_tensors(model),
-            optimizer=tensors,
-            state={
-                "format": 1,
-                "global_step": state.global_step,
-                "total_steps": total,
-                "epoch": plan.locate(state.global_step)[0],
-                "step_in_epoch": plan.locate(state.global_step)[1],
-                "train": state.to_dict(),
-                "random": random,
-                "scheduler": stepper.scheduler.state_dict(),
-                "scaler": stepper.scaler.state_dict(),
-                "optimizer": meta,
-                "config": dict(values),
-                "config_digest": config_digest(values),
-                "data_fingerprint": fingerprint,
-                "model_class": type(model).__name__,
-                "model_config": json.loads(model.config.to_json_string(use_diff=False)),
-                "parameters": [name for name, _ in model.named_parameters()],
-            },
+    def train(self, resume: ResumePoint | None, stop_at: int | None, *, finished: bool) -> Outcome:
+        """From the checkpoint, or the start, to the end.
+
+        Args:
+            resume: Where to go on; None: from the start.
+            stop_at: Pause after this step.
+            finished: Whether the run ended well before.
+        """
+        config, run, display = self.config, self.run, self.display
+        require_tracker(config.tracking)
+        if config.training.on_nonfinite is OnNonfinite.rollback and not config.checkpoint.enabled:
+            raise ConfigError("training.on_nonfinite=rollback: there is nothing to go back to with checkpoint=none.")
+        device = pick_device(config.training.device)
+        opened = self._open(resume)
+        snapshot = opened.snapshot
+        prepared = self._prepare(snapshot)
+        start = self._build(prepared, snapshot, device)
+        state, total = start.state, start.total
+        for sentence in [*start.notes, *opened.settle(), *prepared.notes]:
+            display.note(sentence)
+        self._write_config()
+        if prepared.tokenizer is not None:
+            prepared.tokenizer.save_pretrained(str(run.path / "tokenizer"))
+        self.summary.begin(
+            model=prepared.model,
+            task=prepared.task,
+            total=total,
+            ranking=start.ranking,
+            state=state,
+            device=device,
+            fingerprint=start.constants["plan"]["fingerprint"],
         )
+        self.summary.optimizer = start.learner.stepper.optimizer
+        if resume is not None:
+            self.summary.resumed(state.global_step, start.changes, start.notes)
+        if finished and state.global_step >= total and not state.unfinished:
+            display.note(f"all {total} steps are done; nothing to train. training.max_steps=N prolongs the run.")
+            self.summary.end("finished", "")
+            return Outcome(run, self.summary.values)
+        if state.global_step < total or state.unfinished:
+            # The line of an unfinished step is still to be written; those of the end of a shorter run go.
+            take_up(run.metrics, state.global_step - state.unfinished)
+        else:
+            truncate_after(run.metrics, state.global_step)
+        self._loop(start, snapshot, device, stop_at)
+        sample = _sample(config, prepared.task, prepared)
+        publish(run, prepared.model, prepared.tokenizer, self.summary.values, dict(self.values), sample)
+        self.summary.end("finished", "")
+        return Outcome(run, self.summary.values, sample)
 
-    tracker = build_tracker(
-        config.tracking,
-        run.path,
-        config.run_name,
-        summary.flat_config(),
-        start=state.global_step,
-        complain=display.note,
-    )
-    loop = Loop(
-        learner=learner,
-        run=run,
-        training=config.training,
-        saving=config.checkpoint,
-        ranking=ranking,
-        total=total,
-        state=state,
-        snapshot=take_snapshot,
-        display=display,
-        track=tracker.log,
-        summarise=summary.write,
-        interrupts=interrupts,
-        stop_at=stop_at,
-    )
-    if snapshot is not None:
-        restore_random_states(snapshot.state["random"], device)
-    else:
-        torch.manual_seed(config.seed)
-    status = "failed"
-    try:
-        loop()
-        status = "finished"
-    except StoppedEarly:
-        status = "interrupted"
-        raise
-    finally:
-        tracker.close(status)
-    sample = _sample(config, task, prepared)
-    publish(run, model, prepared.tokenizer, summary.values, dict(values), sample)
-    summary.end("finished", "")
-    return Outcome(run, summary.values, sample)
+    def _open(self, resume: ResumePoint | None) -> Opened:
+        clean_leftovers(self.run)
+        opened = Opened(None, [])
+        if resume is not None:
+            opened = open_checkpoint(self.run, resume, allow_nonfinite=self.config.checkpoint.allow_nonfinite)
+        for sentence in opened.said:
+            self.display.note(sentence)
+        if opened.snapshot is None:
+            self._write_config()  # a run that is killed before its first step can be started over from this
+        return opened
+
+    def _prepare(self, snapshot: Snapshot | None) -> Prepared:
+        """Data and model; a request to stop ends it at once."""
+        try:
+            with self.interrupts.immediate():
+                return prepare(self.config)
+        except Stopped:
+            signal = self.interrupts.stop_signal
+            assert signal is not None
+            where = "there is nothing to save yet" if snapshot is None else "the checkpoints are as they were"
+            raise StoppedEarly(
+                f"{signal.name} received while data and model were made ready: {where}. Go on with: "
+                f"optrun resume=auto hydra.run.dir={self.run.path}"
+            ) from None
+
+    def _build(self, prepared: Prepared, snapshot: Snapshot | None, device: torch.device) -> _Start:
+        """Everything that trains, standing where the snapshot says."""
+        config, task = self.config, prepared.task
+        model = prepared.model.to(device)
+        plan = Plan(
+            examples=len(task.train),
+            batch_size=config.training.per_device_train_batch_size,
+            accumulation=config.training.gradient_accumulation_steps,
+            seed=config.seed,
+        )
+        fingerprint = f"{task.train.fingerprint()[:16]}-{task.eval.fingerprint()[:16]}"
+        constants = {
+            "config": dict(self.values),
+            "config_digest": config_digest(self.values),
+            "plan": plan_values(plan, fingerprint),
+            "tokenizer": vocabulary_digest(prepared.tokenizer),
+            "environment": environment(device),
+            "model_class": type(model).__name__,
+            "model_config": json.loads(model.config.to_json_string(use_diff=False)),
+        }
+        state = TrainState()
+        notes: list[str] = []
+        changes: dict[str, tuple[Any, Any]] = {}
+        if snapshot is not None:
+            changes = differences(plain_numbers(snapshot.state["config"]), self.values)
+            refuse_other_data(snapshot.state, constants, changes)
+            state = train_state(snapshot)
+            moved = move(snapshot.state["plan"], state, plan, fingerprint)
+            notes = [note for note in (table(changes), other_environment(snapshot, device), moved) if note]
+        whole = math.ceil(config.training.num_train_epochs * plan.steps_per_epoch) - state.data_shift
+        total = config.training.max_steps or max(1, whole)
+        ranking = ranking_of(config, task)
+        stepper = _stepper(config, model, task, device, total)
+        if snapshot is not None:
+            notes += put_back(snapshot, model, stepper, changes, config.checkpoint.on_other_optimizer)
+        learner = Learner(model, stepper, task, plan, *_feeds(config, task, device))
+        return _Start(learner, ranking, total, state, {**constants, "total_steps": total}, changes, notes)
+
+    def _loop(self, start: _Start, snapshot: Snapshot | None, device: torch.device, stop_at: int | None) -> None:
+        config, run, learner, display = self.config, self.run, start.learner, self.display
+        model, stepper = learner.model, learner.stepper
+        if config.checkpoint.enabled:
+            make_place(run)
+            each = checkpoint_bytes(model, config.optimizer, stepper.optimizer)
+            warning = space_warning(run, config.checkpoint, each)
+            if warning is not None:
+                display.note(warning)
+        tracker = build_tracker(
+            config.tracking,
+            run.path,
+            config.run_name,
+            self.summary.flat_config(),
+            start=start.state.global_step,
+            complain=display.note,
+        )
+        loop = Loop(
+            learner=learner,
+            run=run,
+            training=config.training,
+            saving=config.checkpoint,
+            ranking=start.ranking,
+            total=start.total,
+            state=start.state,
+            snapshot=Snapshots(
+                model=model,
+                stepper=stepper,
+                state=start.state,
+                plan=learner.plan,
+                constants=start.constants,
+                allow_nonfinite=config.checkpoint.allow_nonfinite,
+            ),
+            restore=lambda step: go_back(run, step, config.checkpoint.save_steps, model, stepper, device),
+            display=display,
+            track=tracker.log,
+            summarise=self.summary.write,
+            interrupts=self.interrupts,
+            stop_at=stop_at,
+            begun=self.begun,
+        )
+        if snapshot is not None:
+            restore_random_states(snapshot.state["random"], device)
+            snapshot.model, snapshot.optimizer = {}, {}  # they are in use as copies
+        else:
+            torch.manual_seed(config.seed)
+        status = "failed"
+        try:
+            loop()
+            status = "finished"
+        except StoppedEarly:
+            status = "interrupted"
+            raise
+        finally:
+            tracker.close(status)
+
+    def _write_config(self) -> None:
+        from omegaconf import OmegaConf
+
+        replace_text(self.run.config, OmegaConf.to_yaml(OmegaConf.create(dict(self.values))))
+
+
+@dataclass
+class _Start:
+    """Everything built, standing where training begins."""
+
+    learner: Learner
+    ranking: Ranking
+    total: int
+    state: TrainState
+    constants: dict[str, Any]
+    """What every checkpoint of this start of the run says alike."""
+    changes: dict[str, tuple[Any, Any]]
+    notes: list[str]
 
 
 def _stepper(config: RunConfig, model: Any, task: Task, device: torch.device, total: int) -> Stepper:
@@ -350,58 +444,6 @@ def _feeds(config: RunConfig, task: Task, device: torch.device) -> tuple[Feed, F
     return feed(task.train), feed(task.eval)
 
 
-def _open_checkpoint(run: RunDir, resume: ResumePoint) -> tuple[Snapshot | None, list[str]]:
-    """The snapshot to go on from, and what to tell the user about ones that were passed over."""
-    checkpoints.clean_leftovers(run)
-    if resume.checkpoint is not None:
-        newer = [folder for folder in checkpoints.checkpoint_folders(run) if folder.name > resume.checkpoint.name]
-        snapshot = checkpoints.load_checkpoint(resume.checkpoint)
-        # They belong to a future that is now written anew.
-        places = [checkpoints.set_aside(later, "superseded") for later in newer]
-        return snapshot, [f"a newer checkpoint was renamed: {place.name}" for place in places]
-    found = checkpoints.checkpoint_folders(run)
-    folder, wrong = checkpoints.latest_whole(run)
-    if folder is None and found:
-        raise CheckpointError(f"{run.path}: no checkpoint is whole. " + " ".join(wrong))
-    if folder is None:
-        raise CheckpointError(f"{run.path}: this run has no checkpoint: it ended before its first save. Start it anew.")
-    said = [f"{sentence} Passed over." for sentence in wrong]
-    for damaged in found:
-        if damaged.name > folder.name:
-            checkpoints.set_aside(damaged)
-    return checkpoints.load_checkpoint(folder), [*said, f"going on from {folder}"]
-
-
-def _refuse_other_data(snapshot: Snapshot, fingerprint: str) -> None:
-    before = snapshot.state.get("data_fingerprint")
-    if before != fingerprint:
-        raise ConfigError(
-            f"the data is not what the run was started with (fingerprint {before} then, {fingerprint} now): rows, "
-            "their order or their content changed. Restore it, or start a new run."
-        )
-
-
-def _restore(snapshot: Snapshot, model: Any, stepper: Stepper, device: torch.device) -> TrainState:
-    load_model_tensors(model, snapshot.model)
-    try:
-        load_named_state(stepper.optimizer, snapshot.optimizer, snapshot.state["optimizer"])
-    except (ValueError, KeyError) as error:
-        raise CheckpointError(f"the optimizer state does not fit: {error}") from error
-    stepper.scheduler.load_state_dict(snapshot.state["scheduler"])
-    if stepper.scaler.is_enabled() and snapshot.state["scaler"]:
-        stepper.scaler.load_state_dict(snapshot.state["scaler"])
-    restore_random_states(snapshot.state["random"], device)
-    return TrainState.from_dict(checkpoints.plain_numbers(snapshot.state["train"]))
-
-
-def _write_config(run: RunDir, values: Mapping[str, Any]) -> None:
-    from omegaconf import OmegaConf
-
-    from optrun.artifacts.atomic import replace_text
-
-    replace_text(run.config, OmegaConf.to_yaml(OmegaConf.create(dict(values))))
-
-
 def _sample(config: RunConfig, task: Task, prepared: Prepared) -> tuple[str, str] | None:
     from optrun.task.causal_lm import CausalLm, continue_text
 
@@ -427,7 +469,7 @@ def evaluate_checkpoint(config: RunConfig, checkpoint: Path) -> tuple[int, int, 
         CheckpointError: The checkpoint is damaged, or its weights do not fit the model.
     """
     device = pick_device(config.training.device)
-    snapshot = checkpoints.load_checkpoint(checkpoint)
+    snapshot = load_checkpoint(checkpoint)
     prepared = prepare(config)
     load_model_tensors(prepared.model, snapshot.model)
     model = prepared.model.to(device)

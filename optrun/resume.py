@@ -77,6 +77,8 @@ def _named(value: str, key: str = "resume=") -> Target:
     if path.is_file() and path.parent.name == CHECKPOINTS:
         name = path.read_text(encoding="utf-8", errors="replace").strip()
         path = path.parent / name if parse_step(name) is not None else path
+    if path.is_symlink() and path.absolute().parent.name == CHECKPOINTS:
+        raise CheckpointError(f"{key}{value}: a link: what lies outside of a run directory is not read as part of it.")
     if path.is_dir() and (parse_step(path.name) is not None or (path / CHECKPOINT_MANIFEST).is_file()):
         run = path.resolve().parent.parent
         return Target(RunDir(run), path)
@@ -96,7 +98,8 @@ def checkpoint_of(path: str) -> tuple[RunDir, Path]:
         ConfigError: The path is neither run nor checkpoint.
         CheckpointError: It is damaged, or the run has none that is whole.
     """
-    from optrun.artifacts.checkpoint import latest_whole, problems
+    from optrun.artifacts.manifest import problems
+    from optrun.artifacts.retention import latest_whole
 
     target = locate(path)
     if target.checkpoint is not None:
@@ -104,7 +107,8 @@ def checkpoint_of(path: str) -> tuple[RunDir, Path]:
         if wrong:
             raise CheckpointError(wrong[0])
         return target.run, target.checkpoint
-    newest, said = latest_whole(target.run)
+    newest, damaged = latest_whole(target.run)
     if newest is None:
-        raise CheckpointError(f"{target.run.path}: no checkpoint that is whole. {' '.join(said)}".strip())
+        said = " ".join(reasons[0] for reasons in damaged.values())
+        raise CheckpointError(f"{target.run.path}: no checkpoint that is whole. {said}".strip())
     return target.run, newest

@@ -1,27 +1,75 @@
-"""Write aside, flush to the disk, commit by one rename."""
+"""Write aside, flush to the disk, commit by one rename.
+
+Everything a run may not lose goes through these few calls of the operating system, in this order; what a crash between
+any two of them leaves is the older state, whole.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import os
 import shutil
 from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+DOOMED = ".deleting-"
+_NEW = os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
+
+
+class Output:
+    """A file being written, without a buffer of its own: what was written is with the operating system.
+
+    Args:
+        path: Its place; a link there is refused.
+        exclusive: Refuse a file that is there already; otherwise it is emptied.
+    """
+
+    def __init__(self, path: Path, *, exclusive: bool = False) -> None:
+        self.path = path
+        self._descriptor = os.open(path, _NEW | (os.O_EXCL if exclusive else os.O_TRUNC), 0o666)
+
+    def write(self, content: bytes | memoryview) -> None:
+        """Write all of it.
+
+        Raises:
+            OSError: The disk refused; a part may have been written.
+        """
+        rest = memoryview(content)
+        while rest.nbytes:
+            rest = rest[os.write(self._descriptor, rest) :]
+
+    def sync(self) -> None:
+        """Ask the operating system to put it on the disk."""
+        os.fsync(self._descriptor)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        os.close(self._descriptor)
 
 
 def sync_folder(folder: Path) -> None:
     """Ask the operating system to put a folder's entries on the disk."""
-    descriptor = os.open(folder, os.O_RDONLY)
+    descriptor = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
     try:
         os.fsync(descriptor)
+    except OSError as error:
+        if error.errno not in (errno.EINVAL, errno.ENOTSUP):  # file systems that know no such thing
+            raise
     finally:
         os.close(descriptor)
 
 
 def write_bytes(path: Path, content: bytes) -> None:
-    """Write a new file and flush it to the disk; no rename."""
-    with path.open("wb") as file:
+    """Write a file and flush it to the disk; no rename."""
+    with Output(path) as file:
         file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
+        file.sync()
 
 
 def replace_text(path: Path, text: str) -> None:
@@ -29,9 +77,11 @@ def replace_text(path: Path, text: str) -> None:
     aside = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
         write_bytes(aside, text.encode())
-        aside.replace(path)
-    finally:
-        aside.unlink(missing_ok=True)
+        os.rename(aside, path)  # noqa: PTH104  # one system call, by its own name
+    except BaseException:
+        with contextlib.suppress(OSError):
+            aside.unlink(missing_ok=True)
+        raise
     sync_folder(path.parent)
 
 
@@ -42,17 +92,24 @@ def commit_folder(aside: Path, place: Path) -> None:
         OSError: The disk refused, or something else stands there.
     """
     sync_folder(aside)
-    aside.rename(place)
+    os.rename(aside, place)  # noqa: PTH104
     sync_folder(place.parent)
 
 
 def remove_folder(folder: Path) -> None:
-    """Delete a folder of our own: renamed first, so that a killed deletion leaves nothing that looks whole."""
+    """Delete a folder of our own: renamed first, so that a killed deletion leaves nothing that looks whole.
+
+    Links are deleted, never followed.
+    """
     if folder.is_symlink():
         folder.unlink()
         return
-    doomed = folder.with_name(f".deleting-{folder.name}")
-    if doomed.exists():
-        shutil.rmtree(doomed)
-    folder.rename(doomed)
+    doomed = folder
+    if not folder.name.startswith(DOOMED):
+        doomed = folder.with_name(f"{DOOMED}{folder.name}")
+        if doomed.is_symlink():
+            doomed.unlink()
+        elif doomed.exists():
+            shutil.rmtree(doomed)
+        os.rename(folder, doomed)  # noqa: PTH104
     shutil.rmtree(doomed)

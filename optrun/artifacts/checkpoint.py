@@ -1,34 +1,35 @@
 """Checkpoints: saved aside, committed by rename, verified before anything of them is used.
 
-A folder is a checkpoint when its manifest is there and every file agrees with it. That one predicate, `problems`,
-answers for loading, for retention and for `optrun verify`. Everything is safetensors and JSON; no pickle is read or
-written.
+Everything is safetensors and JSON; no pickle is read or written. What a whole checkpoint is stands in `manifest`, which
+ones are kept in `retention`.
 """
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
+import shutil
 import time
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import load, save
 
 from optrun.artifacts import run_dir as names
-from optrun.artifacts.atomic import commit_folder, remove_folder, replace_text, write_bytes
+from optrun.artifacts.atomic import Output, commit_folder, remove_folder, replace_text, sync_folder, write_bytes
+from optrun.artifacts.manifest import make_manifest, problems, read_manifest
 from optrun.artifacts.metrics import from_json, to_json
-from optrun.artifacts.run_dir import RunDir, parse_step, step_name
-from optrun.errors import CheckpointError, StorageError
+from optrun.artifacts.run_dir import RunDir, parse_step
+from optrun.artifacts.tensor_file import first_not_finite, read_tensors, tensor_digest, write_tensors
+from optrun.errors import CheckpointError, NonFiniteError, StorageError
 
-FORMAT = 1
-_CONTENT = (names.CHECKPOINT_MODEL, names.CHECKPOINT_OPTIMIZER, names.CHECKPOINT_STATE)
-_MANIFEST_LIMIT = 64 * 2**20
-_TEMPORARY = ".saving-"
+TEMPORARY = ".saving-"
+_MARGIN = 2**20
+"""Room left for the manifest, folders and metrics."""
 
 
 @dataclass
@@ -42,58 +43,59 @@ class Snapshot:
     """`<parameter name>/<state key>` to tensor."""
     state: dict[str, Any]
     """Counters, schedule, random states, configuration; plain values."""
+    finite: Sequence[str] = ()
+    """Names in `model` that may hold neither NaN nor infinity."""
+    digests: dict[str, dict[str, dict[str, Any]]] = field(default_factory=dict)
+    """Of a loaded one: file name to tensor name to `dtype`, `shape`, `sha256` from its manifest."""
+
+    @property
+    def size(self) -> int:
+        """Bytes of all tensors."""
+        return sum(t.numel() * t.element_size() for tensors in (self.model, self.optimizer) for t in tensors.values())
 
 
-def save_checkpoint(run: RunDir, snapshot: Snapshot) -> Path:
+def save_checkpoint(run: RunDir, snapshot: Snapshot, before_commit: Callable[[], None] | None = None) -> Path:
     """Write one checkpoint; it exists from the moment of a single rename.
 
     Args:
         run: The run directory; the lock on it must be held.
         snapshot: What to write; tensors on any device.
+        before_commit: Called when everything is written, before the rename.
 
     Returns:
         The committed folder. A checkpoint of this step that is there already and whole is left as it is.
 
     Raises:
-        StorageError: The disk refused; older checkpoints are untouched and the unfinished folder is gone.
+        StorageError: The disk refused or has no room; older checkpoints are untouched, the unfinished folder is gone.
+        NonFiniteError: A weight holds NaN or infinity, or the optimizer's state NaN; nothing was written.
     """
+    refuse_not_finite(snapshot)
     place = run.checkpoint(snapshot.global_step)
-    if place.exists():
-        if not problems(place):
-            return place
-        set_aside(place)
-    aside = run.checkpoints / f"{_TEMPORARY}{place.name}-{os.getpid()}"
+    aside = run.checkpoints / f"{TEMPORARY}{place.name}-{os.getpid()}"
     try:
-        run.checkpoints.mkdir(exist_ok=True)
+        if place.exists():
+            if not problems(place):
+                return place
+            set_aside(place)
+        free = shutil.disk_usage(run.checkpoints).free
+        if free < snapshot.size + _MARGIN:
+            raise StorageError(
+                f"{place}: not saved: it needs {snapshot.size + _MARGIN:,} bytes, {free:,} are free. Older checkpoints "
+                "are untouched; make room."
+            )
+        if aside.is_dir() and not aside.is_symlink():
+            remove_folder(aside)
         aside.mkdir()
-        contents = {
-            names.CHECKPOINT_MODEL: save(_portable(snapshot.model)),
-            names.CHECKPOINT_OPTIMIZER: save(_portable(snapshot.optimizer)),
-            names.CHECKPOINT_STATE: json.dumps(to_json(snapshot.state), allow_nan=False).encode(),
-        }
-        for name, content in contents.items():
-            write_bytes(aside / name, content)
-        manifest = {
-            "format": FORMAT,
-            "step": snapshot.global_step,
-            "created_at": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
-            "files": [
-                {"name": name, "size": len(content), "sha256": hashlib.sha256(content).hexdigest()}
-                for name, content in contents.items()
-            ],
-            "tensors": {
-                names.CHECKPOINT_MODEL: _describe(snapshot.model),
-                names.CHECKPOINT_OPTIMIZER: _describe(snapshot.optimizer),
-            },
-        }
-        write_bytes(aside / names.CHECKPOINT_MANIFEST, json.dumps(manifest, indent=1).encode())
+        _write(aside, snapshot)
+        if before_commit is not None:
+            before_commit()
         commit_folder(aside, place)
         replace_text(run.last, place.name + "\n")
     except OSError as error:
         _discard(aside)
         raise StorageError(
             f"{place}: the checkpoint could not be saved: {error.strerror or error}. Older checkpoints are untouched; "
-            "make room, then go on with resume=" + str(run.path)
+            f"{_amount(run, snapshot)}, then go on with resume={run.path}"
         ) from error
     except BaseException:
         _discard(aside)
@@ -101,83 +103,68 @@ def save_checkpoint(run: RunDir, snapshot: Snapshot) -> Path:
     return place
 
 
+def _write(aside: Path, snapshot: Snapshot) -> None:
+    """All files of a checkpoint, the manifest last."""
+    files, tensors = {}, {}
+    for name, content in ((names.CHECKPOINT_MODEL, snapshot.model), (names.CHECKPOINT_OPTIMIZER, snapshot.optimizer)):
+        written = write_tensors(aside / name, content)
+        files[name] = (written.size, written.sha256)
+        tensors[name] = written.tensors
+    text = json.dumps(to_json(snapshot.state), allow_nan=False).encode()
+    with Output(aside / names.CHECKPOINT_STATE, exclusive=True) as file:
+        file.write(text)
+        file.sync()
+    files[names.CHECKPOINT_STATE] = (len(text), hashlib.sha256(text).hexdigest())
+    created_at = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+    digest = str(snapshot.state.get("config_digest", ""))
+    write_bytes(
+        aside / names.CHECKPOINT_MANIFEST, make_manifest(snapshot.global_step, created_at, files, tensors, digest)
+    )
+
+
+def _amount(run: RunDir, snapshot: Snapshot) -> str:
+    with contextlib.suppress(OSError):
+        free = shutil.disk_usage(run.path).free
+        return f"it takes {snapshot.size + _MARGIN:,} bytes, {free:,} are free: make room"
+    return "make room"
+
+
 def _discard(aside: Path) -> None:
-    if aside.exists():
-        remove_folder(aside)
+    with contextlib.suppress(OSError):  # what cannot be removed now goes before the next save, or at the next start
+        if aside.is_dir():
+            remove_folder(aside)
 
 
-def _portable(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """Contiguous CPU tensors that share no memory, as safetensors wants them."""
-    return {name: tensor.detach().to("cpu").contiguous() for name, tensor in tensors.items()}
-
-
-def _describe(tensors: Mapping[str, torch.Tensor]) -> dict[str, dict[str, Any]]:
-    return {
-        name: {
-            "dtype": str(tensor.dtype).removeprefix("torch."),
-            "shape": list(tensor.shape),
-            "sha256": tensor_digest(tensor),
-        }
-        for name, tensor in tensors.items()
-    }
-
-
-def tensor_digest(tensor: torch.Tensor) -> str:
-    """sha256 over a tensor's bytes, row by row; hexadecimal."""
-    flat = tensor.detach().to("cpu").contiguous().reshape(-1)
-    return hashlib.sha256(flat.view(torch.uint8).numpy().data if flat.numel() else b"").hexdigest()
-
-
-def read_manifest(folder: Path) -> dict[str, Any]:
-    """The manifest of a checkpoint.
+def refuse_not_finite(snapshot: Snapshot) -> None:
+    """A checkpoint with such numbers would end every run that goes on from it.
 
     Raises:
-        CheckpointError: It is missing, torn, of another format, or names files outside the folder.
+        NonFiniteError: Naming the first tensor.
     """
-    path = folder / names.CHECKPOINT_MANIFEST
-    if not path.is_file() or path.is_symlink():
-        raise CheckpointError(f"{path}: missing: this folder is no complete checkpoint.")
-    if path.stat().st_size > _MANIFEST_LIMIT:
-        raise CheckpointError(f"{path}: larger than {_MANIFEST_LIMIT:,} bytes: no manifest of optrun's.")
+    if not snapshot.finite:
+        return
+    name = first_not_finite({name: snapshot.model[name] for name in snapshot.finite})
+    name = name or first_not_finite(snapshot.optimizer, infinite=False)
+    if name is not None:
+        raise NonFiniteError(
+            f"step {snapshot.global_step}: {name} holds NaN or infinity after the update, so this state was not saved. "
+            "Older checkpoints are untouched."
+        )
+
+
+def make_place(run: RunDir) -> None:
+    """The folder of checkpoints, on the disk for good; made once, before the first step.
+
+    Raises:
+        StorageError: The disk refused, or a link stands there.
+    """
+    if run.checkpoints.is_symlink():
+        raise StorageError(f"{run.checkpoints}: a link: a run writes nothing outside of its own directory.")
     try:
-        manifest = json.loads(path.read_bytes())
-        listed = {entry["name"]: (int(entry["size"]), str(entry["sha256"])) for entry in manifest["files"]}
-        step, version = int(manifest["step"]), int(manifest["format"])
-    except (ValueError, KeyError, TypeError, RecursionError) as error:
-        raise CheckpointError(f"{path}: damaged: {type(error).__name__} while reading it.") from error
-    if version != FORMAT:
-        raise CheckpointError(f"{path}: format {version}, this optrun reads format {FORMAT}.")
-    if set(listed) != set(_CONTENT):
-        raise CheckpointError(f"{path}: names {', '.join(sorted(listed))}; expected {', '.join(_CONTENT)}.")
-    manifest["listed"] = listed
-    manifest["step"] = step
-    return dict(manifest)
-
-
-def problems(folder: Path) -> list[str]:
-    """What is wrong with a checkpoint, file by file; an empty list means it is whole."""
-    try:
-        manifest = read_manifest(folder)
-    except CheckpointError as error:
-        return [str(error)]
-    found = []
-    named = parse_step(folder.name)
-    if named is not None and named != manifest["step"]:
-        found.append(f"{folder}: the folder says step {named}, its manifest step {manifest['step']}.")
-    for name, (size, checksum) in manifest["listed"].items():
-        path = folder / name
-        if path.is_symlink() or not path.is_file():
-            found.append(f"{path}: missing.")
-        elif path.stat().st_size != size:
-            found.append(f"{path}: {path.stat().st_size:,} bytes, {size:,} expected.")
-        elif _file_digest(path) != checksum:
-            found.append(f"{path}: its bytes changed since it was written (checksum differs).")
-    return found
-
-
-def _file_digest(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+        run.checkpoints.mkdir(exist_ok=True)
+        sync_folder(run.path)
+    except OSError as error:
+        raise StorageError(f"{run.checkpoints}: cannot be made: {error.strerror or error}.") from error
 
 
 def load_checkpoint(folder: Path) -> Snapshot:
@@ -192,13 +179,42 @@ def load_checkpoint(folder: Path) -> Snapshot:
     wrong = problems(folder)
     if wrong:
         raise CheckpointError(wrong[0])
-    state = json.loads((folder / names.CHECKPOINT_STATE).read_bytes())
+    manifest = read_manifest(folder)
+    path = folder / names.CHECKPOINT_STATE
+    text = path.read_bytes()
+    if hashlib.sha256(text).hexdigest() != manifest["listed"][names.CHECKPOINT_STATE][1]:
+        raise CheckpointError(f"{path}: its bytes change while it is read.")
+    state = _parsed(path, text)
+    if state.get("global_step") != manifest["step"]:
+        raise CheckpointError(f"{path}: step {state.get('global_step')}, the manifest says {manifest['step']}.")
     return Snapshot(
-        global_step=int(state["global_step"]),
-        model=load((folder / names.CHECKPOINT_MODEL).read_bytes()),
-        optimizer=load((folder / names.CHECKPOINT_OPTIMIZER).read_bytes()),
+        global_step=manifest["step"],
+        model=read_tensors(folder / names.CHECKPOINT_MODEL),
+        optimizer=read_tensors(folder / names.CHECKPOINT_OPTIMIZER),
         state=state,
+        digests=manifest["tensors"],
     )
+
+
+def refuse_mutated(file: str, saved: dict[str, dict[str, Any]], now: dict[str, torch.Tensor]) -> None:
+    """After loading: is what stands in memory what was saved?
+
+    Args:
+        file: Which of a checkpoint's files, for the message.
+        saved: Name to `sha256`, from the manifest.
+        now: Name to the tensor in use.
+
+    Raises:
+        CheckpointError: Naming the first tensor that differs.
+    """
+    for name, entry in saved.items():
+        if name not in now:
+            raise CheckpointError(f"{file}: tensor {name} was read and is not in use: nothing is trained on this.")
+        if tensor_digest(now[name]) != entry["sha256"]:
+            raise CheckpointError(
+                f"{file}: tensor {name} differs in memory from what it is in the checkpoint (checksum, after loading): "
+                "nothing is trained on this."
+            )
 
 
 def read_state(folder: Path) -> dict[str, Any]:
@@ -207,33 +223,30 @@ def read_state(folder: Path) -> dict[str, Any]:
     Raises:
         CheckpointError: It is missing or damaged.
     """
+    path = folder / names.CHECKPOINT_STATE
     try:
-        return dict(json.loads((folder / names.CHECKPOINT_STATE).read_bytes()))
-    except (OSError, ValueError) as error:
-        raise CheckpointError(f"{folder / names.CHECKPOINT_STATE}: cannot be read: {error}") from error
+        return _parsed(path, path.read_bytes())
+    except OSError as error:
+        raise CheckpointError(f"{path}: cannot be read: {error}") from error
+
+
+def _parsed(path: Path, text: bytes) -> dict[str, Any]:
+    try:
+        return dict(json.loads(text))
+    except (ValueError, TypeError, RecursionError) as error:
+        raise CheckpointError(f"{path}: cannot be read: {type(error).__name__}.") from error
 
 
 def checkpoint_folders(run: RunDir) -> list[Path]:
-    """Folders named as checkpoints, newest step first; whole or not."""
-    if not run.checkpoints.is_dir():
+    """Folders (and links) named as checkpoints, newest step first; whole or not."""
+    if run.checkpoints.is_symlink() or not run.checkpoints.is_dir():
         return []
     found = [
         (step, path)
         for path in run.checkpoints.iterdir()
-        if (step := parse_step(path.name)) is not None and path.is_dir() and not path.is_symlink()
+        if (step := parse_step(path.name)) is not None and path.is_dir()
     ]
     return [path for _, path in sorted(found, reverse=True)]
-
-
-def latest_whole(run: RunDir) -> tuple[Path | None, list[str]]:
-    """The newest checkpoint that is whole, and what was wrong with the newer ones."""
-    said: list[str] = []
-    for folder in checkpoint_folders(run):
-        wrong = problems(folder)
-        if not wrong:
-            return folder, said
-        said += wrong
-    return None, said
 
 
 def set_aside(folder: Path, why: str = "damaged") -> Path:
@@ -243,59 +256,6 @@ def set_aside(folder: Path, why: str = "damaged") -> Path:
         number += 1
     folder.rename(place)
     return place
-
-
-def clean_leftovers(run: RunDir) -> list[str]:
-    """Remove what a killed save or deletion left behind; the lock must be held.
-
-    Returns:
-        Names of the removed folders.
-    """
-    if not run.checkpoints.is_dir():
-        return []
-    removed = []
-    for path in run.checkpoints.iterdir():
-        if path.name.startswith((_TEMPORARY, ".deleting-")) and path.is_dir() and not path.is_symlink():
-            remove_folder(path)
-            removed.append(path.name)
-    return removed
-
-
-def retain(run: RunDir, *, keep_last: int, best: list[int]) -> list[Path]:
-    """Delete checkpoints that are neither among the newest nor among the best.
-
-    Args:
-        run: The run directory.
-        keep_last: How many of the newest whole ones stay, 1 or more.
-        best: Steps that stay because of their metric.
-
-    Returns:
-        The deleted folders. Folders that are not whole are left alone: they are nobody's to delete unseen.
-    """
-    keep = set(best)
-    folders = [folder for folder in checkpoint_folders(run) if (folder / names.CHECKPOINT_MANIFEST).is_file()]
-    deleted = []
-    for rank, folder in enumerate(folders):
-        step = parse_step(folder.name)
-        if rank >= keep_last and step not in keep:
-            remove_folder(folder)
-            deleted.append(folder)
-    return deleted
-
-
-def point_best(run: RunDir, global_step: int) -> None:
-    """Let `checkpoints/best` say which one is best."""
-    replace_text(run.best, step_name(global_step) + "\n")
-
-
-def pointed(pointer: Path) -> Path | None:
-    """The checkpoint that `best` or `last` names; None where it names none that is there."""
-    try:
-        name = pointer.read_text(encoding="utf-8").strip()
-    except OSError:
-        return None
-    folder = pointer.parent / name
-    return folder if parse_step(name) is not None and folder.is_dir() else None
 
 
 def plain_numbers(section: Any) -> Any:

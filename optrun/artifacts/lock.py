@@ -1,20 +1,30 @@
 """One run, one writer: a kernel lock on a file of the run directory.
 
 The lock belongs to the open file, not to the file's existence: it is gone the moment its holder is, however it died.
+Processes forked from the holder, such as loader workers, give up their copy at once, so that one which outlives a
+killed holder does not keep the run locked.
 """
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import fcntl
 import json
 import os
 import socket
 import time
+import weakref
 from pathlib import Path
 from types import TracebackType
-from typing import IO, Self
+from typing import Self
 
 from optrun.errors import LockedError, StorageError
+
+UNLOCKED = "OPTRUN_UNLOCKED"
+"""Environment variable that lets a run go on where the file system has no locks."""
+_NO_LOCKS = (errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS, errno.EINVAL)
+_held: weakref.WeakSet[RunLock] = weakref.WeakSet()
 
 
 class RunLock:
@@ -25,46 +35,77 @@ class RunLock:
 
     Raises:
         LockedError: Another process holds it; the message names process, host and since when.
-        StorageError: The file cannot be written.
+        StorageError: The file cannot be written, is a link, or lies on a file system without locks.
     """
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self._file: IO[str] | None = None
+        self._descriptor: int | None = None
 
     def __enter__(self) -> Self:
         try:
-            file = self.path.open("a+", encoding="utf-8")
+            descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
         except OSError as error:
-            raise StorageError(f"{self.path}: cannot be written: {error.strerror}.") from error
+            why = "it is a link" if error.errno == errno.ELOOP else error.strerror
+            raise StorageError(f"{self.path}: the lock cannot be taken: {why}.") from error
         try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            holder = _holder(file)
-            file.close()
-            raise LockedError(
-                f"{self.path.parent}: another process writes this run{holder}. Wait for it, stop it, or choose another "
-                "directory with hydra.run.dir=DIR."
-            ) from error
-        file.seek(0)
-        file.truncate()
-        json.dump({"pid": os.getpid(), "host": socket.gethostname(), "since": time.strftime("%Y-%m-%d %H:%M:%S")}, file)
-        file.flush()
-        self._file = file
+            self._lock(descriptor)
+            self._sign(descriptor)
+        except BaseException:
+            os.close(descriptor)
+            raise
+        self._descriptor = descriptor
+        _held.add(self)
         return self
+
+    def _lock(self, descriptor: int) -> None:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise LockedError(
+                f"{self.path.parent}: another process writes this run{_holder(descriptor)}. Wait for it, stop it, or "
+                "choose another directory with hydra.run.dir=DIR."
+            ) from error
+        except OSError as error:
+            if error.errno not in _NO_LOCKS:
+                raise StorageError(f"{self.path}: the lock cannot be taken: {error.strerror}.") from error
+            if os.environ.get(UNLOCKED) != "1":
+                raise StorageError(
+                    f"{self.path}: this file system has no locks ({error.strerror}), so two processes could write this "
+                    f"run at once. Choose another place with hydra.run.dir=DIR, or set {UNLOCKED}=1 where you are sure "
+                    "that there is only one."
+                ) from error
+
+    def _sign(self, descriptor: int) -> None:
+        """Who holds it: for the message to others, nothing depends on it."""
+        said = {"pid": os.getpid(), "host": socket.gethostname(), "since": time.strftime("%Y-%m-%d %H:%M:%S")}
+        with contextlib.suppress(OSError):  # a full disk is the business of what is written later
+            os.ftruncate(descriptor, 0)
+            os.pwrite(descriptor, json.dumps(said).encode(), 0)
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if self._file is not None:
-            self._file.close()
-            self._file = None
+        self._drop()
+
+    def _drop(self) -> None:
+        _held.discard(self)
+        if self._descriptor is not None:
+            os.close(self._descriptor)
+            self._descriptor = None
 
 
-def _holder(file: IO[str]) -> str:
+def _drop_inherited() -> None:
+    for lock in list(_held):
+        lock._drop()
+
+
+os.register_at_fork(after_in_child=_drop_inherited)
+
+
+def _holder(descriptor: int) -> str:
     try:
-        file.seek(0)
-        said = json.load(file)
+        said = json.loads(os.pread(descriptor, 4096, 0))
         return f" (process {said['pid']} on {said['host']}, since {said['since']})"
     except (OSError, ValueError, KeyError, TypeError):
         return ""

@@ -6,6 +6,7 @@ and come back as floats.
 
 from __future__ import annotations
 
+import errno
 import json
 import math
 import os
@@ -87,7 +88,7 @@ class MetricsWriter:
         self.path = Path(path)
         self.path.parent.mkdir(parents=True, exist_ok=True)
         _mend_tail(self.path)
-        self._file: BinaryIO = self.path.open("ab")
+        self._file: BinaryIO = self.path.open("ab", buffering=0)
 
     def write(self, record: Mapping[str, Any]) -> None:
         """Append one record.
@@ -98,19 +99,31 @@ class MetricsWriter:
         Raises:
             ValueError: No whole, non-negative `step`, or the file is closed.
             TypeError: A value that JSON does not have; the name is in the message.
+            OSError: The disk refused; nothing of the record is in the file.
         """
         step = record.get("step")
         if isinstance(step, bool) or not isinstance(step, int) or step < 0:
             raise ValueError(f"step={step!r}: a metrics record needs the number of optimizer steps, an integer >= 0")
         clean = {name: to_json(value, where=name) for name, value in record.items()}
         # One write of one line: what another reader sees ends at a line end, or in one torn last line.
-        self._file.write(json.dumps(clean, ensure_ascii=False, allow_nan=False).encode() + b"\n")
-        self._file.flush()
+        line = json.dumps(clean, ensure_ascii=False, allow_nan=False).encode() + b"\n"
+        size = os.fstat(self._file.fileno()).st_size
+        try:
+            written = self._file.write(line)
+            if written != len(line):  # a full disk takes a part without a word
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self.path))
+        except OSError:
+            os.ftruncate(self._file.fileno(), size)
+            raise
 
     def sync(self) -> None:
         """Ask the operating system to put everything written so far on the disk (before a checkpoint commits)."""
-        self._file.flush()
-        os.fsync(self._file.fileno())
+        # A descriptor of its own: this may run beside training, which may close the file.
+        descriptor = os.dup(self._file.fileno())
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
 
     def close(self) -> None:
         """Close the file; closing twice is allowed."""

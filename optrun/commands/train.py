@@ -246,8 +246,9 @@ def _resume(hydra: Hydra, config_name: str, args: argparse.Namespace, argv: list
     refuse_stored_trust(after, own)
     config = store.typed(after)
     values = saved.plain(after)
-    from optrun.experiment import ResumePoint
+    from optrun.restore.opening import ResumePoint
 
     changes = saved.differences(saved.plain(before), values)
-    execute(config, values, target.run, argv, config_name, own, ResumePoint(target.checkpoint, changes))
+    point = ResumePoint(target.checkpoint, changes, start_over=value in ("latest", "auto"))
+    execute(config, values, target.run, argv, config_name, own, point)
     return EXIT_DONE

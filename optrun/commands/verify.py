@@ -33,7 +33,9 @@ def run(argv: list[str]) -> int:
 
 
 def _verify(word: str) -> int:
-    from optrun.artifacts.checkpoint import checkpoint_folders, pointed, problems
+    from optrun.artifacts.checkpoint import checkpoint_folders
+    from optrun.artifacts.manifest import problems
+    from optrun.artifacts.retention import pointed
     from optrun.resume import locate
     from optrun.training.progress import size
 

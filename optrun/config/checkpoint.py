@@ -13,6 +13,18 @@ class Mode(Enum):
     max = "max"
 
 
+# Written as a call because one of its words is Python's too.
+OnStorageError = Enum("OnStorageError", {"continue": "continue", "stop": "stop"})
+"""What happens when a checkpoint or a metrics line cannot be written."""
+
+
+class OnOtherOptimizer(Enum):
+    """What happens on resume when the optimizer is not the one whose state was saved."""
+
+    refuse = "refuse"
+    reset = "reset"
+
+
 @dataclass(kw_only=True)
 class CheckpointConfig:
     """Choices: `default`, `none`."""
@@ -29,6 +41,12 @@ class CheckpointConfig:
     """Metric that says which is best, such as `eval/loss`; null: the task's own."""
     mode: Mode | None
     """Null: the direction that belongs to the metric."""
+    on_storage_error: OnStorageError
+    """`continue`: training goes on with a warning and tries again to save. `stop`: exit 74."""
+    on_other_optimizer: OnOtherOptimizer
+    """On resume, where the saved optimizer state does not fit: `refuse` it by name, or `reset`: start it anew."""
+    allow_nonfinite: bool
+    """Save and resume weights that hold NaN or infinity."""
 
     def __post_init__(self) -> None:
         """Refuse a retention that keeps nothing."""

@@ -19,6 +19,7 @@ class OnNonfinite(Enum):
 
     stop = "stop"
     skip = "skip"
+    rollback = "rollback"
 
 
 @dataclass(kw_only=True)
@@ -49,9 +50,12 @@ class TrainingConfig:
     max_seconds: float | None
     """Time budget; when it is spent everything is saved and the run exits with 75."""
     on_nonfinite: OnNonfinite
-    """`stop`: save what is needed to look at it, exit 3. `skip`: leave the update out, count it, go on."""
+    """`stop`: save what is needed to look at it, exit 3. `skip`: leave the update out, count it, go on. `rollback`: go
+    back to the last checkpoint that `checkpoint.save_steps` asked for, and pass over the data up to the bad batch."""
     max_nonfinite_skips: int
     """`skip` gives up after this many in a row."""
+    max_rollbacks: int
+    """`rollback` gives up after this many in a run."""
 
     def __post_init__(self) -> None:
         """Refuse sizes of nothing."""
@@ -65,6 +69,7 @@ class TrainingConfig:
             "eval_steps",
             "max_seconds",
             "max_nonfinite_skips",
+            "max_rollbacks",
         ):
             expect_positive(f"training.{key}", getattr(self, key))
         expect_not_negative("training.dataloader_num_workers", self.dataloader_num_workers)

@@ -110,7 +110,8 @@ class SweepTask:
 
         from optrun import outcome
         from optrun.commands.train import refuse_stored_trust
-        from optrun.experiment import Invocation, ResumePoint, train
+        from optrun.experiment import Invocation, train
+        from optrun.restore.opening import ResumePoint
         from optrun.training.progress import PlainDisplay
 
         refuse_stored_trust(own, self.trusting)

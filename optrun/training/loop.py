@@ -2,29 +2,28 @@
 
 from __future__ import annotations
 
-import logging
+import contextlib
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from optrun.artifacts import checkpoint as checkpoints
 from optrun.artifacts.checkpoint import Snapshot
-from optrun.artifacts.metrics import MetricsWriter
 from optrun.artifacts.run_dir import RunDir
-from optrun.config.checkpoint import CheckpointConfig
+from optrun.config.checkpoint import CheckpointConfig, OnStorageError
 from optrun.config.training import OnNonfinite, TrainingConfig
 from optrun.data.loader import Batch, Feed, Plan
-from optrun.errors import NonFiniteError, StoppedEarly
+from optrun.errors import NonFiniteError, StoppedEarly, StorageError
 from optrun.training import nonfinite
 from optrun.training.device import peak_memory_bytes
 from optrun.training.evaluate import evaluate
-from optrun.training.interrupts import Interrupts
+from optrun.training.interrupts import Interrupts, Stopped
 from optrun.training.progress import Display
-from optrun.training.state import TrainState, random_states, restore_random_states
+from optrun.training.ranking import Ranking, best_mode
+from optrun.training.records import Records
+from optrun.training.saving import Saving, describe_values
+from optrun.training.state import RandomStates, TrainState, digest_of_batches, random_states, restore_random_states
 from optrun.training.step import Stepper, StepResult
-
-log = logging.getLogger("optrun")
 
 
 @dataclass
@@ -40,28 +39,6 @@ class Learner:
     eval_feed: Feed
 
 
-@dataclass
-class Ranking:
-    """Which metric says that a checkpoint is best."""
-
-    metric: str
-    """With prefix, such as `eval/loss`."""
-    mode: str
-    """`min` or `max`."""
-
-    def better(self, value: float, other: float) -> bool:
-        """Whether `value` beats `other`; a NaN beats nothing."""
-        if other != other:
-            return value == value
-        return value < other if self.mode == "min" else value > other
-
-    def best(self, ranking: Mapping[str, float], count: int) -> list[int]:
-        """The `count` best steps, best first; of equals the earlier."""
-        sign = 1 if self.mode == "min" else -1
-        finite = [(sign * value, int(step)) for step, value in ranking.items() if value == value]
-        return [step for _, step in sorted(finite)[:count]]
-
-
 class Loop:
     """Trains from where the state stands to the last step.
 
@@ -73,13 +50,15 @@ class Loop:
         ranking: Which checkpoint is best.
         total: Optimizer steps in all.
         state: Where the run stands.
-        snapshot: Makes a snapshot of everything, given the random states to put into it.
+        snapshot: Copies everything, given the random states to put into it.
+        restore: Puts model, optimizer and random states back to a step, and returns the counters from there.
         display: Eyes.
         track: Takes each record to other trackers.
         summarise: Called when the summary should be brought up to date.
         interrupts: Requests by signal.
         stop_at: Pause after this many optimizer steps, evaluated and saved; None: go to the end.
         clock: Seconds, monotonic.
+        begun: When the run was started, on that clock; None: now. The time budget counts from there.
     """
 
     def __init__(
@@ -93,21 +72,22 @@ class Loop:
         total: int,
         state: TrainState,
         snapshot: Callable[[dict[str, Any]], Snapshot],
+        restore: Callable[[int], TrainState],
         display: Display,
         track: Callable[[Mapping[str, Any]], None],
         summarise: Callable[[], None],
         interrupts: Interrupts,
         stop_at: int | None = None,
         clock: Callable[[], float] = time.monotonic,
+        begun: float | None = None,
     ) -> None:
         self.learner = learner
         self.run = run
         self.training = training
-        self.saving = saving
         self.ranking = ranking
         self.total = total
         self.state = state
-        self.snapshot = snapshot
+        self.restore = restore
         self.display = display
         self.track = track
         self.summarise = summarise
@@ -115,102 +95,191 @@ class Loop:
         self.end = total if stop_at is None else min(total, stop_at)
         self.clock = clock
         self.device = learner.stepper.device
+        self.records = Records(run.metrics, self._metrics_refused)
+        self.on_storage_error = saving.on_storage_error
+        self._random: RandomStates | None = None
+        self.saving = Saving(
+            run=run,
+            config=saving,
+            ranking=ranking,
+            state=state,
+            snapshot=lambda: snapshot((self._random or RandomStates(self.device)).packed()),
+            sync=self.records.sync,
+            note=display.note,
+            clock=clock,
+            keep_scheduled=training.on_nonfinite is OnNonfinite.rollback,
+        )
+        self._started = clock() if begun is None else begun
+        self._begun = self._window_begun = clock()
         self._seconds_before = state.seconds
-        self._begun = clock()
-        self._window_begun = self._begun
         self._window_tokens = 0
         self._window_samples = 0
-        self._stall = 0.0
-        self._grad_norm = 0.0
-        self._lrs: dict[str, float] = {}
+        self._steps: Iterator[list[Batch]] | None = None
 
     def __call__(self) -> None:
         """Train to the end.
 
         Raises:
-            NonFiniteError: Loss or gradient is NaN or inf and the policy is to stop, or to skip and it was too often.
+            NonFiniteError: Loss or gradient is NaN or inf and the policy is to stop, or it happened too often; or a
+                weight is NaN or inf after an update.
             StoppedEarly: A signal, the time budget or `stop_at`; everything is saved.
             StorageError: A checkpoint could not be saved.
         """
         self._begun = self._window_begun = self.clock()
         self._seconds_before = self.state.seconds
-        steps = self.learner.train_feed.training(self.learner.plan, self.state.global_step)
         self.display.start(self.state.global_step, self.total)
-        with MetricsWriter(self.run.metrics) as metrics:
+        with self.records, contextlib.closing(self.saving):
             try:
+                if self.training.on_nonfinite is OnNonfinite.rollback and self.state.global_step == 0:
+                    self.saving.save()  # somewhere to go back to
+                if self.state.unfinished:
+                    self._finish_step()
                 while self.state.global_step < self.end:
-                    self._one_step(next(steps), metrics)
+                    self._stop_if_asked(before_step=True)
+                    self._one_step()
                     self._stop_if_asked()
+                if self.saving.enabled:
+                    self.saving.save_now()
             finally:
-                steps.close()  # type: ignore[attr-defined]  # ends the loader's workers
+                self._close_data()
                 self.display.stop()
         if self.state.global_step < self.total:
             raise StoppedEarly(f"paused after step {self.end} of {self.total} as asked; everything is saved.")
 
-    def _one_step(self, micro_batches: list[Batch], metrics: MetricsWriter) -> None:
-        before = random_states(self.device)
-        self._lrs = {**self._peak_lr(), **self._layer_lrs()}  # those of this step: the scheduler moves them on
+    # One step ---------------------------------------------------------------------------------------------------
+
+    def _one_step(self) -> None:
+        micro_batches = self._fetch()
+        before = RandomStates(self.device)
+        self.state.lrs = {**self._peak_lr(), **self._layer_lrs()}  # those of this step: the scheduler moves them on
         result = self.learner.stepper(micro_batches)
-        self._judge(result, micro_batches, before)
+        if not self._judge(result, micro_batches, before):
+            return
         self._count(result, micro_batches)
+        self.state.unfinished = True
+        self._finish_step()
+        if self.saving.enabled:
+            self.saving.poll()
+
+    def _fetch(self) -> list[Batch]:
+        """The next step's batches; nothing is lost where a request to stop ends the wait for them."""
+        try:
+            with self.interrupts.immediate():
+                if self._steps is None:
+                    self._before_fork()
+                    self._steps = self.learner.train_feed.training(self.learner.plan, self.state.position)
+                return next(self._steps)
+        except Stopped:
+            self._stop_if_asked(before_step=True)
+            raise AssertionError("unreachable") from None
+
+    def _before_fork(self) -> None:
+        """Loader workers are forked from this process; no other thread may hold a lock at that moment."""
+        if self.learner.train_feed.workers and self.saving.enabled:
+            self.saving.wait()
+
+    def _close_data(self) -> None:
+        if self._steps is not None:
+            self._steps.close()  # type: ignore[attr-defined]  # ends the loader's workers
+            self._steps = None
+
+    def _finish_step(self) -> None:
+        """What follows an update: evaluation, the metrics line, the save.
+
+        A request to stop leaves an evaluation where it is; the resumed run begins with it.
+        """
         record: dict[str, Any] = {}
         unscheduled = []
         step, last = self.state.global_step, self.state.global_step == self.end
         due = step % self.training.logging_steps == 0
+        due_eval = self._evaluation_due()
+        evaluated: dict[str, float] = {}
+        if due_eval or last:
+            try:
+                evaluated = self.evaluate()
+            except Stopped:
+                self._stop(step)
         if (due or last) and self.state.window_weight:
             record.update(self._training_values())
             if not due:
                 unscheduled += ["train/", "lr/", "perf/"]
+        record.update(evaluated)
+        if last and not due_eval:
+            unscheduled.append("eval/")
         window = (self.state.window_loss, self.state.window_weight)
         if due or last:
             self._empty_window()
-        due_eval = self._evaluation_due(step)
-        if due_eval or last:
-            record.update(self.evaluate())
-            if not due_eval:
-                unscheduled.append("eval/")
-        self._write(metrics, record, unscheduled)
+        self._write(record, unscheduled)
         if last and not due:
             # Should the run be prolonged, this window goes on as if it had not ended here.
             self.state.window_loss, self.state.window_weight = window
-        self._save_if_due(last=last, evaluated=due_eval or last, metrics=metrics)
+        self.state.unfinished = False
+        self._save_if_due(last=last, evaluated=due_eval or last)
 
-    # What a step means ------------------------------------------------------------------------------------------
-
-    def _judge(self, result: StepResult, micro_batches: list[Batch], before: dict[str, Any]) -> None:
+    def _judge(self, result: StepResult, micro_batches: list[Batch], before: RandomStates) -> bool:
+        """Whether the step counts: False where training went back instead."""
         state = self.state
         if result.finite or result.weight == 0:
             state.skipped_in_a_row = 0
-            return
+            return True
         if self.learner.stepper.scaler_overflow(result):
             state.skipped_steps += 1
-            return
-        report = nonfinite.describe(self.learner, result, state.global_step, micro_batches)
-        if self.training.on_nonfinite is OnNonfinite.skip:
+            return True
+        report = nonfinite.describe(self.learner, result, state, micro_batches)
+        policy = self.training.on_nonfinite
+        if policy is OnNonfinite.skip and not report.bad_weights:  # with such weights every step is like this one
             state.skipped_steps += 1
             state.skipped_in_a_row += 1
             if state.skipped_in_a_row <= self.training.max_nonfinite_skips:
                 self.learner.stepper.optimizer.zero_grad(set_to_none=True)
                 self.learner.stepper.scheduler.step()
                 self.display.note(f"step {state.global_step + 1}: {report.sentence} The update was left out.")
-                return
+                return True
             report.sentence += f" That was {state.skipped_in_a_row} times in a row (training.max_nonfinite_skips)."
         folder = nonfinite.save(self.run, report, micro_batches)
+        if policy is OnNonfinite.rollback:
+            if state.rollbacks < self.training.max_rollbacks:
+                self._roll_back(report)
+                return False
+            report.sentence += f" Training went back {state.rollbacks} times already (training.max_rollbacks)."
         saved = ""
-        if self.saving.enabled:
+        if self.saving.enabled and not report.bad_weights:
             # Weights and optimizer are still those from before this step.
             self.learner.stepper.optimizer.zero_grad(set_to_none=True)
-            place = checkpoints.save_checkpoint(self.run, self.snapshot(before))
-            saved = f" The state before it is in {place}."
+            self._random = before
+            self.saving.save_now()
+            saved = f" The state before it is in {self.run.checkpoint(state.global_step)}."
         raise NonFiniteError(
             f"step {state.global_step + 1}: {report.sentence} Nothing was updated. The batch and a report are in "
             f"{folder}.{saved} Try a smaller lr, more warm-up, clip=global_norm or training.precision=fp32; "
-            "training.on_nonfinite=skip goes on."
+            "training.on_nonfinite=skip or rollback goes on."
+        )
+
+    def _roll_back(self, report: nonfinite.Report) -> None:
+        """Back to the last scheduled checkpoint, with the data moved past the bad step.
+
+        Which one that is, and which data follows, is a function of the configuration and the step alone: a run that was
+        stopped and resumed in between takes the same way.
+        """
+        state, bad = self.state, self.state.global_step
+        self.saving.wait()
+        self._close_data()
+        back = self.restore(self.saving.last_scheduled(bad))
+        passed, rollbacks, seconds = state.passed_steps + bad - back.global_step + 1, state.rollbacks + 1, state.seconds
+        vars(state).update(vars(back))
+        state.passed_steps, state.rollbacks, state.seconds = passed, rollbacks, seconds
+        self.records.go_back(state.global_step)
+        self.saving.forget(state.global_step)
+        self._window_tokens = self._window_samples = 0
+        self.display.note(
+            f"step {bad + 1}: {report.sentence} Went back to step {state.global_step}; {bad - state.global_step + 1} "
+            f"steps of data are passed over ({rollbacks} of at most {self.training.max_rollbacks})."
         )
 
     def _count(self, result: StepResult, micro_batches: list[Batch]) -> None:
         state = self.state
         state.global_step += 1
+        state.batches_digest = digest_of_batches(state.batches_digest, micro_batches)
         for batch in micro_batches:
             tokens, samples = self.learner.task.sizes(batch)
             state.tokens += tokens
@@ -220,10 +289,10 @@ class Loop:
         if result.finite:
             state.window_loss += result.loss * result.weight
             state.window_weight += result.weight
-            self._grad_norm = result.grad_norm
+            state.grad_norm = result.grad_norm
         state.seconds = self._seconds_before + self.clock() - self._begun
         self.display.step(
-            state.global_step, {"train/loss": result.loss, "train/grad_norm": result.grad_norm, **self._lrs}
+            state.global_step, {"train/loss": result.loss, "train/grad_norm": result.grad_norm, **state.lrs}
         )
 
     # What is written --------------------------------------------------------------------------------------------
@@ -245,64 +314,92 @@ class Loop:
         state = self.state
         values: dict[str, Any] = {
             "train/loss": state.window_loss / state.window_weight,
-            "train/grad_norm": self._grad_norm,
-            **self._lrs,
+            "train/grad_norm": state.grad_norm,
+            **state.lrs,
         }
         if state.skipped_steps:
             values["train/skipped_steps"] = state.skipped_steps
-        now = self.clock()
-        elapsed = max(now - self._window_begun, 1e-9)
+        if state.rollbacks:
+            values["train/rollbacks"] = state.rollbacks
+        elapsed = max(self.clock() - self._window_begun, 1e-9)
         if self._window_tokens:
             values["perf/tokens_per_second"] = self._window_tokens / elapsed
-        values["perf/samples_per_second"] = self._window_samples / elapsed
+        if self._window_samples:
+            values["perf/samples_per_second"] = self._window_samples / elapsed
         values["perf/peak_memory_bytes"] = peak_memory_bytes(self.device)
-        if self._stall:
-            values["perf/checkpoint_stall_seconds"] = self._stall
-            self._stall = 0.0
+        values.update(describe_values(self.saving))
         return values
 
     def _empty_window(self) -> None:
         self.state.window_loss, self.state.window_weight = 0.0, 0
         self._window_begun, self._window_tokens, self._window_samples = self.clock(), 0, 0
 
-    def _write(self, metrics: MetricsWriter, record: dict[str, Any], unscheduled: list[str]) -> None:
+    def _write(self, record: dict[str, Any], unscheduled: list[str]) -> None:
         if not record:
             return
         state = self.state
-        epoch = state.global_step / self.learner.plan.steps_per_epoch
+        epoch = state.position / self.learner.plan.steps_per_epoch
         whole = {"step": state.global_step, "epoch": round(epoch, 6), "time": round(state.seconds, 3), **record}
         if unscheduled:
             whole["unscheduled"] = unscheduled
-        metrics.write(whole)
+        self.records.write(whole)
         for name, value in record.items():
             state.last[name] = value
         self.display.step(state.global_step, record)
         self.display.record(whole)
         self.track(whole)
-        self.summarise()
+        try:
+            self.summarise()
+        except OSError as error:
+            self._summary_refused(error)
 
-    # Evaluation and saving --------------------------------------------------------------------------------------
+    def _metrics_refused(self, error: OSError) -> None:
+        self._refused(f"{self.run.metrics}: {error.strerror or error}; the line is kept and written later.", error)
 
-    def _evaluation_due(self, step: int) -> bool:
-        every = self.training.eval_steps or self.learner.plan.steps_per_epoch
-        return step % every == 0
+    def _summary_refused(self, error: OSError) -> None:
+        self._refused(f"{self.run.summary}: {error.strerror or error}; it is written again later.", error)
+
+    def _refused(self, sentence: str, error: OSError) -> None:
+        if self.on_storage_error is OnStorageError.stop:
+            raise StorageError(sentence) from error
+        self.display.note(f"warning: {sentence}")
+
+    # Evaluation, saving, stopping -------------------------------------------------------------------------------
+
+    def _evaluation_due(self) -> bool:
+        if self.training.eval_steps:
+            return self.state.global_step % self.training.eval_steps == 0
+        return (self.state.global_step + self.state.data_shift) % self.learner.plan.steps_per_epoch == 0
 
     def evaluate(self) -> dict[str, float]:
-        """Metrics of the evaluation split, with prefix; the model's random state is left as it was."""
+        """Metrics of the evaluation split, with prefix; the model's random state is left as it was.
+
+        Raises:
+            Stopped: There was a request to stop before the end.
+        """
+        self._before_fork()
         begun = self.clock()
         states = random_states(self.device)
-        found = evaluate(
-            self.learner.stepper.model,
-            self.learner.eval_feed.evaluation(self.training.per_device_eval_batch_size),
-            self.learner.task.evaluation(),
-            to_device=self.learner.stepper.to_device,
-            autocast=self.learner.stepper.autocast,
-        )
-        restore_random_states(states, self.device)
+        try:
+            found = evaluate(
+                self.learner.stepper.model,
+                self._until_stopped(self.learner.eval_feed.evaluation(self.training.per_device_eval_batch_size)),
+                self.learner.task.evaluation(),
+                to_device=self.learner.stepper.to_device,
+                autocast=self.learner.stepper.autocast,
+            )
+        finally:
+            restore_random_states(states, self.device)
         values = {f"eval/{name}": value for name, value in found.items()}
         self._remember_best(values)
         self._window_begun += self.clock() - begun  # throughput is of training alone
         return values
+
+    def _until_stopped(self, batches: Iterator[Batch]) -> Iterator[Batch]:
+        for batch in batches:
+            if self.interrupts.stop_requested:
+                raise Stopped
+            yield batch
 
     def _remember_best(self, values: Mapping[str, float]) -> None:
         state = self.state
@@ -313,64 +410,59 @@ class Loop:
                 state.best[name] = {"value": value, "step": state.global_step}
         state.ranking[str(state.global_step)] = values[self.ranking.metric]
 
-    def _save_if_due(self, *, last: bool, evaluated: bool, metrics: MetricsWriter) -> None:
-        if not self.saving.enabled:
+    def _save_if_due(self, *, last: bool, evaluated: bool) -> None:
+        saving, step = self.saving, self.state.global_step
+        if not saving.enabled:
             return
-        state, step = self.state, self.state.global_step
         asked, self.interrupts.save_requested = self.interrupts.save_requested, False
-        due = last or asked or (self.saving.save_steps is not None and step % self.saving.save_steps == 0)
-        if evaluated and self.saving.keep_best:
-            due = due or step in self.ranking.best(state.ranking, self.saving.keep_best)
+        due = last or asked or saving.scheduled(step)
+        if evaluated and saving.config.keep_best:
+            due = due or step in self.ranking.best(self.state.ranking, saving.config.keep_best)
         if due:
-            self.save(metrics)
+            begun = self.clock()
+            saving.save()
+            self._window_begun += self.clock() - begun
 
-    def save(self, metrics: MetricsWriter | None = None) -> None:
-        """Save now, then delete what need not be kept.
+    def _stop_if_asked(self, *, before_step: bool = False) -> None:
+        """End here where a signal or the time budget says so.
 
-        Raises:
-            StorageError: The disk refused.
+        Args:
+            before_step: Only a signal counts: each start of a run makes at least one step of progress.
         """
-        begun = self.clock()
-        if metrics is not None:
-            metrics.sync()
-        state = self.state
-        place = checkpoints.save_checkpoint(self.run, self.snapshot(random_states(self.device)))
-        best = self.ranking.best(state.ranking, self.saving.keep_best)
-        kept = [number for number in best if self.run.checkpoint(number).is_dir()]
-        if kept:
-            checkpoints.point_best(self.run, kept[0])
-        checkpoints.retain(self.run, keep_last=self.saving.keep_last, best=best)
-        spent = self.clock() - begun
-        self._stall += spent
-        self._window_begun += spent
-        self.summarise()
-        log.info("saved %s", place)
-
-    def _stop_if_asked(self) -> None:
         if self.state.global_step >= self.end:
             return
-        spent = self.clock() - self._begun
         budget = self.training.max_seconds
-        if self.interrupts.stop_signal is not None:
-            why = f"{self.interrupts.stop_signal.name} received"
-        elif budget is not None and spent >= budget:
-            why = f"the time budget is spent (training.max_seconds={budget:g})"
-        else:
-            return
+        spent = budget is not None and not before_step and self.clock() - self._started >= budget
+        if self.interrupts.stop_requested or spent:
+            self._stop(self.state.global_step)
+
+    def _stop(self, step: int) -> None:
+        """Save and end.
+
+        Raises:
+            StoppedEarly: Always.
+            StorageError: The save was refused.
+        """
+        signal = self.interrupts.stop_signal
+        why = (
+            f"{signal.name} received"
+            if signal is not None
+            else f"the time budget is spent (training.max_seconds={self.training.max_seconds:g})"
+        )
         if not self.saving.enabled:
-            raise StoppedEarly(f"{why} after step {self.state.global_step}; checkpoint=none: nothing was saved.")
-        self.save()
+            raise StoppedEarly(f"{why} after step {step}; checkpoint=none: nothing was saved.")
+        if step == 0:
+            raise StoppedEarly(
+                f"{why} before the first step: there is nothing to save yet. Start again with: {self._again()}"
+            )
+        self.saving.save_now()
         raise StoppedEarly(
-            f"{why}: stopped after step {self.state.global_step} of {self.total}, everything is saved. "
-            f"Go on with: optrun resume={self.run.path}"
+            f"{why}: stopped after step {step} of {self.total}, everything is saved. Go on with: {self._again()}"
         )
 
-
-def best_mode(name: str, ranking: Ranking) -> str:
-    """Which direction of a metric is better."""
-    if name == ranking.metric:
-        return ranking.mode
-    return "min" if name.rsplit("/", 1)[-1] in ("loss", "perplexity", "mse", "mae") else "max"
+    def _again(self) -> str:
+        auto = " (or the same command with resume=auto)" if self.state.global_step == 0 else ""
+        return f"optrun resume={self.run.path}{auto}"
 
 
 def metric_name(group: Mapping[str, Any]) -> str:

@@ -13,6 +13,7 @@ from safetensors.torch import save_file
 from optrun.artifacts.metrics import to_json
 from optrun.artifacts.run_dir import RunDir, step_name
 from optrun.errors import StorageError
+from optrun.training.state import TrainState
 from optrun.training.step import Batch, StepResult
 
 if TYPE_CHECKING:
@@ -25,32 +26,35 @@ class Report:
 
     sentence: str
     values: dict[str, Any]
+    bad_weights: bool
+    """The weights themselves were not finite: leaving out one update mends nothing."""
 
 
-def describe(learner: Learner, result: StepResult, global_step: int, micro_batches: list[Batch]) -> Report:
+def describe(learner: Learner, result: StepResult, state: TrainState, micro_batches: list[Batch]) -> Report:
     """Which numbers were not finite, in which micro-batch, in which gradients, for which examples.
 
     Args:
         learner: Model with the gradients of the step, and the plan of its examples.
         result: Of the step.
-        global_step: Steps done before it.
+        state: From before it.
         micro_batches: Of the step.
     """
     named = list(learner.model.named_parameters())
     bad_gradients = [name for name, p in named if p.grad is not None and not torch.isfinite(_values(p.grad)).all()]
     bad_weights = [name for name, p in named if not torch.isfinite(p).all()]
     bad_losses = [number for number, loss in enumerate(result.losses) if loss != loss or abs(loss) == float("inf")]
-    examples = [[index for _, index in keys] for keys in next(learner.plan.steps(global_step))]
+    examples = [[index for _, index in keys] for keys in next(learner.plan.steps(state.position))]
     sentence = f"loss {result.loss:g}, gradient norm {result.grad_norm:g}."
+    sentence += f" Examples {', '.join(map(str, [index for row in examples for index in row][:8]))}, ..."
     if bad_weights:
         sentence += f" Weights were not finite before the step: {bad_weights[0]}."
     elif bad_losses:
         sentence += f" First in micro-batch {bad_losses[0] + 1} of {len(micro_batches)}."
     elif bad_gradients:
         sentence += f" The loss is finite; first such gradient: {bad_gradients[0]}."
-    epoch, _ = learner.plan.locate(global_step)
+    epoch, _ = learner.plan.locate(state.position)
     values = {
-        "step": global_step + 1,
+        "step": state.global_step + 1,
         "epoch": epoch,
         "loss": result.loss,
         "grad_norm": result.grad_norm,
@@ -61,7 +65,7 @@ def describe(learner: Learner, result: StepResult, global_step: int, micro_batch
         "gradients_not_finite": bad_gradients,
         "weights_not_finite": bad_weights,
     }
-    return Report(sentence, values)
+    return Report(sentence, values, bool(bad_weights))
 
 
 def _values(tensor: torch.Tensor) -> torch.Tensor:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import base64
+import hashlib
 import random
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
 import numpy as np
@@ -37,37 +38,105 @@ class TrainState:
     ranking: dict[str, float] = field(default_factory=dict)
     """Step (as text) to the value of the metric that ranks checkpoints."""
 
+    grad_norm: float = 0.0
+    """Global gradient norm of the last step, before clipping."""
+    lrs: dict[str, float] = field(default_factory=dict)
+    """Learning rates of the last step, by metric name."""
+    data_shift: int = 0
+    """How far the place in the data is ahead of `global_step`, since the plan of the data was changed."""
+    passed_steps: int = 0
+    """Steps of data that were passed over when training went back."""
+    rollbacks: int = 0
+    """How often training went back to a checkpoint because of non-finite numbers."""
+    unfinished: bool = False
+    """The last step was done, but it was stopped before its evaluation and its metrics line."""
+    batches_digest: str = ""
+    """Digest over all batches since the start, in their order; see `digest_of_batches`."""
+
+    @property
+    def position(self) -> int:
+        """Steps of data used since the start: which batch comes next."""
+        return self.global_step + self.data_shift + self.passed_steps
+
     def to_dict(self) -> dict[str, Any]:
         """Plain values."""
         return asdict(self)
 
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> TrainState:
-        """The inverse of `to_dict`."""
+        """The inverse of `to_dict`.
+
+        Raises:
+            ValueError: There is a counter that this version does not know.
+        """
+        unknown = set(values) - {entry.name for entry in fields(cls)}
+        if unknown:
+            raise ValueError(f"train state: unknown counter {min(unknown)}: it was saved by a newer optrun.")
         return cls(**values)
+
+
+_DIGESTED = 32 * 2**10
+
+
+def digest_of_batches(before: str, micro_batches: list[dict[str, torch.Tensor]]) -> str:
+    """One more step's batches taken into a digest: equal digests mean equal examples in equal order.
+
+    Args:
+        before: Digest up to here.
+        micro_batches: Of one step, on the CPU; of each tensor the shape, its first 32 KiB and its last count.
+
+    Returns:
+        32 hexadecimal digits.
+    """
+    total = hashlib.sha256(before.encode())
+    for batch in micro_batches:
+        for name in sorted(batch):
+            tensor = batch[name]
+            total.update(f"{name}{tuple(tensor.shape)}{tensor.dtype}".encode())
+            if tensor.numel():
+                content = tensor.contiguous().reshape(-1).view(torch.uint8).numpy().data
+                total.update(content[:_DIGESTED])
+                total.update(content[_DIGESTED:][-_DIGESTED:])
+    return total.hexdigest()[:32]
+
+
+class RandomStates:
+    """All global generators as they stand now; cheap to take, packed for a file only where one is written.
+
+    Args:
+        device: Where the model computes.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._python = random.getstate()
+        self._numpy = np.random.get_state(legacy=False)
+        self._torch = {"torch": torch.get_rng_state()}
+        if device.type == "cuda":
+            self._torch["cuda"] = torch.cuda.get_rng_state(device)
+        if device.type == "mps":
+            self._torch["mps"] = torch.mps.get_rng_state()
+
+    def packed(self) -> dict[str, Any]:
+        """As JSON can hold them."""
+        legacy = self._numpy
+        assert isinstance(legacy, dict)
+        version, words, position = self._python
+        return {
+            **{name: _pack(state) for name, state in self._torch.items()},
+            "python": [version, list(words), position],
+            "numpy": {
+                "bit_generator": legacy["bit_generator"],
+                "key": [int(word) for word in legacy["state"]["key"]],
+                "pos": int(legacy["state"]["pos"]),
+                "has_gauss": int(legacy["has_gauss"]),
+                "gauss": float(legacy["gauss"]),
+            },
+        }
 
 
 def random_states(device: torch.device) -> dict[str, Any]:
     """All global generators, as JSON can hold them."""
-    version, words, position = random.getstate()[0], list(random.getstate()[1]), random.getstate()[2]
-    legacy = np.random.get_state(legacy=False)
-    assert isinstance(legacy, dict)
-    states: dict[str, Any] = {
-        "torch": _pack(torch.get_rng_state()),
-        "python": [version, words, position],
-        "numpy": {
-            "bit_generator": legacy["bit_generator"],
-            "key": [int(word) for word in legacy["state"]["key"]],
-            "pos": int(legacy["state"]["pos"]),
-            "has_gauss": int(legacy["has_gauss"]),
-            "gauss": float(legacy["gauss"]),
-        },
-    }
-    if device.type == "cuda":
-        states["cuda"] = _pack(torch.cuda.get_rng_state(device))
-    if device.type == "mps":
-        states["mps"] = _pack(torch.mps.get_rng_state())
-    return states
+    return RandomStates(device).packed()
 
 
 def restore_random_states(states: dict[str, Any], device: torch.device) -> None:

@@ -1,0 +1,138 @@
+"""What a checkpoint says it holds, and whether it does.
+
+A folder is a checkpoint when its manifest is there and every file agrees with it. That one predicate, `problems`,
+answers for loading, for retention and for `optrun verify`. Only files that the manifest names are ever opened, and the
+manifest may name three, all safetensors or JSON.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from optrun.artifacts import run_dir as names
+from optrun.artifacts.run_dir import parse_step
+from optrun.errors import CheckpointError
+
+FORMAT = 1
+CONTENT = (names.CHECKPOINT_MODEL, names.CHECKPOINT_OPTIMIZER, names.CHECKPOINT_STATE)
+TENSOR_FILES = (names.CHECKPOINT_MODEL, names.CHECKPOINT_OPTIMIZER)
+_MANIFEST_LIMIT = 32 * 2**20
+_STATE_LIMIT = 256 * 2**20
+
+
+def read_manifest(folder: Path) -> dict[str, Any]:
+    """The manifest of a checkpoint.
+
+    Returns:
+        As written, with `listed` beside it: file name to size and sha256.
+
+    Raises:
+        CheckpointError: It is missing, torn, of another format, or names other files than a checkpoint has.
+    """
+    path = folder / names.CHECKPOINT_MANIFEST
+    if folder.is_symlink():
+        raise CheckpointError(f"{folder}: a link: what lies outside of a run directory is not read.")
+    if path.is_symlink():
+        raise CheckpointError(f"{path}: a link: what lies outside of a checkpoint is not read.")
+    if not path.is_file():
+        raise CheckpointError(f"{path}: missing: this folder is no complete checkpoint.")
+    if path.stat().st_size > _MANIFEST_LIMIT:
+        raise CheckpointError(f"{path}: larger than {_MANIFEST_LIMIT:,} bytes: no manifest of optrun's.")
+    try:
+        manifest = dict(json.loads(path.read_bytes()))
+        version = manifest["format"]
+        if version != FORMAT:
+            raise CheckpointError(f"{path}: format {str(version)[:20]}, this optrun reads format {FORMAT}.")
+        listed = {str(entry["name"]): (int(entry["size"]), str(entry["sha256"])) for entry in manifest["files"]}
+        step = int(manifest["step"])
+        tensors = {str(file): _tensors(manifest["tensors"][file]) for file in TENSOR_FILES}
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise CheckpointError(f"{path}: damaged: {type(error).__name__} while reading it.") from error
+    if set(listed) != set(CONTENT):
+        shown = ", ".join(sorted(listed))[:200]
+        raise CheckpointError(f"{path}: names {shown}; expected {', '.join(CONTENT)}.")
+    if listed[names.CHECKPOINT_STATE][0] > _STATE_LIMIT:
+        raise CheckpointError(f"{path}: names a {names.CHECKPOINT_STATE} larger than {_STATE_LIMIT:,} bytes.")
+    return {**manifest, "listed": listed, "step": step, "tensors": tensors}
+
+
+def _tensors(section: Any) -> dict[str, dict[str, Any]]:
+    return {
+        str(name): {"dtype": str(e["dtype"]), "shape": [int(size) for size in e["shape"]], "sha256": str(e["sha256"])}
+        for name, e in section.items()
+    }
+
+
+def problems(folder: Path) -> list[str]:
+    """What is wrong with a checkpoint, file by file; an empty list means it is whole."""
+    try:
+        manifest = read_manifest(folder)
+        found = []
+        named = parse_step(folder.name)
+        if named is not None and named != manifest["step"]:
+            found.append(f"{folder}: the folder says step {named}, its manifest step {manifest['step']}.")
+        for name, (size, checksum) in manifest["listed"].items():
+            problem = file_problem(folder / name, size, checksum)
+            if problem is not None:
+                found.append(problem)
+    except CheckpointError as error:
+        return [str(error)]
+    except OSError as error:
+        return [f"{error.filename or folder}: cannot be read: {error.strerror or error}."]
+    return found
+
+
+def file_problem(path: Path, size: int, checksum: str) -> str | None:
+    """What is wrong with one file; None: nothing."""
+    if path.is_symlink():
+        return f"{path}: a link: what lies outside of a checkpoint is not read."
+    if not path.is_file():
+        return f"{path}: missing."
+    held = path.stat().st_size
+    if held != size:
+        return f"{path}: {held:,} bytes, {size:,} expected."
+    with path.open("rb") as file:
+        if hashlib.file_digest(file, "sha256").hexdigest() != checksum:
+            return f"{path}: its bytes changed since it was written (checksum differs)."
+    return None
+
+
+def foreign_files(folder: Path) -> list[Path]:
+    """What lies in a checkpoint and is none of its files: never opened."""
+    own = {*CONTENT, names.CHECKPOINT_MANIFEST}
+    return sorted(path for path in folder.iterdir() if path.name not in own)
+
+
+def make_manifest(
+    global_step: int, created_at: str, files: Mapping[str, tuple[int, str]], tensors: Mapping[str, Any], digest: str
+) -> bytes:
+    """The text of a manifest.
+
+    Args:
+        global_step: Optimizer steps done.
+        created_at: ISO 8601, UTC.
+        files: Name to size and sha256.
+        tensors: Name of a tensor file to its tensors.
+        digest: Of the configuration.
+
+    Raises:
+        ValueError: It would be larger than what is read again.
+    """
+    manifest = {
+        "format": FORMAT,
+        "step": global_step,
+        "created_at": created_at,
+        "config_digest": digest,
+        "files": [{"name": name, "size": size, "sha256": sha256} for name, (size, sha256) in files.items()],
+        "tensors": tensors,
+    }
+    text = json.dumps(manifest, indent=1).encode()
+    if len(text) > _MANIFEST_LIMIT:
+        raise ValueError(
+            f"the manifest would be {len(text):,} bytes; more than {_MANIFEST_LIMIT:,} are not read again."
+        )
+    return text

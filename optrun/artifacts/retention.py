@@ -1,0 +1,129 @@
+"""Which checkpoints there are, which one is newest, and which ones go.
+
+Steps decide, as integers; never the time of a file. A folder counts when it is whole, whatever it is called.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from pathlib import Path
+
+from optrun.artifacts.atomic import DOOMED, remove_folder, replace_text
+from optrun.artifacts.checkpoint import TEMPORARY, checkpoint_folders
+from optrun.artifacts.manifest import problems
+from optrun.artifacts.run_dir import RunDir, parse_step, step_name
+
+_Signature = tuple[tuple[str, int, int, int], ...]
+
+
+def step_of(folder: Path) -> int:
+    """The step in the name of a folder that `checkpoint_folders` returned."""
+    step = parse_step(folder.name)
+    assert step is not None
+    return step
+
+
+def latest_whole(run: RunDir) -> tuple[Path | None, dict[Path, list[str]]]:
+    """The newest checkpoint that is whole, and what is wrong with the newer ones."""
+    wrong: dict[Path, list[str]] = {}
+    for folder in checkpoint_folders(run):
+        found = problems(folder)
+        if not found:
+            return folder, wrong
+        wrong[folder] = found
+    return None, wrong
+
+
+def clean_leftovers(run: RunDir) -> list[str]:
+    """Remove what a killed save or deletion left behind; the lock must be held.
+
+    Returns:
+        Names of the removed folders.
+    """
+    if run.checkpoints.is_symlink() or not run.checkpoints.is_dir():
+        return []
+    removed = []
+    for path in sorted(run.checkpoints.iterdir()):
+        if path.is_symlink():
+            continue
+        if path.name.startswith((TEMPORARY, DOOMED)) and path.is_dir():
+            remove_folder(path)
+            removed.append(path.name)
+        elif path.name.startswith((".best.", ".last.")) and path.name.endswith(".tmp"):
+            path.unlink()
+    return removed
+
+
+class Retention:
+    """Deletes checkpoints that are neither among the newest nor wanted for another reason.
+
+    Only whole ones count as kept, so a damaged folder never takes the place of a good one. A folder found on the disk
+    is verified once, with every byte; one that was just written and flushed is known.
+
+    Args:
+        run: The run directory; its lock is held.
+        keep_last: How many of the newest whole ones stay, 1 or more.
+    """
+
+    def __init__(self, run: RunDir, keep_last: int) -> None:
+        self.run = run
+        self.keep_last = keep_last
+        self._whole: dict[str, _Signature] = {}
+
+    def trust(self, folder: Path) -> None:
+        """This one was written, flushed and committed just now."""
+        self._whole[folder.name] = _signature(folder)
+
+    def __call__(self, keep: Collection[int]) -> list[Path]:
+        """Delete the others, after a new one was committed.
+
+        Args:
+            keep: Steps that stay besides the newest.
+
+        Returns:
+            The deleted folders. Folders that are not whole are left alone: they are nobody's to delete unseen.
+        """
+        deleted, kept = [], 0
+        for folder in checkpoint_folders(self.run):
+            if folder.is_symlink() or not self._is_whole(folder):
+                continue
+            if kept < self.keep_last:
+                kept += 1
+            elif step_of(folder) not in keep:
+                remove_folder(folder)
+                self._whole.pop(folder.name, None)
+                deleted.append(folder)
+        return deleted
+
+    def _is_whole(self, folder: Path) -> bool:
+        signature = _signature(folder)
+        if self._whole.get(folder.name) == signature:
+            return True
+        if problems(folder):
+            return False
+        self._whole[folder.name] = signature
+        return True
+
+
+def _signature(folder: Path) -> _Signature:
+    """Changes when a file does."""
+    found = []
+    for path in sorted(folder.iterdir()):
+        known = path.lstat()
+        found.append((path.name, known.st_size, known.st_mtime_ns, known.st_ino))
+    return tuple(found)
+
+
+def point_best(run: RunDir, global_step: int) -> None:
+    """Let `checkpoints/best` say which one is best."""
+    replace_text(run.best, step_name(global_step) + "\n")
+
+
+def pointed(pointer: Path) -> Path | None:
+    """The checkpoint that `best` or `last` names; None where it names none that is there."""
+    try:
+        name = pointer.read_text(encoding="utf-8").strip()
+    except (OSError, UnicodeDecodeError):
+        return None
+    folder = pointer.parent / name
+    return folder if parse_step(name) is not None and folder.is_dir() else None

@@ -1,0 +1,94 @@
+"""Checkpoints written beside training: one at a time, in a thread of its own, and never lost there."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from optrun.artifacts.checkpoint import Snapshot, save_checkpoint
+from optrun.artifacts.retention import Retention, point_best
+from optrun.artifacts.run_dir import RunDir
+from optrun.errors import StorageError
+
+
+@dataclass
+class Order:
+    """One checkpoint to write."""
+
+    snapshot: Snapshot
+    """Its tensors belong to the writer until the result is taken."""
+    best: Sequence[int]
+    """Steps with the best metric, best first; kept."""
+    keep: Collection[int]
+    """Other steps to be kept."""
+    before_commit: Callable[[], None]
+
+
+@dataclass
+class Result:
+    """How an order ended."""
+
+    order: Order
+    place: Path | None
+    """The committed folder; None where it failed before the rename."""
+    seconds: float
+    error: BaseException | None = None
+
+
+class Saver:
+    """Writes snapshots; whoever gives an order takes its result.
+
+    Args:
+        run: The run directory; its lock is held.
+        keep_last: As for `Retention`.
+    """
+
+    def __init__(self, run: RunDir, keep_last: int) -> None:
+        self.run = run
+        self.retention = Retention(run, keep_last)
+        self._thread: threading.Thread | None = None
+        self._result: Result | None = None
+
+    @property
+    def busy(self) -> bool:
+        """Whether an order was given whose result nobody has taken."""
+        return self._thread is not None
+
+    def start(self, order: Order) -> None:
+        """Begin to write; the result of the order before must have been taken."""
+        assert self._thread is None, "one save at a time"
+        self._thread = threading.Thread(target=self._work, args=(order,), name="optrun-saver", daemon=True)
+        self._thread.start()
+
+    def result(self, *, wait: bool) -> Result | None:
+        """Take the result of the order that was given.
+
+        Args:
+            wait: Until it is there; otherwise None where it is not yet.
+        """
+        if self._thread is None or (not wait and self._thread.is_alive()):
+            return None
+        self._thread.join()
+        self._thread = None
+        result, self._result = self._result, None
+        return result
+
+    def _work(self, order: Order) -> None:
+        begun = time.monotonic()
+        place = None
+        error: BaseException | None = None
+        try:
+            place = save_checkpoint(self.run, order.snapshot, order.before_commit)
+            self.retention.trust(place)
+            there = [step for step in order.best if self.run.checkpoint(step).is_dir()]
+            if there:
+                point_best(self.run, there[0])
+            self.retention({*order.best, *order.keep, order.snapshot.global_step})
+        except OSError as refused:
+            error = StorageError(f"{refused.filename or self.run.checkpoints}: {refused.strerror or refused}.")
+        except BaseException as failure:  # carried to the thread that asked, which raises it
+            error = failure
+        self._result = Result(order, place, time.monotonic() - begun, error)

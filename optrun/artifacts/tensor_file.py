@@ -1,0 +1,198 @@
+"""safetensors files, written in one pass with a checksum of the file and of every tensor.
+
+The format: 8 bytes with the length of a JSON header (little-endian), the header with dtype, shape and place of every
+tensor, then the tensors' bytes without gaps. https://github.com/huggingface/safetensors
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+
+from optrun.artifacts.atomic import Output
+from optrun.errors import CheckpointError
+
+_CHUNK = 4 * 2**20
+_HEADER_LIMIT = 100_000_000
+_DTYPES = {
+    torch.float64: "F64",
+    torch.float32: "F32",
+    torch.float16: "F16",
+    torch.bfloat16: "BF16",
+    torch.complex64: "C64",
+    torch.float8_e4m3fn: "F8_E4M3",
+    torch.float8_e5m2: "F8_E5M2",
+    torch.int64: "I64",
+    torch.int32: "I32",
+    torch.int16: "I16",
+    torch.int8: "I8",
+    torch.uint64: "U64",
+    torch.uint32: "U32",
+    torch.uint16: "U16",
+    torch.uint8: "U8",
+    torch.bool: "BOOL",
+}
+
+
+@dataclass
+class Written:
+    """What went into a file."""
+
+    size: int
+    """Bytes."""
+    sha256: str
+    """Of the whole file, hexadecimal."""
+    tensors: dict[str, dict[str, Any]]
+    """Name to `dtype`, `shape` and `sha256`."""
+
+
+def tensor_bytes(tensor: torch.Tensor) -> memoryview:
+    """A tensor's bytes, row by row; of one on the CPU that is contiguous they are not copied."""
+    flat = tensor.detach().to("cpu").contiguous().reshape(-1)
+    return flat.view(torch.uint8).numpy().data if flat.numel() else memoryview(b"")
+
+
+def tensor_digest(tensor: torch.Tensor) -> str:
+    """sha256 over a tensor's bytes, row by row; hexadecimal."""
+    return hashlib.sha256(tensor_bytes(tensor)).hexdigest()
+
+
+def describe(tensor: torch.Tensor) -> dict[str, Any]:
+    """What a manifest says of a tensor besides its checksum."""
+    return {"dtype": str(tensor.dtype).removeprefix("torch."), "shape": list(tensor.shape)}
+
+
+def write_tensors(path: Path, tensors: Mapping[str, torch.Tensor]) -> Written:
+    """Write a new file and flush it to the disk.
+
+    Args:
+        path: Where nothing is yet.
+        tensors: On any device.
+
+    Raises:
+        OSError: The disk refused.
+        TypeError: A dtype that the format does not have; the tensor is named.
+    """
+    ordered = sorted(tensors, key=lambda name: (-tensors[name].element_size(), name))  # keeps every tensor aligned
+    header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
+    place = 0
+    for name in ordered:
+        tensor = tensors[name]
+        if tensor.dtype not in _DTYPES:
+            raise TypeError(f"{name}: a tensor of {tensor.dtype} cannot be saved.")
+        size = tensor.numel() * tensor.element_size()
+        header[name] = {
+            "dtype": _DTYPES[tensor.dtype],
+            "shape": list(tensor.shape),
+            "data_offsets": [place, place + size],
+        }
+        place += size
+    head = json.dumps(header, separators=(",", ":")).encode()
+    head += b" " * (-len(head) % 8)
+    head = len(head).to_bytes(8, "little") + head
+    whole = hashlib.sha256(head)
+    described: dict[str, dict[str, Any]] = {}
+    # One thread more than the one that writes: checksums of the whole and of the part side by side.
+    with Output(path, exclusive=True) as file, ThreadPoolExecutor(1) as helper:
+        file.write(head)
+        for name in ordered:
+            own = hashlib.sha256()
+            for chunk in _chunks(tensor_bytes(tensors[name])):
+                pending = helper.submit(whole.update, chunk)
+                own.update(chunk)
+                file.write(chunk)
+                pending.result()
+            described[name] = {**describe(tensors[name]), "sha256": own.hexdigest()}
+        file.sync()
+    return Written(len(head) + place, whole.hexdigest(), {name: described[name] for name in tensors})
+
+
+def _chunks(content: memoryview) -> Iterator[memoryview]:
+    for begin in range(0, content.nbytes, _CHUNK):
+        yield content[begin : begin + _CHUNK]
+
+
+def read_tensors(path: Path) -> dict[str, torch.Tensor]:
+    """Everything in a file, on the CPU.
+
+    Raises:
+        CheckpointError: It is no safetensors file.
+    """
+    try:
+        return dict(load_file(path))
+    except (SafetensorError, OSError, ValueError) as error:
+        raise CheckpointError(f"{path}: cannot be read: {error}") from error
+
+
+def damaged_tensors(path: Path, expected: Mapping[str, Mapping[str, Any]], note: Callable[[], None]) -> list[str]:
+    """Which tensors of a file are not what they were, one sentence each.
+
+    Args:
+        path: A file as written by `write_tensors`; may be damaged anywhere.
+        expected: From the manifest.
+        note: Called after each tensor.
+
+    Returns:
+        Sentences; that of a header that cannot be read stands for all tensors.
+    """
+    found = []
+    with path.open("rb") as file:
+        length = int.from_bytes(file.read(8), "little")
+        if length > min(_HEADER_LIMIT, path.stat().st_size):
+            return [f"{path}: its header says it is {length:,} bytes long: no tensor can be found."]
+        try:
+            header = dict(json.loads(file.read(length)))
+        except (ValueError, RecursionError, TypeError):
+            return [f"{path}: its header is damaged: no tensor can be found."]
+        for name, saved in expected.items():
+            problem = _problem(file, 8 + length, header.get(name), saved)
+            if problem:
+                found.append(f"{path}: tensor {name}: {problem}.")
+            note()
+    return found
+
+
+def _problem(file: Any, begin: int, entry: Any, saved: Mapping[str, Any]) -> str | None:
+    try:
+        first, last = (int(offset) for offset in entry["data_offsets"])
+        shape = [int(size) for size in entry["shape"]]
+    except (TypeError, KeyError, ValueError):
+        return "missing from the file"
+    if shape != saved["shape"] or first < 0 or last < first:
+        return f"shape {shape}, {saved['shape']} expected"
+    file.seek(begin + first)
+    digest, rest = hashlib.sha256(), last - first
+    while rest > 0:
+        chunk = file.read(min(_CHUNK, rest))
+        if not chunk:
+            return "cut off"
+        digest.update(chunk)
+        rest -= len(chunk)
+    return None if digest.hexdigest() == saved["sha256"] else "its bytes changed (checksum differs)"
+
+
+def first_not_finite(tensors: Mapping[str, torch.Tensor], *, infinite: bool = True) -> str | None:
+    """The first floating tensor with a NaN or an infinity in it, or None.
+
+    Args:
+        tensors: By name.
+        infinite: Whether infinities count; NaN always does.
+    """
+    for name, tensor in tensors.items():
+        if not tensor.is_floating_point() or tensor.numel() == 0:
+            continue
+        values = tensor if tensor.element_size() > 1 else tensor.float()
+        low, high = (float(value) for value in torch.aminmax(values))
+        if math.isnan(low) or math.isnan(high) or (infinite and (math.isinf(low) or math.isinf(high))):
+            return name
+    return None

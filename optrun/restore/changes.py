@@ -1,0 +1,75 @@
+"""What differs between the configuration of a checkpoint and the one in force, key by key, and what that means."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+Changes = Mapping[str, tuple[Any, Any]]
+
+_HARMLESS = ("run_name", "tracking.", "checkpoint.")
+_HARMLESS_TRAINING = {
+    f"training.{key}"
+    for key in (
+        "logging_steps",
+        "eval_steps",
+        "per_device_eval_batch_size",
+        "dataloader_num_workers",
+        "max_seconds",
+        "on_nonfinite",
+        "max_nonfinite_skips",
+        "max_rollbacks",
+    )
+}
+_LENGTH = {"training.max_steps", "training.num_train_epochs"}
+_PLAN = {"training.per_device_train_batch_size", "training.gradient_accumulation_steps", "seed"}
+
+MEANINGS = {
+    "harmless": "the numbers stay the same",
+    "length": "how long it trains",
+    "data": "which examples come next",
+    "mathematics": "what is computed from here on",
+}
+
+
+def meaning(key: str) -> str:
+    """What a changed key changes, a key of `MEANINGS`.
+
+    Example:
+        >>> meaning("training.logging_steps"), meaning("lr"), meaning("data.train")
+        ('harmless', 'mathematics', 'data')
+    """
+    if key.startswith(_HARMLESS) or key in _HARMLESS_TRAINING:
+        return "harmless"
+    if key in _LENGTH:
+        return "length"
+    if key in _PLAN or key.startswith(("data.", "task.")):
+        return "data"
+    return "mathematics"
+
+
+def may_change_data(changes: Changes) -> bool:
+    """Whether a key that says which examples there are was changed."""
+    return any(key.startswith(("data.", "task.")) for key in changes)
+
+
+def table(changes: Changes) -> str:
+    """Every changed key with the value it had, the one it has, and what that means, in columns; empty for no change.
+
+    Example:
+        >>> print(table({"lr": (0.1, 0.2)}))
+        changed since this checkpoint was saved:
+          lr  0.1 -> 0.2  what is computed from here on
+    """
+    if not changes:
+        return ""
+    rows = [(key, _shown(before), _shown(now), MEANINGS[meaning(key)]) for key, (before, now) in changes.items()]
+    widths = [max(len(row[column]) for row in rows) for column in range(3)]
+    lines = [
+        f"  {key:<{widths[0]}}  {before:>{widths[1]}} -> {now:<{widths[2]}}  {what}" for key, before, now, what in rows
+    ]
+    return "\n".join(["changed since this checkpoint was saved:", *lines])
+
+
+def _shown(value: Any) -> str:
+    return "null" if value is None else str(value)

@@ -1,0 +1,169 @@
+"""A snapshot put back into model, optimizer and schedule, and checked there."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from optrun.artifacts import checkpoint as checkpoints
+from optrun.artifacts import provenance
+from optrun.artifacts import run_dir as names
+from optrun.artifacts.checkpoint import Snapshot, load_checkpoint, refuse_mutated, set_aside
+from optrun.artifacts.retention import step_of
+from optrun.artifacts.run_dir import RunDir
+from optrun.config.checkpoint import OnOtherOptimizer
+from optrun.errors import CheckpointError, ConfigError, NonFiniteError, OptrunError
+from optrun.model.weights import load_model_tensors, model_tensors
+from optrun.optimizer.state import load_named_state, named_state
+from optrun.restore.changes import Changes
+from optrun.training.state import TrainState, restore_random_states
+from optrun.training.step import Stepper
+
+_COMPUTING = ("python", "torch", "transformers", "tokenizers", "numpy")
+
+
+def train_state(snapshot: Snapshot) -> TrainState:
+    """The counters of a checkpoint.
+
+    Raises:
+        CheckpointError: A newer version saved it.
+    """
+    try:
+        return TrainState.from_dict(checkpoints.plain_numbers(snapshot.state["train"]))
+    except (ValueError, KeyError) as error:
+        raise CheckpointError(f"{names.CHECKPOINT_STATE}: {error}") from error
+
+
+def put_back(
+    snapshot: Snapshot, model: Any, stepper: Stepper, changes: Changes, on_other_optimizer: OnOtherOptimizer
+) -> list[str]:
+    """Weights, optimizer state, schedule and loss scale.
+
+    Args:
+        snapshot: Verified.
+        model: Built from the configuration in force.
+        stepper: The same.
+        changes: Between the checkpoint's configuration and the one in force.
+        on_other_optimizer: What to do with optimizer state that does not fit.
+
+    Returns:
+        Sentences for the user.
+
+    Raises:
+        ConfigError: A change made the weights or the optimizer state unfit; key and tensor are named.
+        CheckpointError: They do not fit without any change, or are in memory not what they are in the file.
+    """
+    said: list[str] = []
+    _refuse_other_model(snapshot, model, changes)
+    try:
+        load_model_tensors(model, snapshot.model)
+    except CheckpointError as error:
+        raise _unfit(str(error), changes, ("model.", "task.", "data.")) from error
+    refuse_mutated(names.CHECKPOINT_MODEL, snapshot.digests[names.CHECKPOINT_MODEL], model_tensors(model))
+    try:
+        load_named_state(stepper.optimizer, snapshot.optimizer, snapshot.state["optimizer"])
+    except (ValueError, KeyError) as error:
+        first = min(snapshot.optimizer, default="none")
+        if on_other_optimizer is not OnOtherOptimizer.reset:
+            hint = "checkpoint.on_other_optimizer=reset keeps the weights and starts the optimizer's state anew."
+            text = f"the saved optimizer state does not fit: {error} First saved tensor: {first}. {hint}"
+            raise _unfit(text, changes, ("optimizer.", "param_groups.", "model.")) from error
+        said.append(f"the optimizer's state starts anew, as asked: {error}")
+    else:
+        now = named_state(stepper.optimizer)[0]
+        refuse_mutated(names.CHECKPOINT_OPTIMIZER, snapshot.digests[names.CHECKPOINT_OPTIMIZER], now)
+    said += _put_back_schedule(snapshot.state["scheduler"], stepper)
+    if stepper.scaler.is_enabled() and snapshot.state["scaler"]:
+        stepper.scaler.load_state_dict(snapshot.state["scaler"])
+    return said
+
+
+def _refuse_other_model(snapshot: Snapshot, model: Any, changes: Changes) -> None:
+    before, now = snapshot.state["model_class"], type(model).__name__
+    if before != now:
+        text = f"the checkpoint holds a {before}, the configuration builds a {now}."
+        raise _unfit(text, changes, ("model.", "task."))
+    for name, tensor in model_tensors(model).items():
+        saved = snapshot.model.get(name)
+        if saved is not None and saved.dtype != tensor.dtype:
+            raise _unfit(f"{name}: {saved.dtype} in the checkpoint, {tensor.dtype} in the model.", changes, ("model.",))
+
+
+def _unfit(text: str, changes: Changes, prefixes: tuple[str, ...]) -> OptrunError:
+    blamed = [f"{key}={now}" for key, (_, now) in changes.items() if key.startswith(prefixes)]
+    return ConfigError(f"{', '.join(blamed)}: {text}") if blamed else CheckpointError(text)
+
+
+def _put_back_schedule(saved: dict[str, Any], stepper: Stepper) -> list[str]:
+    scheduler = stepper.scheduler
+    own = scheduler.state_dict()
+    said = []
+    if saved["name"] != own["name"] or len(saved["plateaus"]) != len(own["plateaus"]):
+        scheduler.load_state_dict({**own, "global_step": saved["global_step"]})
+    else:
+        scheduler.load_state_dict(saved)
+    before, now = saved["last_lr"], scheduler.get_last_lr()
+    if before != now:
+        said.append(f"learning rate of the next step: {max(before):g} with the saved configuration, {max(now):g} now")
+    return said
+
+
+def environment(device: torch.device) -> dict[str, Any]:
+    """What bit-exactness hangs on besides the configuration."""
+    versions = provenance.versions()
+    return {
+        **{name: versions[name] for name in _COMPUTING},
+        "device": torch.cuda.get_device_name(device) if device.type == "cuda" else device.type,
+        "processor": provenance.hardware("", 0)["processor"],
+        "torch threads": torch.get_num_threads(),
+    }
+
+
+def other_environment(snapshot: Snapshot, device: torch.device) -> str | None:
+    """A warning where the run goes on under other conditions than it was saved under; else None."""
+    saved, now = snapshot.state.get("environment", {}), environment(device)
+    other = [f"{key} {saved[key]} then, {value} now" for key, value in now.items() if saved.get(key, value) != value]
+    if not other:
+        return None
+    return f"warning: {'; '.join(other)}: going on works, bit-equality with an uninterrupted run is not promised."
+
+
+def go_back(
+    run: RunDir, step: int, every: int | None, model: Any, stepper: Stepper, device: torch.device
+) -> TrainState:
+    """Put everything back to the last scheduled checkpoint at or before a step, in the middle of a run.
+
+    Args:
+        run: The run directory; its lock is held. Later checkpoints are put out of the way.
+        step: A scheduled one.
+        every: `checkpoint.save_steps`.
+        model: In use.
+        stepper: In use.
+        device: Where it computes.
+
+    Raises:
+        NonFiniteError: There is no such checkpoint.
+        CheckpointError: It does not fit.
+    """
+    wrong = []
+    while step >= 0:
+        folder = run.checkpoint(step)
+        if folder.is_dir():
+            try:
+                snapshot = load_checkpoint(folder)
+                break
+            except CheckpointError as error:
+                wrong.append(str(error))
+        step -= every or step + 1
+    else:
+        raise NonFiniteError(
+            f"training.on_nonfinite=rollback: there is no checkpoint to go back to. {' '.join(wrong)}".strip()
+        )
+    stepper.optimizer.zero_grad(set_to_none=True)
+    put_back(snapshot, model, stepper, {}, OnOtherOptimizer.refuse)
+    restore_random_states(snapshot.state["random"], device)
+    for later in checkpoints.checkpoint_folders(run):
+        if step_of(later) > snapshot.global_step:
+            set_aside(later, "superseded")
+    return train_state(snapshot)

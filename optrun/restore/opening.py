@@ -1,0 +1,137 @@
+"""Which checkpoint a run goes on from, and how what was passed over is told and put out of the way."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from optrun.artifacts.checkpoint import Snapshot, checkpoint_folders, load_checkpoint, set_aside
+from optrun.artifacts.metrics import read_metrics
+from optrun.artifacts.retention import step_of
+from optrun.artifacts.run_dir import RunDir
+from optrun.artifacts.tensor_file import first_not_finite
+from optrun.errors import CheckpointError, StorageError
+
+
+@dataclass
+class ResumePoint:
+    """Where to go on."""
+
+    checkpoint: Path | None
+    """A checkpoint asked for by name; None: the newest that is whole."""
+    changes: dict[str, tuple[Any, Any]] = field(default_factory=dict)
+    """Dotted key to the value the run had and the one it has now."""
+    start_over: bool = False
+    """Where the run ended before its first save: begin it again in the same directory, instead of refusing."""
+
+
+@dataclass
+class Opened:
+    """What was found."""
+
+    snapshot: Snapshot | None
+    """None: nothing was ever saved, and the run begins again."""
+    said: list[str]
+    """Sentences for the user."""
+    damaged: list[Path] = field(default_factory=list)
+    superseded: list[Path] = field(default_factory=list)
+
+    def settle(self) -> list[str]:
+        """Put out of the way what was passed over; called when the run is certain to go on.
+
+        Returns:
+            Sentences for the user.
+        """
+        said = []
+        for folders, why in ((self.damaged, "damaged"), (self.superseded, "superseded")):
+            for folder in folders:
+                said.append(f"{folder.name} was renamed to {set_aside(folder, why).name}")
+        return said
+
+
+def refuse_links(run: RunDir) -> None:
+    """A run writes nothing outside of its own directory.
+
+    Raises:
+        StorageError: One of its files or folders is a link.
+    """
+    for path in (run.config, run.metrics, run.summary, run.curves, run.checkpoints, run.model, run.log):
+        if path.is_symlink():
+            raise StorageError(f"{path}: a link: a run writes nothing outside of its own directory. Remove it.")
+
+
+def open_checkpoint(run: RunDir, resume: ResumePoint, *, allow_nonfinite: bool) -> Opened:
+    """The snapshot to go on from; nothing on the disk is changed.
+
+    Args:
+        run: The run directory; its lock is held.
+        resume: What was asked for.
+        allow_nonfinite: Whether weights with NaN or infinity will do.
+
+    Raises:
+        CheckpointError: The checkpoint that was asked for is damaged, or none is whole; every one is listed with its
+            reason.
+    """
+    folders = checkpoint_folders(run)
+    if resume.checkpoint is not None:
+        snapshot = _load(resume.checkpoint, allow_nonfinite)
+        # What comes after it belongs to a future that is now written anew.
+        later = [folder for folder in folders if step_of(folder) > snapshot.global_step]
+        return Opened(snapshot, [f"going on from {resume.checkpoint}"], superseded=later)
+    wrong: dict[Path, str] = {}
+    for folder in folders:
+        try:
+            snapshot = _load(folder, allow_nonfinite)
+        except CheckpointError as error:
+            wrong[folder] = str(error)
+            continue
+        said = [f"{reason} Passed over." for reason in wrong.values()]
+        return Opened(snapshot, [*said, f"going on from {folder}"], damaged=list(wrong))
+    if wrong:
+        listed = "".join(f"\n  {reason}" for reason in wrong.values())
+        raise CheckpointError(
+            f"{run.path}: no checkpoint is whole, and nothing is started over unasked:{listed}\nRestore one from a "
+            "backup, or start a new run in another directory."
+        )
+    _refuse_lost_history(run)
+    if not resume.start_over:
+        raise CheckpointError(
+            f"{run.path}: this run has no checkpoint: it ended before its first save. resume=latest or resume=auto "
+            f"with hydra.run.dir={run.path} starts it over in the same directory."
+        )
+    return Opened(None, [f"{run.path}: this run ended before its first save; it starts over from step 0."])
+
+
+def _load(folder: Path, allow_nonfinite: bool) -> Snapshot:
+    snapshot = load_checkpoint(folder)
+    if not allow_nonfinite:
+        names: Sequence[str] = snapshot.state.get("trainable", ())
+        bad = first_not_finite({name: snapshot.model[name] for name in names if name in snapshot.model})
+        if bad is not None:
+            raise CheckpointError(
+                f"{folder}: weight {bad} holds NaN or infinity: whole, but nothing to go on from "
+                "(checkpoint.allow_nonfinite=true would)."
+            )
+    return snapshot
+
+
+def _refuse_lost_history(run: RunDir) -> None:
+    """Where checkpoints were made once and are gone, beginning again would hide it.
+
+    Raises:
+        CheckpointError: There are traces of checkpoints.
+    """
+    if run.checkpoints.is_dir():
+        traces = [path.name for path in run.checkpoints.iterdir() if not path.name.startswith(".")]
+        if traces:
+            raise CheckpointError(
+                f"{run.checkpoints}: there were checkpoints, and none is left to go on from (found: "
+                f"{', '.join(sorted(traces)[:5])}). Start a new run in another directory."
+            )
+    elif run.metrics.is_file() and read_metrics(run.metrics).records:
+        raise CheckpointError(
+            f"{run.checkpoints}: missing, although the run had begun: it was removed, or the run saves nothing "
+            "(checkpoint=none). Start a new run in another directory."
+        )

@@ -1,0 +1,104 @@
+"""Where in the data a run goes on, also when the plan of the data was changed in between."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from optrun.data.loader import Plan
+from optrun.errors import ConfigError
+from optrun.restore.changes import Changes, may_change_data
+from optrun.training.state import TrainState
+
+
+def plan_values(plan: Plan, fingerprint: str) -> dict[str, Any]:
+    """What a checkpoint keeps of the plan.
+
+    Args:
+        plan: Which examples each step sees.
+        fingerprint: Of training and evaluation examples, joined by a dash.
+    """
+    return {
+        "examples": plan.examples,
+        "batch_size": plan.batch_size,
+        "accumulation": plan.accumulation,
+        "seed": plan.seed,
+        "fingerprint": fingerprint,
+    }
+
+
+def vocabulary_digest(tokenizer: Any | None) -> str:
+    """Which words the numbers stand for: tokens with their ids; of what has no vocabulary, nothing."""
+    if tokenizer is None or not hasattr(tokenizer, "get_vocab"):
+        return ""
+    return hashlib.sha256(json.dumps(sorted(tokenizer.get_vocab().items())).encode()).hexdigest()[:16]
+
+
+def refuse_other_data(saved: Mapping[str, Any], now: Mapping[str, Any], changes: Changes) -> None:
+    """Data that changed without a word of the configuration changing is a mistake.
+
+    Args:
+        saved: `state.json`.
+        now: `plan` and `tokenizer` as the next checkpoint will say them.
+        changes: Since the checkpoint.
+
+    Raises:
+        ConfigError: The examples, or what their numbers mean, are not those the run was started with.
+    """
+    before, fingerprint = saved["plan"]["fingerprint"], now["plan"]["fingerprint"]
+    if before != fingerprint and not may_change_data(changes):
+        why = " (seed decides here which examples are kept for evaluation)" if "seed" in changes else ""
+        raise ConfigError(
+            f"the data is not what the run was started with (fingerprint {before} then, {fingerprint} now): rows, "
+            f"their order or their content changed{why}. Restore it, or start a new run."
+        )
+    if saved["tokenizer"] != now["tokenizer"]:
+        named = ", ".join(key for key in changes if key.startswith(("data.", "task.", "model.")) or key == "seed")
+        raise ConfigError(
+            f"{named or 'the data'}: with this change the tokenizer is another one, and the trained weights would read "
+            "other words. Start a new run."
+        )
+
+
+def move(before: Mapping[str, Any], state: TrainState, plan: Plan, fingerprint: str) -> str | None:
+    """Set `state.data_shift` so that a changed plan goes on where the old one stopped.
+
+    With another batch size or accumulation the order of the epoch stays as it is, and the first new step begins at or
+    right after the last example that was seen: none comes twice. With other examples or another order the rest of the
+    epoch is left out.
+
+    Args:
+        before: `plan_values` of the checkpoint.
+        state: Of the checkpoint; changed in place.
+        plan: In force now.
+        fingerprint: Of the examples now.
+
+    Returns:
+        A sentence about what happens to the position; None: the plan is the same.
+    """
+    if before == plan_values(plan, fingerprint):
+        return None
+    old = Plan(before["examples"], before["batch_size"], before["accumulation"], before["seed"])
+    epoch, place = old.locate(state.position)
+    seen = min(place * old.accumulation * old.batch_size, old.examples)
+    same_examples = before["fingerprint"].split("-")[0] == fingerprint.split("-")[0]
+    if same_examples and (old.seed, old.examples) == (plan.seed, plan.examples):
+        size = plan.accumulation * plan.batch_size
+        new_place = min(-(-seen // size), plan.steps_per_epoch)
+        left_out = min(new_place * size, plan.examples) - seen
+        position = epoch * plan.steps_per_epoch + new_place
+        sentence = (
+            f"the plan of the data changed: {seen:,} of {plan.examples:,} examples of epoch {epoch + 1} were seen; "
+            f"training goes on after them in the same order, {left_out:,} are left out of this epoch, none comes twice."
+        )
+    else:
+        left_out = old.examples - seen if place else 0
+        position = (epoch + bool(place)) * plan.steps_per_epoch
+        sentence = (
+            f"the examples or their order changed: training goes on at the start of a new epoch; {left_out:,} examples "
+            f"of epoch {epoch + 1} are left out."
+        )
+    state.data_shift = position - state.global_step - state.passed_steps
+    return sentence
