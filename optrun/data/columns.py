@@ -56,6 +56,11 @@ def named(columns: ColumnsConfig | None, key: str, split: Split) -> str | None:
     return name
 
 
+def _refuse_plain_text(source: Source, split: Split, wanted: str) -> None:
+    if source.columns is None:
+        raise ConfigError(f"{split.key} has texts alone, and this task needs {wanted}. Take data=files or data=hub.")
+
+
 def label_column(source: Source, split: Split, usual_names: Iterable[str] = USUAL_LABELS) -> str:
     """The label column: as named, else the one with a usual name.
 
@@ -71,6 +76,7 @@ def label_column(source: Source, split: Split, usual_names: Iterable[str] = USUA
     if name is not None:
         return name
     there = split.rows.column_names
+    _refuse_plain_text(source, split, "labels")
     usual_names = tuple(usual_names)
     usual = [column for column in usual_names if column in there]
     if len(usual) == 1:
@@ -174,6 +180,7 @@ def target_column(source: Source, split: Split) -> str:
     name = named(source.columns, "target_column", split)
     if name is not None:
         return name
+    _refuse_plain_text(source, split, "targets")
     if "target" in split.rows.column_names:
         return "target"
     raise ConfigError(
@@ -205,7 +212,7 @@ def _texts(rows: Dataset) -> list[str]:
     names = [
         name for name, feature in rows.features.items() if getattr(feature, "dtype", None) in ("string", "large_string")
     ]
-    wordy = [name for name in names if not all(_is_number(value) for value in rows[:100][name])]
+    wordy = [name for name in names if not all(_is_number(value) for value in rows.select_columns([name])[:100][name])]
     return wordy or names
 
 

@@ -48,6 +48,11 @@ class Examples:
         """The same examples with more values each."""
         return Examples(self.offsets, self.ragged, {**self.scalars, **scalars})
 
+    @property
+    def lengths(self) -> np.ndarray:
+        """Tokens of each example; shape (n,), int64."""
+        return np.diff(self.offsets)
+
     def fingerprint(self) -> str:
         """A digest of everything the examples hold: the same data, wherever it lies, gives the same one."""
         total = hashlib.sha256(np.ascontiguousarray(self.offsets).tobytes())
@@ -73,6 +78,12 @@ class Selected:
     def __getitem__(self, index: int) -> Example:
         example: Example = self.examples[int(self.indices[index])]
         return example
+
+    @property
+    def lengths(self) -> np.ndarray:
+        """Tokens of each example; shape (n,), int64."""
+        found: np.ndarray = self.examples.lengths[self.indices]
+        return found
 
     def fingerprint(self) -> str:
         """Digest of the examples and of which are taken."""
@@ -108,14 +119,17 @@ def chosen(count: int, limit: int | None, *, seed: int | None) -> np.ndarray | N
     Args:
         count: How many there are.
         limit: How many to keep; None: all.
-        seed: Picks them; None: the first ones.
+        seed: Picks them; None: by chance too, but the same ones whatever the run's seed, so that runs are judged on the
+            same examples, and a split that is sorted by label is not judged by one label alone.
 
     Returns:
         Indices, shape (limit,), int64.
     """
     if limit is None or limit >= count:
         return None
-    return np.arange(limit) if seed is None else generator(seed, "subset").permutation(count)[:limit]
+    if seed is None:
+        return np.sort(generator(0, "evaluation subset").permutation(count)[:limit])
+    return generator(seed, "subset").permutation(count)[:limit]
 
 
 def limited(examples: Any, limit: int | None, *, seed: int | None) -> Any:

@@ -42,6 +42,8 @@ class Plan:
     batch_size: int
     accumulation: int
     seed: int
+    lengths: np.ndarray | None = None
+    """Tokens of each example, shape (examples,): examples of like length then share a step, so that little is padded."""
 
     @property
     def micro_batches_per_epoch(self) -> int:
@@ -58,8 +60,22 @@ class Plan:
         return divmod(step, self.steps_per_epoch)
 
     def order(self, epoch: int) -> np.ndarray:
-        """The permutation of one epoch; shape (examples,), int64."""
-        return generator(self.seed, "order", epoch).permutation(self.examples)
+        """The permutation of one epoch; shape (examples,), int64.
+
+        With `lengths` it is sorted inside stretches of 50 steps, and the steps of the epoch are shuffled again: an order
+        by seed and epoch alone, as without.
+        """
+        randomness = generator(self.seed, "order", epoch)
+        order = randomness.permutation(self.examples)
+        if self.lengths is None:
+            return order
+        size = self.batch_size * self.accumulation
+        for begin in range(0, self.examples, 50 * size):
+            stretch = order[begin : begin + 50 * size]
+            order[begin : begin + 50 * size] = stretch[np.argsort(-self.lengths[stretch], kind="stable")]
+        whole = self.examples // size
+        steps = order[: whole * size].reshape(whole, size)[randomness.permutation(whole)]
+        return np.concatenate([steps.reshape(-1), order[whole * size :]])
 
     def steps(self, start: int) -> Iterator[list[list[Key]]]:
         """The micro-batches of each step from number `start` on, without end."""

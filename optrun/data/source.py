@@ -60,7 +60,7 @@ def load_source(config: DataConfig, *, seed: int, documents: bool) -> Source:
     if isinstance(config, StdlibConfig):
         from optrun.data.stdlib import load_stdlib
 
-        return load_stdlib(config, seed=seed)
+        return load_stdlib(config)
     if isinstance(config, FilesConfig):
         from optrun.data.files import read_files
 

@@ -10,7 +10,7 @@ import torch
 from optrun.config.model import ModelConfig, PretrainedConfig
 from optrun.errors import ConfigError
 from optrun.model.configuration import ModelSpec, configuration, refuse_long, special_ids
-from optrun.model.tokenizer import first_line
+from optrun.model.tokenizer import in_one_line
 
 __all__ = ["ModelSpec", "build_model", "special_ids"]
 
@@ -61,7 +61,7 @@ def build_model(config: ModelConfig, spec: ModelSpec, *, meta: bool = False) -> 
             notes = _loading_notes(report)
     except Exception as error:  # each architecture refuses in its own way
         where = f"model.path={config.path}" if isinstance(config, PretrainedConfig) else f"model={config.name}"
-        raise ConfigError(f"{where}: cannot be built for this task: {first_line(error)}") from error
+        raise ConfigError(f"{where}: cannot be built for this task: {in_one_line(error)}") from error
     _refuse_small_vocabulary(model, spec)
     _refuse_padded_positions(config, model, spec)
     if spec.auto_class == "AutoModelForCausalLM" and not meta:
@@ -100,7 +100,7 @@ def _refuse_seer(config: ModelConfig, model: Any) -> None:
         with torch.no_grad(), torch.random.fork_rng(devices=[]):
             first, second = model(input_ids=ids).logits[:, :4].float()
     except (RuntimeError, ValueError, TypeError, IndexError) as error:
-        raise ConfigError(f"model={config.name}: it cannot run on eight tokens: {first_line(error)}") from error
+        raise ConfigError(f"model={config.name}: it cannot run on eight tokens: {in_one_line(error)}") from error
     finally:
         model.train(training)
     if float((first - second).abs().max()) > 1e-5 * max(1.0, float(first.abs().max())):

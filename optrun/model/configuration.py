@@ -9,7 +9,7 @@ from typing import Any
 
 from optrun.config.model import FromConfigConfig, ModelConfig, PretrainedConfig
 from optrun.errors import ConfigError, did_you_mean, nearest
-from optrun.model.tokenizer import first_line
+from optrun.model.tokenizer import in_one_line
 
 _SPECIAL_IDS = ("pad_token_id", "bos_token_id", "eos_token_id", "cls_token_id", "sep_token_id")
 
@@ -85,7 +85,7 @@ def scratch_configuration(config: FromConfigConfig, spec: ModelSpec | None = Non
         plain = type(values)().to_dict()
     except Exception as error:  # composites ask for their parts, each with an error of its own
         raise ConfigError(
-            f"model.model_type={config.model_type}: it cannot be made from scratch without parts: {first_line(error)}"
+            f"model.model_type={config.model_type}: it cannot be made from scratch without parts: {in_one_line(error)}"
         ) from error
     if spec is not None and spec.vocab_size is not None:
         _set(values, "vocab_size", spec.vocab_size)
@@ -101,7 +101,7 @@ def scratch_configuration(config: FromConfigConfig, spec: ModelSpec | None = Non
     except ConfigError:
         raise
     except Exception as error:  # the checks of each configuration class
-        raise ConfigError(f"model.config: {type(values).__name__} refuses it: {_reason(error)}") from error
+        raise ConfigError(f"model.config: {type(values).__name__} refuses it: {in_one_line(error)}") from error
 
 
 def _loaded(config: PretrainedConfig) -> Any:
@@ -124,7 +124,7 @@ def _loaded(config: PretrainedConfig) -> Any:
             if local.is_dir()
             else "no such local folder, and not to be had from the hub"
         )
-        raise ConfigError(f"model.path={config.path}: {where}: {first_line(error)}") from error
+        raise ConfigError(f"model.path={config.path}: {where}: {in_one_line(error)}") from error
     if local.is_dir():
         _refuse_pickle(config, local)
     return values
@@ -225,8 +225,3 @@ def refuse_long(config: ModelConfig, room: int, spec: ModelSpec) -> None:
         f"data.max_length={spec.max_length}: the model has positions for {room} tokens. "
         f"Take data.max_length={room}{targets}{grow}."
     )
-
-
-def _reason(error: BaseException) -> str:
-    said = " ".join(str(error).split()) or type(error).__name__
-    return said if len(said) <= 300 else said[:300] + " ..."

@@ -11,7 +11,7 @@ import numpy as np
 from optrun.config.model import FromConfigConfig, ModelConfig, PretrainedConfig
 from optrun.errors import ConfigError
 from optrun.model.configuration import scratch_configuration
-from optrun.model.tokenizer import first_line
+from optrun.model.tokenizer import in_one_line
 
 USUAL_SIZE = 224
 _MEAN, _STD = 0.5, 0.5
@@ -125,6 +125,6 @@ def load_image_preparation(config: ModelConfig) -> ScratchPreparation | Pretrain
         )
     except Exception as error:  # OSError, ValueError, ImportError, and the hub client's own
         raise ConfigError(
-            f"model.path={config.path}: no image processor can be loaded from there: {first_line(error)}"
+            f"model.path={config.path}: no image processor can be loaded from there: {in_one_line(error)}"
         ) from error
     return PretrainedPreparation(processor)

@@ -51,7 +51,7 @@ def load_tokenizer(config: ModelConfig, *, words: bool = False) -> Any | None:
         if words and _begins_without_space(tokenizer):
             tokenizer = AutoTokenizer.from_pretrained(str(Path(name).expanduser()), add_prefix_space=True, **options)
     except Exception as error:  # OSError, ValueError, and the hub client's own
-        raise ConfigError(f"{key}={name}: no tokenizer can be loaded from there: {first_line(error)}") from error
+        raise ConfigError(f"{key}={name}: no tokenizer can be loaded from there: {in_one_line(error)}") from error
     if tokenizer.pad_token_id is None and tokenizer.eos_token is not None:
         tokenizer.pad_token = tokenizer.eos_token
     return tokenizer
@@ -65,10 +65,10 @@ def _begins_without_space(tokenizer: Any) -> bool:
     return before.get("type") == "ByteLevel" and before.get("add_prefix_space") is False
 
 
-def first_line(error: BaseException) -> str:
-    """The first line of what a library said."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return lines[0] if lines else type(error).__name__
+def in_one_line(error: BaseException) -> str:
+    """What a library said, in one line of readable length."""
+    said = " ".join(str(error).split()) or type(error).__name__
+    return said if len(said) <= 300 else f"{said[:300]} ..."
 
 
 def train_tokenizer(texts: Callable[[], Iterator[str]], *, vocab_size: int, kind: str) -> Any:

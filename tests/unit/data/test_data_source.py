@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -182,3 +185,24 @@ def test_the_standard_library_is_split_by_files() -> None:
     assert len(held) > 10
     assert {text for text in train & held if len(text) > 500} == set()
     assert made.prompt
+
+
+def test_plain_text_has_no_labels() -> None:
+    made = load_source(config("stdlib"), seed=0, documents=False)
+    with pytest.raises(ConfigError, match=r"data=stdlib has texts alone, and this task needs labels. Take data=files"):
+        label_column(made, made.train)
+
+
+def test_two_processes_at_once_read_the_same(tmp_path: Path) -> None:
+    for name, content in (("a.csv", "text\nx\n"), ("a.jsonl", '{"text": "x"}\n')):
+        (tmp_path / name).write_text(content)
+    code = (
+        "import sys\n"
+        "from optrun.data.files import read_files\n"
+        "print([read_files('data.train', path, documents=False)['text'][:] for path in sys.argv[1:]])\n"
+    )
+    command = [sys.executable, "-c", code, str(tmp_path / "a.csv"), str(tmp_path / "a.jsonl")]
+    environment = {**os.environ, "OPTRUN_CACHE": str(tmp_path / "cache")}
+    both = [subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True) for _ in range(2)]
+    assert [process.communicate()[0].strip() for process in both] == ["[['x'], ['x']]"] * 2
+    assert list((tmp_path / "cache").rglob(".making-*")) == []
