@@ -39,16 +39,17 @@ class ColumnsConfig(DataConfig):
     """Sources with named columns. Null: found by itself where there is only one possibility."""
 
     text_column: str | None
+    """Texts; lists of words for token_classification."""
     eval_text_column: str | None
     """Only where the evaluation split calls the text otherwise."""
     text_pair_column: str | None
     """Second text of an example."""
     label_column: str | None
-    """Null: `label` or `labels`, if there is one."""
+    """Null: `label` or `labels`, if there is one; for token_classification also `tags` and `ner_tags`."""
     target_column: str | None
-    """Text to produce (seq2seq_lm)."""
+    """Text to produce (seq2seq_lm). Null: `target`."""
     image_column: str | None
-    """Images (image_classification)."""
+    """Images or their paths (image_classification). Null: the only column of images."""
 
 
 @dataclass(kw_only=True)
