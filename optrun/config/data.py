@@ -18,7 +18,7 @@ class DataConfig:
     max_train_examples: int | None
     """Use only this many training examples (rows; blocks when packed), picked by the seed; null: all."""
     max_eval_examples: int | None
-    """Use only this many evaluation examples, the first ones; null: all."""
+    """Use only this many evaluation examples, the same ones whatever the seed; null: all."""
 
     def __post_init__(self) -> None:
         """Refuse sizes that leave nothing to train on."""
