@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
 from optrun.artifacts.atomic import replace_text
@@ -301,6 +302,7 @@ class _Work:
             batch_size=config.training.per_device_train_batch_size,
             accumulation=config.training.gradient_accumulation_steps,
             seed=config.seed,
+            lengths=_lengths(config, task),
         )
         fingerprint = f"{task.train.fingerprint()[:16]}-{task.eval.fingerprint()[:16]}"
         constants = {
@@ -404,6 +406,16 @@ class _Start:
     """What every checkpoint of this start of the run says alike."""
     changes: dict[str, tuple[Any, Any]]
     notes: list[str]
+
+
+def _lengths(config: RunConfig, task: Task) -> np.ndarray | None:
+    """Tokens of each training example, where they decide its place."""
+    if not config.training.group_by_length:
+        return None
+    lengths: np.ndarray | None = getattr(task.train, "lengths", None)
+    if lengths is None:
+        raise ConfigError(f"training.group_by_length=true: the examples of task={task.name} have no length.")
+    return lengths
 
 
 def _stepper(config: RunConfig, model: Any, task: Task, device: torch.device, total: int) -> Stepper:

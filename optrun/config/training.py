@@ -44,6 +44,8 @@ class TrainingConfig:
     """torch.compile the model."""
     gradient_checkpointing: bool
     """Recompute activations in the backward pass: less memory, more time."""
+    group_by_length: bool
+    """Examples of like length share a step: less padding, the same examples in an epoch."""
     dataloader_num_workers: int
     device: str
     """`auto` (cuda, then mps, then cpu) or a torch device such as `cuda:1`."""

@@ -25,6 +25,7 @@ def plan_values(plan: Plan, fingerprint: str) -> dict[str, Any]:
         "batch_size": plan.batch_size,
         "accumulation": plan.accumulation,
         "seed": plan.seed,
+        "grouped": plan.lengths is not None,
         "fingerprint": fingerprint,
     }
 
@@ -84,7 +85,9 @@ def move(before: Mapping[str, Any], state: TrainState, plan: Plan, fingerprint: 
     epoch, place = old.locate(state.position)
     seen = min(place * old.accumulation * old.batch_size, old.examples)
     same_examples = before["fingerprint"].split("-")[0] == fingerprint.split("-")[0]
-    if same_examples and (old.seed, old.examples) == (plan.seed, plan.examples):
+    # Grouped by length, the order depends on the size of a step as well.
+    grouped = before["grouped"] or plan.lengths is not None
+    if same_examples and not grouped and (old.seed, old.examples) == (plan.seed, plan.examples):
         size = plan.accumulation * plan.batch_size
         new_place = min(-(-seen // size), plan.steps_per_epoch)
         left_out = min(new_place * size, plan.examples) - seen
