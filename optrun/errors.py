@@ -88,7 +88,8 @@ def nearest(name: str, candidates: Iterable[str], *, limit: int = 3) -> list[str
         return max(whole, 0.98 * last)
 
     scored = sorted(((likeness(candidate), candidate) for candidate in pool), key=lambda pair: (-pair[0], pair[1]))
-    return [candidate for score, candidate in scored if score >= 0.6][:limit]
+    floor = max(0.6, scored[0][0] - 0.1) if scored else 1.0  # a candidate far behind the best was not meant
+    return [candidate for score, candidate in scored if score >= floor][:limit]
 
 
 def did_you_mean(name: str, candidates: Iterable[str]) -> str:

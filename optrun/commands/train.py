@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import functools
 import os
+import shutil
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NoReturn
@@ -185,7 +187,20 @@ def _train_job(cfg: DictConfig, *, argv: list[str], config_name: str, words: lis
     try:
         execute(store.typed(own), saved.plain(own), run, argv, config_name, words)
     except OptrunError as error:
+        if isinstance(error, ConfigError):  # any other may be about a run of another process
+            forget_unbegun(run)
         raise SystemExit(_code(error)) from error
+
+
+def forget_unbegun(run: RunDir) -> None:
+    """Remove the directory of a run that was refused before it began, so that the mended command can have it."""
+    if run.summary.exists() or run.metrics.exists():
+        return
+    shutil.rmtree(run.hydra, ignore_errors=True)
+    for leftover in (run.config, run.log, run.lock):
+        leftover.unlink(missing_ok=True)
+    with contextlib.suppress(OSError):  # something of the user's is in it
+        run.path.rmdir()
 
 
 def _code(error: OptrunError) -> int:
