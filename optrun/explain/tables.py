@@ -130,12 +130,14 @@ def _fitting(facts: Facts, console: Console, *, all_tensors: bool) -> Table:
     if all_tensors:
         choices.append(replace(choices[-1], layers=False))
     unbounded = console.options.update(width=10_000)
-    for show in choices:
-        table = _rows(facts, show, all_tensors=all_tensors, widest=FOLDED)
-        left = console.width - Measurement.get(console, unbounded, table).maximum
-        if left >= 0:
-            break
-    return _rows(facts, show, all_tensors=all_tensors, widest=max(FOLDED + left, 10))
+    whole = max((len(tensor.name) for tensor in facts.tensors), default=0) if all_tensors else FOLDED
+    for widest in (max(whole, FOLDED), FOLDED):
+        for show in choices:
+            table = _rows(facts, show, all_tensors=all_tensors, widest=widest)
+            left = console.width - Measurement.get(console, unbounded, table).maximum
+            if left >= 0:
+                return _rows(facts, show, all_tensors=all_tensors, widest=widest + left)
+    return _rows(facts, choices[-1], all_tensors=all_tensors, widest=max(FOLDED + left, 10))
 
 
 def _rows(facts: Facts, show: _Columns, *, all_tensors: bool, widest: int) -> Table:

@@ -6,6 +6,7 @@ import sys
 from importlib.metadata import version
 from pathlib import Path
 
+from optrun.explain.words import size
 from tests.zoo.zoo import DECAY_RATE, Row, build, examine, model_types
 
 
@@ -39,13 +40,16 @@ def _page(rows: list[Row]) -> str:
         f"from the module tree, and the scales fall monotonically from the head (1) to the embeddings "
         f"(here by {DECAY_RATE} a layer).",
         "",
-        "| type | class | parameters | norm tensors | groups (standard, layerwise) | depth |",
-        "| --- | --- | ---: | ---: | ---: | --- |",
+        "`optrun explain` was asked about each with `param_groups=layerwise optimizer=lamb`: what it shows is what "
+        "the groups hold. LAMB's state is what it says of the memory.",
+        "",
+        "| type | class | parameters | norm tensors | groups (standard, layerwise) | LAMB state | depth |",
+        "| --- | --- | ---: | ---: | ---: | ---: | --- |",
     ]
     for row in layered:
         depth = ", ".join(f"{tower} {depth}" if tower else str(depth) for tower, depth in row.towers.items())
-        groups = f"{row.groups[0]}, {row.groups[1]}"
-        lines.append(f"| {row.model_type} | {row.kind} | {row.parameters:,} | {row.norms} | {groups} | {depth} |")
+        numbers = f"{row.parameters:,} | {row.norms} | {row.groups[0]}, {row.groups[1]} | {size(row.state)}"
+        lines.append(f"| {row.model_type} | {row.kind} | {numbers} | {depth} |")
     lines += ["", f"## Without a stack of blocks ({len(refused)})", "", "`layerwise` refuses these, in words:", ""]
     lines += [f"- {row.model_type}: {row.message}" for row in refused]
     lines += ["", f"## Not buildable from a default configuration here ({len(absent)})", ""]

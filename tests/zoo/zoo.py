@@ -6,6 +6,8 @@ itself calls the input embeddings.
 
 from __future__ import annotations
 
+import functools
+import io
 import re
 import warnings
 from dataclasses import dataclass, field
@@ -13,10 +15,15 @@ from typing import Any
 
 import torch
 import transformers
+from rich.console import Console
 from torch import nn
 from transformers.models.auto.modeling_auto import MODEL_MAPPING_NAMES
 
+from optrun.config import store
+from optrun.config.run import RunConfig
 from optrun.errors import ConfigError
+from optrun.explain.build import explain
+from optrun.explain.tables import render
 from optrun.param_groups import build_param_groups
 
 SAMPLE = (
@@ -68,6 +75,7 @@ class Row:
         groups: Groups under `standard` and under `layerwise`.
         towers: Name -> depth.
         message: What `layerwise` says where it refuses.
+        state: Bytes of LAMB's state, as `explain` tells.
     """
 
     model_type: str
@@ -78,6 +86,7 @@ class Row:
     groups: tuple[int, int] = (0, 0)
     towers: dict[str, int] = field(default_factory=dict)
     message: str = ""
+    state: int = 0
 
 
 def model_types() -> list[str]:
@@ -123,7 +132,28 @@ def examine(model_type: str, model: nn.Module) -> Row:
     assert _decays_right(model, layerwise) == row.norms
     row.towers = _falls(model, layerwise)
     row.groups = (len(standard), len(layerwise))
+    row.state = _explained(model, layerwise)
     return row
+
+
+@functools.cache
+def _layerwise_run() -> RunConfig:
+    words = ["optimizer=lamb", "param_groups=layerwise", f"param_groups.decay_rate={DECAY_RATE}", "lr=1.0"]
+    words += ["training.max_steps=10", f"optimizer.weight_decay={DECAY}"]
+    return store.typed(store.without_hydra(store.compose(store.open_hydra(), "config", words)))
+
+
+def _explained(model: nn.Module, groups: list[dict[str, Any]]) -> int:
+    """Bytes of state; what `explain` shows is what the groups hold, and it fits the page."""
+    facts = explain(_layerwise_run(), model)
+    shown = {tensor.name: (tensor.lr_peak, tensor.weight_decay) for tensor in facts.tensors}
+    held = {name: (group["lr"], group["weight_decay"]) for group in groups for name, _ in group["params"]}
+    assert shown == held
+    assert facts.state_bytes == sum(8 * tensor.parameters for tensor in facts.tensors)
+    page = io.StringIO()
+    render(facts, Console(file=page, width=120, highlight=False))
+    assert max(len(line) for line in page.getvalue().splitlines()) <= 120
+    return facts.state_bytes
 
 
 def _claimed_once(params: dict[str, nn.Parameter], groups: list[dict[str, Any]]) -> None:

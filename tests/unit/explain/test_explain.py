@@ -1,0 +1,190 @@
+"""What `optrun explain` says is what the optimizer will do."""
+
+from __future__ import annotations
+
+import io
+import json
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+from rich.text import Text
+
+from optrun import explain as verb
+from optrun.config import store
+from optrun.config.run import RunConfig
+from optrun.errors import ConfigError, StorageError
+from optrun.explain.build import AUTO_CLASSES, explain
+from optrun.explain.facts import Facts, groups_of
+from optrun.explain.plot import line_plot
+from optrun.explain.tables import render
+from optrun.task.build import TASKS
+
+
+def _config(*words: str) -> RunConfig:
+    hydra = store.open_hydra()
+    return store.typed(store.without_hydra(store.compose(hydra, "config", list(words))))
+
+
+def _facts(*words: str) -> Facts:
+    return explain(_config(*words))
+
+
+def _shown(facts: Facts, width: int, *, all_tensors: bool = False) -> list[str]:
+    console = Console(file=io.StringIO(), width=width, highlight=False)
+    render(facts, console, all_tensors=all_tensors)
+    assert isinstance(console.file, io.StringIO)
+    return console.file.getvalue().splitlines()
+
+
+def test_totals_are_sums_and_memory_is_float32() -> None:
+    facts = _facts("optimizer=adamw")
+    assert facts.parameters == sum(group.parameters for group in groups_of(facts))
+    assert facts.weight_bytes == facts.gradient_bytes == 4 * facts.parameters
+    assert facts.state_bytes == sum(tensor.state_bytes or 0 for tensor in facts.tensors)
+    assert 8 * facts.parameters <= (facts.state_bytes or 0) <= 8 * facts.parameters + 8 * len(facts.tensors)
+    assert facts.notes == ["transformer.wte.weight is also lm_head.weight: tied, counted once."]
+
+
+def test_layers_peak_by_their_scale() -> None:
+    facts = _facts("param_groups=layerwise", "param_groups.decay_rate=0.5", "lr=0.16", "training.max_steps=7")
+    peaks = {tensor.layer: tensor.lr_peak for tensor in facts.tensors}
+    assert peaks == pytest.approx(
+        {"head": 0.16, "layer_03": 0.08, "layer_02": 0.04, "layer_01": 0.02, "layer_00": 0.01, "embeddings": 0.005}
+    )
+    assert (facts.steps, facts.steps_from) == (7, "max_steps")
+    assert [len(curve.steps) for curve in facts.curves] == [7]
+
+
+def test_the_optimizers_own_exemptions_and_ratios_count() -> None:
+    lamb = _facts("optimizer=lamb", "optimizer.exclude_from_weight_decay=[wpe]")
+    by_name = {tensor.name: tensor for tensor in lamb.tensors}
+    assert by_name["transformer.wpe.weight"].weight_decay == 0
+    assert by_name["transformer.wpe.weight"].adapted is False
+    assert by_name["transformer.wte.weight"].adapted is True
+    assert by_name["transformer.h.0.ln_1.weight"].adapted is False
+    wdl = _facts("optimizer=adamwdl", "lr=1.0")
+    assert {tensor.adapted for tensor in wdl.tensors} == {None}
+    assert {tensor.lr_peak for tensor in wdl.tensors} == {1.0}
+
+
+def test_muon_says_who_steps_what() -> None:
+    facts = _facts("optimizer=muon")
+    steppers = {tensor.name: tensor.optimizer for tensor in facts.tensors}
+    assert steppers["transformer.h.0.mlp.c_fc.weight"] == "muon"
+    assert steppers["transformer.wte.weight"] == steppers["transformer.ln_f.weight"] == "adamw"
+
+
+def test_rules_schedules_and_frozen_parameters() -> None:
+    facts = _facts(
+        "param_groups.rules=[{pattern: wpe, lr: 0.5, schedule: constant}, {pattern: ln_f, freeze: true}]",
+        "training.max_steps=10",
+    )
+    of = {tensor.name: tensor for tensor in facts.tensors}
+    absolute = of["transformer.wpe.weight"]
+    assert (absolute.lr_peak, absolute.lr_scale, absolute.schedule) == (0.5, None, "constant")
+    assert absolute.rule == "rules[0] wpe"
+    assert facts.frozen == ["transformer.ln_f.weight", "transformer.ln_f.bias"]
+    assert facts.frozen_parameters == 2 * 192
+    assert [curve.name for curve in facts.curves] == ["cosine", "constant"]
+    text = "\n".join(_shown(facts, 100))
+    assert "[0] wpe: lr 0.5, schedule constant" in text
+    assert "frozen: transformer.ln_f.weight, transformer.ln_f.bias" in text
+
+
+def test_length_of_the_run(tmp_path: Path) -> None:
+    assert _facts().steps_from == "assumed"
+    table = tmp_path / "train.csv"
+    table.write_text("text,label\n" + "".join(f"row {number},{number % 2}\n" for number in range(40)))
+    words = (
+        "task=sequence_classification",
+        "model=bert_tiny",
+        "data=files",
+        f"data.train={table}",
+        f"data.eval={table}",
+        "training.per_device_train_batch_size=8",
+        "training.num_train_epochs=3",
+        "scheduler.warmup_ratio=0.2",
+    )
+    facts = _facts(*words)
+    assert (facts.steps, facts.steps_from, facts.warmup_steps) == (15, "data", 3)
+    assert _facts(*words, "data.max_train_examples=16").steps == 6
+
+
+@pytest.mark.parametrize("width", [80, 100, 140])
+@pytest.mark.parametrize("all_tensors", [False, True])
+@pytest.mark.parametrize(
+    "words",
+    [
+        (),
+        ("optimizer=lamb", "param_groups=layerwise", "training.max_steps=500", "scheduler.num_warmup_steps=50"),
+        ("optimizer=muon", "param_groups=layerwise", "param_groups.rules=[{pattern: wpe, lr_scale: 3}]"),
+    ],
+    ids=["default", "lamb", "muon"],
+)
+def test_it_fits_and_leaves_nothing_out(words: tuple[str, ...], width: int, all_tensors: bool) -> None:
+    facts = _facts(*words)
+    lines = _shown(facts, width, all_tensors=all_tensors)
+    assert max(len(line) for line in lines) <= width
+    text = "\n".join(lines)
+    assert "…" not in text
+    if all_tensors:
+        squeezed = "".join(text.split())
+        ends = [tensor.name.rsplit(".", 2)[-2] for tensor in facts.tensors]
+        assert all(end in squeezed for end in ends)
+    else:
+        roles = [group.first.role for group in groups_of(facts)]
+        assert all(sum(f" {role} " in line for line in lines) >= roles.count(role) for role in set(roles))
+    assert "learning rate" in text
+    assert ("peak by layer" in text) == (len({tensor.lr_peak for tensor in facts.tensors}) > 1)
+
+
+def test_for_machines(capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "140")
+    picture = tmp_path / "deep" / "schedule.png"
+    verb.run(_config("param_groups=layerwise", "training.max_steps=5"), as_json=True, png=picture)
+    said = json.loads(capsys.readouterr().out)
+    assert picture.read_bytes().startswith(b"\x89PNG")
+    assert said["steps"] == 5
+    assert sum(group["parameters"] for group in said["groups"]) == said["parameters"]
+    assert {name for group in said["groups"] for name in group["names"]} == {t["name"] for t in said["tensors"]}
+    verb.run(_config(), all_tensors=True, png=tmp_path / "one.png")
+    assert "transformer.h.0.ln_1.weight" in capsys.readouterr().out
+    blocked = tmp_path / "file"
+    blocked.write_text("")
+    with pytest.raises(StorageError, match="cannot be written"):
+        verb.run(_config(), as_json=True, png=blocked / "x.png")
+
+
+@pytest.mark.parametrize(
+    ("word", "message"),
+    [
+        (
+            "param_groups.rules=[{pattern: clasifier, lr_scale: 2}]",
+            r"rules\[0\].pattern=clasifier: matches no parameter",
+        ),
+        ("clip.exclude=[nowhere]", "clip.exclude=nowhere: matches no parameter"),
+        ("scheduler.min_lr=3.0", "scheduler.min_lr=3.0: expected at most the peak"),
+        ("model.config.n_layr=3", "n_layr"),
+    ],
+)
+def test_what_training_refuses_is_refused(word: str, message: str) -> None:
+    plus = "+" if word.startswith("model.config") else ""
+    with pytest.raises(ConfigError, match=message):
+        _facts(f"{plus}{word}")
+
+
+def test_every_task_has_its_class() -> None:
+    assert set(AUTO_CLASSES) == set(TASKS)
+
+
+def test_the_plot_is_a_picture_of_its_curve() -> None:
+    lines = line_plot(
+        [([0, 1, 2, 3], [1.0, 1.0, 0.0, 0.0])], width=26, height=4, top=1.0, left_label="a", right_label="b"
+    )
+    assert all(isinstance(line, Text) for line in lines)
+    plain = [line.plain for line in lines]
+    assert {len(line) for line in plain} == {26}
+    assert plain[0].startswith("  1 ┤⠉⠉⠉⠉") or plain[0].lstrip().startswith("1 ┤⠉⠉⠉⠉")
+    assert plain[3].rstrip().endswith("⣀⣀⣀⣀")
+    assert plain[5].split() == ["a", "b"]
