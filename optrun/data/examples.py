@@ -108,6 +108,12 @@ class Joined:
     def __getitem__(self, index: int) -> Example:
         return {**self.first[index], **self.second[index]}
 
+    @property
+    def lengths(self) -> np.ndarray:
+        """Tokens of each example, of both sides together; shape (n,), int64."""
+        found: np.ndarray = self.first.lengths + self.second.lengths
+        return found
+
     def fingerprint(self) -> str:
         """Digest of both."""
         return digest(self.first.fingerprint(), self.second.fingerprint())

@@ -94,6 +94,7 @@ def test_joined_examples() -> None:
     both = Joined(documents([2, 2]), targets)
     assert len(both) == 2
     assert both[1]["labels"].tolist() == [1, 2]
+    assert both.lengths.tolist() == [3, 4]
     assert both.fingerprint() != Joined(documents([2, 2]), Examples(np.array([0, 2, 3]), targets.ragged)).fingerprint()
 
 
@@ -103,11 +104,12 @@ def test_generators_depend_on_all_they_are_given() -> None:
     assert len(drawn) == len(places)
 
 
-@given(st.integers(1, 40), st.integers(1, 7), st.integers(1, 4), st.integers(0, 9))
+@given(st.integers(1, 40), st.integers(1, 7), st.integers(1, 4), st.integers(0, 9), st.booleans())
 def test_a_plan_serves_each_example_once_an_epoch_and_starts_anywhere(
-    examples: int, batch_size: int, accumulation: int, start: int
+    examples: int, batch_size: int, accumulation: int, start: int, grouped: bool
 ) -> None:
-    plan = Plan(examples, batch_size, accumulation, seed=5)
+    lengths = np.arange(examples) * 7 % 5 if grouped else None
+    plan = Plan(examples, batch_size, accumulation, seed=5, lengths=lengths)
     steps = list(itertools.islice(plan.steps(0), 2 * plan.steps_per_epoch + start))
     for epoch in range(2):
         mine = [key for step in steps for batch in step for key in batch if key[0] == epoch]
@@ -118,6 +120,16 @@ def test_a_plan_serves_each_example_once_an_epoch_and_starts_anywhere(
         assert [len(batch) for batch in step] == plan.sizes(number)
         assert len({epoch for batch in step for epoch, _ in batch}) == 1
         assert len(step) <= accumulation
+
+
+def test_examples_of_like_length_share_a_step() -> None:
+    lengths = np.arange(200) % 10
+    plan = Plan(200, 5, 2, seed=1, lengths=lengths)
+    spread = [
+        np.ptp(lengths[[index for batch in step for _, index in batch]]) for step in itertools.islice(plan.steps(0), 20)
+    ]
+    assert max(spread) <= 1
+    assert not np.array_equal(plan.order(0), plan.order(1))
 
 
 def noisy(example: Example, randomness: np.random.Generator) -> Example:
