@@ -5,14 +5,21 @@ from __future__ import annotations
 from pathlib import Path
 
 from optrun.commands.words import take_apart
-from optrun.errors import EXIT_DONE, ConfigError
+from optrun.errors import EXIT_DONE, ConfigError, did_you_mean
 
 USAGE = """
-optrun report DIR [DIR ...] [--out DIR] [--baseline NAME] [--metric NAME]
+optrun report DIR [DIR ...] [out=DIR] [baseline=NAME] [metric=NAME] [by=KEY,KEY]
 
 Compares runs, sweeps, or folders of them: a ranked table here, report.html, report.md and report.csv on disk (in the
-first DIR, or --out). Reads files only.
+first DIR, or in out). Reads files only.
+
+  baseline  the contender that the others are tested against; else the best
+  metric    the metric to compare by, such as eval/loss; else the main metric of the runs
+  by        configuration keys that tell contenders apart; else all that differ, but lr and the optimizer's own
 """
+
+
+OPTIONS = ("baseline", "by", "metric", "out")
 
 
 def run(argv: list[str]) -> int:
@@ -21,10 +28,16 @@ def run(argv: list[str]) -> int:
     Returns:
         0.
     """
-    words = take_apart("report", argv, USAGE, {"--out": True, "--baseline": True, "--metric": True})
+    words = take_apart("report", argv, USAGE)
     if words is None:
         return EXIT_DONE
-    if words.overrides or not words.positional:
+    given: dict[str, str] = {}
+    for word in words.overrides:
+        key, _, value = word.partition("=")
+        if key not in OPTIONS:
+            raise ConfigError(f"optrun report {word}: no such key. {did_you_mean(key, OPTIONS)}")
+        given[key] = value
+    if not words.positional:
         raise ConfigError("optrun report takes directories: optrun report DIR [DIR ...]")
     from rich.console import Console
 
@@ -34,12 +47,12 @@ def run(argv: list[str]) -> int:
     for folder in folders:
         if not folder.is_dir():
             raise ConfigError(f"{folder}: no such directory.")
-    out = words.flags.get("--out")
     report(
         folders,
-        out=None if out is None else Path(out),
-        baseline=words.flags.get("--baseline"),
-        metric=words.flags.get("--metric"),
+        out=Path(given["out"]).expanduser() if "out" in given else None,
+        baseline=given.get("baseline"),
+        metric=given.get("metric"),
+        by=[key for key in given.get("by", "").split(",") if key],
         console=Console(),
     )
     return EXIT_DONE

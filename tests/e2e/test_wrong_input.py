@@ -53,7 +53,7 @@ COMMAND_LINE = [
     (["verify", "."], ["neither a run directory nor a checkpoint"]),
     (["export", "x"], ["a checkpoint and a destination"]),
     (["report", "nowhere"], ["nowhere", "no such directory"]),
-    (["report", ".", "--metrc", "x"], ["--metrc", "--metric"]),
+    (["report", ".", "metrc=x"], ["metrc", "metric"]),
     (
         ["task=causal_lm", "data=files", "data.train=train.csv", "data.label_column=label"],
         ["data.label_column", "reads no"],
