@@ -19,7 +19,7 @@ def near_names(pattern: str, names: Iterable[str]) -> str:
 
     Example:
         >>> near_names("clasifier", ["bert.pooler.weight", "classifier.weight"])
-        'Did you mean classifier or classifier.weight?'
+        'Did you mean classifier?'
         >>> near_names("zzz", ["bert.pooler.weight", "classifier.weight"])
         'Names are such as bert.pooler.weight, classifier.weight.'
     """

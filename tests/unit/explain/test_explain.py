@@ -85,7 +85,7 @@ def test_rules_schedules_and_frozen_parameters() -> None:
     assert (absolute.lr_peak, absolute.lr_scale, absolute.schedule) == (0.5, None, "constant")
     assert absolute.rule == "rules[0] wpe"
     assert facts.frozen == ["transformer.ln_f.weight", "transformer.ln_f.bias"]
-    assert facts.frozen_parameters == 2 * 192
+    assert facts.frozen_parameters + facts.parameters == _facts().parameters
     assert [curve.name for curve in facts.curves] == ["cosine", "constant"]
     text = "\n".join(_shown(facts, 100))
     assert "[0] wpe: lr 0.5, schedule constant" in text
