@@ -43,7 +43,7 @@ class Plan:
     accumulation: int
     seed: int
     lengths: np.ndarray | None = None
-    """Tokens of each example, shape (examples,): examples of like length then share a step, so that little is padded."""
+    """Tokens of each example, shape (examples,): examples of like length then share a step: less padding."""
 
     @property
     def micro_batches_per_epoch(self) -> int:
@@ -62,8 +62,8 @@ class Plan:
     def order(self, epoch: int) -> np.ndarray:
         """The permutation of one epoch; shape (examples,), int64.
 
-        With `lengths` it is sorted inside stretches of 50 steps, and the steps of the epoch are shuffled again: an order
-        by seed and epoch alone, as without.
+        With `lengths` it is sorted inside stretches of 50 steps, and the steps of the epoch are shuffled again: an
+        order by seed and epoch alone, as without.
         """
         randomness = generator(self.seed, "order", epoch)
         order = randomness.permutation(self.examples)
