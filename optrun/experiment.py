@@ -420,7 +420,11 @@ def _lengths(config: RunConfig, task: Task) -> np.ndarray | None:
 
 def _stepper(config: RunConfig, model: Any, task: Task, device: torch.device, total: int) -> Stepper:
     if config.training.gradient_checkpointing:
-        model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+        options = {"use_reentrant": False}
+        if hasattr(model, "activation_checkpointing_enable"):  # its name from transformers 5.2x on
+            model.activation_checkpointing_enable(activation_checkpointing_kwargs=options)
+        else:
+            model.gradient_checkpointing_enable(gradient_checkpointing_kwargs=options)
         model.config.use_cache = False
     model.train()
     weight_decay = getattr(config.optimizer, "weight_decay", None)
