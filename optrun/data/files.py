@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import glob
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -10,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from optrun.data.cache import digest_files, place_for
 from optrun.data.delimited import read_csv
-from optrun.errors import ConfigError, nearest
+from optrun.errors import ConfigError
 
 if TYPE_CHECKING:
     from datasets import Dataset
@@ -86,8 +87,8 @@ def _why_nothing(name: str) -> str:
         return "this is a folder. Give files or a glob, such as " + str(path / "*.jsonl") + "."
     if glob.has_magic(name):
         return "no file matches this glob."
-    beside = [str(other) for other in path.parent.iterdir()] if path.parent.is_dir() else []
-    close = nearest(name, beside, limit=1)
+    beside = {other.name: str(other) for other in path.parent.iterdir()} if path.parent.is_dir() else {}
+    close = [beside[found] for found in difflib.get_close_matches(path.name, beside, n=1)]
     return f"no such file (looked from {Path.cwd()})." + (f" Did you mean {close[0]}?" if close else "")
 
 

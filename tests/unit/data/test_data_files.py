@@ -150,7 +150,8 @@ def test_a_name_with_brackets_is_a_name(tmp_path: Path) -> None:
 
 
 def test_no_such_file_says_what_is_near(tmp_path: Path) -> None:
-    write(tmp_path / "train.csv", "text\na\n")
+    for name in ("train.csv", "empty.csv", "dev.csv"):
+        write(tmp_path / name, "text\na\n")
     assert f"Did you mean {tmp_path / 'train.csv'}?" in refusal(tmp_path / "trian.csv")
     assert "no file matches this glob" in refusal(tmp_path / "*.tsv")
     assert "this is a folder" in refusal(tmp_path)
