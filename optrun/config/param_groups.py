@@ -66,8 +66,8 @@ class LayerwiseConfig(StandardConfig):
     decay_rate: float
     """The factor; 1 keeps all layers alike."""
     dialect: Dialect
-    name_dict: dict[str, Any] | None
-    """Parameter name, or a regular expression searched in it, -> where it belongs: a block number from 0, `head`,
+    name_dict: Any
+    """A mapping (not typed as one, since Hydra cannot put a mapping in the place of a typed null): parameter name, or a regular expression searched in it, -> where it belongs: a block number from 0, `head`,
     `embeddings`, or a name with `layers.<number>` or `embedding` in it; `\\1` stands for the first bracket. Null: read
     from the module tree."""
     n_layers: int | None
@@ -79,7 +79,8 @@ class LayerwiseConfig(StandardConfig):
         expect_positive("param_groups.decay_rate", self.decay_rate)
         expect_positive("param_groups.n_layers", self.n_layers)
         if self.name_dict is not None:
-            expect(bool(self.name_dict), "param_groups.name_dict", self.name_dict, "at least one name, or null")
+            right = isinstance(self.name_dict, dict) and bool(self.name_dict)
+            expect(right, "param_groups.name_dict", self.name_dict, "a mapping with at least one name, or null")
             for key, value in self.name_dict.items():
                 check_pattern(f"param_groups.name_dict[{key}]", key)
                 expect(

@@ -11,8 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
+from optrun.config import store
 from optrun.config.choice import choice
-from optrun.config.param_groups import SCHEMAS
+from optrun.config.param_groups import SCHEMAS, LayerwiseConfig
 from optrun.errors import ConfigError
 from optrun.optimizer import AdamW, Lamb, LazyAdam
 from optrun.param_groups import NamedParam, build_param_groups, layerwise_lr_decay
@@ -258,6 +259,14 @@ def test_name_dict_by_patterns() -> None:
     assert lr["bert.embeddings.position_embeddings.weight"] == 1.0  # nobody said where it lies
 
 
+def test_name_dict_from_the_command_line() -> None:
+    hydra = store.open_hydra()
+    word = r"param_groups.name_dict={h\.\(\\d+\)\.: '\1', wte: embeddings}"
+    config = store.typed(store.without_hydra(store.compose(hydra, "config", ["param_groups=layerwise", word])))
+    assert isinstance(config.param_groups, LayerwiseConfig)
+    assert config.param_groups.name_dict == {r"h\.(\d+)\.": r"\1", "wte": "embeddings"}
+
+
 def test_name_dict_by_names_is_paddles() -> None:
     model = _bert()
     names = {name: name.replace("encoder.layer.", "encoder.layers.") for name, _ in model.named_parameters()}
@@ -285,7 +294,7 @@ def test_name_dict_with_towers() -> None:
         ({"bert": r"\1"}, "the pattern has no such bracket"),
         ({"(": 1}, "not a regular expression"),
         ({"bert": 1.5}, "expected a block number, head, embeddings"),
-        ({}, "at least one name, or null"),
+        ({}, "a mapping with at least one name, or null"),
     ],
 )
 def test_name_dict_refusals(name_dict: dict[str, Any], message: str) -> None:
