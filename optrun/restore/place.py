@@ -86,7 +86,7 @@ def move(before: Mapping[str, Any], state: TrainState, plan: Plan, fingerprint: 
     seen = min(place * old.accumulation * old.batch_size, old.examples)
     same_examples = before["fingerprint"].split("-")[0] == fingerprint.split("-")[0]
     # Grouped by length, the order depends on the size of a step as well.
-    grouped = before["grouped"] or plan.lengths is not None
+    grouped = before.get("grouped", False) or plan.lengths is not None
     if same_examples and not grouped and (old.seed, old.examples) == (plan.seed, plan.examples):
         size = plan.accumulation * plan.batch_size
         new_place = min(-(-seen // size), plan.steps_per_epoch)
