@@ -17,7 +17,7 @@ from optrun.sweep import jobs as jobs_of
 from optrun.sweep.driver import Driver, Line, Stop, clean
 from optrun.sweep.folder import SweepDir
 from optrun.sweep.halving import through_rungs
-from optrun.sweep.view import make_view
+from optrun.sweep.view import make_view, short
 
 
 def sweep(hydra: Hydra, line: Line, cfg: DictConfig) -> int:
@@ -35,7 +35,6 @@ def sweep(hydra: Hydra, line: Line, cfg: DictConfig) -> int:
         ConfigError: A key, choice or combination that does not exist; nothing was started.
     """
     options = sweeper_options(cfg)
-    _check_launcher(hydra, cfg)
     compose = jobs_of.Composer(hydra, line.config_name)
     grids = [_checked(hydra, line, options.params, grid) for grid in _grids(options)]
     console = Console()
@@ -107,15 +106,13 @@ def _grids(options: SweeperConfig) -> list[dict[str, Any]]:
 def _checked(hydra: Hydra, line: Line, params: dict[str, Any], grid: dict[str, Any]) -> list[str]:
     """The words of one grid: the file's under the grid's under the command line's, all known by name."""
     own = [word for word in line.words if not jobs_of.is_hydra(word)]
+    subdir = [word for word in line.words if word.startswith("hydra.sweep.subdir=")]
+    if subdir:
+        raise ConfigError(
+            f"{subdir[0]}: the folder of a job is named by what the job is; hydra.sweep.dir=DIR moves all."
+        )
     below = jobs_of.merged(jobs_of.param_words(params), jobs_of.param_words(grid, "hydra.sweeper.grids"))
     return words_of.checked(hydra, line.config_name, jobs_of.merged(below, own), sweep=True)
-
-
-def _check_launcher(hydra: Hydra, cfg: DictConfig) -> None:
-    chosen = OmegaConf.select(cfg, "hydra.runtime.choices")["hydra/launcher"]
-    options = hydra.config_loader.get_group_options("hydra/launcher")
-    if chosen not in options:
-        raise ConfigError(f"hydra/launcher={chosen}: not installed. Installed: {', '.join(options)}.")
 
 
 def _refuse_trust(jobs: list[jobs_of.Job], line: Line) -> None:
@@ -176,7 +173,7 @@ def _close(driver: Driver, folder: Path, console: Console) -> int:
     for job in driver.board.jobs:
         state = driver.board.states[job.name]
         if state.status == "failed":
-            line = f"failed: {job.label}: {state.message}  ({driver.sweep.run(job.name).log})"
+            line = f"failed: {job.label}: {short(state.message)}  ({driver.sweep.run(job.name).log})"
             console.print(line, markup=False, highlight=False, soft_wrap=True)
     if code == EXIT_STOPPED_EARLY:
         console.print(

@@ -113,6 +113,8 @@ def checked(hydra: Hydra, config_name: str, overrides: list[str], *, sweep: bool
     words = []
     for word, override in zip(overrides, parsed, strict=True):
         key = override.key_or_group
+        if key in _HYDRA_CHOICES:
+            _check_hydra_choice(hydra, override)
         if override in choices or key == "hydra" or key.startswith(("hydra.", "hydra/")):
             words.append(word)
             continue
@@ -174,6 +176,19 @@ def _check_choice(hydra: Hydra, override: Override, *, sweep: bool) -> None:
                 f"{group}={value}: no such {group}. {did_you_mean(value, options)}"
                 + (f" Choices: {', '.join(sorted(options))}." if nearest(value, options) else "")
             )
+
+
+_HYDRA_CHOICES = ("hydra/launcher", "hydra/sweeper")
+
+
+def _check_hydra_choice(hydra: Hydra, override: Override) -> None:
+    key, value = override.key_or_group, str(override.value())
+    options = hydra.config_loader.get_group_options(key)
+    if value not in options:
+        raise ConfigError(
+            f"{key}={value}: not installed, or no such name. {did_you_mean(value, options)} Here are: "
+            f"{', '.join(sorted(options))}. Launchers come with the extras optrun[joblib] and optrun[slurm]."
+        )
 
 
 def _refuse_list_without_sweep(override: Override, *, sweep: bool) -> None:

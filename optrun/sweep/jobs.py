@@ -165,16 +165,18 @@ def build_jobs(compose: Composer, lines: Iterable[Sequence[str]]) -> list[Job]:
     for line in lines:
         values = compose(line)
         found.setdefault(config_digest(values), (tuple(line), values))
-    common = set.intersection(*(set(words) for words, _ in found.values())) if len(found) > 1 else set()
-    return [
-        Job(job_name(values, digest), digest, words, values, label_of([word for word in words if word not in common]))
-        for digest, (words, values) in found.items()
-    ]
+    common = set.intersection(*(set(words) for words, _ in found.values())) if found else set()
+    made = []
+    for digest, (words, values) in found.items():
+        name = job_name(values, digest)
+        label = label_of([word for word in words if word not in common])
+        made.append(Job(name, digest, words, values, label or name))
+    return made
 
 
 def label_of(words: Sequence[str]) -> str:
     """Words as a person reads them in a list."""
-    return " ".join(word.lstrip("+") for word in words) or "as configured"
+    return " ".join(word.lstrip("+") for word in words)
 
 
 def job_name(values: Mapping[str, Any], digest: str) -> str:

@@ -16,6 +16,7 @@ from hydra._internal.hydra import Hydra
 from hydra.core.override_parser.types import IntervalSweep, Override, RangeSweep
 
 from optrun.artifacts.lock import RunLock
+from optrun.config.saved import flat
 from optrun.config.sweeper import OptunaConfig, Sampler
 from optrun.errors import ConfigError, LockedError
 from optrun.sweep.driver import Driver
@@ -73,6 +74,11 @@ class Search:
                 "lr='tag(log, interval(1e-4, 1e-1))' or optimizer=lamb,adamw."
             )
         self.space = {str(override.get_key_element()): distribution(override) for override in swept}
+        values = flat(self._job({key: _some(found) for key, found in self.space.items()}).values)
+        for override in swept:  # what the run takes as a whole number is searched as one
+            found = self.space[str(override.get_key_element())]
+            if isinstance(found, FloatDistribution) and type(values.get(override.key_or_group)) is int:
+                self.space[str(override.get_key_element())] = _whole_numbers(found)
         self.example = self._job({key: _some(found) for key, found in self.space.items()})
         """A trial that may never be: what is common to all can be seen in it."""
 
@@ -214,8 +220,8 @@ def _asking(sweep: SweepDir) -> Any:
 def distribution(override: Override) -> Any:
     """A word of Hydra's grammar as a distribution of Optuna's.
 
-    `interval(a, b)` with two whole numbers is a whole number; `tag(log, ...)` makes it logarithmic; `range(a, b, step)`
-    keeps its grid; everything else is a choice.
+    `interval(a, b)` is a number in between, and `int(interval(a, b))` a whole one; `tag(log, ...)` makes either
+    logarithmic; `range(a, b, step)` keeps its grid; everything else is a choice.
 
     Raises:
         ConfigError: An interval that is empty, or logarithmic at 0.
@@ -238,6 +244,10 @@ def distribution(override: Override) -> Any:
     return CategoricalDistribution(choices)
 
 
+def _whole_numbers(found: Any) -> Any:
+    return IntDistribution(int(found.low), int(found.high), log=found.log, step=int(found.step or 1))
+
+
 def _grid(value: RangeSweep) -> Any:
     start, stop, step = value.start, value.stop, value.step
     assert start is not None
@@ -251,7 +261,9 @@ def _grid(value: RangeSweep) -> Any:
 
 def _some(found: Any) -> Any:
     """Any value of a distribution, to see what a trial resolves to."""
-    return found.choices[0] if isinstance(found, CategoricalDistribution) else found.low
+    if isinstance(found, CategoricalDistribution):
+        return found.choices[0]
+    return int(found.low) if found.low == int(found.low) else found.low
 
 
 def _word(key: str, value: Any) -> str:

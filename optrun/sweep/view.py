@@ -185,12 +185,25 @@ def event_line(job: Job, state: JobState, board: Board, left: float | None, log:
     done = board.count("finished") + board.count("failed") + len(board.resting)
     pieces = [f"[{done:>{len(str(board.total))}}/{board.total}] {state.status:<11} {job.label}"]
     if state.status == "failed":
-        pieces.append(f"{state.message}  ({log})")
+        pieces.append(f"{short(state.message)}  ({log})")
     elif state.best is not None:
         pieces.append(f"best {state.metric} {state.best:.5g}  step {state.step:,}  {span(state.seconds)}")
     if board.left + len(board.running):
         pieces.append(f"{board.left + len(board.running)} to go" + (f", {span(left)}" if left is not None else ""))
     return "  ".join(pieces)
+
+
+def short(message: str, limit: int = 160) -> str:
+    """The beginning of a message, in whole sentences where that is enough.
+
+    Example:
+        >>> short("step 2: loss nan. Try a smaller lr.", 20)
+        'step 2: loss nan.'
+    """
+    if len(message) <= limit:
+        return message
+    cut = message[:limit].rfind(". ")
+    return message[: cut + 1] if cut > 0 else message[: limit - 3] + "..."
 
 
 def make_view(console: Console, title: str) -> PlainView:

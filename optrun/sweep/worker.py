@@ -122,9 +122,9 @@ class SweepTask:
         if self.stop_at is not None and begun is not None and begun >= self.stop_at:
             return  # it got there, and was killed before it could say so
         resume = None
-        if begun is not None:
+        if begun is not None or run.metrics.exists() or run.checkpoints.exists():
             before = saved.read_config(run.config) if run.config.is_file() else values
-            resume = ResumePoint(None, saved.differences(before, values))
+            resume = ResumePoint(None, saved.differences(before, values), start_over=True)
         display = PlainDisplay(Console(quiet=True))
         with outcome.run_log(run):
             outcome.introduce(display, config, run)
@@ -264,6 +264,7 @@ def _tidy() -> None:
     """Leave nothing of a job to the next one in the same process."""
     logging.getLogger("optrun").handlers.clear()
     gc.collect()
+    gc.freeze()  # what outlives a job is modules: looked through once, not after every job
     torch = sys.modules.get("torch")
     if torch is not None and torch.cuda.is_initialized():
         torch.cuda.empty_cache()

@@ -1,0 +1,171 @@
+"""Searches go on where they were killed, and halving goes on from checkpoints."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+
+import optuna
+import pytest
+
+from optrun.config.store import open_hydra
+from optrun.config.sweeper import OptunaConfig, Sampler
+from optrun.sweep.halving import survivors
+from optrun.sweep.jobs import Composer, parse
+from optrun.sweep.search import _JUDGED_BY_SCORE, Search, distribution
+from tests.running import summary
+from tests.sweep import forked
+from tests.sweep.forked import STEPS, ForkServer, jobs, result, same, steps, sweep, whole
+
+SEARCH = ["hydra/sweeper=optuna", "lr=tag(log,interval(1e-4,1e-1))", "training.max_steps=3", "checkpoint.save_steps=1"]
+
+
+def trials(folder: str | Path = "sweep") -> list[optuna.trial.FrozenTrial]:
+    """Of the study."""
+    storage = optuna.storages.RDBStorage(f"sqlite:///{Path(folder).resolve()}/study.db")
+    found = optuna.load_study(study_name="optrun", storage=storage).get_trials()
+    storage.remove_session()
+    storage.engine.dispose()
+    return found
+
+
+@pytest.mark.parametrize(
+    ("word", "expected"),
+    [
+        ("lr=interval(0.1,0.2)", optuna.distributions.FloatDistribution(0.1, 0.2)),
+        ("lr=tag(log,interval(1e-4,1e-1))", optuna.distributions.FloatDistribution(1e-4, 1e-1, log=True)),
+        ("seed=int(interval(1,8))", optuna.distributions.IntDistribution(1, 8)),
+        ("seed=tag(log,int(interval(1,8)))", optuna.distributions.IntDistribution(1, 8, log=True)),
+        ("seed=range(0,10,4)", optuna.distributions.IntDistribution(0, 8, step=4)),
+        ("lr=range(0.5,1.5,0.5)", optuna.distributions.FloatDistribution(0.5, 1.0, step=0.5)),
+        ("optimizer=lamb,adamw", optuna.distributions.CategoricalDistribution(["lamb", "adamw"])),
+        (
+            "optimizer.betas=[0.9,0.99],[0.8,0.9]",
+            optuna.distributions.CategoricalDistribution(["[0.9,0.99]", "[0.8,0.9]"]),
+        ),
+        ("seed=choice(1,2)", optuna.distributions.CategoricalDistribution(["1", "2"])),
+    ],
+)
+def test_grammar(word: str, expected: object) -> None:
+    assert distribution(parse(open_hydra(), [word])[0]) == expected
+
+
+def test_whole_numbers_stay_whole() -> None:
+    """Hydra reads the ends of an interval as floats, whatever the key."""
+    hydra = open_hydra()
+    options = OptunaConfig(
+        name="optuna", params={}, retry_failed=False, max_batch_size=None, rungs=[], reduction_factor=2, n_trials=1,
+        n_jobs=1, sampler=Sampler.tpe, seed=0, storage=None,
+    )  # fmt: skip
+    words = ["training.per_device_train_batch_size=interval(2,8)", "optimizer.weight_decay=interval(0,1)"]
+    assert Search(hydra, Composer(hydra, "config"), options, words).space == {
+        "training.per_device_train_batch_size": optuna.distributions.IntDistribution(2, 8),
+        "optimizer.weight_decay": optuna.distributions.FloatDistribution(0.0, 1.0),
+    }
+
+
+@pytest.mark.slow
+def test_a_longer_study_begins_with_the_shorter_one(place: Path) -> None:
+    assert sweep(*SEARCH, "hydra.sweeper.n_trials=2", "hydra.sweeper.sampler=random") == 0
+    assert sweep(*SEARCH, "hydra.sweeper.n_trials=3", "hydra.sweeper.sampler=random") == 0
+    assert sweep(*SEARCH, "hydra.sweeper.n_trials=3", "hydra.sweeper.sampler=random", folder="once") == 0
+    assert ForkServer.launches == [1] * 6
+    grown, once = trials(), trials("once")
+    assert [trial.params for trial in grown] == [trial.params for trial in once]
+    assert [trial.value for trial in grown] == [trial.value for trial in once]
+    assert len({trial.params["lr"] for trial in grown}) == 3
+    values = sorted(summary(job)["metrics"]["best"]["eval/loss"]["value"] for job in jobs())
+    assert values == sorted(trial.value for trial in grown)
+
+
+@pytest.mark.slow
+def test_a_study_killed_goes_on(place: Path) -> None:
+    """The process group is killed while the second trial trains; the same line repeats neither trial nor step."""
+    words = [*SEARCH, "hydra.sweeper.n_trials=3"]
+    pid = forked.fork(lambda: (os.setpgid(0, 0), sweep(*words))[1], place / "log")
+    while len(jobs()) < 2 or len(steps_of(jobs()[-1])) < 1:
+        assert os.waitpid(pid, os.WNOHANG)[0] == 0, (place / "log").read_text()[-2000:]
+    os.killpg(pid, signal.SIGKILL)
+    os.waitpid(pid, 0)
+    assert len(trials()) == 2
+    assert sweep(*words) == 0
+    assert [trial.state.name for trial in trials()] == ["COMPLETE"] * 3
+    assert len(jobs()) == 3
+    assert all(whole(job, 3) for job in jobs())
+
+
+def steps_of(job: Path) -> list[int]:
+    """Steps logged so far, none where the file is not there yet."""
+    return steps(job) if (job / "metrics.jsonl").is_file() else []
+
+
+def test_halving_goes_on_from_checkpoints(place: Path, undisturbed: Path) -> None:
+    """Four jobs, one survivor: 4 x 3 + 1 x 5 of 32 steps, none of them twice, and the survivor as if never paused."""
+    words = ["lr=1e-3,2e-3", "seed=0,1", "hydra.sweeper.rungs=[3]", "hydra.sweeper.reduction_factor=4"]
+    assert sweep(*words) == 0
+    rows = result().values()
+    assert sorted(row["status"] for row in rows) == ["finished", *["stopped at a rung"] * 3]
+    assert sum(row["global_step"] for row in rows) == 4 * 3 + (STEPS - 3)
+    for row in rows:
+        job = Path("sweep") / row["name"]
+        if row["status"] == "finished":
+            assert same(job, undisturbed / job.name)
+            best = row["best"]
+        else:
+            assert steps(job) == [1, 2, 3]
+    assert all(row["best"] >= best for row in rows)
+    ForkServer.launches.clear()
+    assert sweep(*words) == 0
+    assert ForkServer.launches == []
+    assert sweep("lr=1e-3,2e-3", "seed=0,1") == 0, "without rungs, the others are brought to their end"
+    assert all(same(job, undisturbed / job.name) for job in jobs())
+
+
+def test_halving_prunes_trials(place: Path) -> None:
+    words = [*SEARCH, "hydra.sweeper.n_trials=4", "hydra.sweeper.n_jobs=4", "hydra.sweeper.rungs=[1]"]
+    assert sweep(*words) == 0
+    found = trials()
+    assert sorted(trial.state.name for trial in found) == ["COMPLETE", "COMPLETE", "PRUNED", "PRUNED"]
+    assert all(list(trial.intermediate_values) == [1] for trial in found)
+    assert sum(len(steps(job)) for job in jobs()) == 2 * 3 + 2 * 1
+
+
+def test_halving_without_checkpoints_is_refused(place: Path) -> None:
+    assert sweep("seed=0,1", "hydra.sweeper.rungs=[3]", "checkpoint=none", "checkpoint.save_steps=null") == 1
+    assert "checkpoint=none" in next(iter(result().values()))["message"]
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["seed=1"], "nothing to search over"),
+        (["lr=interval(0.2,0.1)"], "interval(0.2,0.1)"),
+        (["lr=tag(log,interval(0,0.1))"], "log"),
+        (["optimizer=interval(1,2)"], "choice of names"),
+        (["lr=interval(0.1,0.2)", "hydra.sweeper.sampler=best"], "sampler"),
+        (["lr=interval(0.1,0.2)", "hydra.sweeper.n_trial=3"], "n_trial"),
+        (["lr=interval(-1.0,fast)"], "interval"),
+    ],
+)
+def test_a_wrong_search_starts_nothing(
+    words: list[str], said: str, place: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert sweep("hydra/sweeper=optuna", *words) == 2
+    assert said in capsys.readouterr().err
+    assert not (Path("sweep") / "study.db").exists()
+
+
+def test_survivors() -> None:
+    values = {"a": 3.0, "b": float("nan"), "c": None, "d": 1.0, "e": 1.0}
+    assert survivors(values, "min", 2) == ["d", "e"]
+    assert survivors(values, "max", 2) == ["a", "d"]
+    assert survivors({"a": None}, "min", 2) == []
+
+
+def test_direction_of_every_task() -> None:
+    """The search must know it before a first trial has run."""
+    from optrun.task.build import TASKS
+
+    assert set(_JUDGED_BY_SCORE) <= set(TASKS)
+    assert {name for name in TASKS if name.endswith("_lm")} == set(TASKS) - set(_JUDGED_BY_SCORE)

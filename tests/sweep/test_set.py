@@ -1,0 +1,169 @@
+"""A sweep is a set: what is done stays done, whatever the order, the size or the fate of its neighbours."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from pathlib import Path
+
+import pytest
+
+from optrun.training.step import Stepper
+from tests.running import optrun, summary
+from tests.sweep import forked
+from tests.sweep.forked import SAVE, ForkServer, jobs, result, same, steps, sweep, whole
+
+
+def test_repeated_grown_and_reordered(place: Path) -> None:
+    assert sweep("optimizer=lamb,adamw", "lr=1e-3") == 0
+    first = jobs()
+    assert len(first) == 2
+    assert all(whole(job) for job in first)
+    assert not any(set("=,") & set(job.name) for job in first)
+    written = {job: (job / "metrics.jsonl").stat().st_mtime_ns for job in first}
+    assert ForkServer.launches == [2]
+
+    assert sweep("optimizer=lamb,adamw", "lr=1e-3") == 0
+    assert ForkServer.launches == [2], "nothing was missing, and nothing was launched"
+
+    assert sweep("lr=2e-3,1e-3", "optimizer=adamw,lamb") == 0
+    assert ForkServer.launches == [2, 2], "two of four were there"
+    assert len(jobs()) == 4
+    assert {job: (job / "metrics.jsonl").stat().st_mtime_ns for job in first} == written
+
+
+def test_what_does_not_count_does_not_make_a_new_job(place: Path) -> None:
+    assert sweep("seed=0", "lr=1e-3") == 0
+    assert sweep("seed=0,0", "lr=0.001", "training.max_seconds=999", "run_name=again", "checkpoint.keep_last=5") == 0
+    assert len(jobs()) == 1
+    assert ForkServer.launches == [1]
+
+
+def test_failures_are_rows(place: Path) -> None:
+    words = ["lr=-1,1e30,1e-3", "scheduler=constant", "optimizer=sgd"]
+    assert sweep(*words) == 1
+    rows = result()
+    assert [row["status"] for row in rows.values()] == ["failed", "failed", "finished"]
+    failed = [row for row in rows.values() if row["status"] == "failed"]
+    assert len(failed) == 2
+    assert "expected a number above 0" in failed[0]["message"]
+    assert "nan" in failed[1]["message"]
+    assert all((Path("sweep") / row["log"]).is_file() for row in failed)
+    assert summary(Path("sweep") / failed[0]["name"])["status"] == "failed"
+
+    ForkServer.launches.clear()
+    assert sweep(*words) == 1
+    assert ForkServer.launches == []
+    assert sweep(*words, "hydra.sweeper.retry_failed=true") == 1
+    assert ForkServer.launches == [2]
+
+
+def test_an_impossible_network_is_a_row(place: Path) -> None:
+    """A network with a width that its heads do not divide, beside sound ones."""
+    assert sweep("model.config.n_embd=16,17", "training.max_steps=3,4") == 1
+    assert sorted(row["status"] for row in result().values()) == ["failed", "failed", "finished", "finished"]
+
+
+def test_out_of_memory_is_a_row(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    original = Stepper.__call__
+
+    def call(self: Stepper, batches: list[dict]) -> object:
+        if len(batches[0]["input_ids"]) == 8:
+            raise RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory: you tried to allocate 8 GB")
+        return original(self, batches)
+
+    monkeypatch.setattr(Stepper, "__call__", call)
+    assert sweep("training.per_device_train_batch_size=4,8") == 1
+    rows = result()
+    assert rows["training.per_device_train_batch_size=4"]["status"] == "finished"
+    assert rows["training.per_device_train_batch_size=8"]["message"].startswith("out of memory")
+
+
+def die_at(monkeypatch: pytest.MonkeyPatch, step: int, marks: Path, times: int) -> None:
+    """Kill the worker of the job with lr 2e-3 at a step, a number of times."""
+    original = Stepper.__call__
+    marks.mkdir()
+
+    def call(self: Stepper, batches: list[dict]) -> object:
+        done = original(self, batches)
+        if abs(self.optimizer.param_groups[0]["initial_lr"] - 2e-3) < 1e-9:
+            self.count = getattr(self, "count", 0) + 1  # type: ignore[attr-defined]
+            if self.count == step and len(list(marks.iterdir())) < times:  # type: ignore[attr-defined]
+                (marks / str(os.getpid())).touch()
+                os.kill(os.getpid(), signal.SIGKILL)
+        return done
+
+    monkeypatch.setattr(Stepper, "__call__", call)
+
+
+def test_a_worker_killed_once_is_resumed(place: Path, undisturbed: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    die_at(monkeypatch, SAVE + 2, place / "marks", times=1)
+    assert sweep("lr=1e-3,2e-3") == 0
+    assert ForkServer.launches == [2, 1]
+    assert all(same(job, undisturbed / job.name) for job in jobs())
+
+
+def test_a_job_that_kills_its_process_is_a_row(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    die_at(monkeypatch, 2, place / "marks", times=9)
+    assert sweep("lr=2e-3,1e-3", "training.max_steps=4") == 1
+    rows = result()
+    assert [row["status"] for row in rows.values()] == ["failed", "finished"]
+    assert "died twice" in rows["lr=0.002"]["message"]
+    assert ForkServer.launches == [2, 1, 1]
+
+
+def test_stopped_by_a_signal(place: Path, undisturbed: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The running job is saved, nothing else begins, and the same line goes on to the same end."""
+    original = Stepper.__call__
+
+    def call(self: Stepper, batches: list[dict]) -> object:
+        self.count = getattr(self, "count", 0) + 1  # type: ignore[attr-defined]
+        if self.count == 3:  # type: ignore[attr-defined]
+            handler = signal.getsignal(signal.SIGTERM)
+            arrived = []
+            signal.signal(signal.SIGTERM, lambda number, frame: (arrived.append(number), handler(number, frame)))
+            os.kill(os.getppid(), signal.SIGINT)
+            while not arrived:
+                time.sleep(0.01)
+        return original(self, batches)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Stepper, "__call__", call)
+        assert sweep("lr=1e-3,2e-3") == 75
+    assert [summary(job)["status"] for job in jobs()] == ["interrupted"]
+    assert steps(jobs()[0]) == [1, 2, 3]
+    assert sweep("lr=1e-3,2e-3") == 0
+    assert all(same(job, undisturbed / job.name) for job in jobs())
+
+
+def test_two_sweeps_share_the_work(place: Path, undisturbed: Path) -> None:
+    pids = [forked.fork(lambda: sweep("lr=1e-3,2e-3", "seed=0,1"), place / f"log{number}") for number in range(2)]
+    codes = [os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in pids]
+    assert codes == [0, 0], [(place / f"log{number}").read_text()[-2000:] for number in range(2)]
+    assert len(jobs()) == 4
+    for job in jobs():
+        assert same(job, undisturbed / job.name)
+        record = (Path("sweep") / ".sweep" / "jobs" / f"{job.name}.json").read_text()
+        assert '"attempts": 1' in record, "no job was begun twice"
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["optimizer=lamb,adamv"], "adamw"),
+        (["optimzer=lamb,adamw"], "optimizer"),
+        (["lr=1e-3,fast"], "a number"),
+        (["optimizer=lamb,sgd", "optimizer.always_adapt=true,false"], "always_adapt"),
+        (["lr=interval(0.1,0.2)"], "hydra/sweeper=optuna"),
+        (["seed=0,1", "hydra/launcher=joblab"], "joblib"),
+        (["seed=0,1", "hydra.sweeper.rungs=[5,3]"], "ascending"),
+        (["seed=0,1", "hydra.sweep.subdir=x"], "hydra.sweep.subdir"),
+    ],
+)
+def test_a_wrong_line_starts_nothing(
+    words: list[str], said: str, place: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert optrun("-m", *forked.JOB, *words, "hydra.sweep.dir=sweep") == 2
+    assert said in capsys.readouterr().err
+    assert not Path("sweep").exists()
