@@ -67,9 +67,9 @@ class LayerwiseConfig(StandardConfig):
     """The factor; 1 keeps all layers alike."""
     dialect: Dialect
     name_dict: Any
-    """A mapping (not typed as one, since Hydra cannot put a mapping in the place of a typed null): parameter name, or a regular expression searched in it, -> where it belongs: a block number from 0, `head`,
-    `embeddings`, or a name with `layers.<number>` or `embedding` in it; `\\1` stands for the first bracket. Null: read
-    from the module tree."""
+    """A mapping (not typed as one, since Hydra cannot put a mapping in the place of a typed null): parameter name, or a
+    regular expression searched in it, -> where it belongs: a block number from 0, `head`, `embeddings`, or a name with
+    `layers.<number>` or `embedding` in it; `\\1` stands for the first bracket. Null: read from the module tree."""
     n_layers: int | None
     """Depth to count from; null: as found."""
 
