@@ -72,7 +72,7 @@ def show(console: Console, outcome: Outcome) -> None:
                 title_align="left",
             )
         )
-    console.print(_table(summary))
+    _results(console, summary)
     place = shown_path(outcome.run.path)
     quoted = shlex.quote(place)
     rows = [
@@ -87,7 +87,7 @@ def show(console: Console, outcome: Outcome) -> None:
         console.print(f"[dim]{label:>9}[/]  {escape(text)}", highlight=False, soft_wrap=True)
 
 
-def _table(summary: dict[str, Any]) -> Table:
+def _results(console: Console, summary: dict[str, Any]) -> None:
     perf = summary.get("perf", {})
     rate = perf.get("tokens_per_second") or perf.get("samples_per_second", 0.0)
     unit = "tokens/s" if perf.get("tokens_per_second") else "examples/s"
@@ -96,7 +96,8 @@ def _table(summary: dict[str, Any]) -> Table:
         f"{summary['model']['parameters'] / 1e6:.2f} M parameters · "
         f"peak memory {size(perf.get('peak_memory_bytes', 0))}"
     )
-    table = Table(title=title, title_justify="left", title_style="dim")
+    console.print(f"[dim]{title}[/]", highlight=False, soft_wrap=True)
+    table = Table()
     table.add_column("metric")
     for name in ("best", "at step", "last"):
         table.add_column(name, justify="right")
@@ -113,4 +114,4 @@ def _table(summary: dict[str, Any]) -> Table:
             number(metrics["last"][name]),
             style=style,
         )
-    return table
+    console.print(table)
