@@ -47,6 +47,8 @@ def read_manifest(folder: Path) -> dict[str, Any]:
         version = manifest["format"]
         if version != FORMAT:
             raise CheckpointError(f"{path}: format {str(version)[:20]}, this optrun reads format {FORMAT}.")
+        if manifest.pop("sha256", None) != seal(manifest):
+            raise CheckpointError(f"{path}: its bytes changed since it was written (checksum differs).")
         listed = {str(entry["name"]): (int(entry["size"]), str(entry["sha256"])) for entry in manifest["files"]}
         step = int(manifest["step"])
         tensors = {str(file): _tensors(manifest["tensors"][file]) for file in TENSOR_FILES}
@@ -107,6 +109,11 @@ def foreign_files(folder: Path) -> list[Path]:
     return sorted(path for path in folder.iterdir() if path.name not in own)
 
 
+def seal(manifest: Mapping[str, Any]) -> str:
+    """sha256 over what a manifest says, whatever its spaces and line ends; hexadecimal."""
+    return hashlib.sha256(json.dumps(manifest, sort_keys=True).encode()).hexdigest()
+
+
 def make_manifest(
     global_step: int, created_at: str, files: Mapping[str, tuple[int, str]], tensors: Mapping[str, Any], digest: str
 ) -> bytes:
@@ -130,7 +137,7 @@ def make_manifest(
         "files": [{"name": name, "size": size, "sha256": sha256} for name, (size, sha256) in files.items()],
         "tensors": tensors,
     }
-    text = json.dumps(manifest, indent=1).encode()
+    text = json.dumps({**manifest, "sha256": seal(manifest)}, indent=1).encode()
     if len(text) > _MANIFEST_LIMIT:
         raise ValueError(
             f"the manifest would be {len(text):,} bytes; more than {_MANIFEST_LIMIT:,} are not read again."
