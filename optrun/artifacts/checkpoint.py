@@ -12,7 +12,7 @@ import json
 import os
 import shutil
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -28,6 +28,7 @@ from optrun.artifacts.tensor_file import first_not_finite, read_tensors, tensor_
 from optrun.errors import CheckpointError, NonFiniteError, StorageError
 
 TEMPORARY = ".saving-"
+REPLACED = ".replaced-"
 _MARGIN = 2**20
 """Room left for the manifest, folders and metrics."""
 
@@ -63,7 +64,9 @@ def save_checkpoint(run: RunDir, snapshot: Snapshot, before_commit: Callable[[],
         before_commit: Called when everything is written, before the rename.
 
     Returns:
-        The committed folder. A checkpoint of this step that is there already and whole is left as it is.
+        The committed folder. A checkpoint of this step that is there already, whole and of the same counters, is left
+        as it is; one that was saved before the end of its step is replaced, and back in its place at the next start
+        should this one be killed in between.
 
     Raises:
         StorageError: The disk refused or has no room; older checkpoints are untouched, the unfinished folder is gone.
@@ -74,9 +77,10 @@ def save_checkpoint(run: RunDir, snapshot: Snapshot, before_commit: Callable[[],
     aside = run.checkpoints / f"{TEMPORARY}{place.name}-{os.getpid()}"
     try:
         if place.exists():
-            if not problems(place):
+            if problems(place):
+                set_aside(place)
+            elif _same_counters(place, snapshot):
                 return place
-            set_aside(place)
         free = shutil.disk_usage(run.checkpoints).free
         if free < snapshot.size + _MARGIN:
             raise StorageError(
@@ -89,18 +93,32 @@ def save_checkpoint(run: RunDir, snapshot: Snapshot, before_commit: Callable[[],
         _write(aside, snapshot)
         if before_commit is not None:
             before_commit()
+        replaced = place.with_name(f"{REPLACED}{place.name}") if place.exists() else None
+        if replaced is not None:
+            os.rename(place, replaced)  # noqa: PTH104
         commit_folder(aside, place)
+        if replaced is not None:
+            remove_folder(replaced)
         replace_text(run.last, place.name + "\n")
     except OSError as error:
-        _discard(aside)
+        _discard(aside, place)
         raise StorageError(
             f"{place}: the checkpoint could not be saved: {error.strerror or error}. Older checkpoints are untouched; "
             f"{_amount(run, snapshot)}, then go on with resume={run.path}"
         ) from error
     except BaseException:
-        _discard(aside)
+        _discard(aside, place)
         raise
     return place
+
+
+def _same_counters(place: Path, snapshot: Snapshot) -> bool:
+    """Whether a checkpoint on the disk says the same as a snapshot, but for the clock."""
+
+    def counters(state: Mapping[str, Any]) -> dict[str, Any]:
+        return {key: value for key, value in to_json(state.get("train", {})).items() if key not in ("seconds", "last")}
+
+    return counters(read_state(place)) == counters(snapshot.state)
 
 
 def _write(aside: Path, snapshot: Snapshot) -> None:
@@ -129,8 +147,11 @@ def _amount(run: RunDir, snapshot: Snapshot) -> str:
     return "make room"
 
 
-def _discard(aside: Path) -> None:
-    with contextlib.suppress(OSError):  # what cannot be removed now goes before the next save, or at the next start
+def _discard(aside: Path, place: Path) -> None:
+    replaced = place.with_name(f"{REPLACED}{place.name}")
+    with contextlib.suppress(OSError):  # what cannot be done now is done before the next save, or at the next start
+        if replaced.is_dir() and not place.exists():
+            replaced.rename(place)
         if aside.is_dir():
             remove_folder(aside)
 

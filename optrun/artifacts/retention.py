@@ -9,7 +9,7 @@ from collections.abc import Collection
 from pathlib import Path
 
 from optrun.artifacts.atomic import DOOMED, remove_folder, replace_text
-from optrun.artifacts.checkpoint import TEMPORARY, checkpoint_folders
+from optrun.artifacts.checkpoint import REPLACED, TEMPORARY, checkpoint_folders
 from optrun.artifacts.manifest import problems
 from optrun.artifacts.run_dir import RunDir, parse_step, step_name
 
@@ -35,7 +35,7 @@ def latest_whole(run: RunDir) -> tuple[Path | None, dict[Path, list[str]]]:
 
 
 def clean_leftovers(run: RunDir) -> list[str]:
-    """Remove what a killed save or deletion left behind; the lock must be held.
+    """Remove what a killed save or deletion left behind, and take back what it had only moved; the lock must be held.
 
     Returns:
         Names of the removed folders.
@@ -46,7 +46,10 @@ def clean_leftovers(run: RunDir) -> list[str]:
     for path in sorted(run.checkpoints.iterdir()):
         if path.is_symlink():
             continue
-        if path.name.startswith((TEMPORARY, DOOMED)) and path.is_dir():
+        original = path.with_name(path.name.removeprefix(REPLACED))
+        if path.name.startswith(REPLACED) and path.is_dir() and not original.exists():
+            path.rename(original)
+        elif path.name.startswith((TEMPORARY, DOOMED, REPLACED)) and path.is_dir():
             remove_folder(path)
             removed.append(path.name)
         elif path.name.startswith((".best.", ".last.")) and path.name.endswith(".tmp"):

@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -134,13 +134,12 @@ def read_tensors(path: Path) -> dict[str, torch.Tensor]:
         raise CheckpointError(f"{path}: cannot be read: {error}") from error
 
 
-def damaged_tensors(path: Path, expected: Mapping[str, Mapping[str, Any]], note: Callable[[], None]) -> list[str]:
+def damaged_tensors(path: Path, expected: Mapping[str, Mapping[str, Any]]) -> list[str]:
     """Which tensors of a file are not what they were, one sentence each.
 
     Args:
         path: A file as written by `write_tensors`; may be damaged anywhere.
         expected: From the manifest.
-        note: Called after each tensor.
 
     Returns:
         Sentences; that of a header that cannot be read stands for all tensors.
@@ -158,7 +157,6 @@ def damaged_tensors(path: Path, expected: Mapping[str, Mapping[str, Any]], note:
             problem = _problem(file, 8 + length, header.get(name), saved)
             if problem:
                 found.append(f"{path}: tensor {name}: {problem}.")
-            note()
     return found
 
 

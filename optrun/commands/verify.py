@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import sys
-
-from rich.console import Console
-from rich.table import Table
+from pathlib import Path
 
 from optrun.commands.words import take_apart
 from optrun.errors import EXIT_DONE, EXIT_NO_CHECKPOINT, ConfigError
@@ -14,7 +12,7 @@ USAGE = """
 optrun verify RUN_DIR|CHECKPOINT [...]
 
 Reads every file of a checkpoint, or of all checkpoints of a run, and holds it against the manifest: size, checksum, and
-every tensor. Nothing is changed. Exit code 0: all whole; 4: the file is named.
+every tensor. Nothing is changed. Exit code 0: all whole; 4: file and tensor are named.
 """
 
 
@@ -33,30 +31,92 @@ def run(argv: list[str]) -> int:
 
 
 def _verify(word: str) -> int:
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
     from optrun.artifacts.checkpoint import checkpoint_folders
-    from optrun.artifacts.manifest import problems
     from optrun.artifacts.retention import pointed
     from optrun.resume import locate
     from optrun.training.progress import size
 
     target = locate(word)
-    folders = [target.checkpoint] if target.checkpoint is not None else checkpoint_folders(target.run)
-    table = Table(title=str(target.checkpoint or target.run.path), title_justify="left", title_style="dim")
-    table.add_column("checkpoint")
-    table.add_column("size", justify="right")
+    folders = [target.checkpoint] if target.checkpoint is not None else checkpoint_folders(target.run)[::-1]
+    table = Table(title=Text(str(target.checkpoint or target.run.path)), title_justify="left", title_style="dim")
+    for name in ("checkpoint", "file"):
+        table.add_column(name)
+    for name in ("size", "tensors"):
+        table.add_column(name, justify="right")
     table.add_column("verdict")
+    console = Console()
     wrong: list[str] = []
-    for folder in folders:
-        found = problems(folder)
-        wrong += found
-        total = sum(path.stat().st_size for path in folder.iterdir() if path.is_file())
-        table.add_row(folder.name, size(total), "[red]damaged[/]" if found else "[green]whole[/]")
+    with console.status("reading"):
+        for folder in folders:
+            report = examine(folder)
+            wrong += report.problems
+            for index, file in enumerate(report.files):
+                verdict = Text("damaged", style="red") if file.damaged else Text("whole", style="green")
+                shown = "" if file.tensors is None else str(file.tensors)
+                table.add_row(folder.name if index == 0 else "", file.name, size(file.size), shown, verdict)
+            for stranger in report.foreign:
+                table.add_row(
+                    "", Text(stranger.name), "", "", Text("not of the checkpoint; never read", style="yellow")
+                )
     if not folders:
         wrong.append(f"{target.run.checkpoints}: no checkpoint there.")
     for pointer in () if target.checkpoint is not None else (target.run.best, target.run.last):
         if pointer.is_file() and pointed(pointer) is None:
             wrong.append(f"{pointer}: names a checkpoint that is not there.")
-    Console().print(table)
+    console.print(table)
     for sentence in wrong:
         sys.stderr.write(f"optrun: {sentence}\n")
     return EXIT_NO_CHECKPOINT if wrong else EXIT_DONE
+
+
+class _File:
+    """One row of the table."""
+
+    def __init__(self, path: Path, tensors: int | None, damaged: bool) -> None:
+        self.name = path.name
+        self.size = path.stat().st_size if path.is_file() else 0
+        self.tensors = tensors
+        self.damaged = damaged
+
+
+class Report:
+    """What was found in one checkpoint."""
+
+    def __init__(self) -> None:
+        self.files: list[_File] = []
+        self.problems: list[str] = []
+        self.foreign: list[Path] = []
+
+
+def examine(folder: Path) -> Report:
+    """Hold a checkpoint against its manifest, file by file and tensor by tensor.
+
+    Args:
+        folder: A checkpoint, whole or not.
+    """
+    from optrun.artifacts import run_dir as names
+    from optrun.artifacts.manifest import CONTENT, TENSOR_FILES, file_problem, foreign_files, problems, read_manifest
+    from optrun.artifacts.tensor_file import damaged_tensors
+    from optrun.errors import CheckpointError
+
+    report = Report()
+    report.problems = problems(folder)
+    if folder.is_dir() and not folder.is_symlink():
+        report.foreign = foreign_files(folder)
+    try:
+        manifest = read_manifest(folder)
+    except CheckpointError:
+        report.files = [_File(folder / name, None, True) for name in (names.CHECKPOINT_MANIFEST, *CONTENT)]
+        return report
+    report.files.append(_File(folder / names.CHECKPOINT_MANIFEST, None, False))
+    for name in CONTENT:
+        path, tensors = folder / name, manifest["tensors"].get(name)
+        damaged = file_problem(path, *manifest["listed"][name]) is not None
+        if name in TENSOR_FILES and path.is_file() and not path.is_symlink():
+            report.problems += damaged_tensors(path, tensors)
+        report.files.append(_File(path, None if tensors is None else len(tensors), damaged))
+    return report

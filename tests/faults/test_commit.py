@@ -59,6 +59,27 @@ def test_death_at_every_call(tmp_path: Path) -> None:
     assert seen == {2, 3}
 
 
+def test_death_while_replacing(tmp_path: Path) -> None:
+    """One that was saved before the end of its step makes way for the whole one; neither is lost on the way."""
+    later = snapshot(2)
+    later.state["train"]["unfinished"] = False
+    make_run(tmp_path / "count", (2,))
+    total = calls_of(tmp_path, lambda: save_checkpoint(RunDir(tmp_path / "count"), later))
+    for at in range(1, total + 1):
+        run = make_run(tmp_path / str(at), (2,))
+
+        def work(run: RunDir = run, at: int = at) -> None:
+            with Syscalls(run.path, at, die):
+                save_checkpoint(run, later)
+
+        assert in_child(work) == 9
+        clean_leftovers(run)
+        assert newest(run) == 2
+        save_checkpoint(run, later)
+        assert load_checkpoint(run.checkpoint(2)).state == later.state
+        assert {path.name for path in run.checkpoints.iterdir()} == {"last", "step-00000002"}
+
+
 def test_refusal_at_every_call(tmp_path: Path) -> None:
     """No room, at any call: the checkpoint before is whole, nothing half is left, and the next save succeeds."""
     total = calls_of(tmp_path, lambda: save_checkpoint(make_run(tmp_path / "count", (1,)), snapshot(2)))

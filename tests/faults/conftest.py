@@ -1,0 +1,32 @@
+"""Fixtures: the undisturbed run, and a way to run optrun."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.faults.runs import Go, Straight
+from tests.running import optrun
+
+
+@pytest.fixture(scope="session")
+def straight(tmp_path_factory: pytest.TempPathFactory) -> Straight:
+    """Read only: tests work on copies."""
+    run = Straight(tmp_path_factory.mktemp("straight"))
+    assert optrun(*run.words, f"hydra.run.dir={run.path}") == 0
+    return run
+
+
+@pytest.fixture
+def go(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Go:
+    """In a folder of its own."""
+    monkeypatch.chdir(tmp_path)
+
+    def run(*given: str) -> tuple[int, str]:
+        capsys.readouterr()
+        code = optrun(*given)
+        said = capsys.readouterr()
+        return code, said.out + said.err
+
+    return run

@@ -1,0 +1,62 @@
+"""One short run that was never disturbed, and copies of it as a crash would have left them."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+from optrun.artifacts.run_dir import RunDir
+from tests.running import TINY_GPT, records, state, tensors, write_text
+
+STEPS = 6
+Go = Callable[..., tuple[int, str]]
+"""Run optrun; exit code and everything that was said."""
+
+
+def words(corpus: Path) -> list[str]:
+    """A causal LM with dropout, logged and saved at every step, evaluated at every third."""
+    return [
+        *(word.replace("n_layer=2", "n_layer=1") for word in TINY_GPT),
+        "data=files",
+        f"data.train={corpus}",
+        "training.per_device_train_batch_size=4",
+        "training.logging_steps=1",
+        "training.eval_steps=3",
+        f"training.max_steps={STEPS}",
+        "checkpoint.save_steps=1",
+        "checkpoint.keep_last=9",
+    ]
+
+
+class Straight:
+    """The undisturbed run.
+
+    Args:
+        folder: Where it lies, with its corpus.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.words = words(write_text(folder, 150))
+        self.path = folder / "straight"
+
+    def cut(self, place: Path, step: int) -> RunDir:
+        """A copy as if killed right after the checkpoint of a step: later metrics lines are there, checkpoints not."""
+        shutil.copytree(self.path, place)
+        run = RunDir(place)
+        for later in range(step + 1, STEPS + 1):
+            shutil.rmtree(run.checkpoint(later))
+        shutil.rmtree(run.model)
+        run.best.unlink()
+        run.last.unlink()
+        values = json.loads(run.summary.read_text())
+        run.summary.write_text(json.dumps({**values, "status": "running"}))
+        return run
+
+    def same(self, run: RunDir | Path) -> None:
+        """Whether a run ended as this one did, to the last bit and line."""
+        path = run.path if isinstance(run, RunDir) else run
+        assert records(path) == records(self.path)
+        assert tensors(path, STEPS) == tensors(self.path, STEPS)
+        assert state(path, STEPS) == state(self.path, STEPS)

@@ -1,0 +1,185 @@
+"""Going on after a crash: from the newest checkpoint that is whole, after saying so, never silently from nothing."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+
+from optrun.artifacts.run_dir import RunDir
+from tests.faults.checkpoints import FILES
+from tests.faults.runs import Go, Straight
+from tests.running import records, summary
+
+
+def names_in(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir())
+
+
+def test_the_damaged_newest_is_named_and_the_one_before_is_exact(straight: Straight, go: Go, tmp_path: Path) -> None:
+    """Half of the newest, nothing of the next, a leftover of a killed save, torn metrics: goes on by itself."""
+    run = straight.cut(tmp_path / "run", 5)
+    path = run.checkpoint(5) / "optimizer.safetensors"
+    path.write_bytes(path.read_bytes()[:1000])
+    (run.checkpoint(4) / "manifest.json").unlink()
+    (run.checkpoints / ".saving-step-00000006-1").mkdir()
+    with run.metrics.open("ab") as file:
+        file.write(b'{"step": 6, "train/lo')
+    code, said = go("resume=run")
+    assert code == 0
+    assert "step-00000005/optimizer.safetensors: 1,000 bytes" in said
+    assert "step-00000004/manifest.json: missing" in said
+    assert "going on from" in said
+    assert "step-00000003" in said
+    straight.same(run)
+    left = {path.name for path in run.checkpoints.iterdir()}
+    assert {"damaged-step-00000005-1", "damaged-step-00000004-1"} <= left
+    assert not any(name.startswith(".") for name in left)
+    assert (run.model / "model.safetensors").is_file()
+
+
+def test_asked_for_by_name_the_damaged_one_is_refused(straight: Straight, go: Go, tmp_path: Path) -> None:
+    run = straight.cut(tmp_path / "run", 5)
+    (run.checkpoint(5) / "state.json").unlink()
+    before = sorted(path.name for path in run.checkpoints.iterdir())
+    code, said = go(f"resume={run.checkpoint(5)}")
+    assert code == 4
+    assert "state.json: missing" in said
+    assert sorted(path.name for path in run.checkpoints.iterdir()) == before
+
+
+def test_an_older_one_by_name_puts_the_later_ones_aside(straight: Straight, go: Go, tmp_path: Path) -> None:
+    run = straight.cut(tmp_path / "run", 5)
+    code, said = go(f"resume={run.checkpoint(2)}")
+    assert code == 0
+    assert "step-00000005 was renamed to superseded-step-00000005-1" in said
+    straight.same(run)
+
+
+@pytest.mark.parametrize("how", ["run", "auto", "latest"])
+def test_none_whole_is_an_error_that_lists_all(straight: Straight, go: Go, tmp_path: Path, how: str) -> None:
+    run = straight.cut(tmp_path / "run", 3)
+    for step, file in zip((1, 2, 3), FILES, strict=False):
+        (run.checkpoint(step) / file).write_bytes(b"")
+    before = run.metrics.read_bytes()
+    where = [f"resume={how}"] if how == "run" else [f"resume={how}", "hydra.run.dir=run"]
+    code, said = go(*where)
+    assert code == 4
+    for step, file in zip((1, 2, 3), FILES, strict=False):
+        assert f"step-{step:08d}/{file}" in said
+    assert run.metrics.read_bytes() == before
+    assert len([path for path in run.checkpoints.iterdir() if path.name.startswith("step-")]) == 3
+
+
+def test_before_the_first_save_auto_starts_over_in_place(straight: Straight, go: Go, tmp_path: Path) -> None:
+    run = straight.cut(tmp_path / "run", 0)
+    code, said = go("resume=run")
+    assert code == 4
+    assert "ended before its first save" in said
+    assert "resume=auto" in said
+    code, said = go(*straight.words, "resume=auto", "hydra.run.dir=run")
+    assert code == 0
+    assert "starts over from step 0" in said
+    straight.same(run)
+
+
+def test_a_folder_of_checkpoints_that_is_gone_is_not_made_anew(straight: Straight, go: Go, tmp_path: Path) -> None:
+    run = straight.cut(tmp_path / "run", 4)
+    shutil.rmtree(run.checkpoints)
+    code, said = go("resume=auto", "hydra.run.dir=run")
+    assert code == 4
+    assert "it was removed" in said
+    run.checkpoints.mkdir()
+    (run.checkpoints / "damaged-step-00000004-1").mkdir()
+    code, said = go("resume=auto", "hydra.run.dir=run")
+    assert code == 4
+    assert "damaged-step-00000004-1" in said
+
+
+def test_only_the_latest_torn_line_goes(straight: Straight, go: Go, tmp_path: Path) -> None:
+    """A summary torn away and metrics cut in the middle of a line are mended; no step appears twice."""
+    run = straight.cut(tmp_path / "run", 4)
+    run.summary.write_text('{"status": "run')
+    content = run.metrics.read_bytes()
+    run.metrics.write_bytes(content[: len(content) - 20])
+    assert go("resume=run")[0] == 0
+    straight.same(run)
+    assert [record["step"] for record in records(run.path)] == [1, 2, 3, 4, 5, 6]
+    assert summary(run.path)["status"] == "finished"
+
+
+def test_killed_after_the_last_checkpoint_the_end_is_made_up_for(straight: Straight, go: Go, tmp_path: Path) -> None:
+    run = straight.cut(tmp_path / "run", 6)
+    assert go("resume=run")[0] == 0
+    straight.same(run)
+    assert (run.model / "model.safetensors").is_file()
+    assert summary(run.path)["status"] == "finished"
+
+
+@pytest.mark.parametrize("name", ["checkpoints", "metrics.jsonl", "summary.json", "config.yaml"])
+def test_a_run_writes_through_no_link(straight: Straight, go: Go, tmp_path: Path, name: str) -> None:
+    run = straight.cut(tmp_path / "run", 4)
+    outside = tmp_path / "outside"
+    shutil.move(run.path / name, outside)
+    (run.path / name).symlink_to(outside)
+    before = outside.read_bytes() if outside.is_file() else names_in(outside)
+    code, said = go("resume=run")
+    assert code == 74
+    assert f"{name}: a link" in said
+    assert (outside.read_bytes() if outside.is_file() else names_in(outside)) == before
+
+
+def test_a_checkpoint_that_is_a_link_is_not_followed(straight: Straight, go: Go, tmp_path: Path) -> None:
+    run = straight.cut(tmp_path / "run", 4)
+    shutil.move(run.checkpoint(4), tmp_path / "step-00000004")
+    run.checkpoint(4).symlink_to(tmp_path / "step-00000004")
+    code, said = go(f"resume={run.checkpoint(4)}")
+    assert code == 4
+    assert "a link" in said
+    assert go("resume=run")[0] == 0
+    straight.same(run)
+    assert names_in(tmp_path / "step-00000004") == sorted(FILES)
+
+
+def test_verify_names_file_tensor_and_stranger(straight: Straight, go: Go, tmp_path: Path) -> None:
+    run = straight.cut(tmp_path / "run", 3)
+    (run.checkpoint(3) / "optimizer.pt").write_bytes(b"pickle")
+    code, said = go("verify", "run")
+    assert code == 0
+    assert "optimizer.pt" in said
+    path = run.checkpoint(2) / "model.safetensors"
+    content = bytearray(path.read_bytes())
+    content[-1] ^= 4
+    path.write_bytes(content)
+    code, said = go("verify", "run")
+    assert code == 4
+    assert "step-00000002/model.safetensors" in said
+    assert "tensor " in said
+    assert go("verify", str(run.checkpoint(3)))[0] == 0
+    assert go("verify", str(run.checkpoint(2)))[0] == 4
+
+
+def test_a_fresh_run_into_a_used_folder_is_refused(straight: Straight, go: Go, tmp_path: Path) -> None:
+    run = straight.cut(tmp_path / "run", 4)
+    code, said = go(*straight.words, "hydra.run.dir=run")
+    assert code == 2
+    assert "resume=run" in said
+    assert json.loads(run.summary.read_text())["status"] == "running"
+
+
+def test_resume_of_what_another_process_writes_is_refused(straight: Straight, go: Go, tmp_path: Path) -> None:
+    from optrun.artifacts.lock import RunLock
+
+    run = straight.cut(tmp_path / "run", 4)
+    leftover = run.checkpoints / ".saving-step-00000005-1"
+    leftover.mkdir()
+    with RunLock(RunDir("run").lock):
+        code, said = go("resume=run")
+        assert code == 5
+        assert f"process {os.getpid()}" in said
+        code, said = go(*straight.words, "hydra.run.dir=run", "resume=auto")
+        assert code == 5
+    assert leftover.is_dir()  # another's work in progress
