@@ -112,21 +112,28 @@ def prepare(config: RunConfig) -> Prepared:
     return Prepared(task, tokenizer, model, [*source.notes, *task.notes, *notes])
 
 
+def known_metric(task: Task, key: str, metric: str) -> None:
+    """Refuse a metric that the task does not report.
+
+    Raises:
+        ConfigError: With the key and the metrics there are.
+    """
+    known = [f"eval/{name}" for name in task.metric_names()]
+    if metric not in known:
+        close = nearest(metric, known)
+        hint = f"Did you mean {' or '.join(close)}? " if close else ""
+        raise ConfigError(f"{key}={metric}: task={task.name} has no such metric. {hint}It has: {', '.join(known)}.")
+
+
 def ranking_of(config: RunConfig, task: Task) -> Ranking:
     """Which metric says that a checkpoint is best.
 
     Raises:
         ConfigError: The task reports no such metric.
     """
-    known = [f"eval/{name}" for name in task.metric_names()]
     wanted = config.checkpoint.metric
     metric = f"eval/{task.main_metric}" if wanted is None else wanted if "/" in wanted else f"eval/{wanted}"
-    if metric not in known:
-        close = nearest(metric, known)
-        hint = f"Did you mean {' or '.join(close)}? " if close else ""
-        raise ConfigError(
-            f"checkpoint.metric={wanted}: task={task.name} has no such metric. {hint}It has: {', '.join(known)}."
-        )
+    known_metric(task, "checkpoint.metric", metric)
     if config.checkpoint.mode is not None:
         return Ranking(metric, config.checkpoint.mode.value)
     own = Ranking(f"eval/{task.main_metric}", task.mode)
@@ -327,6 +334,8 @@ class _Work:
         total = config.training.max_steps or max(1, whole)
         ranking = ranking_of(config, task)
         stepper = _stepper(config, model, task, device, total)
+        if stepper.scheduler.metric is not None:
+            known_metric(task, "scheduler.metric", stepper.scheduler.metric)
         if snapshot is not None:
             notes += put_back(snapshot, model, stepper, changes, config.checkpoint.on_other_optimizer)
         learner = Learner(model, stepper, task, plan, *_feeds(config, task, device))

@@ -125,8 +125,6 @@ def is_hidden_matrix(param: Tensor, role: str | None) -> bool:
 
 
 def _split_for_muon(groups: Sequence[Mapping[str, Any]], scale: float) -> list[dict[str, Any]]:
-    tables = [_tensor(pair).shape for g in groups if g.get("role") == "embedding" for pair in g["params"]]
-    vocabulary = max(tables, key=lambda shape: shape[0], default=None)
     split: list[dict[str, Any]] = []
     for group in groups:
         if group["optimizer"] != "muon":
@@ -136,7 +134,7 @@ def _split_for_muon(groups: Sequence[Mapping[str, Any]], scale: float) -> list[d
         rest: list[Any] = []
         for pair in group["params"]:
             param = _tensor(pair)
-            is_head = group.get("layer") == "head" or param.shape == vocabulary
+            is_head = group.get("layer") == "head"
             (hidden if is_hidden_matrix(param, group.get("role")) and not is_head else rest).append(pair)
         if hidden:
             split.append({**group, "params": hidden})

@@ -204,6 +204,10 @@ class Loop:
             if not due:
                 unscheduled += ["train/", "lr/", "perf/"]
         record.update(evaluated)
+        watched = self.learner.stepper.scheduler.metric
+        if due_eval and evaluated and watched is not None:
+            # Not at an end that was not due: a prolonged run has no evaluation there.
+            self.learner.stepper.scheduler.observe(evaluated[watched])
         if last and not due_eval:
             unscheduled.append("eval/")
         window = (self.state.window_loss, self.state.window_weight)

@@ -140,15 +140,16 @@ def test_muon_leaves_heads_alone() -> None:
 
     given = [
         {"params": [pair("wte", 96, 16), pair("wpe", 16, 16)], "role": "embedding"},
-        {"params": [pair("h.0", 16, 16), pair("lm_head", 96, 16)], "role": "matrix"},
-        {"params": [pair("classifier", 16, 32)], "role": "head"},
+        # A matrix of the vocabulary's shape inside a block is a hidden one: roles say what a head is.
+        {"params": [pair("h.0", 16, 16), pair("h.1", 96, 16)], "role": "matrix"},
+        {"params": [pair("lm_head", 96, 16), pair("classifier", 16, 32)], "role": "head"},
         {"params": [pair("score", 16, 24)], "role": "matrix", "layer": "head"},
         {"params": [pair("conv", 4, 4, 3)], "role": "matrix"},
         {"params": [pair("unknown", 16, 24), pair("table", 800, 16), pair("few", 2, 16)]},
     ]
     assert members(build_optimizer("muon", given, lr=0.1)) == {
         "adamw": ["wte", "wpe", "lm_head", "classifier", "score", "conv", "table", "few"],
-        "muon": ["h.0", "unknown"],
+        "muon": ["h.0", "h.1", "unknown"],
     }
 
 
