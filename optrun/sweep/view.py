@@ -156,8 +156,10 @@ class LiveView(PlainView):
     def _draw(self, board: Board) -> Panel:
         done = board.count("finished") + board.count("failed") + len(board.resting)
         left = self.eta(board)
-        rows: list[Text | ProgressBar | Table] = [
-            ProgressBar(total=max(board.total, 1), completed=done),
+        bar = Table.grid(expand=True)  # a bar alone does not end its line
+        bar.add_row(ProgressBar(total=max(board.total, 1), completed=done))
+        rows: list[Text | Table] = [
+            bar,
             Text(board.counts() + (f" · {span(left)} to go" if left is not None else "")),
         ]
         if board.best_line():

@@ -191,7 +191,7 @@ def sentence_of(error: BaseException) -> str:
     Example:
         >>> sentence_of(MemoryError())
         'out of memory'
-        >>> sentence_of(RuntimeError("shapes differ\\nin many ways"))
+        >>> sentence_of(RuntimeError("shapes differ\nin many ways"))
         'RuntimeError: shapes differ'
     """
     lines = str(error).strip().splitlines()

@@ -1,0 +1,52 @@
+"""The recipes that are sweeps: how many jobs they are, and that each kind of job runs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from omegaconf import OmegaConf
+
+from optrun.config import store
+from optrun.sweep.jobs import Composer, Job, build_jobs, combinations, merged, param_words
+from tests.running import TINY_GPT, optrun
+from tests.sweep.forked import jobs, result
+
+
+def expanded(name: str, *words: str) -> list[Job]:
+    """The jobs of a recipe."""
+    hydra = store.open_hydra()
+    node = OmegaConf.to_container(store.compose(hydra, name, ["hydra.mode=MULTIRUN"]).hydra.sweeper)
+    below = param_words(node["params"])
+    grids = [merged(below, [*param_words(grid), *words]) for grid in node["grids"] or [{}]]
+    return build_jobs(Composer(hydra, name), (line for grid in grids for line in combinations(hydra, grid)))
+
+
+@pytest.mark.parametrize(
+    ("name", "count", "words"),
+    [
+        ("compare_optimizers", 7 * 5 * 3, []),
+        ("lamb_batch_scaling", 4 * 3, []),
+        ("layer_decay_minilm", 4 * 2 * 3, ["model.path=somewhere", "data.train=a.tsv"]),
+    ],
+)
+def test_expands(name: str, count: int, words: list[str]) -> None:
+    found = expanded(name, *words)
+    assert len({job.digest for job in found}) == len({job.name for job in found}) == count
+
+
+def test_batches_see_the_same_examples() -> None:
+    """Batch x2, lr x sqrt(2), half the steps."""
+    for job in expanded("lamb_batch_scaling"):
+        batch = job.values["training"]["per_device_train_batch_size"]
+        assert job.values["lr"] == pytest.approx(0.01 * (batch / 16) ** 0.5, rel=5e-3)
+        assert job.values["scheduler"]["warmup_ratio"] == pytest.approx(0.05 * batch / 16)
+        assert job.values["data"]["max_train_examples"] % batch == 0
+
+
+def test_every_optimizer_runs(place: Path) -> None:
+    """Without -m: the recipe says that it is a sweep. The command line wins over its grids."""
+    words = [*TINY_GPT, "training.max_steps=2", "data.max_train_examples=32", "data.max_eval_examples=4"]
+    assert optrun("-cn", "compare_optimizers", *words, "lr=1e-3", "seed=0", "hydra.sweep.dir=sweep") == 0
+    assert {row["status"] for row in result().values()} == {"finished"}
+    assert len(jobs()) == 7

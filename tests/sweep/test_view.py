@@ -1,0 +1,70 @@
+"""What a person sees: figures that add up, best so far, time left."""
+
+from __future__ import annotations
+
+import io
+
+from rich.console import Console
+
+from optrun.sweep.folder import JobState
+from optrun.sweep.jobs import Job
+from optrun.sweep.view import Board, Eta, LiveView, PlainView
+
+
+def job(number: int) -> Job:
+    return Job(f"job{number}", f"{number:016x}", (f"seed={number}",), {}, f"seed={number}")
+
+
+def board() -> Board:
+    """Four jobs: one finished, one failed, one half-way, one not begun."""
+    states = {
+        "job0": JobState("finished", 10, 10, "eval/loss", "min", 2.5, "", 3.0),
+        "job1": JobState("failed", 0, None, message="lr=-1: expected a number above 0."),
+        "job2": JobState("running", 5, 10, "eval/loss", "min", 2.25),
+        "job3": JobState("new"),
+    }
+    return Board([job(number) for number in range(4)], states, {"job2"})
+
+
+def test_counts_and_best() -> None:
+    shown = board()
+    assert shown.counts() == "1 of 4 finished · 1 running · 1 failed · 1 left"
+    assert shown.best_line() == "best eval/loss 2.25: seed=2"
+    shown.states["job2"].mode = shown.states["job0"].mode = "max"
+    assert shown.best_line() == "best eval/loss 2.5: seed=0"
+    shown.states["job0"].best = float("nan")
+    assert shown.best_line() == "best eval/loss 2.25: seed=2"
+    shown.resting.add("job3")
+    assert shown.left == 0
+
+
+def test_time_left() -> None:
+    """Two jobs and a half in 25 s: what is left of four takes 15 s."""
+    now = [0.0]
+    eta = Eta(clock=lambda: now[0])
+    assert eta(board()) is None or now[0] == 0.0
+    now[0], eta.ended = 25.0, 2
+    assert eta(board()) == 15.0
+
+
+def test_plain_lines() -> None:
+    out = io.StringIO()
+    view = PlainView(Console(file=out, width=200))
+    shown = board()
+    view.ended(shown.jobs[1], shown.states["job1"], shown, "sweep/job1/optrun.log")
+    line = out.getvalue()
+    assert line.startswith(
+        "[2/4] failed      seed=1  lr=-1: expected a number above 0.  (sweep/job1/optrun.log)  2 to go"
+    )
+
+
+def test_live_table() -> None:
+    out = io.StringIO()
+    view = LiveView(Console(file=out, width=100, force_terminal=True, color_system=None), "optrun · sweep · [x]")
+    view.update(board())
+    view.stop()
+    text = out.getvalue()
+    assert "1 of 4 finished" in text
+    assert "step 5 of 10" in text
+    assert "best eval/loss 2.25: seed=2" in text
+    assert "[x]" in text
