@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import time
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from hydra._internal.hydra import Hydra
@@ -63,6 +63,12 @@ class Search:
     """
 
     def __init__(self, hydra: Hydra, compose: Composer, options: OptunaConfig, words: Sequence[str]) -> None:
+        try:
+            with _no_experimental_warnings():
+                SAMPLERS[options.sampler](options.seed, 0)
+        except ImportError as error:
+            package = getattr(error, "name", None) or str(error).splitlines()[0]
+            raise ConfigError(f"hydra.sweeper.sampler={options.sampler.value} needs more: {package}") from error
         parsed = list(zip(words, parse(hydra, words), strict=True))
         self.compose = compose
         self.options = options
@@ -85,8 +91,7 @@ class Search:
     def __call__(self, driver: Driver) -> None:
         """Run trials until there are as many as asked for, those of earlier starts among them."""
         optuna.logging.set_verbosity(optuna.logging.WARNING)
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", category=optuna.exceptions.ExperimentalWarning)
+        with _no_experimental_warnings():
             study = self._open(driver.sweep)
             driver.board.expected = self.options.n_trials
             self._know_before(study, driver)
@@ -192,6 +197,14 @@ class Search:
             )
 
 
+@contextlib.contextmanager
+def _no_experimental_warnings() -> Iterator[None]:
+    """Optuna calls some samplers experimental, whose interface nobody sees here."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", category=optuna.exceptions.ExperimentalWarning)
+        yield
+
+
 def _report(study: Any, number: int, step: int, value: float | None) -> None:
     """Let the sampler know of a rung, once."""
     frozen = study.get_trials(deepcopy=False)[number]
@@ -200,7 +213,7 @@ def _report(study: Any, number: int, step: int, value: float | None) -> None:
 
 
 @contextlib.contextmanager
-def _asking(sweep: SweepDir) -> Any:
+def _asking(sweep: SweepDir) -> Iterator[None]:
     """One process at a time proposes, so that there are never more trials than asked for."""
     patience = time.monotonic() + _ASK_SECONDS
     while True:

@@ -137,6 +137,16 @@ def test_stopped_by_a_signal(place: Path, undisturbed: Path, monkeypatch: pytest
     assert all(same(job, undisturbed / job.name) for job in jobs())
 
 
+def test_time_budgets_end_jobs_not_the_sweep(place: Path, undisturbed: Path) -> None:
+    """Each start gives each job one step more."""
+    words = ["lr=1e-3,2e-3", "training.max_seconds=1e-9"]
+    assert sweep(*words) == 75
+    assert [steps(job) for job in jobs()] == [[1], [1]]
+    assert ForkServer.launches == [2]
+    assert sweep("lr=1e-3,2e-3") == 0
+    assert all(same(job, undisturbed / job.name) for job in jobs())
+
+
 def test_two_sweeps_share_the_work(place: Path, undisturbed: Path) -> None:
     pids = [forked.fork(lambda: sweep("lr=1e-3,2e-3", "seed=0,1"), place / f"log{number}") for number in range(2)]
     codes = [os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in pids]
