@@ -8,8 +8,9 @@ from pathlib import Path
 
 import optuna
 import pytest
+from hydra.core.config_store import ConfigStore
 
-from optrun.config.store import open_hydra
+from optrun.config.store import compose, open_hydra
 from optrun.config.sweeper import OptunaConfig, Sampler
 from optrun.sweep.halving import survivors
 from optrun.sweep.jobs import Composer, parse
@@ -154,6 +155,15 @@ def test_a_wrong_search_starts_nothing(
     assert sweep("hydra/sweeper=optuna", *words) == 2
     assert said in capsys.readouterr().err
     assert not (Path("sweep") / "study.db").exists()
+
+
+def test_the_name_means_ours_beside_a_plugin_of_that_name() -> None:
+    """Hydra would check our file against the plugin's entry, and refuse."""
+    ConfigStore.instance().store(group="hydra/sweeper", name="optuna", node={"_target_": "elsewhere", "n_trials": 7})
+    hydra = open_hydra()
+    cfg = compose(hydra, "config", ["hydra/sweeper=optuna"])
+    assert cfg.hydra.sweeper.n_trials == 20
+    assert "_target_" not in cfg.hydra.sweeper
 
 
 def test_survivors() -> None:
