@@ -55,7 +55,7 @@ from optrun.training.interrupts import Interrupts, Stopped
 from optrun.training.loop import Learner, Loop
 from optrun.training.progress import Display
 from optrun.training.ranking import Ranking, best_mode
-from optrun.training.state import TrainState, restore_random_states
+from optrun.training.state import TrainState, restore_random_states, seed_random_states
 from optrun.training.step import Arithmetic, Stepper
 
 
@@ -386,7 +386,7 @@ class _Work:
             restore_random_states(snapshot.state["random"], device)
             snapshot.model, snapshot.optimizer = {}, {}  # they are in use as copies
         else:
-            torch.manual_seed(config.seed)
+            seed_random_states(config.seed)
         status = "failed"
         try:
             loop()

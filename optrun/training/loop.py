@@ -273,7 +273,7 @@ class Loop:
         vars(state).update(vars(back))
         state.passed_steps, state.rollbacks, state.seconds = passed, rollbacks, seconds
         self.records.go_back(state.global_step)
-        self.saving.forget(state.global_step)
+        self.saving.save()  # in place of the one it went back to: a run that is stopped now does not go there again
         self._window_tokens = self._window_samples = 0
         self.display.note(
             f"step {bad + 1}: {report.sentence} Went back to step {state.global_step}; {bad - state.global_step + 1} "

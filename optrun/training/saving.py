@@ -7,11 +7,11 @@ from collections.abc import Callable
 from typing import Any
 
 from optrun.artifacts import retention
-from optrun.artifacts.checkpoint import Snapshot
+from optrun.artifacts.checkpoint import Snapshot, checkpoint_folders
 from optrun.artifacts.run_dir import RunDir, step_name
 from optrun.artifacts.saver import Order, Result, Saver
 from optrun.config.checkpoint import CheckpointConfig, OnStorageError
-from optrun.errors import StorageError
+from optrun.errors import NonFiniteError, StorageError
 from optrun.training.ranking import Ranking
 from optrun.training.state import TrainState
 
@@ -102,9 +102,13 @@ class Saving:
         self.stall += self.clock() - begun
 
     def _order(self, snapshot: Snapshot) -> Order:
-        keep = [self.last_scheduled(self.state.global_step)] if self.keep_scheduled else []
+        keep = [step for step in self._scheduled_on_disk()[:1] if self.keep_scheduled]
         best = self.ranking.best(self.state.ranking, self.config.keep_best)
         return Order(snapshot, best, keep, self.sync)
+
+    def _scheduled_on_disk(self) -> list[int]:
+        steps = [retention.step_of(folder) for folder in checkpoint_folders(self.run)]
+        return [step for step in steps if step == 0 or self.scheduled(step)]
 
     def save_now(self) -> None:
         """Save the present state and return when it is on the disk; where it is there already, nothing is done.
@@ -157,11 +161,6 @@ class Saving:
         if result is not None and result.error is not None:
             self.note(str(result.error))
 
-    def forget(self, step: int) -> None:
-        """Training went back to a step: no checkpoint after it counts as saved."""
-        self._submitted = step
-        self._refused = None
-
     def _take(self, result: Result) -> None:
         step = result.order.snapshot.global_step
         error: BaseException | None = result.error
@@ -172,6 +171,9 @@ class Saving:
             return
         if isinstance(error, StorageError) and result.place is not None:
             self.note(f"{step_name(step)} is saved; what comes after it was refused: {error}")
+            return
+        if isinstance(error, NonFiniteError) and self.keep_scheduled:
+            self.note(f"{error} Training goes back at the next step.")
             return
         if not isinstance(error, StorageError) or self.config.on_storage_error is OnStorageError.stop:
             raise error

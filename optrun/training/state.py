@@ -139,6 +139,13 @@ def random_states(device: torch.device) -> dict[str, Any]:
     return RandomStates(device).packed()
 
 
+def seed_random_states(seed: int) -> None:
+    """All global generators at the start of a run."""
+    torch.manual_seed(seed)
+    random.seed(seed)
+    np.random.seed(seed % 2**32)
+
+
 def restore_random_states(states: dict[str, Any], device: torch.device) -> None:
     """Put all global generators back."""
     torch.set_rng_state(_unpack(states["torch"]))

@@ -41,6 +41,11 @@ class Straight:
         self.words = words(write_text(folder, 150))
         self.path = folder / "straight"
 
+    def words_with(self, *changed: str) -> list[str]:
+        """Its command line with some values changed or added."""
+        keys = tuple(f"{word.split('=')[0]}=" for word in changed)
+        return [*(word for word in self.words if not word.startswith(keys)), *changed]
+
     def cut(self, place: Path, step: int) -> RunDir:
         """A copy as if killed right after the checkpoint of a step: later metrics lines are there, checkpoints not."""
         shutil.copytree(self.path, place)

@@ -115,9 +115,8 @@ def test_while_the_first_batch_is_awaited(straight: Straight, go: Go, monkeypatc
 
 
 def test_sigusr1_saves_and_goes_on(straight: Straight, go: Go, monkeypatch: pytest.MonkeyPatch) -> None:
-    words = [word for word in straight.words if not word.startswith("checkpoint.save_steps")]
     with hurt(monkeypatch, Stepper, "__call__", 4, signal.SIGUSR1):
-        code, _ = go(*words, "hydra.run.dir=run", "checkpoint.save_steps=null", "checkpoint.keep_best=0")
+        code, _ = go(*straight.words_with("checkpoint.save_steps=null", "checkpoint.keep_best=0"), "hydra.run.dir=run")
     assert code == 0
     found = sorted(path.name for path in RunDir("run").checkpoints.glob("step-*"))
     assert found == ["step-00000004", "step-00000006"]
@@ -164,9 +163,9 @@ def test_a_worker_leaves_signals_to_the_main_process() -> None:
 # In processes of their own --------------------------------------------------------------------------------------------
 
 
-def start(straight: Straight, cwd: Path, *words: str) -> subprocess.Popen[str]:
+def start(words: list[str], cwd: Path, *more: str) -> subprocess.Popen[str]:
     return subprocess.Popen(
-        [sys.executable, "-m", "optrun", *straight.words, "hydra.run.dir=run", "resume=auto", *words],
+        [sys.executable, "-m", "optrun", *words, "hydra.run.dir=run", "resume=auto", *more],
         cwd=cwd,
         env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
         stdout=subprocess.PIPE,
@@ -202,24 +201,12 @@ def members(session: int) -> list[int]:
     return found
 
 
-LONG = ["training.max_steps=100000", "data.max_length=16", "checkpoint.save_steps=5"]
-
-
-def long_words(straight: Straight) -> Straight:
-    """The same run without an end."""
-    other = Straight.__new__(Straight)
-    other.path = straight.path
-    other.words = [
-        word
-        for word in straight.words
-        if not word.startswith(("training.max_steps", "checkpoint.save_steps", "data.max_"))
-    ] + LONG
-    return other
+LONG = ["training.max_steps=100000", "checkpoint.save_steps=5"]
 
 
 @pytest.mark.slow
 def test_a_group_signal_with_workers_leaves_nobody(straight: Straight, tmp_path: Path) -> None:
-    process = start(long_words(straight), tmp_path, "training.dataloader_num_workers=2")
+    process = start(straight.words_with(*LONG), tmp_path, "training.dataloader_num_workers=2")
     wait_for(lambda: steps_done(tmp_path / "run") >= 2, process)
     assert len(members(process.pid)) >= 3
     os.killpg(process.pid, signal.SIGTERM)
@@ -232,7 +219,7 @@ def test_a_group_signal_with_workers_leaves_nobody(straight: Straight, tmp_path:
 @pytest.mark.slow
 def test_a_second_signal_ends_at_once(straight: Straight, tmp_path: Path) -> None:
     """With workers, whatever the first one began."""
-    process = start(long_words(straight), tmp_path, "training.dataloader_num_workers=2")
+    process = start(straight.words_with(*LONG), tmp_path, "training.dataloader_num_workers=2")
     wait_for(lambda: steps_done(tmp_path / "run") >= 2, process)
     for number in (signal.SIGSTOP, signal.SIGINT, signal.SIGTERM, signal.SIGCONT):  # both are there when it wakes
         process.send_signal(number)
@@ -247,13 +234,13 @@ def test_a_second_signal_ends_at_once(straight: Straight, tmp_path: Path) -> Non
 
 @pytest.mark.slow
 def test_workers_die_with_a_killed_parent_and_free_the_run(straight: Straight, tmp_path: Path) -> None:
-    process = start(long_words(straight), tmp_path, "training.dataloader_num_workers=2")
+    process = start(straight.words_with(*LONG), tmp_path, "training.dataloader_num_workers=2")
     wait_for(lambda: steps_done(tmp_path / "run") >= 2, process)
     process.kill()
     process.wait()
     assert process.stdout is not None
     process.stdout.close()
-    again = start(long_words(straight), tmp_path, "training.max_seconds=0.1")  # at once: the lock is free
+    again = start(straight.words_with(*LONG), tmp_path, "training.max_seconds=0.1")  # at once: the lock is free
     said, _ = again.communicate(timeout=120)
     assert again.returncode == 75, said
     end = time.monotonic() + 10
@@ -264,7 +251,7 @@ def test_workers_die_with_a_killed_parent_and_free_the_run(straight: Straight, t
 
 @pytest.mark.slow
 def test_a_killed_worker_is_an_error_at_once(straight: Straight, tmp_path: Path) -> None:
-    process = start(long_words(straight), tmp_path, "training.dataloader_num_workers=2")
+    process = start(straight.words_with(*LONG), tmp_path, "training.dataloader_num_workers=2")
     wait_for(lambda: steps_done(tmp_path / "run") >= 6, process)
     worker = max(members(process.pid))
     begun = time.monotonic()

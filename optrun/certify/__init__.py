@@ -1,0 +1,1 @@
+"""`optrun certify`: a claim about resume, proved on the user's own configuration."""

@@ -1,0 +1,142 @@
+"""Two runs held against each other, bit by bit, at their last checkpoint and along the way."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+
+from optrun.artifacts import run_dir as names
+from optrun.artifacts.checkpoint import Snapshot, load_checkpoint
+from optrun.artifacts.metrics import read_metrics
+from optrun.artifacts.run_dir import RunDir
+from optrun.artifacts.tensor_file import tensor_digest
+
+_CLOCKED = ("time", "unscheduled")
+
+
+@dataclass
+class Section:
+    """One kind of thing that was compared."""
+
+    name: str
+    count: int
+    """Tensors, values or lines."""
+    digest: str
+    """sha256 over all of them in the undisturbed run, 16 digits."""
+    difference: str | None
+    """The first that differs; None: none does."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values."""
+        return asdict(self)
+
+
+def compare(straight: RunDir, other: RunDir, step: int) -> list[Section]:
+    """Everything the next step depends on, and everything that was logged.
+
+    Args:
+        straight: A run that nobody disturbed.
+        other: One that was killed and resumed.
+        step: Where both have a checkpoint.
+
+    Raises:
+        CheckpointError: A checkpoint is missing or damaged.
+    """
+    one, two = load_checkpoint(straight.checkpoint(step)), load_checkpoint(other.checkpoint(step))
+    train_one, train_two = _counters(one), _counters(two)
+    return [
+        _tensors("weights", names.CHECKPOINT_MODEL, one.model, two.model),
+        _tensors("optimizer state", names.CHECKPOINT_OPTIMIZER, one.optimizer, two.optimizer),
+        _values("optimizer counters and groups", one.state["optimizer"], two.state["optimizer"]),
+        _values("schedule", one.state["scheduler"], two.state["scheduler"]),
+        _values("loss scale", one.state["scaler"], two.state["scaler"]),
+        _values("random states", one.state["random"], two.state["random"]),
+        _values(
+            "sample order",
+            {key: train_one.pop(key) for key in ("batches_digest", "samples", "tokens")},
+            {key: train_two.pop(key) for key in ("batches_digest", "samples", "tokens")},
+        ),
+        _values("counters", train_one, train_two),
+        _values("metrics lines", _lines(straight), _lines(other)),
+    ]
+
+
+def _counters(snapshot: Snapshot) -> dict[str, Any]:
+    """Counters but for what depends on the clock."""
+    train = {key: value for key, value in snapshot.state["train"].items() if key != "seconds"}
+    train["last"] = {key: value for key, value in train["last"].items() if not key.startswith("perf/")}
+    return train
+
+
+def _lines(run: RunDir) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for number, record in enumerate(read_metrics(run.metrics).records):
+        kept = {key: value for key, value in record.items() if key not in _CLOCKED and not key.startswith("perf/")}
+        found[f"line {number + 1}"] = kept
+    return found
+
+
+def _tensors(name: str, file: str, one: Mapping[str, torch.Tensor], two: Mapping[str, torch.Tensor]) -> Section:
+    difference = None
+    for key in dict.fromkeys([*one, *two]):
+        if key not in one or key not in two:
+            difference = f"{file}: tensor {key} is only in {'the undisturbed' if key in one else 'the resumed'} run"
+        elif one[key].dtype != two[key].dtype or one[key].shape != two[key].shape:
+            difference = f"{file}: tensor {key}: {_kind(one[key])} against {_kind(two[key])}"
+        elif tensor_digest(one[key]) != tensor_digest(two[key]):
+            apart = (one[key].double() - two[key].double()).abs()
+            count, most = int((apart != 0).sum()), float(apart.max())
+            difference = f"{file}: tensor {key}: {count:,} of {apart.numel():,} values differ, by {most:g} at most"
+        if difference is not None:
+            break
+    return Section(name, len(one), _digest({key: tensor_digest(tensor) for key, tensor in one.items()}), difference)
+
+
+def _kind(tensor: torch.Tensor) -> str:
+    return f"{str(tensor.dtype).removeprefix('torch.')}{list(tensor.shape)}"
+
+
+def _values(name: str, one: Any, two: Any) -> Section:
+    return Section(name, len(_flat(one)), _digest(one), first_difference(one, two, name))
+
+
+def first_difference(one: Any, two: Any, where: str) -> str | None:
+    """The first place where two nested values differ, with both values; None: nowhere.
+
+    Example:
+        >>> first_difference({"a": [1, 2]}, {"a": [1, 3]}, "counters")
+        'counters.a[1]: 2 against 3'
+    """
+    if isinstance(one, Mapping) and isinstance(two, Mapping):
+        for key in dict.fromkeys([*one, *two]):
+            if key not in one or key not in two:
+                return f"{where}.{key}: only in {'the undisturbed' if key in one else 'the resumed'} run"
+            found = first_difference(one[key], two[key], f"{where}.{key}")
+            if found is not None:
+                return found
+        return None
+    if isinstance(one, list) and isinstance(two, list):
+        if len(one) != len(two):
+            return f"{where}: {len(one)} entries against {len(two)}"
+        pairs = ((first_difference(a, b, f"{where}[{i}]")) for i, (a, b) in enumerate(zip(one, two, strict=True)))
+        return next((found for found in pairs if found is not None), None)
+    if one == two or (one != one and two != two):
+        return None
+    return f"{where}: {str(one)[:40]} against {str(two)[:40]}"
+
+
+def _flat(value: Any) -> list[Any]:
+    if isinstance(value, Mapping):
+        return [leaf for item in value.values() for leaf in _flat(item)]
+    if isinstance(value, list):
+        return [leaf for item in value for leaf in _flat(item)]
+    return [value]
+
+
+def _digest(value: Any) -> str:
+    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()[:16]

@@ -1,0 +1,268 @@
+"""A run in a process of its own, killed at a moment that is chosen by what it is just doing."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import os
+import random
+import signal
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from optrun.artifacts.atomic import DOOMED
+from optrun.artifacts.checkpoint import REPLACED, TEMPORARY
+from optrun.artifacts.metrics import read_metrics, read_summary
+from optrun.artifacts.retention import latest_whole, step_of
+from optrun.artifacts.run_dir import RunDir
+from optrun.errors import OptrunError
+
+_LOOK = 0.0002
+"""Seconds between two looks at the run directory."""
+
+
+@dataclass
+class Kill:
+    """One SIGKILL, and where it fell."""
+
+    aimed_at: str
+    """`save`, `training` or `start`."""
+    fell: str
+    """`inside a save`, `inside a deletion`, `in training`, `before the first step`."""
+    committed: int
+    """Step of the newest whole checkpoint then; -1 where there was none."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values."""
+        return asdict(self)
+
+
+class Child:
+    """`optrun WORDS` in a forked process, in a group of its own.
+
+    What is heavy has been imported by the parent, which has computed nothing yet: that makes forking safe, and a trial
+    fast.
+
+    Args:
+        words: Its command line.
+        log: Takes what it says.
+        imported: Takes the names of all modules it has imported at its end; None: they are not asked for.
+    """
+
+    def __init__(self, words: list[str], log: Path, imported: Path | None = None) -> None:
+        self.log = log
+        self.imported = imported
+        self.code: int | None = None
+        self.process = os.fork()
+        if self.process == 0:
+            self._be(words)
+
+    def _be(self, words: list[str]) -> None:
+        code = 1
+        try:
+            os.setpgid(0, 0)
+            output = os.open(self.log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
+            nothing = os.open(os.devnull, os.O_RDONLY)
+            for source, target in ((nothing, 0), (output, 1), (output, 2)):
+                os.dup2(source, target)
+            from optrun import cli
+
+            try:
+                code = cli.run(words)
+            except SystemExit as stopped:
+                code = int(stopped.code or 0)
+            if self.imported is not None:
+                self.imported.write_text("\n".join(sys.modules))
+        finally:
+            os._exit(code)
+
+    def ended(self) -> bool:
+        """Whether it has come to an end; `code` is set then."""
+        if self.code is None:
+            found, status = os.waitpid(self.process, os.WNOHANG)
+            if found:
+                self.code = os.waitstatus_to_exitcode(status)
+        return self.code is not None
+
+    def wait(self) -> int:
+        """Until its end; its exit code."""
+        while not self.ended():
+            time.sleep(0.005)
+        assert self.code is not None
+        return self.code
+
+    def kill(self) -> None:
+        """SIGKILL to it and to its workers."""
+        if not self.ended():
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self.process, signal.SIGKILL)
+            with contextlib.suppress(ProcessLookupError):  # before it has a group of its own
+                os.kill(self.process, signal.SIGKILL)
+            self.wait()
+
+    def said(self) -> str:
+        """The end of what it said."""
+        return "\n".join(self.log.read_text(errors="replace").strip().splitlines()[-15:])
+
+
+@dataclass
+class Tempo:
+    """How long things take in the undisturbed run, to aim at all of them."""
+
+    start: float
+    """Seconds to the first step."""
+    step: float
+    """Seconds of a step."""
+    save: float
+    """Seconds of a save."""
+
+
+def import_all(imported: Path) -> None:
+    """Import what a child had imported, so that the next ones need not; nothing is computed.
+
+    Args:
+        imported: Written by a child.
+    """
+    for name in imported.read_text().splitlines():
+        if name not in sys.modules and name != "__mp_main__":
+            with contextlib.suppress(ImportError):  # a module that was made, not imported
+                importlib.import_module(name)
+
+
+class TrialFailed(OptrunError):
+    """A start of the run that nobody killed came to a bad end."""
+
+
+class Trials:
+    """Kills and resumes a run until it ends.
+
+    Args:
+        words: The command line of the run, without its place.
+        folder: Where runs go.
+        tempo: Of the undisturbed run.
+        rng: Chooses the moments.
+        watch: Told of each kill.
+    """
+
+    def __init__(
+        self, words: list[str], folder: Path, tempo: Tempo, rng: random.Random, watch: Callable[[Kill], None]
+    ) -> None:
+        self.words = words
+        self.folder = folder
+        self.tempo = tempo
+        self.rng = rng
+        self.watch = watch
+        self.kills: list[Kill] = []
+        self.starts = 0
+
+    def one_run(self, name: str, kills: int) -> RunDir:
+        """Start it, kill it so often at most, and bring it to its end.
+
+        Raises:
+            TrialFailed: It did not go on by itself, or not from the newest whole checkpoint.
+        """
+        run = RunDir(self.folder / name)
+        run.path.mkdir(parents=True)
+        while True:
+            before, resumes = committed(run), _resumes(run)
+            child = Child([*self.words, f"hydra.run.dir={run.path}", "resume=auto"], self.folder / f"{name}.log")
+            self.starts += 1
+            try:
+                aim = self.rng.choices(("save", "training", "start"), (18, 1.5, 0.5))[0] if kills > 0 else None
+                if aim is not None:
+                    self._await(aim, run, child)
+                    if not child.ended():
+                        child.kill()
+                if aim is None or child.code != -signal.SIGKILL:
+                    code = child.wait()
+                    self._refuse_wrong_start(run, before, resumes)
+                    if code != 0:
+                        raise TrialFailed(f"a start of the run ended with exit code {code}:\n{child.said()}")
+                    return run
+            finally:
+                child.kill()
+            self._refuse_wrong_start(run, before, resumes)
+            kills -= 1
+            kill = Kill(aim, _where(run, before), committed(run))
+            self.kills.append(kill)
+            self.watch(kill)
+
+    def _await(self, aim: str, run: RunDir, child: Child) -> None:
+        """Return when it is time to kill."""
+        if aim == "start":
+            self._until(child, lambda: False, self.rng.uniform(0, self.tempo.start))
+        elif aim == "training":
+            lines = _lines(run) + self.rng.randint(1, 2)
+            self._until(child, lambda: _lines(run) >= lines)
+            self._until(child, lambda: False, self.rng.uniform(0, self.tempo.step))
+        else:
+            wanted, seen = self.rng.randint(1, 2), set(_saving(run))
+            leftovers = set(seen)
+
+            def enough() -> bool:
+                seen.update(_saving(run))
+                return len(seen - leftovers) >= wanted
+
+            self._until(child, enough)
+            self._until(child, lambda: False, self.rng.uniform(0, 0.6 * self.tempo.save))
+
+    def _until(self, child: Child, condition: Callable[[], bool], seconds: float | None = None) -> None:
+        begun = time.monotonic()
+        while not child.ended() and not condition():
+            if seconds is not None and time.monotonic() - begun >= seconds:
+                return
+            time.sleep(_LOOK)
+
+    def _refuse_wrong_start(self, run: RunDir, before: int, resumes: int) -> None:
+        """Nothing behind the newest whole checkpoint may be lost."""
+        try:
+            entries = read_summary(run.summary)["resumes"][resumes:]
+        except (OSError, ValueError, KeyError):
+            return
+        for entry in entries:
+            if entry["from_step"] != max(before, 0):
+                raise TrialFailed(
+                    f"a start of the run went on from step {entry['from_step']}, although step {before} was committed."
+                )
+
+
+def committed(run: RunDir) -> int:
+    """Step of the newest whole checkpoint; -1 where there is none."""
+    folder, _ = latest_whole(run)
+    return -1 if folder is None else step_of(folder)
+
+
+def _resumes(run: RunDir) -> int:
+    try:
+        return len(read_summary(run.summary)["resumes"])
+    except (OSError, ValueError, KeyError):
+        return 0
+
+
+def _lines(run: RunDir) -> int:
+    try:
+        return run.metrics.read_bytes().count(b"\n")
+    except FileNotFoundError:
+        return 0
+
+
+def _saving(run: RunDir) -> list[str]:
+    try:
+        return [name for name in os.listdir(run.checkpoints) if name.startswith(TEMPORARY)]  # noqa: PTH208
+    except FileNotFoundError:
+        return []
+
+
+def _where(run: RunDir, before: int) -> str:
+    """What the killed process was doing, by what it left."""
+    names = os.listdir(run.checkpoints) if run.checkpoints.is_dir() else []  # noqa: PTH208
+    if any(name.startswith(TEMPORARY) for name in names):
+        return "inside a save"
+    if any(name.startswith((DOOMED, REPLACED)) for name in names):
+        return "inside a deletion"
+    steps = [record["step"] for record in read_metrics(run.metrics).records] if run.metrics.is_file() else []
+    return "in training" if max(steps, default=0) > max(before, 0) else "before the first step"

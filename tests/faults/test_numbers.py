@@ -1,0 +1,227 @@
+"""Numbers that are none: what is stopped, skipped, taken back, never saved and never resumed from."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from optrun.artifacts.checkpoint import load_checkpoint, save_checkpoint
+from optrun.artifacts.manifest import problems
+from optrun.artifacts.retention import checkpoint_folders
+from optrun.artifacts.run_dir import RunDir
+from optrun.restore import loading
+from optrun.training.step import Stepper
+from tests.faults.checkpoints import edit_manifest
+from tests.faults.runs import STEPS, Go, Straight
+from tests.running import records, state, summary, tensors
+
+
+@contextmanager
+def poisoned(monkeypatch: pytest.MonkeyPatch, batches: set[str], how: str = "gradient") -> Iterator[list[str]]:
+    """A step is poisoned by its data, so that it is the same step after a resume and not after the data has moved."""
+    seen: list[str] = []
+    original = Stepper.__call__
+
+    def call(self: Stepper, micro_batches: list[dict[str, torch.Tensor]]) -> Any:
+        mark = str(micro_batches[0]["input_ids"].sum().item())
+        seen.append(mark)
+        if mark not in batches:
+            return original(self, micro_batches)
+        if how == "weight":
+            result = original(self, micro_batches)
+            with torch.no_grad():
+                next(iter(self.model.parameters())).view(-1)[0] = float("nan")
+            return result
+        clip = self.clip
+        factor = float("nan") if how == "gradient" else float("inf")
+
+        def spoil(optimizer: torch.optim.Optimizer) -> torch.Tensor:
+            optimizer.param_groups[0]["params"][0].grad.mul_(factor)
+            return clip(optimizer)
+
+        self.clip = spoil
+        try:
+            return original(self, micro_batches)
+        finally:
+            self.clip = clip
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Stepper, "__call__", call)
+        yield seen
+
+
+@pytest.fixture(scope="module")
+def marks(straight: Straight, tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+    """What tells each step's data apart, in order."""
+    from tests.running import optrun
+
+    patch = pytest.MonkeyPatch()
+    with poisoned(patch, set()) as seen:
+        place = tmp_path_factory.mktemp("marks") / "run"
+        assert optrun(*straight.words_with("training.max_steps=12"), f"hydra.run.dir={place}") == 0
+    assert len(set(seen)) == 12
+    return seen
+
+
+@pytest.mark.parametrize("how", ["gradient", "infinite"])
+def test_stop_says_where_and_saves_the_good_state(
+    straight: Straight, go: Go, monkeypatch: pytest.MonkeyPatch, marks: list[str], how: str
+) -> None:
+    words = straight.words_with("checkpoint.save_steps=2")
+    with poisoned(monkeypatch, {marks[3]}, how):
+        code, said = go(*words, "hydra.run.dir=run")
+    assert code == 3
+    run = RunDir("run")
+    assert "step 4: loss 5." in said
+    assert "gradient norm nan" in said or "gradient norm inf" in said
+    assert "Examples " in said
+    report = json.loads((run.path / "nonfinite" / "step-00000004" / "report.json").read_text())
+    assert report["gradients_not_finite"]
+    assert summary(run.path)["status"] == "failed"
+    assert not problems(run.checkpoint(3))  # the state before the bad step, although no save was due
+    assert go("resume=run")[0] == 0  # without the poison: as if it had never been
+    assert tensors(run.path, STEPS) == tensors(straight.path, STEPS)
+    assert records(run.path) == records(straight.path)
+
+
+def test_skip_is_counted_bounded_and_exact_on_resume(
+    straight: Straight, go: Go, monkeypatch: pytest.MonkeyPatch, marks: list[str]
+) -> None:
+    words = straight.words_with("training.on_nonfinite=skip", "training.max_nonfinite_skips=2")
+    with poisoned(monkeypatch, {marks[1], marks[3], marks[4]}):
+        assert go(*words, "hydra.run.dir=whole")[0] == 0
+        code, _ = go(*words, "training.max_seconds=1e-9", "hydra.run.dir=parts")
+        for _ in range(STEPS):
+            code, _ = go("resume=parts") if code == 75 else (code, "")
+    assert code == 0
+    assert records(Path("whole")) == records(Path("parts"))
+    assert tensors(Path("whole"), STEPS) == tensors(Path("parts"), STEPS)
+    assert records(Path("whole"))[-1]["train/skipped_steps"] == 3
+    assert summary(Path("whole"))["perf"]["skipped_steps"] == 3
+    with poisoned(monkeypatch, set(marks[2:5])):
+        code, said = go(*words, "hydra.run.dir=three")
+    assert code == 3
+    assert "3 times in a row" in said
+
+
+def test_rollback_passes_over_the_bad_data(
+    straight: Straight, go: Go, monkeypatch: pytest.MonkeyPatch, marks: list[str]
+) -> None:
+    """Bad at step 5 of a run that saves every third: back to 3, steps 4 and 5 of the data are left out."""
+    words = straight.words_with("training.on_nonfinite=rollback", "checkpoint.save_steps=3")
+    with poisoned(monkeypatch, {marks[4]}) as seen:
+        code, said = go(*words, "hydra.run.dir=whole")
+    assert code == 0
+    assert seen == [*marks[:5], *marks[5:8]]
+    assert "Went back to step 3; 2 steps of data are passed over (1 of at most 3)" in said
+    lines = records(Path("whole"))
+    assert [line["step"] for line in lines] == [1, 2, 3, 4, 5, 6]
+    assert [line.get("train/rollbacks") for line in lines] == [None, None, None, 1, 1, 1]
+    # Stopped and resumed after every step, it goes the same way: back to 3 as well, not to what the stops saved.
+    with poisoned(monkeypatch, {marks[4]}):
+        code, _ = go(*words, "training.max_seconds=1e-9", "hydra.run.dir=parts")
+        starts = 1
+        while code == 75 and starts < 20:
+            code, _ = go("resume=parts")
+            starts += 1
+    assert code == 0
+    assert starts > 5
+    assert records(Path("parts")) == lines
+    assert tensors(Path("whole"), STEPS) == tensors(Path("parts"), STEPS)
+    assert state(Path("whole"), STEPS)["train"] == state(Path("parts"), STEPS)["train"]
+
+
+def test_rollback_before_the_first_scheduled_save_and_its_bound(
+    straight: Straight, go: Go, monkeypatch: pytest.MonkeyPatch, marks: list[str]
+) -> None:
+    words = straight.words_with("training.on_nonfinite=rollback", "checkpoint.save_steps=4", "training.max_rollbacks=2")
+    with poisoned(monkeypatch, {marks[1], marks[3]}) as seen:
+        code, said = go(*words, "hydra.run.dir=run")
+    assert code == 0
+    assert seen == marks[:10]
+    assert "Went back to step 0" in said
+    with poisoned(monkeypatch, {marks[1], marks[2], marks[3]}):
+        code, said = go(*words, "hydra.run.dir=bound")
+    assert code == 3
+    assert "went back 2 times already (training.max_rollbacks)" in said
+    code, said = go(*[word for word in words if not word.startswith("checkpoint.")], "checkpoint=none")
+    assert code == 2
+    assert "nothing to go back to with checkpoint=none" in said
+
+
+def test_a_weight_that_is_no_number_is_never_saved(
+    straight: Straight, go: Go, monkeypatch: pytest.MonkeyPatch, marks: list[str]
+) -> None:
+    with poisoned(monkeypatch, {marks[2]}, "weight"):
+        code, said = go(*straight.words, "hydra.run.dir=run")
+    assert code == 3
+    assert "NaN" in said or "not finite" in said
+    assert [folder.name for folder in checkpoint_folders(RunDir("run"))] == ["step-00000002", "step-00000001"]
+    # With skip too: leaving out updates mends no weight.
+    with poisoned(monkeypatch, {marks[2]}, "weight"):
+        words = straight.words_with(
+            "training.on_nonfinite=skip", "checkpoint.save_steps=null", "checkpoint.keep_best=0"
+        )
+        code, said = go(*words, "hydra.run.dir=skip")
+    assert code == 3
+    assert "Weights were not finite before the step" in said
+
+
+def test_rollback_mends_a_weight(straight: Straight, go: Go, monkeypatch: pytest.MonkeyPatch, marks: list[str]) -> None:
+    words = straight.words_with("training.on_nonfinite=rollback", "checkpoint.save_steps=2")
+    with poisoned(monkeypatch, {marks[3]}, "weight") as seen:
+        code, said = go(*words, "hydra.run.dir=run")
+    assert code == 0
+    assert "Went back to step 2" in said
+    assert seen == [*marks[:5], *marks[5:9]]
+    folder = RunDir("run").checkpoint(6)
+    assert all(torch.isfinite(tensor).all() for tensor in load_checkpoint(folder).model.values())
+
+
+def test_whole_but_not_finite_is_nothing_to_go_on_from(straight: Straight, go: Go, tmp_path: Path) -> None:
+    run = straight.cut(tmp_path / "run", 4)
+    loaded = load_checkpoint(run.checkpoint(4))
+    loaded.model[loaded.state["trainable"][0]].view(-1)[0] = float("nan")
+    run.checkpoint(4).rename(run.path / "aside")
+    save_checkpoint(run, loaded)
+    assert not problems(run.checkpoint(4))
+    code, said = go(f"resume={run.checkpoint(4)}")
+    assert code == 4
+    assert "holds NaN or infinity" in said
+    code, said = go("resume=run")
+    assert code == 0
+    assert "holds NaN or infinity" in said
+    straight.same(run)
+
+
+def test_a_wrong_restore_is_noticed(
+    straight: Straight, go: Go, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """A tensor that is changed on its way from the file into the optimizer."""
+    straight.cut(tmp_path / "run", 4)
+    original = loading.load_named_state
+
+    def mutate(optimizer: torch.optim.Optimizer, *args: Any) -> None:
+        original(optimizer, *args)
+        values = next(iter(optimizer.state.values()))
+        values["exp_avg"].view(-1)[0] += 1e-3
+
+    monkeypatch.setattr(loading, "load_named_state", mutate)
+    code, said = go("resume=run")
+    assert code == 4
+    assert "exp_avg differs in memory" in said
+
+
+def test_a_manifest_of_a_newer_kind_falls_back(straight: Straight, go: Go, tmp_path: Path) -> None:
+    run = straight.cut(tmp_path / "run", 4)
+    edit_manifest(run.checkpoint(4), lambda manifest: manifest.update(format=2))
+    code, said = go("resume=run")
+    assert code == 0
+    assert "format 2, this optrun reads format 1" in said
+    straight.same(run)
