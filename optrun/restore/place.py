@@ -48,18 +48,18 @@ def refuse_other_data(saved: Mapping[str, Any], now: Mapping[str, Any], changes:
     Raises:
         ConfigError: The examples, or what their numbers mean, are not those the run was started with.
     """
+    if saved["tokenizer"] != now["tokenizer"]:
+        named = ", ".join(key for key in changes if key.startswith(("data.", "task.", "model.")) or key == "seed")
+        raise ConfigError(
+            f"{named or 'the data'}: with this change the tokenizer is another one, and the trained weights would read "
+            "other words. Start a new run."
+        )
     before, fingerprint = saved["plan"]["fingerprint"], now["plan"]["fingerprint"]
     if before != fingerprint and not may_change_data(changes):
         why = " (seed decides here which examples are kept for evaluation)" if "seed" in changes else ""
         raise ConfigError(
             f"the data is not what the run was started with (fingerprint {before} then, {fingerprint} now): rows, "
             f"their order or their content changed{why}. Restore it, or start a new run."
-        )
-    if saved["tokenizer"] != now["tokenizer"]:
-        named = ", ".join(key for key in changes if key.startswith(("data.", "task.", "model.")) or key == "seed")
-        raise ConfigError(
-            f"{named or 'the data'}: with this change the tokenizer is another one, and the trained weights would read "
-            "other words. Start a new run."
         )
 
 

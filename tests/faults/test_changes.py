@@ -1,0 +1,261 @@
+"""What was changed between two starts of a run: shown key by key, applied for real, or refused by name."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from optrun.artifacts.checkpoint import load_checkpoint
+from optrun.artifacts.run_dir import RunDir
+from optrun.data.loader import Plan
+from optrun.restore.changes import meaning
+from optrun.restore.place import move, plan_values
+from optrun.training.state import TrainState
+from tests.faults.checkpoints import edit_manifest
+from tests.faults.runs import STEPS, Go, Straight
+from tests.running import records, summary, tensors
+
+HARMLESS = [
+    "training.logging_steps=2",
+    "training.eval_steps=4",
+    "training.per_device_eval_batch_size=7",
+    "training.dataloader_num_workers=1",
+    "checkpoint.save_steps=3",
+    "checkpoint.keep_last=5",
+    "run_name=other",
+]
+
+
+def test_harmless_keys_change_no_number_and_are_recorded(straight: Straight, go: Go, tmp_path: Path) -> None:
+    run = straight.cut(tmp_path / "run", 3)
+    code, said = go("resume=run", *HARMLESS)
+    assert code == 0
+    for word in HARMLESS:
+        key, value = word.split("=")
+        assert f"{key} " in said
+        assert f"-> {value} " in said
+    assert "the numbers stay the same" in said
+    assert tensors(run.path, STEPS) == tensors(straight.path, STEPS)
+    changes = summary(run.path)["resumes"][-1]["changes"]
+    assert changes["training.logging_steps"] == [1, 2]
+    assert set(changes) == {word.split("=")[0] for word in HARMLESS}
+    assert sorted(path.name for path in run.checkpoints.glob("step-*"))[-1] == "step-00000006"
+
+
+@pytest.mark.parametrize(
+    "word",
+    [
+        "lr=5e-4",
+        "optimizer.weight_decay=0.3",
+        "optimizer.betas=[0.5,0.9]",
+        "clip.max_norm=0.01",
+        "param_groups=single",
+        "scheduler=linear",
+        "model.config.resid_pdrop=0.5",
+        "training.precision=bf16",
+    ],
+)
+def test_mathematics_is_applied_for_real(straight: Straight, go: Go, tmp_path: Path, word: str) -> None:
+    """Training goes on from the saved weights and moments, with the new values."""
+    run = straight.cut(tmp_path / "run", 3)
+    code, said = go("resume=run", word)
+    assert code == 0
+    assert "what is computed from here on" in said
+    assert tensors(run.path, STEPS) != tensors(straight.path, STEPS)
+    assert records(run.path)[:3] == records(straight.path)[:3]
+    assert records(run.path)[3:] != records(straight.path)[3:]
+    # Said once: the next start takes it from the run's own configuration.
+    again = json.loads((run.checkpoint(STEPS) / "state.json").read_text())["config"]
+    assert "changes" in summary(run.path)["resumes"][-1]
+    if word.startswith("lr="):
+        assert again["lr"] == 5e-4
+        assert "learning rate of the next step: 0.0005 with the saved configuration, 0.00025 now" in said
+
+
+def test_another_length_is_told_where_the_schedule_hangs_on_it(straight: Straight, go: Go, tmp_path: Path) -> None:
+    straight.cut(tmp_path / "run", 3)
+    code, said = go("resume=run", "training.max_steps=12")
+    assert code == 0
+    assert "how long it trains" in said
+    assert "learning rate of the next step" in said
+    assert len(records(Path("run"))) == 12
+
+
+def test_another_optimizer_is_refused_by_name_unless_told(straight: Straight, go: Go, tmp_path: Path) -> None:
+    run = straight.cut(tmp_path / "run", 3)
+    before = (run.path / "config.yaml").read_bytes()
+    code, said = go("resume=run", "optimizer=lamb")
+    assert code == 2
+    assert "optimizer.name=lamb" in said
+    assert "saved by AdamW, the optimizer is Lamb" in said
+    assert "First saved tensor: " in said
+    assert "checkpoint.on_other_optimizer=reset" in said
+    assert (run.path / "config.yaml").read_bytes() == before
+    code, said = go("resume=run", "optimizer=lamb", "checkpoint.on_other_optimizer=reset")
+    assert code == 0
+    assert "state starts anew, as asked" in said
+    loaded = load_checkpoint(run.checkpoint(STEPS))
+    assert loaded.state["optimizer"]["optimizer"] == "Lamb"
+    assert loaded.model.keys() == load_checkpoint(run.checkpoint(3)).model.keys()
+    # The same command again, as a requeueing scheduler gives it, does not start the state anew once more.
+    code, said = go("resume=run", "optimizer=lamb", "checkpoint.on_other_optimizer=reset", "training.max_steps=7")
+    assert code == 0
+    assert "starts anew" not in said
+
+
+@pytest.mark.parametrize(
+    ("word", "said"),
+    [
+        ("model.config.n_embd=16", "model.config.n_embd=16: transformer.wte.weight: shape (320, 32) in the checkpoint"),
+        ("model.config.n_layer=2", "model.config.n_layer=2: the checkpoint has no tensor transformer.h.1."),
+        ("model.vocab_size=300", "the tokenizer is another one"),
+    ],
+)
+def test_what_cannot_be_taken_over_is_refused_by_name(
+    straight: Straight, go: Go, tmp_path: Path, word: str, said: str
+) -> None:
+    run = straight.cut(tmp_path / "run", 3)
+    code, out = go("resume=run", word)
+    assert code == 2
+    assert said in out
+    straight_names = sorted(path.name for path in run.checkpoints.iterdir())
+    assert straight_names == ["step-00000001", "step-00000002", "step-00000003"]
+    assert go("resume=run")[0] == 0  # nothing was changed by the refusal
+    straight.same(run)
+
+
+def test_another_seed_begins_a_new_epoch(straight: Straight, go: Go, tmp_path: Path) -> None:
+    run = straight.cut(tmp_path / "run", 3)
+    code, said = go("resume=run", "seed=1")
+    assert code == 0
+    assert "training goes on at the start of a new epoch" in said
+    assert tensors(run.path, STEPS) != tensors(straight.path, STEPS)
+
+
+def test_changed_rows_are_refused(straight: Straight, go: Go, tmp_path: Path) -> None:
+    run = straight.cut(tmp_path / "run", 3)
+    corpus = next(Path(word.split("=")[1]) for word in straight.words if word.startswith("data.train="))
+    text = corpus.read_text()
+    try:
+        corpus.write_text(text.replace("quick brown", "brown quick", 1))
+        code, said = go("resume=run")
+    finally:
+        corpus.write_text(text)
+    assert code == 2
+    assert "the data is not what the run was started with" in said
+    assert go("resume=run")[0] == 0
+    straight.same(run)
+
+
+def test_another_batch_size_goes_on_behind_what_was_seen(straight: Straight, go: Go, tmp_path: Path) -> None:
+    run = straight.cut(tmp_path / "run", 3)
+    code, said = go("resume=run", "training.per_device_train_batch_size=8")
+    assert code == 0
+    assert "which examples come next" in said
+    assert "12 of " in said
+    assert "4 are left out of this epoch, none comes twice" in said
+    code, said = go("resume=run", "training.max_steps=8")  # the plan is the new one now: no further move
+    assert code == 0
+    assert "left out" not in said
+    train = load_checkpoint(run.checkpoint(8)).state["train"]
+    assert (train["global_step"], train["data_shift"], train["samples"]) == (8, -1, 12 + 5 * 8)
+
+
+def seen(plan: Plan, first: int, count: int) -> list[int]:
+    steps = plan.steps(first)
+    return [index for _ in range(count) for batch in next(steps) for _, index in batch]
+
+
+@pytest.mark.parametrize("batch", [1, 3, 4, 8, 50])
+@pytest.mark.parametrize("accumulation", [1, 2])
+@pytest.mark.parametrize("done", [0, 1, 4, 6, 7, 13])
+def test_no_example_comes_twice(batch: int, accumulation: int, done: int) -> None:
+    """Whatever the plans: what is trained on after the change is behind what was seen, in the same order."""
+    old, new = Plan(50, 4, 2, 0), Plan(50, batch, accumulation, 0)
+    state = TrainState(global_step=done)
+    sentence = move(plan_values(old, "a-b"), state, new, "a-b")
+    assert (sentence is None) == (old == new)
+    epoch, _ = old.locate(done)
+    before = seen(old, old.steps_per_epoch * epoch, done - old.steps_per_epoch * epoch)
+    new_epoch, place = new.locate(state.position)
+    rest = seen(new, state.position, new.steps_per_epoch - place) if new_epoch == epoch else []
+    assert not set(before) & set(rest)
+    order = [int(index) for index in old.order(epoch)]
+    assert rest == order[len(order) - len(rest) :]
+    assert len(order) - len(rest) - len(before) < batch * accumulation
+
+
+def test_other_examples_begin_with_an_epoch() -> None:
+    state = TrainState(global_step=9, passed_steps=2)
+    sentence = move(plan_values(Plan(50, 4, 2, 0), "a-b"), state, Plan(40, 4, 1, 0), "c-b")
+    assert "start of a new epoch; 18 examples of epoch 2 are left out" in str(sentence)
+    assert state.position == 20
+    state = TrainState(global_step=14)
+    move(plan_values(Plan(50, 4, 2, 0), "a-b"), state, Plan(50, 4, 2, 1), "a-b")
+    assert state.position == 14  # it stood at the start of one already
+    state = TrainState(global_step=9)
+    assert move(plan_values(Plan(50, 4, 2, 0), "a-b"), state, Plan(50, 4, 2, 0), "a-c") is not None
+    assert state.position == 9  # only the evaluation examples are others
+
+
+def test_parameters_in_another_order_are_matched_by_name(
+    straight: Straight, go: Go, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Moments go to the parameter of that name, wherever it stands."""
+    from optrun import experiment
+
+    run = straight.cut(tmp_path / "run", 3)
+    original = experiment.build_param_groups
+
+    def reversed_groups(*args: object, **options: object) -> list[dict[str, object]]:
+        groups = original(*args, **options)  # type: ignore[arg-type]
+        return [{**group, "params": group["params"][::-1]} for group in groups[::-1]]
+
+    monkeypatch.setattr(experiment, "build_param_groups", reversed_groups)
+    assert go("resume=run", "clip=none")[0] == 0
+    one = load_checkpoint(run.checkpoint(STEPS))
+    monkeypatch.undo()
+    monkeypatch.chdir(tmp_path)
+    other = straight.cut(tmp_path / "other", 3)
+    assert go("resume=other", "clip=none")[0] == 0
+    two = load_checkpoint(other.checkpoint(STEPS))
+    assert one.model.keys() == two.model.keys()
+    assert all(one.model[name].equal(two.model[name]) for name in one.model)
+    assert all(one.optimizer[name].equal(two.optimizer[name]) for name in two.optimizer)
+
+
+def test_another_environment_is_warned_of_and_recorded(straight: Straight, go: Go, tmp_path: Path) -> None:
+    run = straight.cut(tmp_path / "run", 3)
+    path = run.checkpoint(3) / "state.json"
+    values = json.loads(path.read_text())
+    values["environment"] |= {"torch": "1.0", "torch threads": 64}
+    text = json.dumps(values).encode()
+    path.write_bytes(text)
+    import hashlib
+
+    entry = {"name": "state.json", "size": len(text), "sha256": hashlib.sha256(text).hexdigest()}
+    edit_manifest(run.checkpoint(3), lambda manifest: manifest["files"].__setitem__(2, entry))
+    code, said = go("resume=run")
+    assert code == 0
+    assert f"torch 1.0 then, {torch.__version__.split('+')[0]}" in said
+    assert "torch threads 64 then, 1 now" in said
+    assert "bit-equality with an uninterrupted run is not promised" in said
+    assert "torch 1.0 then" in summary(run.path)["resumes"][-1]["notes"][0]
+
+
+def test_every_key_has_a_meaning(straight: Straight) -> None:
+    from optrun.config.saved import flat, read_config
+
+    kinds = {key: meaning(key) for key in flat(read_config(RunDir(straight.path).config))}
+    assert kinds["lr"] == kinds["optimizer.eps"] == kinds["model.config.n_embd"] == "mathematics"
+    assert kinds["seed"] == kinds["data.max_length"] == kinds["training.gradient_accumulation_steps"] == "data"
+    assert kinds["training.max_steps"] == "length"
+    assert kinds["checkpoint.save_steps"] == kinds["tracking.name"] == "harmless"
+
+
+def test_a_counter_of_a_newer_version_is_refused() -> None:
+    with pytest.raises(ValueError, match="unknown counter zeal"):
+        TrainState.from_dict({"zeal": 1})

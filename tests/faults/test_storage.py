@@ -1,0 +1,288 @@
+"""A disk that is full, slow, read-only or gone: the checkpoints before are whole, and nothing is hidden."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import resource
+import shutil
+import signal
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from optrun.artifacts import checkpoint as checkpoint_of
+from optrun.artifacts import saver as saver_of
+from optrun.artifacts.checkpoint import Snapshot, save_checkpoint
+from optrun.artifacts.manifest import problems
+from optrun.artifacts.metrics import MetricsWriter, read_metrics
+from optrun.artifacts.retention import latest_whole
+from optrun.artifacts.run_dir import RunDir
+from optrun.data.loader import Feed
+from optrun.errors import StorageError
+from optrun.task.base import Task
+from optrun.training.step import Stepper
+from tests.faults.checkpoints import make_run, snapshot
+from tests.faults.runs import STEPS, Go, Straight
+from tests.faults.syscalls import Syscalls, in_child, refuse
+from tests.running import records, summary, tensors
+
+
+class Full:
+    """A disk on which saving fails for a while.
+
+    Args:
+        monkeypatch: Puts it in place.
+        refused: Which calls of `save_checkpoint`, from 1, fail at their third write.
+    """
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, refused: set[int]) -> None:
+        self.calls: list[int] = []
+
+        def save(run: RunDir, taken: Snapshot, before_commit: Any = None) -> Path:
+            self.calls.append(taken.global_step)
+            if len(self.calls) not in refused:
+                return save_checkpoint(run, taken, before_commit)
+            with Syscalls(run.checkpoints, 6, refuse(errno.ENOSPC)):
+                return save_checkpoint(run, taken, before_commit)
+
+        monkeypatch.setattr(saver_of, "save_checkpoint", save)
+
+
+def test_a_full_disk_is_told_and_tried_again(straight: Straight, go: Go, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Training goes on, the checkpoint is written when there is room, and no number is another for it."""
+    full = Full(monkeypatch, {2})
+    monkeypatch.setattr(Stepper, "__call__", slowly(Stepper.__call__))
+    words = straight.words_with("checkpoint.save_steps=4", "checkpoint.keep_best=0", "training.max_steps=12")
+    code, said = go(*words, "hydra.run.dir=run")
+    assert code == 0
+    assert full.calls == [4, 8, 8, 12]
+    assert "step-00000008: the checkpoint could not be saved: No space left on device" in said
+    assert "newest good checkpoint: step-00000004; next try after step 1" in said
+    run = RunDir("run")
+    assert [problems(run.checkpoint(step)) for step in (4, 8, 12)] == [[], [], []]
+    assert not list(run.checkpoints.glob(".*"))
+    words = straight.words_with("checkpoint.save_steps=4", "checkpoint.keep_best=0", "training.max_steps=12")
+    assert go(*words, "hydra.run.dir=good")[0] == 0
+    assert tensors(run.path, 8) == tensors(Path("good"), 8)
+    assert tensors(run.path, 12) == tensors(Path("good"), 12)
+    assert records(run.path) == records(Path("good"))
+
+
+def slowly(function: Any) -> Any:
+    """The same, 50 ms later: saves end between steps."""
+
+    def call(*args: Any) -> Any:
+        time.sleep(0.05)
+        return function(*args)
+
+    return call
+
+
+def test_stop_ends_cleanly_and_resumes_exactly(straight: Straight, go: Go, monkeypatch: pytest.MonkeyPatch) -> None:
+    with monkeypatch.context() as patch:
+        Full(patch, {3})
+        code, said = go(*straight.words_with("checkpoint.on_storage_error=stop"), "hydra.run.dir=run")
+    assert code == 74
+    assert "it takes" in said
+    assert "are free" in said
+    assert summary(Path("run"))["status"] == "failed"
+    assert latest_whole(RunDir("run"))[0] == RunDir("run").checkpoint(2)
+    assert go("resume=run", "checkpoint.on_storage_error=continue")[0] == 0
+    straight_records = records(straight.path)
+    assert records(Path("run")) == straight_records
+    assert tensors(Path("run"), STEPS) == tensors(straight.path, STEPS)
+
+
+def test_the_last_save_has_no_later(straight: Straight, go: Go, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What cannot be saved at the end, or when asked to stop, is an error: 75 would promise what is not there."""
+    with monkeypatch.context() as patch:
+        Full(patch, {6, 7, 8})
+        code, said = go(*straight.words, "hydra.run.dir=run")
+    assert code == 74
+    assert latest_whole(RunDir("run"))[0] == RunDir("run").checkpoint(5)
+    with monkeypatch.context() as patch:
+        Full(patch, set(range(1, 20)))
+        words = straight.words_with("checkpoint.save_steps=null", "training.max_seconds=1e-9")
+        code, _ = go(*words, "hydra.run.dir=two")
+    assert code == 74
+    assert go("resume=run")[0] == 0
+    straight.same(Path("run"))
+
+
+def test_not_enough_room_is_said_before_the_first_step(
+    straight: Straight, go: Go, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    usage = shutil.disk_usage(".")
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage._replace(free=300_000))
+    code, said = go(*straight.words, "hydra.run.dir=run")
+    assert code == 74
+    assert said.index("are still to come") < said.index("step 1/6")
+    assert "292" in said or "293" in said  # KiB free
+
+
+def test_a_file_size_limit_is_a_full_disk(tmp_path: Path) -> None:
+    """The kernel itself refuses in the middle of a file."""
+    run = make_run(tmp_path, (1,))
+
+    def work() -> None:
+        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (300_000, 300_000))
+        try:
+            save_checkpoint(run, snapshot(2, numbers=200_000))
+        except StorageError as error:
+            if "File too large" in str(error):
+                os._exit(74)
+
+    assert in_child(work) == 74
+    assert latest_whole(run)[0] == run.checkpoint(1)
+    assert sorted(path.name for path in run.checkpoints.iterdir()) == ["last", "step-00000001"]
+
+
+def test_metrics_wait_for_room_and_no_checkpoint_commits_before_its_lines(
+    straight: Straight, go: Go, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    original, calls = MetricsWriter.write, [0]
+
+    def write(self: MetricsWriter, record: dict[str, Any]) -> None:
+        calls[0] += 1
+        if 3 <= calls[0] <= 5:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        original(self, record)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(MetricsWriter, "write", write)
+        code, said = go(*straight.words, "hydra.run.dir=run")
+    assert code == 0
+    assert "metrics.jsonl: No space left on device; the line is kept and written later" in said
+    assert records(Path("run")) == records(straight.path)
+    assert tensors(Path("run"), STEPS) == tensors(straight.path, STEPS)
+    calls[0] = 0
+    with monkeypatch.context() as patch:
+        patch.setattr(MetricsWriter, "write", write)
+        code, said = go(*straight.words_with("checkpoint.on_storage_error=stop"), "hydra.run.dir=two")
+    assert code == 74
+
+
+def test_a_line_is_written_whole_or_not_at_all(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+
+    def work() -> None:
+        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (100, 100))
+        with MetricsWriter(path) as metrics:
+            for step in range(10):
+                try:
+                    metrics.write({"step": step, "train/loss": 1.25})
+                except OSError:
+                    os._exit(7)
+
+    assert in_child(work) == 7
+    log = read_metrics(path)
+    assert log.problems == []
+    assert [record["step"] for record in log.records] == [0, 1, 2]
+
+
+def test_a_summary_that_cannot_be_written_ends_nothing(
+    straight: Straight, go: Go, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from optrun import summary as summary_of
+
+    original, calls = summary_of.write_summary, [0]
+
+    def write(path: Path, values: dict[str, Any]) -> None:
+        calls[0] += 1
+        if calls[0] in (3, 4):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        original(path, values)
+
+    monkeypatch.setattr(summary_of, "write_summary", write)
+    code, said = go(*straight.words, "hydra.run.dir=run")
+    assert code == 0
+    assert "summary.json: No space left on device; it is written again later" in said
+    straight.same(Path("run"))
+
+
+@pytest.mark.parametrize("gone", ["checkpoints", "everything"])
+def test_a_folder_removed_during_the_run_is_not_made_anew(
+    straight: Straight, go: Go, monkeypatch: pytest.MonkeyPatch, gone: str
+) -> None:
+    original, calls = saver_of.save_checkpoint, [0]
+
+    def save(run: RunDir, *args: Any) -> Path:
+        calls[0] += 1
+        if calls[0] == 3:
+            shutil.rmtree(run.checkpoints if gone == "checkpoints" else run.path)
+        return original(run, *args)
+
+    monkeypatch.setattr(saver_of, "save_checkpoint", save)
+    code, said = go(*straight.words_with("checkpoint.on_storage_error=stop"), "hydra.run.dir=run")
+    assert code == 74
+    assert "No such file or directory" in said
+    assert not RunDir("run").checkpoints.exists()
+
+
+def test_a_slow_disk_neither_overlaps_nor_queues_nor_sees_later_updates(
+    straight: Straight, go: Go, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A save takes longer than the interval: one at a time, every one that is due, each of its own step."""
+    original, running, most = saver_of.save_checkpoint, [0], [0]
+
+    def save(*args: Any) -> Path:
+        running[0] += 1
+        most[0] = max(most[0], running[0])
+        time.sleep(0.15)
+        place = original(*args)
+        running[0] -= 1
+        return place
+
+    monkeypatch.setattr(saver_of, "save_checkpoint", save)
+    assert go(*straight.words, "hydra.run.dir=run")[0] == 0
+    assert most == [1]
+    straight.same(Path("run"))
+    for step in range(1, STEPS + 1):
+        assert tensors(Path("run"), step) == tensors(straight.path, step)
+    stalls = [json.loads(line) for line in (Path("run") / "metrics.jsonl").read_text().splitlines()]
+    assert stalls[-1]["perf/checkpoint_stall_seconds"] > 0.05
+    assert stalls[-1]["perf/checkpoint_write_seconds"] > 0.15
+
+
+def test_an_error_beside_training_is_raised_in_it(straight: Straight, go: Go, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not only refusals of the disk: nothing is lost in the thread."""
+
+    def broken(*args: Any) -> Any:
+        raise MemoryError("no memory for the manifest")
+
+    monkeypatch.setattr(checkpoint_of, "make_manifest", broken)
+    with pytest.raises(MemoryError, match="no memory for the manifest"):
+        go(*straight.words, "hydra.run.dir=run")
+    assert not list(RunDir("run").checkpoints.glob("*"))
+    assert summary(Path("run"))["status"] == "failed"
+
+
+@pytest.mark.parametrize(("place", "name"), [(Feed, "evaluation"), (Task, "collate")])
+def test_an_error_in_data_or_evaluation_leaves_the_checkpoints(
+    straight: Straight, go: Go, monkeypatch: pytest.MonkeyPatch, place: Any, name: str
+) -> None:
+    from optrun.task.causal_lm import CausalLm
+
+    place = CausalLm if place is Task else place
+    original, calls = getattr(place, name), [0]
+
+    def broken(self: Any, *args: Any) -> Any:
+        calls[0] += 1
+        if calls[0] == (2 if name == "evaluation" else 5):
+            raise RuntimeError("a defect")
+        return original(self, *args)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(place, name, broken)
+        with pytest.raises(RuntimeError, match="a defect"):
+            go(*straight.words, "hydra.run.dir=run")
+    assert summary(Path("run"))["status"] == "failed"
+    assert latest_whole(RunDir("run"))[0] is not None
+    assert go("resume=run")[0] == 0
+    straight.same(Path("run"))
