@@ -16,7 +16,7 @@ unit:        ## tests, without the long proofs
 	$(PYTEST) -n 2 -m "not slow and not gpu"
 test: setup lint types unit  ## install, style, types, tests
 test-slow:   ## the long proofs: kill loops, sweeps, the whole zoo
-	$(PYTEST) -m "slow and not gpu"
+	$(PYTEST) -n 2 --durations=15 -m "slow and not gpu"
 test-gpu:    ## what needs a CUDA device
 	$(PYTEST) -m gpu
 test-full: test test-slow ## all that runs without a GPU
