@@ -47,7 +47,7 @@ class Snapshot:
     finite: Sequence[str] = ()
     """Names in `model` that may hold neither NaN nor infinity."""
     digests: dict[str, dict[str, dict[str, Any]]] = field(default_factory=dict)
-    """Of a loaded one: file name to tensor name to `dtype`, `shape`, `sha256` from its manifest."""
+    """Of a loaded one: file name to tensor name to `dtype`, `shape`, `xxh3` from its manifest."""
 
     @property
     def size(self) -> int:
@@ -222,7 +222,7 @@ def refuse_mutated(file: str, saved: dict[str, dict[str, Any]], now: dict[str, t
 
     Args:
         file: Which of a checkpoint's files, for the message.
-        saved: Name to `sha256`, from the manifest.
+        saved: Name to `xxh3`, from the manifest.
         now: Name to the tensor in use.
 
     Raises:
@@ -231,7 +231,7 @@ def refuse_mutated(file: str, saved: dict[str, dict[str, Any]], now: dict[str, t
     for name, entry in saved.items():
         if name not in now:
             raise CheckpointError(f"{file}: tensor {name} was read and is not in use: nothing is trained on this.")
-        if tensor_digest(now[name]) != entry["sha256"]:
+        if tensor_digest(now[name]) != entry["xxh3"]:
             raise CheckpointError(
                 f"{file}: tensor {name} differs in memory from what it is in the checkpoint (checksum, after loading): "
                 "nothing is trained on this."

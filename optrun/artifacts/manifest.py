@@ -64,7 +64,7 @@ def read_manifest(folder: Path) -> dict[str, Any]:
 
 def _tensors(section: Any) -> dict[str, dict[str, Any]]:
     return {
-        str(name): {"dtype": str(e["dtype"]), "shape": [int(size) for size in e["shape"]], "sha256": str(e["sha256"])}
+        str(name): {"dtype": str(e["dtype"]), "shape": [int(size) for size in e["shape"]], "xxh3": str(e["xxh3"])}
         for name, e in section.items()
     }
 

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from optrun import experiment
 from tests.faults.runs import Go, Straight
 from tests.running import optrun
 
@@ -20,8 +21,9 @@ def straight(tmp_path_factory: pytest.TempPathFactory) -> Straight:
 
 @pytest.fixture
 def go(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Go:
-    """In a folder of its own."""
+    """In a folder of its own, without the picture at the end."""
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(experiment, "draw_curves", lambda path: None)
 
     def run(*given: str) -> tuple[int, str]:
         capsys.readouterr()

@@ -56,8 +56,9 @@ PLACES = {
 }
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
-@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize(
+    ("place", "number"), [*((place, signal.SIGTERM) for place in PLACES), ("update", signal.SIGHUP)]
+)
 def test_a_request_at_any_place(
     straight: Straight, go: Go, monkeypatch: pytest.MonkeyPatch, place: str, number: signal.Signals
 ) -> None:

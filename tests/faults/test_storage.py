@@ -101,7 +101,7 @@ def test_the_last_save_has_no_later(straight: Straight, go: Go, monkeypatch: pyt
     """What cannot be saved at the end, or when asked to stop, is an error: 75 would promise what is not there."""
     with monkeypatch.context() as patch:
         Full(patch, {6, 7, 8})
-        code, said = go(*straight.words, "hydra.run.dir=run")
+        code, _ = go(*straight.words, "hydra.run.dir=run")
     assert code == 74
     assert latest_whole(RunDir("run"))[0] == RunDir("run").checkpoint(5)
     with monkeypatch.context() as patch:
