@@ -25,7 +25,7 @@ def expanded(name: str, *words: str) -> list[Job]:
 @pytest.mark.parametrize(
     ("name", "count", "words"),
     [
-        ("compare_optimizers", 7 * 5 * 3, []),
+        ("compare_optimizers", 7 * 3 * 3, []),
         ("lamb_batch_scaling", 4 * 3, []),
         ("layer_decay_minilm", 4 * 2 * 3, ["model.path=somewhere", "data.train=a.tsv"]),
     ],
