@@ -66,7 +66,9 @@ def optrun(*words: str) -> int:
         return int(stopped.code or 0)
 
 
-def optrun_process(*words: str, cwd: Path, env: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
+def optrun_process(
+    *words: str, cwd: Path, env: dict[str, str] | None = None, timeout: float = 300
+) -> subprocess.CompletedProcess[str]:
     """Run in a process of its own."""
     return subprocess.run(
         [sys.executable, "-m", "optrun", *words],
@@ -74,7 +76,7 @@ def optrun_process(*words: str, cwd: Path, env: dict[str, str] | None = None) ->
         env={**os.environ, **(env or {})},
         capture_output=True,
         text=True,
-        timeout=300,
+        timeout=timeout,
         check=False,
     )
 
