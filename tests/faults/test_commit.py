@@ -36,13 +36,13 @@ def newest(run: RunDir) -> int:
     return load_checkpoint(folder).global_step
 
 
-def test_death_at_every_call(tmp_path: Path) -> None:
+def test_death_at_every_call(memory_path: Path) -> None:
     """At every instant a whole checkpoint is there, and the next start cleans up by itself."""
-    total = calls_of(tmp_path, lambda: save_and_retain(make_run(tmp_path / "count", (1, 2))))
-    first = calls_of(tmp_path, lambda: make_run(tmp_path / "first", (1, 2)))
+    total = calls_of(memory_path, lambda: save_and_retain(make_run(memory_path / "count", (1, 2))))
+    first = calls_of(memory_path, lambda: make_run(memory_path / "first", (1, 2)))
     seen = set()
     for at in range(1, total - first + 1):
-        run = make_run(tmp_path / str(at), (1, 2))
+        run = make_run(memory_path / str(at), (1, 2))
 
         def work(run: RunDir = run, at: int = at) -> None:
             with Syscalls(run.path, at, die):
@@ -59,14 +59,14 @@ def test_death_at_every_call(tmp_path: Path) -> None:
     assert seen == {2, 3}
 
 
-def test_death_while_replacing(tmp_path: Path) -> None:
+def test_death_while_replacing(memory_path: Path) -> None:
     """One that was saved before the end of its step makes way for the whole one; neither is lost on the way."""
     later = snapshot(2)
     later.state["train"]["unfinished"] = False
-    make_run(tmp_path / "count", (2,))
-    total = calls_of(tmp_path, lambda: save_checkpoint(RunDir(tmp_path / "count"), later))
+    make_run(memory_path / "count", (2,))
+    total = calls_of(memory_path, lambda: save_checkpoint(RunDir(memory_path / "count"), later))
     for at in range(1, total + 1):
-        run = make_run(tmp_path / str(at), (2,))
+        run = make_run(memory_path / str(at), (2,))
 
         def work(run: RunDir = run, at: int = at) -> None:
             with Syscalls(run.path, at, die):
@@ -80,12 +80,12 @@ def test_death_while_replacing(tmp_path: Path) -> None:
         assert {path.name for path in run.checkpoints.iterdir()} == {"last", "step-00000002"}
 
 
-def test_refusal_at_every_call(tmp_path: Path) -> None:
+def test_refusal_at_every_call(memory_path: Path) -> None:
     """No room, at any call: the checkpoint before is whole, nothing half is left, and the next save succeeds."""
-    total = calls_of(tmp_path, lambda: save_checkpoint(make_run(tmp_path / "count", (1,)), snapshot(2)))
-    first = calls_of(tmp_path, lambda: make_run(tmp_path / "first", (1,)))
+    total = calls_of(memory_path, lambda: save_checkpoint(make_run(memory_path / "count", (1,)), snapshot(2)))
+    first = calls_of(memory_path, lambda: make_run(memory_path / "first", (1,)))
     for at, number in itertools.product(range(1, total - first + 1), (errno.ENOSPC, errno.EIO)):
-        run = make_run(tmp_path / f"{at}-{number}", (1,))
+        run = make_run(memory_path / f"{at}-{number}", (1,))
         with Syscalls(run.path, at, refuse(number)), pytest.raises(StorageError, match="step-00000002") as refused:
             save_checkpoint(run, snapshot(2))
         assert refused.value.exit_code == 74
@@ -265,9 +265,9 @@ class Disk:
         return found
 
 
-def test_power_cut_after_every_call(tmp_path: Path) -> None:
+def test_power_cut_after_every_call(memory_path: Path) -> None:
     """Data or names that were not flushed are lost or zero: a published checkpoint is whole all the same."""
-    run = make_run(tmp_path / "run", (1, 2))
+    run = make_run(memory_path / "run", (1, 2))
     disk = Disk(run.path)
     disk.content = {path: content for path, content in disk.now.items() if content is not None}
     published, cuts = 2, []
@@ -283,7 +283,7 @@ def test_power_cut_after_every_call(tmp_path: Path) -> None:
     with Syscalls(run.path, record=record):
         save_and_retain(run)
     assert published == 3
-    place, seen = tmp_path / "after", set()
+    place, seen = memory_path / "after", set()
     distinct = {(least, repr(sorted(found.items()))): (least, found) for least, found in cuts}
     for least, found in distinct.values():
         shutil.rmtree(place, ignore_errors=True)
