@@ -52,7 +52,8 @@ from optrun.tracking import build_tracker, require_tracker
 from optrun.training.device import pick_device
 from optrun.training.evaluate import evaluate
 from optrun.training.interrupts import Interrupts, Stopped
-from optrun.training.loop import Learner, Loop
+from optrun.training.learner import Learner
+from optrun.training.loop import Loop
 from optrun.training.progress import Display
 from optrun.training.ranking import Ranking, best_mode
 from optrun.training.state import TrainState, restore_random_states, seed_random_states

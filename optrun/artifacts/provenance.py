@@ -17,7 +17,7 @@ import optrun
 _PACKAGES = ("torch", "transformers", "datasets", "tokenizers", "safetensors", "numpy", "hydra-core", "omegaconf")
 # What may differ between two runs without their results differing.
 _NOT_IDENTITY = ("run_name", "resume", "tracking", "checkpoint")
-_NOT_IDENTITY_OF_TRAINING = ("logging_steps", "max_seconds", "dataloader_num_workers", "device")
+_NOT_IDENTITY_OF_TRAINING = ("logging_steps", "max_seconds", "dataloader_num_workers", "dataloader_timeout", "device")
 
 
 def versions() -> dict[str, str]:

@@ -47,6 +47,8 @@ class TrainingConfig:
     group_by_length: bool
     """Examples of like length share a step: less padding, the same examples in an epoch."""
     dataloader_num_workers: int
+    dataloader_timeout: float
+    """Seconds to wait for a worker's batch before the run ends with an error; 0: without end."""
     device: str
     """`auto` (cuda, then mps, then cpu) or a torch device such as `cuda:1`."""
     max_seconds: float | None
@@ -75,6 +77,7 @@ class TrainingConfig:
         ):
             expect_positive(f"training.{key}", getattr(self, key))
         expect_not_negative("training.dataloader_num_workers", self.dataloader_num_workers)
+        expect_not_negative("training.dataloader_timeout", self.dataloader_timeout)
 
 
 SCHEMAS: dict[str, type[TrainingConfig]] = {"default": TrainingConfig}

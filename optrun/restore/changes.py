@@ -15,6 +15,7 @@ _HARMLESS_TRAINING = {
         "eval_steps",
         "per_device_eval_batch_size",
         "dataloader_num_workers",
+        "dataloader_timeout",
         "max_seconds",
         "on_nonfinite",
         "max_nonfinite_skips",
@@ -22,7 +23,12 @@ _HARMLESS_TRAINING = {
     )
 }
 _LENGTH = {"training.max_steps", "training.num_train_epochs"}
-_PLAN = {"training.per_device_train_batch_size", "training.gradient_accumulation_steps", "seed"}
+_PLAN = {
+    "seed",
+    "training.per_device_train_batch_size",
+    "training.gradient_accumulation_steps",
+    "training.group_by_length",
+}
 
 MEANINGS = {
     "harmless": "the numbers stay the same",

@@ -67,8 +67,8 @@ def move(before: Mapping[str, Any], state: TrainState, plan: Plan, fingerprint: 
     """Set `state.data_shift` so that a changed plan goes on where the old one stopped.
 
     With another batch size or accumulation the order of the epoch stays as it is, and the first new step begins at or
-    right after the last example that was seen: none comes twice. With other examples or another order the rest of the
-    epoch is left out.
+    right after the last example that was seen: none comes twice. With other examples or another order, and where
+    examples are grouped by length, the rest of the epoch is left out.
 
     Args:
         before: `plan_values` of the checkpoint.

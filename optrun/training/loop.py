@@ -5,38 +5,28 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from contextlib import AbstractContextManager
 from typing import Any
 
 from optrun.artifacts.checkpoint import Snapshot
 from optrun.artifacts.run_dir import RunDir
 from optrun.config.checkpoint import CheckpointConfig, OnStorageError
 from optrun.config.training import OnNonfinite, TrainingConfig
-from optrun.data.loader import Batch, Feed, Plan
+from optrun.data.loader import Batch
 from optrun.errors import NonFiniteError, StoppedEarly, StorageError
-from optrun.training import nonfinite
+from optrun.training import mishaps, nonfinite
 from optrun.training.device import peak_memory_bytes
 from optrun.training.evaluate import evaluate
 from optrun.training.interrupts import Interrupts, Stopped
+from optrun.training.learner import Learner
 from optrun.training.progress import Display
 from optrun.training.ranking import Ranking, best_mode
+from optrun.training.rates import learning_rates
 from optrun.training.records import Records
 from optrun.training.saving import Saving, describe_values
 from optrun.training.state import RandomStates, TrainState, digest_of_batches, random_states, restore_random_states
-from optrun.training.step import Stepper, StepResult
-
-
-@dataclass
-class Learner:
-    """What is trained, and what it is trained and judged on."""
-
-    model: Any
-    """The module whose weights are saved."""
-    stepper: Stepper
-    task: Any
-    plan: Plan
-    train_feed: Feed
-    eval_feed: Feed
+from optrun.training.step import StepResult
+from optrun.training.window import Window
 
 
 class Loop:
@@ -110,10 +100,9 @@ class Loop:
             keep_scheduled=training.on_nonfinite is OnNonfinite.rollback,
         )
         self._started = clock() if begun is None else begun
-        self._begun = self._window_begun = clock()
+        self._begun = clock()
         self._seconds_before = state.seconds
-        self._window_tokens = 0
-        self._window_samples = 0
+        self.window = Window(clock)
         self._steps: Iterator[list[Batch]] | None = None
 
     def __call__(self) -> None:
@@ -125,10 +114,12 @@ class Loop:
             StoppedEarly: A signal, the time budget or `stop_at`; everything is saved.
             StorageError: A checkpoint could not be saved.
         """
-        self._begun = self._window_begun = self.clock()
+        self._begun = self.clock()
+        self.window.empty()
         self._seconds_before = self.state.seconds
         self.display.start(self.state.global_step, self.total)
-        with self.records, contextlib.closing(self.saving):
+        of_workers = mishaps.of_workers(lambda: self.state.global_step, self._examples)
+        with self.records, contextlib.closing(self.saving), of_workers:
             try:
                 if self.training.on_nonfinite is OnNonfinite.rollback and self.state.global_step == 0:
                     self.saving.save()  # somewhere to go back to
@@ -151,8 +142,10 @@ class Loop:
     def _one_step(self) -> None:
         micro_batches = self._fetch()
         before = RandomStates(self.device)
-        self.state.lrs = {**self._peak_lr(), **self._layer_lrs()}  # those of this step: the scheduler moves them on
-        result = self.learner.stepper(micro_batches)
+        # Those of this step: the scheduler moves them on.
+        self.state.lrs = learning_rates(self.learner.stepper.optimizer.param_groups)
+        with mishaps.of_memory(self.state.global_step, micro_batches):
+            result = self.learner.stepper(micro_batches)
         if not self._judge(result, micro_batches, before):
             return
         self._count(result, micro_batches)
@@ -168,10 +161,20 @@ class Loop:
                 if self._steps is None:
                     self._before_fork()
                     self._steps = self.learner.train_feed.training(self.learner.plan, self.state.position)
-                return next(self._steps)
+                with self._waiting():
+                    return next(self._steps)
         except Stopped:
             self._stop_if_asked(before_step=True)
             raise AssertionError("unreachable") from None
+
+    def _examples(self) -> str:
+        """The examples of the next step."""
+        numbers = [index for keys in next(self.learner.plan.steps(self.state.position)) for _, index in keys]
+        return f"{', '.join(map(str, numbers[:16]))}{', ...' if len(numbers) > 16 else ''}"
+
+    def _waiting(self) -> AbstractContextManager[None]:
+        workers = self.learner.train_feed.workers
+        return mishaps.waiting_for_workers(self.training.dataloader_timeout if workers else 0)
 
     def _before_fork(self) -> None:
         """Loader workers are forked from this process; no other thread may hold a lock at that moment."""
@@ -212,7 +215,8 @@ class Loop:
             unscheduled.append("eval/")
         window = (self.state.window_loss, self.state.window_weight)
         if due or last:
-            self._empty_window()
+            self.state.window_loss, self.state.window_weight = 0.0, 0
+            self.window.empty()
         self._write(record, unscheduled)
         if last and not due:
             # Should the run be prolonged, this window goes on as if it had not ended here.
@@ -274,7 +278,7 @@ class Loop:
         state.passed_steps, state.rollbacks, state.seconds = passed, rollbacks, seconds
         self.records.go_back(state.global_step)
         self.saving.save()  # in place of the one it went back to: a run that is stopped now does not go there again
-        self._window_tokens = self._window_samples = 0
+        self.window.empty()
         self.display.note(
             f"step {bad + 1}: {report.sentence} Went back to step {state.global_step}; {bad - state.global_step + 1} "
             f"steps of data are passed over ({rollbacks} of at most {self.training.max_rollbacks})."
@@ -288,8 +292,7 @@ class Loop:
             tokens, samples = self.learner.task.sizes(batch)
             state.tokens += tokens
             state.samples += samples
-            self._window_tokens += tokens
-            self._window_samples += samples
+            self.window.add(tokens, samples)
         if result.finite:
             state.window_loss += result.loss * result.weight
             state.window_weight += result.weight
@@ -300,19 +303,6 @@ class Loop:
         )
 
     # What is written --------------------------------------------------------------------------------------------
-
-    def _peak_lr(self) -> dict[str, float]:
-        groups = self.learner.stepper.optimizer.param_groups
-        return {"train/lr": max(float(group["lr"]) for group in groups)}
-
-    def _layer_lrs(self) -> dict[str, float]:
-        groups = self.learner.stepper.optimizer.param_groups
-        found: dict[str, float] = {}
-        for group in groups:
-            if group.get("layer"):
-                name = f"lr/{metric_name(group)}"
-                found[name] = max(found.get(name, 0.0), float(group["lr"]))
-        return found if len(set(found.values())) > 1 else {}
 
     def _training_values(self) -> dict[str, Any]:
         state = self.state
@@ -325,18 +315,10 @@ class Loop:
             values["train/skipped_steps"] = state.skipped_steps
         if state.rollbacks:
             values["train/rollbacks"] = state.rollbacks
-        elapsed = max(self.clock() - self._window_begun, 1e-9)
-        if self._window_tokens:
-            values["perf/tokens_per_second"] = self._window_tokens / elapsed
-        if self._window_samples:
-            values["perf/samples_per_second"] = self._window_samples / elapsed
+        values.update(self.window.rates())
         values["perf/peak_memory_bytes"] = peak_memory_bytes(self.device)
         values.update(describe_values(self.saving))
         return values
-
-    def _empty_window(self) -> None:
-        self.state.window_loss, self.state.window_weight = 0.0, 0
-        self._window_begun, self._window_tokens, self._window_samples = self.clock(), 0, 0
 
     def _write(self, record: dict[str, Any], unscheduled: list[str]) -> None:
         if not record:
@@ -396,11 +378,15 @@ class Loop:
             restore_random_states(states, self.device)
         values = {f"eval/{name}": value for name, value in found.items()}
         self._remember_best(values)
-        self._window_begun += self.clock() - begun  # throughput is of training alone
+        self.window.leave_out(self.clock() - begun)
         return values
 
     def _until_stopped(self, batches: Iterator[Batch]) -> Iterator[Batch]:
-        for batch in batches:
+        while True:
+            with self._waiting():
+                batch = next(batches, None)
+            if batch is None:
+                return
             if self.interrupts.stop_requested:
                 raise Stopped
             yield batch
@@ -425,7 +411,7 @@ class Loop:
         if due:
             begun = self.clock()
             saving.save()
-            self._window_begun += self.clock() - begun
+            self.window.leave_out(self.clock() - begun)
 
     def _stop_if_asked(self, *, before_step: bool = False) -> None:
         """End here where a signal or the time budget says so.
@@ -467,14 +453,3 @@ class Loop:
     def _again(self) -> str:
         auto = " (or the same command with resume=auto)" if self.state.global_step == 0 else ""
         return f"optrun resume={self.run.path}{auto}"
-
-
-def metric_name(group: Mapping[str, Any]) -> str:
-    """The name of a group's layer in a metric: `layer_03`, `head`, `embeddings`.
-
-    Example:
-        >>> metric_name({"layer": "block 3", "layer_id": 4})
-        'block_03'
-    """
-    words = str(group["layer"]).split()
-    return "_".join(f"{int(word):02d}" if word.isdecimal() else word for word in words)

@@ -17,7 +17,7 @@ from optrun.training.state import TrainState
 from optrun.training.step import Batch, StepResult
 
 if TYPE_CHECKING:
-    from optrun.training.loop import Learner
+    from optrun.training.learner import Learner
 
 
 @dataclass

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
@@ -183,6 +184,14 @@ def test_no_example_comes_twice(batch: int, accumulation: int, done: int) -> Non
     order = [int(index) for index in old.order(epoch)]
     assert rest == order[len(order) - len(rest) :]
     assert len(order) - len(rest) - len(before) < batch * accumulation
+
+
+def test_an_order_by_length_is_another_one_with_another_batch_size() -> None:
+    old, new = (Plan(50, size, 1, 0, np.arange(50)) for size in (4, 8))
+    state = TrainState(global_step=5)
+    assert move(plan_values(old, "a-b"), state, old, "a-b") is None
+    assert "start of a new epoch" in str(move(plan_values(old, "a-b"), state, new, "a-b"))
+    assert state.position == new.steps_per_epoch
 
 
 def test_other_examples_begin_with_an_epoch() -> None:

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from optrun.artifacts import checkpoint as checkpoint_of
 from optrun.artifacts import saver as saver_of
@@ -284,5 +285,30 @@ def test_an_error_in_data_or_evaluation_leaves_the_checkpoints(
             go(*straight.words, "hydra.run.dir=run")
     assert summary(Path("run"))["status"] == "failed"
     assert latest_whole(RunDir("run"))[0] is not None
+    assert go("resume=run")[0] == 0
+    straight.same(Path("run"))
+
+
+@pytest.mark.parametrize(
+    "error", [MemoryError(), torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 9 GiB")]
+)
+def test_out_of_memory_names_step_and_shapes(
+    straight: Straight, go: Go, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    original, calls = Stepper.__call__, [0]
+
+    def call(self: Stepper, batches: list[Any]) -> Any:
+        calls[0] += 1
+        if calls[0] == 3:
+            raise error
+        return original(self, batches)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Stepper, "__call__", call)
+        code, said = go(*straight.words, "hydra.run.dir=run")
+    assert code == 1
+    assert "step 3: out of memory with micro-batches of input_ids (4, 16)" in said
+    assert "training.gradient_accumulation_steps" in said
+    assert latest_whole(RunDir("run"))[0] == RunDir("run").checkpoint(2)
     assert go("resume=run")[0] == 0
     straight.same(Path("run"))

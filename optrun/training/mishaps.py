@@ -1,0 +1,111 @@
+"""What happens to a step from outside, told with the step and its data instead of a bare traceback."""
+
+from __future__ import annotations
+
+import multiprocessing
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import FrameType
+
+import torch
+
+from optrun.errors import OptrunError
+from optrun.training.step import Batch
+
+
+class LoaderTimeout(BaseException):
+    """No batch came in time; no `Exception`, so that nothing on its way takes it for its own."""
+
+
+@contextmanager
+def waiting_for_workers(seconds: float) -> Iterator[None]:
+    """Wait for a batch, but not for ever; torch's own limit does not see a worker that stops while it hands one over.
+
+    Args:
+        seconds: The limit; 0: none. Outside the main thread, where Python takes no signals, there is none either.
+
+    Raises:
+        LoaderTimeout: The time is up; the workers have been killed, since one that hangs hears nothing else.
+    """
+    if seconds <= 0 or threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def give_up(number: int, frame: FrameType | None) -> None:  # noqa: ARG001
+        kill_workers()
+        raise LoaderTimeout
+
+    before = signal.signal(signal.SIGALRM, give_up)
+    signal.setitimer(signal.ITIMER_REAL, seconds)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+
+
+def kill_workers() -> None:
+    """End every process that was forked from this one through multiprocessing."""
+    for worker in multiprocessing.active_children():
+        worker.kill()
+
+
+@contextmanager
+def of_workers(global_step: Callable[[], int], examples: Callable[[], str]) -> Iterator[None]:
+    """A loader worker that was killed, or that does not answer. torch may say so at any point of a step.
+
+    Args:
+        global_step: Says how many steps are done.
+        examples: Says which examples come next.
+
+    Raises:
+        OptrunError: In its place; no worker is left.
+    """
+    try:
+        yield
+    except (RuntimeError, LoaderTimeout) as error:
+        if _timed_out(error):
+            what = "no loader worker has answered in time (training.dataloader_timeout)"
+        elif "DataLoader worker" in str(error) and ("killed" in str(error) or "exited" in str(error)):
+            what = f"a loader worker is gone: {str(error).splitlines()[0].rstrip('. ')}"
+        else:
+            raise
+        kill_workers()
+        raise OptrunError(
+            f"step {global_step() + 1}: {what}. Its examples: {examples()}. The checkpoints are as they were; if it "
+            "happens again, training.dataloader_num_workers=0 shows where."
+        ) from error
+
+
+def _timed_out(error: BaseException | None) -> bool:
+    """Whether it began with the time being up, whatever was raised while that was on its way."""
+    while error is not None:
+        if isinstance(error, LoaderTimeout):
+            return True
+        error = error.__context__
+    return False
+
+
+@contextmanager
+def of_memory(global_step: int, micro_batches: list[Batch]) -> Iterator[None]:
+    """A step for which memory does not suffice.
+
+    Args:
+        global_step: Steps done.
+        micro_batches: Of this one.
+
+    Raises:
+        OptrunError: In its place.
+    """
+    try:
+        yield
+    except (MemoryError, torch.OutOfMemoryError) as error:
+        shapes = ", ".join(f"{name} {tuple(tensor.shape)}" for name, tensor in micro_batches[0].items())
+        said = next(iter(str(error).splitlines()), "")
+        raise OptrunError(
+            f"step {global_step + 1}: out of memory with micro-batches of {shapes}. {said} Give a smaller "
+            "training.per_device_train_batch_size and more training.gradient_accumulation_steps, "
+            "training.precision=bf16 or training.gradient_checkpointing=true."
+        ) from error
