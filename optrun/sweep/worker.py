@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import logging
+import multiprocessing
 import os
 import signal
 import sys
@@ -23,7 +24,7 @@ from omegaconf import DictConfig, OmegaConf
 from optrun.artifacts.provenance import config_digest
 from optrun.artifacts.run_dir import RunDir, parse_step
 from optrun.config import saved, store
-from optrun.errors import ConfigError, LockedError, OptrunError, StoppedEarly
+from optrun.errors import EXIT_STOPPED_EARLY, ConfigError, LockedError, OptrunError, StoppedEarly
 from optrun.sweep.folder import Record, SweepDir
 
 _LOOK_SECONDS = 0.2
@@ -59,6 +60,7 @@ class SweepTask:
         run = RunDir(Path(HydraConfig.get().runtime.output_dir))
         words = [str(word) for word in OmegaConf.to_container(HydraConfig.get().overrides.task)]  # type: ignore[union-attr]
         sweep = SweepDir(Path(self.folder))
+        parent = os.getppid()
         if sweep.stop(self.token).exists():
             return "left"
         try:
@@ -68,6 +70,9 @@ class SweepTask:
             return "held"
         finally:
             _tidy()
+            if _pooled() and os.getppid() != parent:
+                # Its driver is dead: joblib's worker would wait for ever for a job that nobody is there to give.
+                os._exit(EXIT_STOPPED_EARLY)
 
     def _take(self, sweep: SweepDir, run: RunDir, record: Record, own: DictConfig, words: list[str]) -> str:
         name = run.path.name
@@ -268,3 +273,8 @@ def _tidy() -> None:
     torch = sys.modules.get("torch")
     if torch is not None and torch.cuda.is_initialized():
         torch.cuda.empty_cache()
+
+
+def _pooled() -> bool:
+    """Is this a process of joblib's pool, and not the sweep's own (whose parent, a closed shell, may come and go)?"""
+    return multiprocessing.current_process().name.startswith("LokyProcess")
