@@ -183,16 +183,35 @@ def terminal_table(findings: Findings) -> Table:
     return table
 
 
-def to_rich(table: Table, *, title: str | None = None) -> RichTable:
-    """A table for the terminal; names are text, never markup."""
+def to_rich(table: Table, *, title: str | None = None, width: int | None = None) -> RichTable:
+    """A table for the terminal; names are text, never markup.
+
+    Args:
+        table: What to show.
+        title: Above it.
+        width: Of the terminal, in characters: the last columns are left out where no word of theirs would fit. None:
+            all are shown.
+    """
     headed = any(table.columns)
     grid = RichTable(title=title, box=box.SIMPLE_HEAD, show_header=headed, title_justify="left", pad_edge=False)
-    for column, numeric in zip(table.columns, table.numeric, strict=True):
-        grid.add_column(Text(column), justify="right" if numeric else "left", overflow="fold")
+    shown = len(table.columns)
+    least = [_least_width(table, index) for index in range(shown)]
+    while width is not None and shown > 4 and sum(least[:shown]) + 2 * shown > width:
+        shown -= 1
+    for column, numeric, narrow in list(zip(table.columns, table.numeric, least, strict=True))[:shown]:
+        fitted = narrow if width is not None else None
+        grid.add_column(Text(column), justify="right" if numeric else "left", overflow="fold", min_width=fitted)
     colours = {"best": "bold", "better": "green", "worse": "red", "muted": "dim"}
     for row, style in zip(table.rows, table.styles, strict=True):
-        grid.add_row(*(Text(cell) for cell in row), style=colours.get(style, ""))
+        grid.add_row(*(Text(cell) for cell in row[:shown]), style=colours.get(style, ""))
     return grid
+
+
+def _least_width(table: Table, index: int) -> int:
+    """So wide that no word breaks, and numbers stay on one line; some names are too long for that."""
+    cells = [row[index] for row in table.rows]
+    words = [word for cell in [table.columns[index], *cells] for word in cell.split()]
+    return min(max(map(len, [*words, *(cells if table.numeric[index] else [])]), default=0), 30)
 
 
 def to_markdown(table: Table) -> str:
