@@ -40,9 +40,8 @@ def ranking_table(findings: Findings) -> Table:
     """One row per contender: result and verdict."""
     tuned = bool(findings.tuned_keys)
     unit = findings.metric
-    reference = findings.reference or "reference"
     head = ["#", "contender", *(["best with"] if tuned else []), f"{unit} (mean ± sd)", "verdict", "seeds"]
-    tail = ["95 % interval", f"difference to {_cut(reference)}", "p (Holm)", "effect g"]
+    tail = ["95 % interval", "difference", "p (Holm)", "effect g"]
     table = Table(head + tail, [True, False, *([False] if tuned else []), True, False, *[True] * 5])
     for row in findings.rows:
         against = row.versus
@@ -347,7 +346,3 @@ def _middle(numbers: Sequence[float | None], show: Any) -> str:
         return NONE
     half = len(known) // 2
     return str(show(known[half] if len(known) % 2 else (known[half - 1] + known[half]) / 2))
-
-
-def _cut(text: str, limit: int = 24) -> str:
-    return text if len(text) <= limit else text[: limit - 1] + "…"
