@@ -195,7 +195,7 @@ def to_rich(table: Table, *, title: str | None = None, width: int | None = None)
     grid = RichTable(title=title, box=box.SIMPLE_HEAD, show_header=headed, title_justify="left", pad_edge=False)
     shown = len(table.columns)
     least = [_least_width(table, index) for index in range(shown)]
-    while width is not None and shown > 4 and sum(least[:shown]) + 2 * shown > width:
+    while width is not None and shown > 4 and sum(least[:shown]) + 3 * shown > width:
         shown -= 1
     for column, numeric, narrow in list(zip(table.columns, table.numeric, least, strict=True))[:shown]:
         fitted = narrow if width is not None else None
