@@ -209,7 +209,7 @@ def _speed(findings: Findings) -> Iterable[Warning]:
     if slowest is not None:
         yield Warning(
             "speed",
-            f"Runs alike but for the seed differ in speed, those of {slowest.label or 'this configuration'} by a factor "
+            f"Runs alike but for the seed differ in speed, those of {slowest.label or 'one configuration'} by a factor "
             f"of {worst:.1f}. Something else used the machine; wall times and times to target cannot be compared.",
         )
 
