@@ -27,7 +27,7 @@ def expanded(name: str, *words: str) -> list[Job]:
     [
         ("compare_optimizers", 7 * 4 * 3, []),
         ("lamb_batch_scaling", 4 * 3, []),
-        ("layer_decay_minilm", 4 * 2 * 3, ["model.path=somewhere", "data.train=a.tsv"]),
+        ("layer_decay_minilm", 3 * 4 * 3, ["model.path=somewhere", "data.train=a.tsv"]),
     ],
 )
 def test_expands(name: str, count: int, words: list[str]) -> None:
