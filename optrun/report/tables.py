@@ -193,24 +193,38 @@ def to_rich(table: Table, *, title: str | None = None, width: int | None = None)
     """
     headed = any(table.columns)
     grid = RichTable(title=title, box=box.SIMPLE_HEAD, show_header=headed, title_justify="left", pad_edge=False)
-    shown = len(table.columns)
-    least = [_least_width(table, index) for index in range(shown)]
-    while width is not None and shown > 4 and sum(least[:shown]) + 3 * shown > width:
-        shown -= 1
-    for column, numeric, narrow in list(zip(table.columns, table.numeric, least, strict=True))[:shown]:
-        fitted = narrow if width is not None else None
-        grid.add_column(Text(column), justify="right" if numeric else "left", overflow="fold", min_width=fitted)
+    widths = [None] * len(table.columns) if width is None else _fitted(table, width)
+    for column, numeric, fitted in zip(table.columns, table.numeric, widths, strict=False):
+        grid.add_column(Text(column), justify="right" if numeric else "left", overflow="fold", width=fitted)
+    shown = len(widths)
     colours = {"best": "bold", "better": "green", "worse": "red", "muted": "dim"}
     for row, style in zip(table.rows, table.styles, strict=True):
         grid.add_row(*(Text(cell) for cell in row[:shown]), style=colours.get(style, ""))
     return grid
 
 
-def _least_width(table: Table, index: int) -> int:
-    """So wide that no word breaks, and numbers stay on one line; some names are too long for that."""
-    cells = [row[index] for row in table.rows]
-    words = [word for cell in [table.columns[index], *cells] for word in cell.split()]
-    return min(max(map(len, [*words, *(cells if table.numeric[index] else [])]), default=0), 30)
+def _fitted(table: Table, width: int) -> list[int]:
+    """Widths of as many columns as fit: no word breaks, and numbers stay on one line; some names are too long for that.
+
+    rich by itself narrows every column at once, down to pieces of words.
+    """
+    least, wanted = [], []
+    for index, column in enumerate(table.columns):
+        cells = [row[index] for row in table.rows]
+        words = [word for cell in [column, *cells] for word in cell.split()]
+        whole = cells if table.numeric[index] else []
+        least.append(min(max(map(len, [*words, *whole]), default=0), 30))
+        wanted.append(max(map(len, [column, *cells])))
+    shown = len(least)
+    while shown > 4 and sum(least[:shown]) + 3 * shown > width:
+        shown -= 1
+    room = max(0, width - sum(least[:shown]) - 3 * shown)
+    widths = []
+    for narrow, wide in zip(least[:shown], wanted[:shown], strict=True):
+        more = min(room, wide - narrow)
+        widths.append(narrow + more)
+        room -= more
+    return widths
 
 
 def to_markdown(table: Table) -> str:
