@@ -41,6 +41,8 @@ def run(argv: list[str]) -> int:
     hydra = store.open_hydra(args.config_dir)
     config_name = args.config_name or store.DEFAULT_CONFIG
     if args.help:
+        if args.config_dir is not None:
+            store.compose(hydra, config_name, [])  # Hydra sets up logging as the files say, also to show help
         hydra.app_help(config_name=config_name, args_parser=parser, args=args)
         return EXIT_DONE
     if args.hydra_help:
