@@ -51,6 +51,8 @@ def run(argv: list[str]) -> int:
     if args.shell_completion:
         hydra.shell_completion(config_name=config_name, overrides=args.overrides)
         return EXIT_DONE
+    if not (args.cfg or args.info):
+        refuse_ranks()
     resume = _resume_value(args.overrides)
     if resume is not None and not (args.cfg or args.info):
         if args.multirun:
@@ -68,6 +70,20 @@ def run(argv: list[str]) -> int:
         own = [word for word in args.overrides if is_hydra(word)]
         return sweep(hydra, Line(config_name, args.config_dir, own, words), cfg)
     return _single(hydra, config_name, words, cfg, argv)
+
+
+def refuse_ranks() -> None:
+    """One process trains; several that were started together would each train alone, in the same directory.
+
+    Raises:
+        ConfigError: `WORLD_SIZE` says that there are more, as under torchrun.
+    """
+    ranks = os.environ.get("WORLD_SIZE", "1").strip()
+    if ranks not in ("", "1"):
+        raise ConfigError(
+            f"WORLD_SIZE={ranks}: optrun trains in one process; expected WORLD_SIZE=1. Start it once, without "
+            "torchrun; a sweep (-m) uses several devices side by side."
+        )
 
 
 def _is_sweep(hydra: Hydra, config_name: str, overrides: list[str]) -> bool:
