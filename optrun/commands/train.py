@@ -171,7 +171,7 @@ def refuse_used(folder: Path) -> None:
     """
     if folder.exists() and not folder.is_dir():
         raise ConfigError(f"hydra.run.dir={folder}: this is a file.")
-    if folder.is_dir() and any(folder.iterdir()):
+    if folder.is_dir() and not RunDir(folder).is_unbegun():
         if RunDir(folder).is_run():
             raise ConfigError(
                 f"hydra.run.dir={folder}: there is a run in it already, and nothing is overwritten. Go on with it: "
