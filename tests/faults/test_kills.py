@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 import sys
 from pathlib import Path
 
@@ -17,21 +16,14 @@ from optrun.artifacts.checkpoint import load_checkpoint, save_checkpoint
 from optrun.artifacts.run_dir import RunDir
 from optrun.certify.compare import compare
 from tests.faults.runs import STEPS, Go, Straight
-from tests.running import TINY_BERT, write_labelled
+from tests.running import TINY_BERT, optrun_process, write_labelled
 
 KILLS = int(os.environ.get("OPTRUN_KILLS", "20"))
 
 
 def certify(cwd: Path, *words: str) -> tuple[int, str, str]:
-    done = subprocess.run(
-        [sys.executable, "-m", "optrun", "certify", "resume", *words],
-        cwd=cwd,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        timeout=1500,
-        check=False,
-    )
+    env = {"PYTHONPATH": os.pathsep.join(sys.path), "OMP_NUM_THREADS": "1"}
+    done = optrun_process("certify", "resume", *words, cwd=cwd, env=env, timeout=1500)
     return done.returncode, done.stdout, done.stderr
 
 
