@@ -129,7 +129,7 @@ def test_a_run_that_ends_badly_by_itself_is_no_proof(straight: Straight, tmp_pat
 
 # Killed while going on ------------------------------------------------------------------------------------------------
 
-DEATHS = 40
+DEATHS = 24
 
 
 def going_on(run: RunDir, at: int) -> int:

@@ -377,10 +377,10 @@ def test_random_moments(straight: Straight, go: Go, tmp_path: Path) -> None:
         status = summary(run.path)["status"] if run.summary.exists() else "not begun"
         ends[status] = ends.get(status, 0) + 1
         if code == 75:
-            assert status == "interrupted", child.said()
+            assert status == "interrupted", (trial, code, status)
         elif code != 0:
-            assert code in (-number, 128 + number), child.said()
-            assert status in ("not begun", "finished"), child.said()
+            assert code in (-number, 128 + number), (trial, code, status)
+            assert status in ("not begun", "finished"), (trial, code, status)
         left = sorted(str(path) for path in run.path.rglob("*"))
         code, said = go(*words, "resume=auto")
         assert code == 0, (said, left)
