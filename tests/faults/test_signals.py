@@ -270,7 +270,8 @@ def steps_done(folder: Path) -> int:
         return 0
 
 
-LONG = ["training.max_steps=100000", "checkpoint.save_steps=5"]
+# Without evaluations, whose workers come and go, and may be killed unnoticed when their last batch is there.
+LONG = ["training.max_steps=100000", "checkpoint.save_steps=5", "training.eval_steps=100000"]
 
 
 @pytest.mark.slow
