@@ -99,7 +99,8 @@ def test_exactly_one_of_two_real_runs(straight: Straight, go: Go, tmp_path: Path
         finally:
             for child in children:
                 child.kill()
-        assert sorted(codes) in ([0, 5], [0, 0])
+        # 2: it looked in the moment in which the other began to write there, and is told of a run in its place.
+        assert sorted(codes) in ([0, 5], [0, 2], [0, 0])
         if 5 in codes:
             refused += 1
             winner = children[codes.index(0)].process
