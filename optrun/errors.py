@@ -61,6 +61,20 @@ class StoppedEarly(OptrunError):
     exit_code = EXIT_STOPPED_EARLY
 
 
+def printable(text: str) -> str:
+    r"""Text from outside, such as a file's name, for a terminal: control characters as words, line ends as they are.
+
+    Example:
+        >>> printable("a\x1b[2Jb")
+        'a\\x1b[2Jb'
+    """
+    return "".join(c if c in "\n\t" or not _is_control(c) else f"\\x{ord(c):02x}" for c in text)
+
+
+def _is_control(character: str) -> bool:
+    return character < " " or "\x7f" <= character <= "\x9f"
+
+
 def nearest(name: str, candidates: Iterable[str], *, limit: int = 3) -> list[str]:
     """The candidates a person may have meant, best first.
 

@@ -51,7 +51,8 @@ def find_target(value: str, *, run_dir: Path | None, outputs: Path) -> Target | 
 
 def _latest(run_dir: Path | None, outputs: Path) -> Target | None:
     if run_dir is not None:
-        return Target(RunDir(run_dir), None) if RunDir(run_dir).is_run() else None
+        run = RunDir(run_dir)
+        return Target(run, None) if run.is_run() and not run.is_unbegun() else None
     started = []
     for path in find_runs(outputs):
         try:

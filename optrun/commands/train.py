@@ -41,6 +41,8 @@ def run(argv: list[str]) -> int:
     hydra = store.open_hydra(args.config_dir)
     config_name = args.config_name or store.DEFAULT_CONFIG
     if args.help:
+        if args.config_dir is not None:
+            store.compose(hydra, config_name, [])  # Hydra sets up logging as the files say, also to show help
         hydra.app_help(config_name=config_name, args_parser=parser, args=args)
         return EXIT_DONE
     if args.hydra_help:
@@ -49,6 +51,8 @@ def run(argv: list[str]) -> int:
     if args.shell_completion:
         hydra.shell_completion(config_name=config_name, overrides=args.overrides)
         return EXIT_DONE
+    if not (args.cfg or args.info):
+        refuse_ranks()
     resume = _resume_value(args.overrides)
     if resume is not None and not (args.cfg or args.info):
         if args.multirun:
@@ -66,6 +70,20 @@ def run(argv: list[str]) -> int:
         own = [word for word in args.overrides if is_hydra(word)]
         return sweep(hydra, Line(config_name, args.config_dir, own, words), cfg)
     return _single(hydra, config_name, words, cfg, argv)
+
+
+def refuse_ranks() -> None:
+    """One process trains; several that were started together would each train alone, in the same directory.
+
+    Raises:
+        ConfigError: `WORLD_SIZE` says that there are more, as under torchrun.
+    """
+    ranks = os.environ.get("WORLD_SIZE", "1").strip()
+    if ranks not in ("", "1"):
+        raise ConfigError(
+            f"WORLD_SIZE={ranks}: optrun trains in one process; expected WORLD_SIZE=1. Start it once, without "
+            "torchrun; a sweep (-m) uses several devices side by side."
+        )
 
 
 def _is_sweep(hydra: Hydra, config_name: str, overrides: list[str]) -> bool:
@@ -153,7 +171,7 @@ def refuse_used(folder: Path) -> None:
     """
     if folder.exists() and not folder.is_dir():
         raise ConfigError(f"hydra.run.dir={folder}: this is a file.")
-    if folder.is_dir() and any(folder.iterdir()):
+    if folder.is_dir() and not RunDir(folder).is_unbegun():
         if RunDir(folder).is_run():
             raise ConfigError(
                 f"hydra.run.dir={folder}: there is a run in it already, and nothing is overwritten. Go on with it: "

@@ -30,6 +30,7 @@ from optrun.config import (
     tracking,
     training,
 )
+from optrun.config.refused import refuse_code, refuse_secrets
 from optrun.config.run import RunConfig
 from optrun.errors import ConfigError, did_you_mean
 
@@ -143,10 +144,11 @@ def compose(hydra: Hydra, config_name: str, overrides: list[str], run_mode: RunM
     """Compose, with Hydra's own node in it.
 
     Raises:
-        ConfigError: In one readable message, for whatever Hydra or OmegaConf refuse.
+        ConfigError: In one readable message, for whatever Hydra or OmegaConf refuse; for the name of code to run, and
+            for a secret.
     """
     try:
-        return hydra.compose_config(
+        cfg = hydra.compose_config(
             config_name=config_name,
             overrides=list(overrides),
             run_mode=run_mode,
@@ -163,6 +165,9 @@ def compose(hydra: Hydra, config_name: str, overrides: list[str], run_mode: RunM
         raise ConfigError(_first_line(error)) from error
     except (HydraException, OmegaConfBaseException) as error:
         raise ConfigError(_first_line(error)) from error
+    refuse_code(cfg)
+    refuse_secrets(cfg)
+    return cfg
 
 
 def _first_line(error: BaseException) -> str:
@@ -191,8 +196,11 @@ def typed(cfg: DictConfig) -> RunConfig:
         cfg: A composed configuration without Hydra's node.
 
     Raises:
-        ConfigError: For a mandatory value that is missing, an interpolation that leads nowhere, a value out of range.
+        ConfigError: For a mandatory value that is missing, an interpolation that leads nowhere, a value out of range;
+            for the name of code to run, and for a secret.
     """
+    refuse_code(cfg)
+    refuse_secrets(cfg)
     missing = sorted(OmegaConf.missing_keys(cfg))
     if missing:
         key = missing[0]

@@ -53,6 +53,7 @@ def configuration(config: ModelConfig, spec: ModelSpec) -> tuple[Any, bool]:
         if spec.special_ids.get("pad_token_id") is not None and getattr(values, "pad_token_id", None) is None:
             values.pad_token_id = spec.special_ids["pad_token_id"]
         _change(values, config.config, "model.config")
+    _refuse_kernels(config, values)
     _refuse_no_head(config, values, spec.auto_class)
     if getattr(values, "architectures", None) is None:
         values.architectures = []  # where one architecture has several heads, transformers looks through the list
@@ -128,6 +129,28 @@ def _loaded(config: PretrainedConfig) -> Any:
     if local.is_dir():
         _refuse_pickle(config, local)
     return values
+
+
+def _refuse_kernels(config: ModelConfig, values: Any) -> None:
+    """An implementation called OWNER/NAME is code of the hub, which transformers fetches and runs.
+
+    A model's own config.json may ask for one, as it may ask for code of its own.
+    """
+    if getattr(config, "trust_remote_code", False):
+        return
+    asked = {"model.attn_implementation": config.attn_implementation}
+    for part in (values, *(part for part in vars(values).values() if hasattr(part, "model_type"))):
+        for name in ("attn_implementation", "experts_implementation"):
+            asked.setdefault(f"{name} of its {type(part).__name__}", getattr(part, f"_{name}", None))
+    for key, value in asked.items():
+        chosen = value.values() if isinstance(value, dict) else [value]
+        code = next((name for name in chosen if isinstance(name, str) and "/" in name), None)
+        if code is not None:
+            where = f"model.path={config.path}: " if isinstance(config, PretrainedConfig) else ""
+            raise ConfigError(
+                f"{where}{key}={code}: this is code of the hub, which is not run. Expected an implementation of "
+                "transformers itself, such as sdpa or eager."
+            )
 
 
 def _refuse_pickle(config: PretrainedConfig, folder: Path) -> None:
