@@ -19,6 +19,7 @@ from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
+from optrun.artifacts.lock import refuse_held
 from optrun.artifacts.run_dir import RunDir
 from optrun.config import overrides as words_of
 from optrun.config import saved, store
@@ -167,11 +168,13 @@ def refuse_used(folder: Path) -> None:
 
     Raises:
         ConfigError: Something is there already.
+        LockedError: Another process is at work there, perhaps since a moment ago.
         StorageError: It could not be written.
     """
     if folder.exists() and not folder.is_dir():
         raise ConfigError(f"hydra.run.dir={folder}: this is a file.")
     if folder.is_dir() and not RunDir(folder).is_unbegun():
+        refuse_held(RunDir(folder).lock)
         if RunDir(folder).is_run():
             raise ConfigError(
                 f"hydra.run.dir={folder}: there is a run in it already, and nothing is overwritten. Go on with it: "
@@ -269,7 +272,11 @@ def _resume(hydra: Hydra, config_name: str, args: argparse.Namespace, argv: list
     target = find_target(value, run_dir=run_dir, outputs=outputs)
     if target is None:  # resume=auto, and nothing to resume
         checked = words_of.checked(hydra, config_name, args.overrides, sweep=False)
-        return _single(hydra, config_name, checked, store.compose(hydra, config_name, checked), argv)
+        cfg = store.compose(hydra, config_name, checked)
+        # That took a moment, in which another process may have begun there, and ended.
+        target = find_target(value, run_dir=run_dir, outputs=outputs)
+        if target is None:
+            return _single(hydra, config_name, checked, cfg, argv)
     own = [word for word in words if not word.startswith("hydra.")]
     other = [word for word in words if word.startswith("hydra.") and word not in place]
     if other:
