@@ -145,11 +145,19 @@ class AdamWDL(NamedOptimizer):
         applies = self._wide["apply_decay_param_fun"]
         names = self.named_params()
         self._ratios: dict[Tensor, float] = self._layer_ratios(names)
-        self._undecayed: set[Tensor] = {p for name, p in names.items() if applies is not None and not applies(name)}
+        if applies is not None and not self._named():
+            raise ValueError(
+                "apply_decay_param_fun goes by parameter name, and the parameters have none. "
+                "Pass model.named_parameters()."
+            )
+        self._undecayed = {p for name, p in names.items() if applies is not None and not applies(name)}
+
+    def _named(self) -> bool:
+        return all("param_names" in group for group in self.param_groups)
 
     def _layer_ratios(self, params: dict[str, Tensor]) -> dict[Tensor, float]:
         function, rate, name_dict = (self._wide[k] for k in ("set_param_lr_fun", "layerwise_decay", "name_dict"))
-        named = all("param_names" in group for group in self.param_groups)
+        named = self._named()
         default = function is layerwise_lr_decay
         if name_dict is not None and named:
             _same_names(name_dict, list(params))
@@ -178,7 +186,7 @@ class AdamWDL(NamedOptimizer):
 
     def _numbers(self, group: Mapping[str, Any], param: Tensor) -> dict[str, Any]:
         lr = group["lr"] * self._ratios[param]
-        weight_decay = 0.0 if param in self._undecayed else group["weight_decay"]
+        weight_decay = group["weight_decay"] if self.decays(param) else 0.0
         form = self._wide["decay_form"]
         keep = 1.0
         if form != "documented":

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import numbers
 from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, TypeAlias
@@ -44,7 +45,7 @@ def build_scheduler(
 
     Raises:
         ConfigError: Unknown choice or key, a value out of range, or one that does not fit the run.
-        TypeError: Options beside a configuration or a function.
+        TypeError: Arguments of another kind, or options beside a configuration or a function.
         ValueError: `num_training_steps` below 1, or a group whose lr is a function of the step already.
 
     Example:
@@ -58,8 +59,7 @@ def build_scheduler(
         >>> lrs
         [0.0, 0.05, 0.1, 0.05]
     """
-    if num_training_steps < 1:
-        raise ValueError(f"num_training_steps={num_training_steps}: expected 1 or more.")
+    _check_arguments(optimizer, num_training_steps)
     groups = optimizer.param_groups
     base_lr = _base_lr(groups)
     if callable(config_or_name) and not isinstance(config_or_name, str):
@@ -82,6 +82,19 @@ def build_scheduler(
         plateaus=plateaus,
         metric=watching[0] if watching else None,
     )
+
+
+def _check_arguments(optimizer: Any, num_training_steps: Any) -> None:
+    if not isinstance(optimizer, Optimizer):
+        raise TypeError(
+            f"optimizer={optimizer!r}: expected a torch optimizer, got {type(optimizer).__name__}. "
+            "It comes first: build_scheduler(optimizer, name, num_training_steps=...)."
+        )
+    if isinstance(num_training_steps, bool) or not isinstance(num_training_steps, numbers.Integral):
+        kind = type(num_training_steps).__name__
+        raise TypeError(f"num_training_steps={num_training_steps!r}: expected a whole number, 1 or more, got {kind}.")
+    if int(num_training_steps) < 1:
+        raise ValueError(f"num_training_steps={num_training_steps}: expected a whole number, 1 or more.")
 
 
 def build_curve(config: SchedulerConfig, *, num_training_steps: int, lr: float) -> Curve:

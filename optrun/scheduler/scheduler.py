@@ -114,8 +114,11 @@ class Scheduler:
         """Go on from `state_dict()`: the lr follows from the step and the curves given here.
 
         Raises:
-            ValueError: The state belongs to another number of groups.
+            ValueError: It is no such state, or belongs to another number of groups.
         """
+        for key in ("global_step", "plateaus"):
+            if key not in state:
+                raise ValueError(f"this is no scheduler's state: it has no key {key!r}, but {list(state)[:6]}.")
         plateaus = state["plateaus"]
         if len(plateaus) != len(self._plateaus):
             raise ValueError(

@@ -84,6 +84,8 @@ def test_names_must_be_the_parameters_own() -> None:
         AdamWDL(encoder().items(), name_dict={**{name: name for name in encoder()}, "classifer": "x"})
     with pytest.raises(ValueError, match="the parameters have none"):
         AdamWDL(encoder().values(), layerwise_decay=0.5)
+    with pytest.raises(ValueError, match="apply_decay_param_fun goes by parameter name"):
+        AdamWDL(encoder().values(), apply_decay_param_fun=lambda name: "bias" not in name)
     AdamWDL(encoder().values())
 
 
