@@ -234,7 +234,7 @@ def unknown_key(base: DictConfig, key: str) -> ConfigError:
         return ConfigError(f"{key}: no such key. Here it is called {here}.")
     if head and head in keys:
         siblings = [name for name in keys if name.startswith(f"{head}.") and "." not in name[len(head) + 1 :]]
-        close = nearest(key, siblings)
+        close = [f"{head}.{name}" for name in nearest(leaf, [name.rsplit(".", 1)[-1] for name in siblings])]
         others = store.choices_with(head, leaf) if head in store.GROUPS else []
         belongs = f"It belongs to {' or '.join(f'{head}={choice}' for choice in others)}. " if others else ""
         if head in store.GROUPS:
