@@ -94,7 +94,7 @@ class SequenceClassification(Task):
         if (np.diff(examples.offsets) == 0).any():
             empty = int(np.flatnonzero(np.diff(examples.offsets) == 0)[0])
             raise ConfigError(
-                f"{split.key}: row {(empty if indices is None else int(indices[empty])) + 1} has no token: an empty "
+                f"{split.key}: row {part.number(empty)} has no token: an empty "
                 "text, and a tokenizer that adds none of its own. Leave such rows out."
             )
         return examples.with_scalars(labels=labels if indices is None else labels[indices])
