@@ -58,6 +58,17 @@ COMMAND_LINE = [
     (["model=pretrained"], ["model.path", "missing"]),
     (["model=pretrained", "model.path=no/such"], ["model.path=no/such"]),
     (["model=from_config", "model.model_type=gpt3"], ["gpt3", "gpt2"]),
+    # What no data can make right is refused before data is read: the file is not there.
+    (["data=files", "data.train=nope.txt", "model.config.n_layr=3"], ["model.config.n_layr", "n_layer"]),
+    (["data=files", "data.train=nope.txt", "model=from_config", "model.model_type=gtp2"], ["gtp2", "gpt2"]),
+    (
+        ["data=files", "data.train=nope.txt", "model=pretrained", "model.path=/no/such"],
+        ["/no/such: no such local folder"],
+    ),
+    (
+        ["data=files", "data.train=nope.txt", "model=pretrained", "model.path=no/such/x"],
+        ["no/such/x: no such local folder"],
+    ),
     (["model.config.n_layr=3"], ["model.config.n_layr", "n_layer"]),
     (["clip=none", "clip.max_norm=1"], ["clip.max_norm", "clip=none has"]),
     (["checkpoint.metric=eval/acuracy"], ["eval/acuracy", "eval/accuracy"]),
