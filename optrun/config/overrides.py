@@ -113,6 +113,7 @@ def checked(hydra: Hydra, config_name: str, overrides: list[str], *, sweep: bool
         _check_choice(hydra, override, sweep=sweep)
     settled = [f"{override.key_or_group}={_first(override)}" for override in choices]
     base = store.without_hydra(store.compose(hydra, config_name, settled))
+    _check_hydra_keys(hydra, config_name, parsed)
     words = []
     for word, override in zip(overrides, parsed, strict=True):
         key = override.key_or_group
@@ -192,6 +193,32 @@ def _check_hydra_choice(hydra: Hydra, override: Override) -> None:
             f"{key}={value}: not installed, or no such name. {did_you_mean(value, options)} Here are: "
             f"{', '.join(sorted(options))}. Launchers come with the extras optrun[joblib] and optrun[slurm]."
         )
+
+
+def _check_hydra_keys(hydra: Hydra, config_name: str, parsed: list[Override]) -> None:
+    """Keys below `hydra.` that do not exist, with the nearest that do, and values of another type."""
+    asked = [override for override in parsed if override.key_or_group.startswith("hydra.")]
+    if not asked:
+        return
+    choices = [override for override in parsed if override.key_or_group in _HYDRA_CHOICES]
+    for override in choices:
+        _check_hydra_choice(hydra, override)
+    full = store.compose(hydra, config_name, [f"{choice.key_or_group}={_first(choice)}" for choice in choices]).copy()
+    OmegaConf.set_struct(full, False)
+    OmegaConf.set_readonly(full, False)
+    known = all_keys(full)
+    for override in asked:
+        key = override.key_or_group
+        if override.is_add() or override.is_force_add() or open_prefix(full, key) is not None:
+            continue
+        if key in known:
+            if not override.is_delete() and not override.is_sweep_override():
+                assign(full, key, _plain(override.value()))
+            continue
+        head, _, leaf = key.rpartition(".")
+        siblings = [name[len(head) + 1 :] for name in known if name.startswith(f"{head}.")]
+        near = did_you_mean(leaf, [name for name in siblings if "." not in name])
+        raise ConfigError(f"{key}: no such key of Hydra's. {near}".strip())
 
 
 def _refuse_list_without_sweep(override: Override, *, sweep: bool) -> None:

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from optrun import __version__
 from tests.running import TINY_BERT, TINY_GPT, optrun, write_labelled
 
 CLASSIFY = [*TINY_BERT, "task=sequence_classification", "data=files"]
@@ -54,6 +55,14 @@ COMMAND_LINE = [
     (["evalute", "x"], ["evalute", "evaluate"]),
     (["--confg", "job"], ["--confg", "--cfg"]),
     (["-cn", "sst3"], ["sst3", "sst2_minilm"]),
+    (["--cfg", "job", "-p", "optimzer"], ["--package optimzer", "Did you mean optimizer?"]),
+    (["-sc", "install=tcsh"], ["install=tcsh", "bash, fish, zsh"]),
+    (["-sc", "query=bash"], ["query=bash", "COMP_LINE"]),
+    (["hydra.run.dirr=x"], ["hydra.run.dirr", "Did you mean dir?"]),
+    (["-m", "hydra.sweeper.max_batch=3", "lr=1e-3"], ["hydra.sweeper.max_batch", "max_batch_size"]),
+    (["-m", "hydra.sweeper.max_batch_size=a", "lr=1e-3"], ["hydra.sweeper.max_batch_size=a", "a whole number"]),
+    (["explain", "resume=x"], ["resume=x", "Leave it out"]),
+    (["resume=laest"], ["resume=laest", "Did you mean resume=latest?"]),
     (["--config-dir", "nowhere"], ["nowhere", "no such folder"]),
     (["model=pretrained"], ["model.path", "missing"]),
     (["model=pretrained", "model.path=no/such"], ["model.path=no/such"]),
@@ -161,6 +170,19 @@ def test_a_run_is_not_overwritten(folder: Path, capsys: pytest.CaptureFixture[st
     assert optrun(*words, "lr=5e-4") == 2
     assert "there is a run in it already" in capsys.readouterr().err
     assert (folder / "run" / "summary.json").read_bytes() == before
+
+
+def test_a_run_goes_on_with_its_own_recipe(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = [*CLASSIFY, "data.train=train.csv", "hydra.run.dir=run", "training.max_steps=1"]
+    assert optrun(*words) == 0
+    assert optrun("-cn", "stdlib_gpt", "resume=run") == 2
+    assert "-cn stdlib_gpt: the run in run began with config" in capsys.readouterr().err
+    assert optrun("-cn", "config", "resume=run") == 0
+
+
+def test_the_version_is_optruns(capsys: pytest.CaptureFixture[str]) -> None:
+    assert optrun("--version") == optrun("lr=1e-3", "--version") == 0
+    assert capsys.readouterr().out == f"optrun {__version__}\n" * 2
 
 
 def test_no_permission(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
