@@ -68,7 +68,7 @@ class AdamWDL(NamedOptimizer):
     Raises:
         TypeError: For an argument of a wrong type, an unknown group key, or a ratio that is no number.
         ValueError: For a value out of range, a `name_dict` that knows other names than the parameters', or a
-            layerwise_decay that moves no tensor.
+            layerwise_decay that moves no block.
 
     Source: PaddleNLP 2.8, `paddlenlp/ops/optimizer/adamwdl.py`, after Loshchilov & Hutter 2019, arXiv:1711.05101.
 
@@ -177,9 +177,10 @@ class AdamWDL(NamedOptimizer):
                     "(Up to PaddleNLP 2.2 it set the rate on the parameter instead.)"
                 )
             ratios[param] = arguments.not_negative(f"set_param_lr_fun's ratio for {name}", ratio)
-        if default and all(ratio == 1.0 for ratio in ratios.values()):
+        if default and not any("encoder.layers." in structured[name] for name in params):
+            # Embeddings alone are found by 'embedding': scaled while every block keeps its rate, worse than not at all.
             raise ValueError(
-                f"layerwise_decay={rate!r} moves no tensor: no name contains 'encoder.layers.<number>' or 'embedding' "
+                f"layerwise_decay={rate!r} moves no block: no name contains 'encoder.layers.<number>' "
                 f"(such as {next(iter(params))}). Give name_dict, or use param_groups=layerwise, which reads the model."
             )
         return ratios
