@@ -62,10 +62,10 @@ def parse(overrides: list[str]) -> list[Override]:
             parsed += parser.parse_overrides([word])
         except HydraException as error:
             key, _, value = word.partition("=")
-            raise ConfigError(
-                f"{word!r} cannot be read: {_unreadable(error)}. A value with = , ( ) [ ] {{ }} or spaces is quoted "
-                f"twice: {key}='\"{value}\"'."
-            ) from error
+            hint = f"A value with = , ( ) [ ] {{ }} or spaces is quoted twice: {key}='\"{value}\"'."
+            if value[:1] in ("[", "{"):
+                hint = f"In a list or a mapping such a word is quoted: {key}='[\"a=b\"]', {key}='{{x: \"a=b\"}}'."
+            raise ConfigError(f"{word!r} cannot be read: {_unreadable(error)}. {hint}") from error
         if not parsed[-1].key_or_group:
             raise ConfigError(f"{word!r}: expected key=value, and there is no key.")
     return parsed
