@@ -46,6 +46,7 @@ from optrun.restore.place import move, plan_values, refuse_other_data, vocabular
 from optrun.restore.snapshot import Snapshots
 from optrun.restore.space import checkpoint_bytes, space_warning
 from optrun.scheduler import build_scheduler
+from optrun.scheduler.build import warmup_note
 from optrun.summary import Summary
 from optrun.task import Task, build_task
 from optrun.task.build import task_class
@@ -337,6 +338,7 @@ class _Work:
         total = config.training.max_steps or max(1, whole)
         ranking = ranking_of(config, task)
         stepper = _stepper(config, model, task, device, total)
+        notes += [note for note in [warmup_note(config.scheduler, total)] if note is not None]
         if stepper.scheduler.metric is not None:
             known_metric(task, "scheduler.metric", stepper.scheduler.metric)
         if snapshot is not None:

@@ -114,6 +114,17 @@ def build_curve(config: SchedulerConfig, *, num_training_steps: int, lr: float) 
     return _BUILDERS[type(config)](config, num_training_steps, _final(config, lr))
 
 
+def warmup_note(config: SchedulerConfig, num_training_steps: int) -> str | None:
+    """A sentence where the run ends on the climb: the lr that was asked for is never reached; else None."""
+    climb = config.num_warmup_steps
+    if climb is None or climb < num_training_steps:
+        return None
+    return (
+        f"warning: scheduler.num_warmup_steps={climb} and the run has {num_training_steps} steps: lr never reaches its "
+        "peak. scheduler.warmup_ratio=0.1 fits any length"
+    )
+
+
 def num_warmup_steps_of(config: SchedulerConfig, num_training_steps: int) -> int:
     """Length of the climb in steps, whichever way it was given."""
     if config.num_warmup_steps is not None:

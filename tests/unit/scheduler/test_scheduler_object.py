@@ -13,6 +13,7 @@ from optrun.config.scheduler import SCHEMAS
 from optrun.errors import ConfigError
 from optrun.optimizer import Lamb
 from optrun.scheduler import Scheduler, build_scheduler
+from optrun.scheduler.build import warmup_note
 
 
 def _sgd(*groups: dict[str, Any], lr: float = 1.0) -> torch.optim.SGD:
@@ -182,3 +183,10 @@ def test_arguments_of_another_kind_are_named() -> None:
             build_scheduler(_sgd(), "cosine", num_training_steps=wrong)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="no scheduler's state: it has no key 'global_step'"):
         build_scheduler(_sgd(), "cosine", num_training_steps=3).load_state_dict({"step": 1})
+
+
+def test_a_run_that_ends_on_the_climb_is_told() -> None:
+    config = choice("scheduler", SCHEMAS, "cosine", {"num_warmup_steps": 10})
+    assert warmup_note(config, 11) is None
+    assert "num_warmup_steps=10 and the run has 10 steps" in str(warmup_note(config, 10))
+    assert warmup_note(choice("scheduler", SCHEMAS, "inverse_sqrt", {}), 1) is None
