@@ -110,12 +110,26 @@ def build_curve(config: SchedulerConfig, *, num_training_steps: int, lr: float) 
 
     Raises:
         ConfigError: A value that does not fit the run or the peak.
+
+    Example:
+        >>> config = choice("scheduler", SCHEMAS, "linear", {"num_warmup_steps": 2})
+        >>> curve = build_curve(config, num_training_steps=4, lr=0.1)
+        >>> [curve(global_step) for global_step in range(4)]
+        [0.0, 0.5, 1.0, 0.5]
     """
     return _BUILDERS[type(config)](config, num_training_steps, _final(config, lr))
 
 
 def warmup_note(config: SchedulerConfig, num_training_steps: int) -> str | None:
-    """A sentence where the run ends on the climb: the lr that was asked for is never reached; else None."""
+    """A sentence where the run ends on the climb: the lr that was asked for is never reached; else None.
+
+    Example:
+        >>> config = choice("scheduler", SCHEMAS, "cosine", {"num_warmup_steps": 10})
+        >>> warmup_note(config, 100) is None
+        True
+        >>> warmup_note(config, 5).split(":")[1]
+        ' scheduler.num_warmup_steps=10 and the run has 5 steps'
+    """
     climb = config.num_warmup_steps
     if climb is None or climb < num_training_steps:
         return None
@@ -126,7 +140,12 @@ def warmup_note(config: SchedulerConfig, num_training_steps: int) -> str | None:
 
 
 def num_warmup_steps_of(config: SchedulerConfig, num_training_steps: int) -> int:
-    """Length of the climb in steps, whichever way it was given."""
+    """Length of the climb in steps, whichever way it was given.
+
+    Example:
+        >>> num_warmup_steps_of(choice("scheduler", SCHEMAS, "cosine", {"warmup_ratio": 0.1}), 25)
+        3
+    """
     if config.num_warmup_steps is not None:
         return config.num_warmup_steps
     ratio = config.warmup_ratio

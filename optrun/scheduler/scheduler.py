@@ -23,6 +23,13 @@ class Scheduler:
         name: What drives the learning rate, for messages.
         global_step: Optimizer steps done.
         metric: Name of the metric that `observe` wants; None where none is watched.
+
+    Example:
+        >>> optimizer = torch.optim.SGD([torch.nn.Parameter(torch.ones(1))], lr=0.1)
+        >>> scheduler = Scheduler(optimizer, [lambda global_step: 0.5**global_step], name="halving")
+        >>> scheduler.step()
+        >>> scheduler.get_last_lr()
+        [0.05]
     """
 
     def __init__(
