@@ -89,6 +89,9 @@ class SequenceClassification(Task):
             )
             return {name: encoded[name] for name in ("input_ids", "token_type_ids") if name in encoded}
 
+        blank = sum(not value.strip() for value in texts(part, text))
+        if blank:
+            self.notes.append(f"{split.key}: {blank:,} of {len(part.rows):,} rows have no text in column {text}")
         key = digest(tokenizer_key(tokenizer), "sequence", str(self.max_length), str(tokenizer.model_input_names))
         examples = encode(rows, encoder, key)
         if (np.diff(examples.offsets) == 0).any():

@@ -162,6 +162,12 @@ def test_a_changed_folder_is_read_anew(tmp_path: Path) -> None:
         assert hub(tmp_path).train.rows["text"][0] == word
 
 
+def test_the_current_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "train.jsonl").write_text('{"text": "here"}\n' * 3)
+    monkeypatch.chdir(tmp_path)
+    assert hub(Path()).train.rows["text"][0] == "here"
+
+
 def test_splits_by_name(tmp_path: Path, labelled: DatasetDict) -> None:
     labelled.save_to_disk(str(tmp_path / "a"))
     with pytest.raises(ConfigError, match=r"data.train_split=trian: no such split in .*Did you mean train"):
