@@ -23,6 +23,7 @@ from optrun.artifacts.metrics import read_summary
 from optrun.artifacts.run_dir import RunDir
 from optrun.config import overrides as words_of
 from optrun.config import saved, store
+from optrun.config.began import began_in, take_home
 from optrun.config.run import RunConfig
 from optrun.errors import EXIT_DONE, ConfigError, OptrunError, StorageError, did_you_mean, nearest
 from optrun.sweep.jobs import is_hydra
@@ -299,6 +300,7 @@ def _resume(hydra: Hydra, config_name: str, args: argparse.Namespace, argv: list
         raise ConfigError(f"{other[0]}: has no effect on a run that goes on; leave it out.")
     _refuse_other_recipe(target.run, args.config_name)
     before = saved.with_schemas(saved.read_config(target.run.config), str(target.run.config))
+    take_home(before, began_in(target.run.hydra))
     after = saved.changed(hydra, before, own)
     refuse_stored_trust(after, own)
     config = store.typed(after)
