@@ -34,7 +34,7 @@ from optrun.config.checkpoint import CheckpointConfig, OnOtherOptimizer, OnStora
 from optrun.restore.snapshot import Copier
 from optrun.training.ranking import Ranking
 from optrun.training.saving import Saving
-from optrun.training.state import TrainState
+from optrun.training.state import RandomStates, TrainState
 
 SIDE = 1024  # a 4 MiB matrix
 
@@ -78,7 +78,7 @@ def main() -> None:
     state = TrainState()
     copy_weights, copy_moments = Copier(), Copier()
 
-    def snapshot() -> Snapshot:
+    def snapshot(_: RandomStates | None) -> Snapshot:
         step = state.global_step
         return Snapshot(
             step,

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
-import math
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -12,54 +10,36 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 
 from optrun.artifacts.atomic import replace_text
-from optrun.artifacts.checkpoint import Snapshot, load_checkpoint, make_place, plain_numbers
+from optrun.artifacts.checkpoint import Snapshot, load_checkpoint, make_place
 from optrun.artifacts.lock import RunLock
 from optrun.artifacts.metrics import take_up, truncate_after
-from optrun.artifacts.provenance import config_digest
 from optrun.artifacts.retention import clean_leftovers
 from optrun.artifacts.run_dir import RunDir
-from optrun.clip import build_clip
-from optrun.config.model import FromConfigConfig
+from optrun.assembly import Start, assemble, build_feeds
 from optrun.config.run import RunConfig
-from optrun.config.saved import differences
 from optrun.config.training import OnNonfinite
-from optrun.data.loader import Feed, Plan
-from optrun.data.source import load_source
-from optrun.errors import ConfigError, OptrunError, StoppedEarly, nearest
-from optrun.model.build import ModelSpec, build_model, special_ids
-from optrun.model.configuration import refuse_unknown
-from optrun.model.images import load_image_preparation
-from optrun.model.tokenizer import load_tokenizer, train_tokenizer
+from optrun.errors import ConfigError, StoppedEarly
 from optrun.model.weights import load_model_tensors
-from optrun.optimizer.build import build_optimizer
-from optrun.param_groups import build_param_groups
+from optrun.preparation import Prepared, prepare
 from optrun.publish import publish
 from optrun.report.curves import draw_curves
-from optrun.restore.changes import table
-from optrun.restore.loading import environment, go_back, other_environment, put_back, train_state
+from optrun.restore.loading import go_back
 from optrun.restore.opening import Opened, ResumePoint, open_checkpoint, refuse_links
-from optrun.restore.place import move, plan_values, refuse_other_data, vocabulary_digest
 from optrun.restore.snapshot import Snapshots
 from optrun.restore.space import checkpoint_bytes, space_warning
-from optrun.scheduler import build_scheduler
-from optrun.scheduler.build import warmup_note
 from optrun.summary import Summary
-from optrun.task import Task, build_task
-from optrun.task.build import task_class
+from optrun.task import Task
 from optrun.tracking import build_tracker, require_tracker
 from optrun.training.device import pick_device
 from optrun.training.evaluate import evaluate
 from optrun.training.interrupts import Interrupts, Stopped
-from optrun.training.learner import Learner
 from optrun.training.loop import Loop
 from optrun.training.progress import Display
-from optrun.training.ranking import Ranking, best_mode
-from optrun.training.state import TrainState, restore_random_states, seed_random_states
-from optrun.training.step import Arithmetic, Stepper
+from optrun.training.state import restore_random_states, seed_random_states
+from optrun.training.step import Arithmetic
 
 
 @dataclass
@@ -70,78 +50,6 @@ class Invocation:
     """Words after `optrun`."""
     config_name: str
     overrides: list[str]
-
-
-@dataclass
-class Prepared:
-    """Model and data, before anything that trains."""
-
-    task: Task
-    tokenizer: Any
-    model: Any
-    notes: list[str]
-
-
-def prepare(config: RunConfig) -> Prepared:
-    """Data, tokenizer, task, model, in this order; the model's name and keys are looked at first.
-
-    Raises:
-        ConfigError: Anything in data or model that does not fit.
-    """
-    kind = task_class(config.task)
-    refuse_unknown(config.model)
-    packing = bool(getattr(config.task, "packing", False))
-    source = load_source(config.data, seed=config.seed, documents=packing)
-    on_text = kind.text_kind != "none"
-    if on_text:
-        tokenizer = load_tokenizer(config.model, words=kind.reads_words)
-    else:
-        tokenizer = load_image_preparation(config.model)
-    if tokenizer is None:
-        assert isinstance(config.model, FromConfigConfig)
-        tokenizer = train_tokenizer(
-            lambda: kind.vocabulary(source), vocab_size=config.model.vocab_size, kind=kind.text_kind
-        )
-    task = build_task(config.task, config.data, source, tokenizer, seed=config.seed)
-    needs = task.needs()
-    spec = ModelSpec(
-        auto_class=needs.auto_class,
-        config=needs.config,
-        max_length=needs.max_length,
-        vocab_size=len(tokenizer) if on_text else None,
-        special_ids=special_ids(tokenizer) if on_text else {},
-    )
-    torch.manual_seed(config.seed)
-    model, notes = build_model(config.model, spec)
-    return Prepared(task, tokenizer, model, [*source.notes, *task.notes, *notes])
-
-
-def known_metric(task: Task, key: str, metric: str) -> None:
-    """Refuse a metric that the task does not report.
-
-    Raises:
-        ConfigError: With the key and the metrics there are.
-    """
-    known = [f"eval/{name}" for name in task.metric_names()]
-    if metric not in known:
-        close = nearest(metric, known)
-        hint = f"Did you mean {' or '.join(close)}? " if close else ""
-        raise ConfigError(f"{key}={metric}: task={task.name} has no such metric. {hint}It has: {', '.join(known)}.")
-
-
-def ranking_of(config: RunConfig, task: Task) -> Ranking:
-    """Which metric says that a checkpoint is best.
-
-    Raises:
-        ConfigError: The task reports no such metric.
-    """
-    wanted = config.checkpoint.metric
-    metric = f"eval/{task.main_metric}" if wanted is None else wanted if "/" in wanted else f"eval/{wanted}"
-    known_metric(task, "checkpoint.metric", metric)
-    if config.checkpoint.mode is not None:
-        return Ranking(metric, config.checkpoint.mode.value)
-    own = Ranking(f"eval/{task.main_metric}", task.mode)
-    return Ranking(metric, best_mode(metric, own))
 
 
 @dataclass
@@ -245,7 +153,7 @@ class _Work:
         opened = self._open(resume)
         snapshot = opened.snapshot
         prepared = self._prepare(snapshot)
-        start = self._build(prepared, snapshot, device)
+        start = assemble(config, self.values, prepared, snapshot, device)
         state, total = start.state, start.total
         for sentence in [*start.notes, *opened.settle(), *prepared.notes]:
             display.note(sentence)
@@ -304,49 +212,7 @@ class _Work:
                 f"optrun resume=auto hydra.run.dir={self.run.path}"
             ) from None
 
-    def _build(self, prepared: Prepared, snapshot: Snapshot | None, device: torch.device) -> _Start:
-        """Everything that trains, standing where the snapshot says."""
-        config, task = self.config, prepared.task
-        model = prepared.model.to(device)
-        plan = Plan(
-            examples=len(task.train),
-            batch_size=config.training.per_device_train_batch_size,
-            accumulation=config.training.gradient_accumulation_steps,
-            seed=config.seed,
-            lengths=_lengths(config, task),
-        )
-        fingerprint = f"{task.train.fingerprint()[:16]}-{task.eval.fingerprint()[:16]}"
-        constants = {
-            "config": dict(self.values),
-            "config_digest": config_digest(self.values),
-            "plan": plan_values(plan, fingerprint),
-            "tokenizer": vocabulary_digest(prepared.tokenizer),
-            "environment": environment(device),
-            "model_class": type(model).__name__,
-            "model_config": json.loads(model.config.to_json_string(use_diff=False)),
-        }
-        state = TrainState()
-        notes: list[str] = []
-        changes: dict[str, tuple[Any, Any]] = {}
-        if snapshot is not None:
-            changes = differences(plain_numbers(snapshot.state["config"]), self.values)
-            refuse_other_data(snapshot.state, constants, changes)
-            state = train_state(snapshot)
-            moved = move(snapshot.state["plan"], state, plan, fingerprint)
-            notes = [note for note in (table(changes), other_environment(snapshot, device), moved) if note]
-        whole = math.ceil(config.training.num_train_epochs * plan.steps_per_epoch) - state.data_shift
-        total = config.training.max_steps or max(1, whole)
-        ranking = ranking_of(config, task)
-        stepper = _stepper(config, model, task, device, total)
-        notes += [note for note in [warmup_note(config.scheduler, total)] if note is not None]
-        if stepper.scheduler.metric is not None:
-            known_metric(task, "scheduler.metric", stepper.scheduler.metric)
-        if snapshot is not None:
-            notes += put_back(snapshot, model, stepper, changes, config.checkpoint.on_other_optimizer)
-        learner = Learner(model, stepper, task, plan, *_feeds(config, task, device))
-        return _Start(learner, ranking, total, state, {**constants, "total_steps": total}, changes, notes)
-
-    def _loop(self, start: _Start, snapshot: Snapshot | None, device: torch.device, stop_at: int | None) -> None:
+    def _loop(self, start: Start, snapshot: Snapshot | None, device: torch.device, stop_at: int | None) -> None:
         config, run, learner, display = self.config, self.run, start.learner, self.display
         model, stepper = learner.model, learner.stepper
         if config.checkpoint.enabled:
@@ -408,72 +274,6 @@ class _Work:
         replace_text(self.run.config, OmegaConf.to_yaml(OmegaConf.create(dict(self.values))))
 
 
-@dataclass
-class _Start:
-    """Everything built, standing where training begins."""
-
-    learner: Learner
-    ranking: Ranking
-    total: int
-    state: TrainState
-    constants: dict[str, Any]
-    """What every checkpoint of this start of the run says alike."""
-    changes: dict[str, tuple[Any, Any]]
-    notes: list[str]
-
-
-def _lengths(config: RunConfig, task: Task) -> np.ndarray | None:
-    """Tokens of each training example, where they decide its place."""
-    if not config.training.group_by_length:
-        return None
-    lengths: np.ndarray | None = getattr(task.train, "lengths", None)
-    if lengths is None:
-        raise ConfigError(f"training.group_by_length=true: the examples of task={task.name} have no length.")
-    return lengths
-
-
-def _stepper(config: RunConfig, model: Any, task: Task, device: torch.device, total: int) -> Stepper:
-    if config.training.gradient_checkpointing:
-        options = {"use_reentrant": False}
-        if hasattr(model, "activation_checkpointing_enable"):  # its name from transformers 5.2x on
-            model.activation_checkpointing_enable(activation_checkpointing_kwargs=options)
-        else:
-            model.gradient_checkpointing_enable(gradient_checkpointing_kwargs=options)
-        model.config.use_cache = False
-    model.train()
-    weight_decay = getattr(config.optimizer, "weight_decay", None)
-    groups = build_param_groups(model, config.param_groups, lr=config.lr, weight_decay=weight_decay)
-    try:
-        optimizer = build_optimizer(config.optimizer, groups, lr=config.lr)
-        scheduler = build_scheduler(optimizer, config.scheduler, num_training_steps=total)
-    except (TypeError, ValueError) as error:
-        raise error if isinstance(error, OptrunError) else ConfigError(str(error)) from error
-    forward = torch.compile(model) if config.training.compile else model
-    return Stepper(
-        forward,
-        optimizer,
-        build_clip(config.clip),
-        scheduler,
-        task.weight,
-        device,
-        config.training.precision.value,
-    )
-
-
-def _feeds(config: RunConfig, task: Task, device: torch.device) -> tuple[Feed, Feed]:
-    def feed(examples: Any) -> Feed:
-        return Feed(
-            examples=examples,
-            transform=task.transform,
-            collate=task.collate,
-            seed=config.seed,
-            workers=config.training.dataloader_num_workers,
-            pin_memory=device.type == "cuda",
-        )
-
-    return feed(task.train), feed(task.eval)
-
-
 def _sample(config: RunConfig, task: Task, prepared: Prepared) -> tuple[str, str] | None:
     from optrun.task.causal_lm import CausalLm, continue_text
 
@@ -503,7 +303,7 @@ def evaluate_checkpoint(config: RunConfig, checkpoint: Path) -> tuple[int, int, 
     prepared = prepare(config)
     load_model_tensors(prepared.model, snapshot.model)
     model = prepared.model.to(device)
-    _, feed = _feeds(config, prepared.task, device)
+    _, feed = build_feeds(config, prepared.task, device)
     placed = Arithmetic(device, config.training.precision.value)
     found = evaluate(
         model,

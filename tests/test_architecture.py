@@ -27,8 +27,8 @@ ALLOWED: dict[str, set[str]] = {
     "report": {"artifacts"},
 }
 ABOVE = {
-    "experiment", "explain", "sweep", "certify", "commands", "outcome", "publish", "summary", "resume", "restore",
-    "cli", "__main__",
+    "preparation", "assembly", "experiment", "explain", "sweep", "certify", "commands", "outcome", "publish", "summary",
+    "resume", "restore", "cli", "__main__",
 }  # fmt: skip
 
 

@@ -115,6 +115,35 @@ def compared(keys: Sequence[str]) -> list[str]:
     return inner or list(keys)
 
 
+def telling(keys: Sequence[str], runs: Sequence[Run]) -> list[str]:
+    """The fewest of the keys that still tell apart what all of them do.
+
+    Where batch size, warm-up and evaluation interval were changed together, the batch size says it all. Of keys that
+    follow from each other the one stays that was typed first.
+    """
+    typed = [word.lstrip("+").partition("=")[0] for run in runs[:1] for word in run.overrides]
+
+    def place(key: str) -> int:
+        words = (key, key.removesuffix(".name"))
+        return min((typed.index(word) for word in words if word in typed), default=len(typed))
+
+    kept = list(keys)
+    for key in sorted(keys, key=place, reverse=True):  # the last typed goes first
+        if any(follows(key, [other], runs) for other in kept if other != key):
+            kept.remove(key)
+    return kept
+
+
+def follows(key: str, others: Sequence[str], runs: Iterable[Run]) -> bool:
+    """Whether runs that agree in all of the others agree in the key too."""
+    seen: dict[tuple[Any, ...], Any] = {}
+    for run in runs:
+        value = _comparable(run.config.get(key))
+        if seen.setdefault(tuple(_comparable(run.config.get(other)) for other in others), value) != value:
+            return False
+    return True
+
+
 def build_arms(runs: Sequence[Run], keys: Sequence[str], metric: str) -> list[Arm]:
     """Join runs that differ in nothing but the seed.
 

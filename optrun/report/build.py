@@ -105,7 +105,7 @@ def print_report(made: Report, console: Console) -> None:
         console.print(to_rich(run_facts(findings.runs[0], findings.metric, findings.mode)))
     else:
         console.print(Text(headline(findings), style="bold"))
-        console.print(to_rich(terminal_table(findings)))
+        console.print(to_rich(terminal_table(findings), width=console.width))
         rest = [run for run in findings.runs if not run.finished or run.diverged]
         if rest:
             shown = runs_table(rest[:20], findings.keys, findings.metric, findings.mode)

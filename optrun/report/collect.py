@@ -98,13 +98,13 @@ class Run:
     def elapsed(self, steps: Array) -> Array:
         """Seconds since the start of the run at given logged steps; NaN where no time was logged. Shape (n,)."""
         logged, times = self.series("time")
-        if not len(logged):
-            return np.full(len(steps), np.nan)
-        if times[0] > 1e8:  # seconds since 1970
+        if len(times) and times[0] > 1e8:  # seconds since 1970
             times = times - times[0]
-        result = np.interp(steps, logged, times)
-        result[(steps < logged[0]) | (steps > logged[-1])] = np.nan
-        return result
+        return _between(steps, logged, times)
+
+    def epochs(self, steps: Array) -> Array:
+        """Passes over the training data at given logged steps; NaN where none was logged. Shape (n,)."""
+        return _between(steps, *self.series("epoch"))
 
     def last(self, name: str) -> float | None:
         """The last value of a metric, NaN included; None where it was never logged."""
@@ -282,3 +282,12 @@ def _inside(value: Any, *keys: str) -> Any:
     for key in keys:
         value = value.get(key) if isinstance(value, dict) else None
     return value
+
+
+def _between(steps: Array, logged: Array, values: Array) -> Array:
+    """Values at steps, in between those logged and not beyond."""
+    if not len(logged):
+        return np.full(len(steps), np.nan)
+    result = np.interp(steps, logged, values)
+    result[(steps < logged[0]) | (steps > logged[-1])] = np.nan
+    return result

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -28,6 +28,7 @@ from optrun.report.theme import (
 )
 
 Array = NDArray[np.float64]
+Axis = Literal["step", "epoch", "time"]
 
 SHOWN = 8
 """More contenders than this cannot be told apart in one picture; the best are drawn, the table has all."""
@@ -52,6 +53,8 @@ def pictures(findings: Findings) -> list[Picture]:
     note = f" The best {len(rows)} of {len(findings.rows)} are drawn." if left_out else ""
     arrow = "lower is better" if findings.mode == "min" else "higher is better"
     metric = findings.metric
+    axis = _progress(rows)
+    same = " Batch sizes differ, so the axis is the data seen." if axis == "epoch" else ""
     found: list[Picture] = []
     if any(row.rank for row in rows):
         found.append(
@@ -64,13 +67,13 @@ def pictures(findings: Findings) -> list[Picture]:
             )
         )
     if _has(rows, metric):
-        caption = "Best configuration of each; the line is the mean over seeds, the band spans all seeds." + note
+        caption = "Best configuration of each; the line is the mean over seeds, the band spans all seeds." + same + note
         found.append(
             Picture(
                 "metric",
                 f"{metric} during training",
                 caption,
-                lambda theme: _draw_curves(rows, metric, findings.mode, theme, against_time=False),
+                lambda theme: _draw_curves(rows, metric, findings.mode, theme, axis=axis),
             )
         )
         found.append(
@@ -79,7 +82,7 @@ def pictures(findings: Findings) -> list[Picture]:
                 f"{metric} against wall time",
                 "As above, against the time since the start of the run. Runs side by side on one machine slow each "
                 f"other.{note}",
-                lambda theme: _draw_curves(rows, metric, findings.mode, theme, against_time=True),
+                lambda theme: _draw_curves(rows, metric, findings.mode, theme, axis="time"),
             )
         )
     if _has(rows, "train/loss"):
@@ -87,8 +90,8 @@ def pictures(findings: Findings) -> list[Picture]:
             Picture(
                 "train-loss",
                 "train/loss during training",
-                "Smoothed; the line is the mean over seeds, the band spans all seeds." + note,
-                lambda theme: _draw_curves(rows, "train/loss", "min", theme, against_time=False),
+                "Smoothed; the line is the mean over seeds, the band spans all seeds." + same + note,
+                lambda theme: _draw_curves(rows, "train/loss", "min", theme, axis=axis),
             )
         )
     if any(len(row.basin.tried) > 1 for row in rows):
@@ -103,6 +106,14 @@ def pictures(findings: Findings) -> list[Picture]:
             )
         )
     return found
+
+
+def _progress(rows: Sequence[Row]) -> Axis:
+    """How far training is: in optimizer steps, or in data where a step is not the same for all."""
+    sizes = ("training.per_device_train_batch_size", "training.gradient_accumulation_steps")
+    runs = [run for row in rows for run in row.arm.runs]
+    alike = len({tuple(str(run.config.get(key)) for key in sizes) for run in runs}) <= 1
+    return "step" if alike or not all(len(run.series("epoch")[0]) for run in runs) else "epoch"
 
 
 def _has(rows: Sequence[Row], name: str) -> bool:
@@ -143,21 +154,22 @@ def _draw_results(rows: Sequence[Row], findings: Findings, theme: Theme) -> Figu
     return figure
 
 
-def _draw_curves(rows: Sequence[Row], metric: str, mode: str, theme: Theme, *, against_time: bool) -> Figure:
+def _draw_curves(rows: Sequence[Row], metric: str, mode: str, theme: Theme, *, axis: Axis) -> Figure:
     """Mean lines with bands over seeds."""
     figure = new_figure(9.0, 4.3, theme)
     ax = figure.add_subplot()
     train = metric.startswith("train/")
     lines: list[tuple[Array, Array]] = []
     unit, scale = "", 1.0
-    if against_time:
+    if axis == "time":
         longest = max(
-            (float(np.nanmax(x)) for row in rows for x, _ in _lines(row, metric, True) if len(x)), default=1.0
+            (float(np.nanmax(x)) for row in rows for x, _ in _lines(row, metric, "time") if len(x)), default=1.0
         )
         scale, unit = (1.0, "seconds") if longest < 180 else (60.0, "minutes") if longest < 10800 else (3600.0, "hours")
-    style_axes(ax, theme, xlabel=f"time since start, {unit}" if unit else "optimizer step", ylabel=metric)
+    below = {"step": "optimizer step", "epoch": "passes over the training data", "time": f"time since start, {unit}"}
+    style_axes(ax, theme, xlabel=below[axis], ylabel=metric)
     for index, row in enumerate(rows):
-        curves = _lines(row, metric, against_time)
+        curves = _lines(row, metric, axis)
         if train:
             curves = [(x, smooth(y, max(1.0, len(y) / 50))) for x, y in curves]
         x, mean, low, high = _band(curves)
@@ -173,23 +185,23 @@ def _draw_curves(rows: Sequence[Row], metric: str, mode: str, theme: Theme, *, a
         ax.plot(x, mean, label=label, marker=marker, markersize=4.5, markevery=(index * every // 8, every), **style)
         lines.append((x, mean))
     _zoom(ax, lines, mode)
-    if not against_time:
+    if axis == "step":
         count_axis(ax)
     legend(ax, theme, loc="upper left", bbox_to_anchor=(1.01, 1.0))
     return figure
 
 
-def _lines(row: Row, metric: str, against_time: bool) -> list[tuple[Array, Array]]:
+def _lines(row: Row, metric: str, axis: Axis) -> list[tuple[Array, Array]]:
     """One curve per seed of a contender's best arm, without the values that are not finite."""
     runs = [run for run in row.arm.runs if run not in row.arm.repeated]
     counted = [run for run in runs if run.finished] or runs
-    found = [_line(run, metric, against_time) for run in counted]
+    found = [_line(run, metric, axis) for run in counted]
     return [(x, y) for x, y in found if len(x)]
 
 
-def _line(run: Run, metric: str, against_time: bool) -> tuple[Array, Array]:
+def _line(run: Run, metric: str, axis: Axis) -> tuple[Array, Array]:
     steps, values = run.series(metric)
-    x = run.elapsed(steps) if against_time else steps
+    x = run.elapsed(steps) if axis == "time" else run.epochs(steps) if axis == "epoch" else steps
     keep = np.isfinite(x) & np.isfinite(values)
     return x[keep], values[keep]
 

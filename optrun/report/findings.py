@@ -9,7 +9,17 @@ from dataclasses import dataclass
 import numpy as np
 
 from optrun.errors import ConfigError, did_you_mean
-from optrun.report.arms import Arm, Contender, build_arms, build_contenders, compared, differing, find_contender
+from optrun.report.arms import (
+    Arm,
+    Contender,
+    build_arms,
+    build_contenders,
+    compared,
+    differing,
+    find_contender,
+    follows,
+    telling,
+)
 from optrun.report.basin import Basin, basin
 from optrun.report.collect import Run
 from optrun.report.curves import metric_mode
@@ -53,6 +63,8 @@ class Findings:
     """Settings in which the arms differ."""
     compared_keys: list[str]
     """Those of them that separate contenders."""
+    tuned_keys: list[str]
+    """Those over which each contender's best was chosen, and the learning rate; not what follows from the contender."""
     arms: list[Arm]
     rows: list[Row]
     """One per contender, best first."""
@@ -64,11 +76,6 @@ class Findings:
     """Level of the metric for steps-to-target and time-to-target."""
     intervals: dict[int, tuple[float, float]]
     """Bootstrap intervals by `id` of the arm."""
-
-    @property
-    def tuned_keys(self) -> list[str]:
-        """Settings over which the best was chosen."""
-        return [key for key in self.keys if key not in self.compared_keys]
 
     def ranked_arms(self) -> list[Arm]:
         """All arms, best mean first, those without a score last."""
@@ -98,7 +105,9 @@ def find(
         if key not in known:
             raise ConfigError(f"by={key}: no run has this configuration key. {did_you_mean(key, known)}")
     keys += [key for key in by if key not in keys]
-    between = list(by) or compared(keys)
+    between = list(by) or telling(compared(keys), described)
+    free = [key for key in keys if key not in between]
+    tuned = [key for key in free if key == "lr" or not follows(key, between, described)]
     arms = build_arms(described, keys, name)
     contenders = build_contenders(arms, between, mode)
     names = _unique([contender.label for contender in contenders])
@@ -123,7 +132,9 @@ def find(
         )
         for index, (label, each) in enumerate(zip(names, contenders, strict=True), start=1)
     ]
-    return Findings(list(runs), name, mode, keys, between, arms, rows, reference, bool(baseline), target, intervals)
+    return Findings(
+        list(runs), name, mode, keys, between, tuned, arms, rows, reference, bool(baseline), target, intervals
+    )
 
 
 def choose_metric(runs: Sequence[Run], metric: str | None) -> tuple[str, str]:

@@ -38,7 +38,7 @@ ul.warnings li { background: var(--warn-card); border-left: 4px solid var(--warn
 ul.warnings b { color: var(--warn); font-weight: 650; margin-right: .5em; }
 .scroll { overflow-x: auto; margin: .6rem 0; border: 1px solid var(--grid); border-radius: 10px; }
 table { border-collapse: collapse; width: 100%; font-size: .84rem; font-variant-numeric: tabular-nums; }
-th, td { padding: .5rem .65rem; text-align: left; vertical-align: top; border-bottom: 1px solid var(--grid); }
+th, td { padding: .5rem .55rem; text-align: left; vertical-align: top; border-bottom: 1px solid var(--grid); }
 th { font-weight: 600; color: var(--muted); background: var(--card); white-space: nowrap; cursor: pointer;
   user-select: none; }
 th[aria-sort=ascending]::after { content: " \\2191"; } th[aria-sort=descending]::after { content: " \\2193"; }

@@ -40,9 +40,8 @@ def ranking_table(findings: Findings) -> Table:
     """One row per contender: result and verdict."""
     tuned = bool(findings.tuned_keys)
     unit = findings.metric
-    reference = findings.reference or "reference"
     head = ["#", "contender", *(["best with"] if tuned else []), f"{unit} (mean ± sd)", "verdict", "seeds"]
-    tail = ["95 % interval", f"difference to {_cut(reference)}", "p (Holm)", "effect g"]
+    tail = ["95 % interval", "difference", "p (Holm)", "effect g"]
     table = Table(head + tail, [True, False, *([False] if tuned else []), True, False, *[True] * 5])
     for row in findings.rows:
         against = row.versus
@@ -183,16 +182,49 @@ def terminal_table(findings: Findings) -> Table:
     return table
 
 
-def to_rich(table: Table, *, title: str | None = None) -> RichTable:
-    """A table for the terminal; names are text, never markup."""
+def to_rich(table: Table, *, title: str | None = None, width: int | None = None) -> RichTable:
+    """A table for the terminal; names are text, never markup.
+
+    Args:
+        table: What to show.
+        title: Above it.
+        width: Of the terminal, in characters: the last columns are left out where no word of theirs would fit. None:
+            all are shown.
+    """
     headed = any(table.columns)
     grid = RichTable(title=title, box=box.SIMPLE_HEAD, show_header=headed, title_justify="left", pad_edge=False)
-    for column, numeric in zip(table.columns, table.numeric, strict=True):
-        grid.add_column(Text(column), justify="right" if numeric else "left", overflow="fold")
+    widths = [None] * len(table.columns) if width is None else _fitted(table, width)
+    for column, numeric, fitted in zip(table.columns, table.numeric, widths, strict=False):
+        grid.add_column(Text(column), justify="right" if numeric else "left", overflow="fold", width=fitted)
+    shown = len(widths)
     colours = {"best": "bold", "better": "green", "worse": "red", "muted": "dim"}
     for row, style in zip(table.rows, table.styles, strict=True):
-        grid.add_row(*(Text(cell) for cell in row), style=colours.get(style, ""))
+        grid.add_row(*(Text(cell) for cell in row[:shown]), style=colours.get(style, ""))
     return grid
+
+
+def _fitted(table: Table, width: int) -> list[int]:
+    """Widths of as many columns as fit: no word breaks, and numbers stay on one line; some names are too long for that.
+
+    rich by itself narrows every column at once, down to pieces of words.
+    """
+    least, wanted = [], []
+    for index, column in enumerate(table.columns):
+        cells = [row[index] for row in table.rows]
+        words = [word for cell in [column, *cells] for word in cell.split()]
+        whole = cells if table.numeric[index] else []
+        least.append(min(max(map(len, [*words, *whole]), default=0), 30))
+        wanted.append(max(map(len, [column, *cells])))
+    shown = len(least)
+    while shown > 4 and sum(least[:shown]) + 3 * shown > width:
+        shown -= 1
+    room = max(0, width - sum(least[:shown]) - 3 * shown)
+    widths = []
+    for narrow, wide in zip(least[:shown], wanted[:shown], strict=True):
+        more = min(room, wide - narrow)
+        widths.append(narrow + more)
+        room -= more
+    return widths
 
 
 def to_markdown(table: Table) -> str:
@@ -328,7 +360,3 @@ def _middle(numbers: Sequence[float | None], show: Any) -> str:
         return NONE
     half = len(known) // 2
     return str(show(known[half] if len(known) % 2 else (known[half - 1] + known[half]) / 2))
-
-
-def _cut(text: str, limit: int = 24) -> str:
-    return text if len(text) <= limit else text[: limit - 1] + "…"

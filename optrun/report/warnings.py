@@ -11,6 +11,9 @@ from optrun.report.findings import Findings
 from optrun.report.statistics import MIN_SEEDS
 from optrun.report.theme import short
 
+_ALIKE = 1.4
+"""So much may runs of one configuration differ in speed before their times say nothing."""
+
 
 @dataclass(frozen=True)
 class Warning:
@@ -18,7 +21,7 @@ class Warning:
 
     kind: str
     """A word to find it by: edge, single-lr, budget, tuning, seeds, few-seeds, schedule, unfinished, diverged, failed,
-    repeated, task, data, code, hardware, metric, files."""
+    repeated, task, data, code, hardware, speed, metric, files."""
     text: str
     """One or two sentences with what to do."""
     runs: tuple[str, ...] = ()
@@ -29,7 +32,7 @@ def find_warnings(findings: Findings) -> list[Warning]:
     """Every reason for care in a comparison, the gravest first."""
     checks: tuple[Callable[[Findings], Iterable[Warning]], ...] = (
         _edge, _budget, _schedule, _task, _data, _code, _seeds, _diverged, _failed, _unfinished, _single_lr, _tuning,
-        _repeated, _metric, _hardware, _files,
+        _repeated, _metric, _hardware, _speed, _files,
     )  # fmt: skip
     return [warning for check in checks for warning in check(findings)]
 
@@ -194,6 +197,21 @@ def _hardware(findings: Findings) -> Iterable[Warning]:
     kinds = _values(_ranked_runs(findings), lambda run: repr(run.summary.get("hardware")))
     if len(kinds) > 1:
         yield Warning("hardware", "The runs ran on different hardware: wall time and throughput cannot be compared.")
+
+
+def _speed(findings: Findings) -> Iterable[Warning]:
+    worst, slowest = 1.0, None
+    for arm in findings.arms:
+        speeds = [speed for run in arm.runs if run.finished and (speed := run.perf("tokens_per_second"))]
+        ratio = max(speeds) / min(speeds) if speeds else 1.0
+        if ratio > max(worst, _ALIKE):
+            worst, slowest = ratio, arm
+    if slowest is not None:
+        yield Warning(
+            "speed",
+            f"Runs alike but for the seed differ in speed, those of {slowest.label or 'one configuration'} by a factor "
+            f"of {worst:.1f}. Something else used the machine; wall times and times to target cannot be compared.",
+        )
 
 
 def _metric(findings: Findings) -> Iterable[Warning]:

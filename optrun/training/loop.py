@@ -13,18 +13,19 @@ from optrun.artifacts.run_dir import RunDir
 from optrun.config.checkpoint import CheckpointConfig, OnStorageError
 from optrun.config.training import OnNonfinite, TrainingConfig
 from optrun.data.loader import Batch
-from optrun.errors import NonFiniteError, StoppedEarly, StorageError
+from optrun.errors import StoppedEarly, StorageError
 from optrun.training import mishaps, nonfinite
 from optrun.training.device import peak_memory_bytes
-from optrun.training.evaluate import evaluate
+from optrun.training.divergence import Divergence
+from optrun.training.evaluation import Evaluation
 from optrun.training.interrupts import Interrupts, Stopped
 from optrun.training.learner import Learner
 from optrun.training.progress import Display
-from optrun.training.ranking import Ranking, best_mode
+from optrun.training.ranking import Ranking
 from optrun.training.rates import learning_rates
 from optrun.training.records import Records
 from optrun.training.saving import Saving, describe_values
-from optrun.training.state import RandomStates, TrainState, digest_of_batches, random_states, restore_random_states
+from optrun.training.state import RandomStates, TrainState, digest_of_batches
 from optrun.training.step import StepResult
 from optrun.training.window import Window
 
@@ -77,7 +78,6 @@ class Loop:
         self.ranking = ranking
         self.total = total
         self.state = state
-        self.restore = restore
         self.display = display
         self.track = track
         self.summarise = summarise
@@ -87,18 +87,19 @@ class Loop:
         self.device = learner.stepper.device
         self.records = Records(run.metrics, self._metrics_refused)
         self.on_storage_error = saving.on_storage_error
-        self._random: RandomStates | None = None
         self.saving = Saving(
             run=run,
             config=saving,
             ranking=ranking,
             state=state,
-            snapshot=lambda: snapshot((self._random or RandomStates(self.device)).packed()),
+            snapshot=lambda random: snapshot((random or RandomStates(self.device)).packed()),
             sync=self.records.sync,
             note=display.note,
             clock=clock,
             keep_scheduled=training.on_nonfinite is OnNonfinite.rollback,
         )
+        self.evaluation = Evaluation(learner, training, state, ranking, interrupts, self._waiting)
+        self.divergence = Divergence(learner, run, training, state, self.saving, restore, display.note)
         self._started = clock() if begun is None else begun
         self._begun = clock()
         self._seconds_before = state.seconds
@@ -146,7 +147,9 @@ class Loop:
         self.state.lrs = learning_rates(self.learner.stepper.optimizer.param_groups)
         with mishaps.of_memory(self.state.global_step, micro_batches):
             result = self.learner.stepper(micro_batches)
-        if not self._judge(result, micro_batches, before):
+        report = self.divergence.judge(result, micro_batches, before)
+        if report is not None:
+            self._roll_back(report)
             return
         self._count(result, micro_batches)
         self.state.unfinished = True
@@ -195,7 +198,7 @@ class Loop:
         unscheduled = []
         step, last = self.state.global_step, self.state.global_step == self.end
         due = step % self.training.logging_steps == 0
-        due_eval = self._evaluation_due()
+        due_eval = self.evaluation.due()
         evaluated: dict[str, float] = {}
         if due_eval or last:
             try:
@@ -224,65 +227,14 @@ class Loop:
         self.state.unfinished = False
         self._save_if_due(last=last, evaluated=due_eval or last)
 
-    def _judge(self, result: StepResult, micro_batches: list[Batch], before: RandomStates) -> bool:
-        """Whether the step counts: False where training went back instead."""
-        state = self.state
-        if result.finite or result.weight == 0:
-            state.skipped_in_a_row = 0
-            return True
-        if self.learner.stepper.scaler_overflow(result):
-            state.skipped_steps += 1
-            return True
-        report = nonfinite.describe(self.learner, result, state, micro_batches)
-        policy = self.training.on_nonfinite
-        if policy is OnNonfinite.skip and not report.bad_weights:  # with such weights every step is like this one
-            state.skipped_steps += 1
-            state.skipped_in_a_row += 1
-            if state.skipped_in_a_row <= self.training.max_nonfinite_skips:
-                self.learner.stepper.optimizer.zero_grad(set_to_none=True)
-                self.learner.stepper.scheduler.step()
-                self.display.note(f"step {state.global_step + 1}: {report.sentence} The update was left out.")
-                return True
-            report.sentence += f" That was {state.skipped_in_a_row} times in a row (training.max_nonfinite_skips)."
-        folder = nonfinite.save(self.run, report, micro_batches)
-        if policy is OnNonfinite.rollback:
-            if state.rollbacks < self.training.max_rollbacks:
-                self._roll_back(report)
-                return False
-            report.sentence += f" Training went back {state.rollbacks} times already (training.max_rollbacks)."
-        saved = ""
-        if self.saving.enabled and not report.bad_weights:
-            # Weights and optimizer are still those from before this step.
-            self.learner.stepper.optimizer.zero_grad(set_to_none=True)
-            self._random = before
-            self.saving.save_now()
-            saved = f" The state before it is in {self.run.checkpoint(state.global_step)}."
-        raise NonFiniteError(
-            f"step {state.global_step + 1}: {report.sentence} Nothing was updated. The batch and a report are in "
-            f"{folder}.{saved} Try a smaller lr, more warm-up, clip=global_norm or training.precision=fp32; "
-            "training.on_nonfinite=skip or rollback goes on."
-        )
-
     def _roll_back(self, report: nonfinite.Report) -> None:
-        """Back to the last scheduled checkpoint, with the data moved past the bad step.
-
-        Which one that is, and which data follows, is a function of the configuration and the step alone: a run that was
-        stopped and resumed in between takes the same way.
-        """
-        state, bad = self.state, self.state.global_step
         self.saving.wait()
         self._close_data()
-        back = self.restore(self.saving.last_scheduled(bad))
-        passed, rollbacks, seconds = state.passed_steps + bad - back.global_step + 1, state.rollbacks + 1, state.seconds
-        vars(state).update(vars(back))
-        state.passed_steps, state.rollbacks, state.seconds = passed, rollbacks, seconds
-        self.records.go_back(state.global_step)
+        said = self.divergence.roll_back(report)
+        self.records.go_back(self.state.global_step)
         self.saving.save()  # in place of the one it went back to: a run that is stopped now does not go there again
         self.window.empty()
-        self.display.note(
-            f"step {bad + 1}: {report.sentence} Went back to step {state.global_step}; {bad - state.global_step + 1} "
-            f"steps of data are passed over ({rollbacks} of at most {self.training.max_rollbacks})."
-        )
+        self.display.note(said)
 
     def _count(self, result: StepResult, micro_batches: list[Batch]) -> None:
         state = self.state
@@ -352,53 +304,17 @@ class Loop:
 
     # Evaluation, saving, stopping -------------------------------------------------------------------------------
 
-    def _evaluation_due(self) -> bool:
-        if self.training.eval_steps:
-            return self.state.global_step % self.training.eval_steps == 0
-        return (self.state.global_step + self.state.data_shift) % self.learner.plan.steps_per_epoch == 0
-
     def evaluate(self) -> dict[str, float]:
-        """Metrics of the evaluation split, with prefix; the model's random state is left as it was.
+        """Metrics of the evaluation split, with prefix; the time it takes is not that of training.
 
         Raises:
             Stopped: There was a request to stop before the end.
         """
         self._before_fork()
         begun = self.clock()
-        states = random_states(self.device)
-        try:
-            found = evaluate(
-                self.learner.stepper.model,
-                self._until_stopped(self.learner.eval_feed.evaluation(self.training.per_device_eval_batch_size)),
-                self.learner.task.evaluation(),
-                to_device=self.learner.stepper.to_device,
-                autocast=self.learner.stepper.autocast,
-            )
-        finally:
-            restore_random_states(states, self.device)
-        values = {f"eval/{name}": value for name, value in found.items()}
-        self._remember_best(values)
+        values = self.evaluation()
         self.window.leave_out(self.clock() - begun)
         return values
-
-    def _until_stopped(self, batches: Iterator[Batch]) -> Iterator[Batch]:
-        while True:
-            with self._waiting():
-                batch = next(batches, None)
-            if batch is None:
-                return
-            if self.interrupts.stop_requested:
-                raise Stopped
-            yield batch
-
-    def _remember_best(self, values: Mapping[str, float]) -> None:
-        state = self.state
-        for name, value in values.items():
-            held = state.best.get(name)
-            direction = Ranking(name, best_mode(name, self.ranking))
-            if held is None or direction.better(value, held["value"]):
-                state.best[name] = {"value": value, "step": state.global_step}
-        state.ranking[str(state.global_step)] = values[self.ranking.metric]
 
     def _save_if_due(self, *, last: bool, evaluated: bool) -> None:
         saving, step = self.saving, self.state.global_step

@@ -13,7 +13,7 @@ from optrun.artifacts.saver import Order, Result, Saver
 from optrun.config.checkpoint import CheckpointConfig, OnStorageError
 from optrun.errors import NonFiniteError, StorageError
 from optrun.training.ranking import Ranking
-from optrun.training.state import TrainState
+from optrun.training.state import RandomStates, TrainState
 
 log = logging.getLogger("optrun")
 _LONGEST_WAIT = 1024
@@ -31,7 +31,8 @@ class Saving:
         config: When to save and what to keep.
         ranking: Which checkpoint is best.
         state: Where the run stands.
-        snapshot: Copies everything; what it returns is not used again before the next call.
+        snapshot: Copies everything, with these random states or the present ones; what it returns is not used again
+            before the next call.
         sync: Flushes the metrics; called beside training before a checkpoint commits.
         note: Tells the user.
         clock: Seconds, monotonic.
@@ -45,7 +46,7 @@ class Saving:
         config: CheckpointConfig,
         ranking: Ranking,
         state: TrainState,
-        snapshot: Callable[[], Snapshot],
+        snapshot: Callable[[RandomStates | None], Snapshot],
         sync: Callable[[], None],
         note: Callable[[str], None],
         clock: Callable[[], float],
@@ -83,8 +84,11 @@ class Saving:
         """The last step up to this one whose checkpoint was scheduled; 0 is the start."""
         return step - step % self.config.save_steps if self.config.save_steps else 0
 
-    def save(self) -> None:
+    def save(self, random: RandomStates | None = None) -> None:
         """Take a copy now and write it beside training.
+
+        Args:
+            random: Random states to save in place of the present ones.
 
         Raises:
             StorageError: The one before could not be saved, and `checkpoint.on_storage_error` says to stop.
@@ -98,7 +102,7 @@ class Saving:
             )
             self._refused = None
         self._submitted = self.state.global_step
-        self._saver.start(self._order(self.snapshot()))
+        self._saver.start(self._order(self.snapshot(random)))
         self.stall += self.clock() - begun
 
     def _order(self, snapshot: Snapshot) -> Order:
@@ -110,14 +114,17 @@ class Saving:
         steps = [retention.step_of(folder) for folder in checkpoint_folders(self.run)]
         return [step for step in steps if step == 0 or self.scheduled(step)]
 
-    def save_now(self) -> None:
+    def save_now(self, random: RandomStates | None = None) -> None:
         """Save the present state and return when it is on the disk; where it is there already, nothing is done.
+
+        Args:
+            random: Random states to save in place of the present ones.
 
         Raises:
             StorageError: The disk refused, whatever the policy: there is no later.
         """
         if self._submitted != self.state.global_step:
-            self.save()
+            self.save(random)
         elif self._refused is not None:
             self._saver.start(self._refused)
             self._refused = None

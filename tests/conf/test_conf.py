@@ -12,6 +12,7 @@ import pytest
 import yaml
 from omegaconf import OmegaConf
 
+from optrun.cli import VERBS
 from optrun.config import saved, store
 from tests.running import optrun
 
@@ -114,3 +115,9 @@ def test_completion_lists_choices_without_schemas() -> None:
         options = hydra.config_loader.get_group_options(group)
         assert options
         assert not [option for option in options if option.endswith("_schema")]
+
+
+def test_every_verb_is_in_the_help() -> None:
+    text = (store.config_dir() / "hydra" / "help" / "optrun.yaml").read_text(encoding="utf-8")
+    for verb in VERBS:
+        assert f"\n  optrun {verb} " in text

@@ -211,16 +211,16 @@ def test_parameters_in_another_order_are_matched_by_name(
     straight: Straight, go: Go, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """Moments go to the parameter of that name, wherever it stands."""
-    from optrun import experiment
+    from optrun import assembly
 
     run = straight.cut(tmp_path / "run", 3)
-    original = experiment.build_param_groups
+    original = assembly.build_param_groups
 
     def reversed_groups(*args: object, **options: object) -> list[dict[str, object]]:
         groups = original(*args, **options)  # type: ignore[arg-type]
         return [{**group, "params": group["params"][::-1]} for group in groups[::-1]]
 
-    monkeypatch.setattr(experiment, "build_param_groups", reversed_groups)
+    monkeypatch.setattr(assembly, "build_param_groups", reversed_groups)
     assert go("resume=run", "clip=none")[0] == 0
     one = load_checkpoint(run.checkpoint(STEPS))
     monkeypatch.undo()

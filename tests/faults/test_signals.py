@@ -14,10 +14,11 @@ from typing import Any
 
 import pytest
 
-from optrun import experiment
+from optrun import experiment, preparation
 from optrun.artifacts import saver as saver_of
 from optrun.artifacts.run_dir import RunDir
 from optrun.data.loader import Feed
+from optrun.training import evaluation
 from optrun.training import loop as loop_of
 from optrun.training.interrupts import Interrupts
 from optrun.training.step import Stepper
@@ -48,8 +49,8 @@ def hurt(monkeypatch: pytest.MonkeyPatch, *args: Any) -> Iterator[None]:
 
 PLACES = {
     "update": (Stepper, "__call__", 2, 2),
-    "evaluation": (loop_of, "evaluate", 1, 3),
-    "evaluation at the end": (loop_of, "evaluate", 2, 6),
+    "evaluation": (evaluation, "evaluate", 1, 3),
+    "evaluation at the end": (evaluation, "evaluate", 2, 6),
     "save": (saver_of, "save_checkpoint", 3, None),
     "fetch": (loop_of.Loop, "_fetch", 3, 2),
     "metrics line": (loop_of.Loop, "_write", 4, 4),
@@ -84,7 +85,7 @@ def test_before_the_first_step_there_is_nothing_to_save(
     straight: Straight, go: Go, monkeypatch: pytest.MonkeyPatch, place: str
 ) -> None:
     """It ends at once, not when the data is ready; the same command with resume=auto begins again in place."""
-    with hurt(monkeypatch, experiment, place, 1, signal.SIGTERM):
+    with hurt(monkeypatch, preparation, place, 1, signal.SIGTERM):
         code, said = go(*straight.words, "hydra.run.dir=run", "resume=auto")
     assert code == 75
     assert "nothing to save yet" in said

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from optrun import experiment
+from optrun import experiment, preparation
 from optrun.config import store
 from optrun.report import build
 from optrun.sweep import driver, launch
@@ -26,7 +26,7 @@ def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """What is learnt; with every module that a job imports, so that no forked process does it again."""
     path = write_text(tmp_path_factory.mktemp("sweep-text"), 120)
     cfg = store.compose(store.open_hydra(), "config", [*forked.JOB, f"data.train={path}"])
-    prepared = experiment.prepare(store.typed(store.without_hydra(cfg)))
+    prepared = preparation.prepare(store.typed(store.without_hydra(cfg)))
     prepared.model.save_pretrained(tmp_path_factory.mktemp("warm"))
     return path
 

@@ -25,9 +25,9 @@ def expanded(name: str, *words: str) -> list[Job]:
 @pytest.mark.parametrize(
     ("name", "count", "words"),
     [
-        ("compare_optimizers", 7 * 3 * 3, []),
+        ("compare_optimizers", 7 * 4 * 3, []),
         ("lamb_batch_scaling", 4 * 3, []),
-        ("layer_decay_minilm", 4 * 2 * 3, ["model.path=somewhere", "data.train=a.tsv"]),
+        ("layer_decay_minilm", 3 * 4 * 3, ["model.path=somewhere", "data.train=a.tsv"]),
     ],
 )
 def test_expands(name: str, count: int, words: list[str]) -> None:
@@ -39,7 +39,7 @@ def test_batches_see_the_same_examples() -> None:
     """Batch x2, lr x sqrt(2), half the steps."""
     for job in expanded("lamb_batch_scaling"):
         batch = job.values["training"]["per_device_train_batch_size"]
-        assert job.values["lr"] == pytest.approx(0.01 * (batch / 16) ** 0.5, rel=5e-3)
+        assert job.values["lr"] == pytest.approx(0.02 * (batch / 16) ** 0.5, rel=5e-3)
         assert job.values["scheduler"]["warmup_ratio"] == pytest.approx(0.05 * batch / 16)
         assert job.values["data"]["max_train_examples"] % batch == 0
 

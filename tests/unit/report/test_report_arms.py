@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import math
 from collections.abc import Callable
@@ -9,11 +10,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from rich.console import Console
 
-from optrun.report.arms import differing
+from optrun.report.arms import differing, telling
 from optrun.report.collect import Run, load_runs
 from optrun.report.config_file import flatten, read_config
 from optrun.report.findings import Findings, find
+from optrun.report.tables import terminal_table, to_rich
 from optrun.report.targets import first_reached
 
 MakeRun = Callable[..., Path]
@@ -38,6 +41,39 @@ def test_seed_paths_and_tracking_never_separate_runs(tmp_path: Path, make_run: M
     findings = _find(tmp_path)
     assert findings.keys == []
     assert [sorted(arm.scores) for arm in findings.arms] == [[0, 1, 2]]
+
+
+def test_of_settings_changed_together_the_first_typed_names_the_contender(tmp_path: Path, make_run: MakeRun) -> None:
+    """Batch size with its warm-up and evaluation interval: one name, and what follows from it was not tuned."""
+    for number, (batch, warmup, lr) in enumerate([(8, 0.05, 1e-3), (16, 0.1, 2e-3), (32, 0.1, 4e-3)]):
+        key = "training.per_device_train_batch_size"
+        overrides = ["seed=0", f"{key}={batch}", f"lr={lr}", f"scheduler.warmup_ratio={warmup}"]
+        config = {key: batch, "scheduler.warmup_ratio": warmup, "training.eval_steps": 100 // batch}
+        make_run(tmp_path / str(number), lr=lr, max_steps=20, config=config, summary={"overrides": overrides})
+    findings = _find(tmp_path)
+    assert findings.compared_keys == ["training.per_device_train_batch_size"]
+    assert findings.tuned_keys == ["lr"]
+    assert {row.name for row in findings.rows} == {f"per_device_train_batch_size {size}" for size in (8, 16, 32)}
+    # Without a command line, which of the two that follow from each other it is does not matter.
+    runs = load_runs([tmp_path])
+    assert telling(["scheduler.warmup_ratio", "training.eval_steps"], runs) == ["training.eval_steps"]
+
+
+def test_a_narrow_terminal_shows_fewer_columns_and_breaks_no_word(tmp_path: Path, make_run: MakeRun) -> None:
+    for number, name in enumerate(("adamw", "lazy_adam", "lamb")):
+        make_run(tmp_path / str(number), optimizer=name, max_steps=20)
+    table = terminal_table(_find(tmp_path))
+    for width in (50, 70, 80, 90, 120):
+        console = Console(width=width, file=io.StringIO())
+        console.print(to_rich(table, width=width))
+        said = console.file.getvalue()  # type: ignore[attr-defined]
+        assert "lazy_adam" in said
+        assert "reference" in said
+        assert width not in (50, 120) or ("state" in said) is (width == 120)
+        heads = [len(line.rstrip()) for line in said.splitlines()]
+        assert "…" not in said
+        assert max(heads) <= width
+        assert ("MB" in said) is ("state" in said), "a column is shown whole or not at all"
 
 
 def test_an_optimizer_stands_at_its_best_lr_with_most_seeds(tmp_path: Path, make_run: MakeRun) -> None:

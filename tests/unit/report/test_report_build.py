@@ -17,6 +17,7 @@ from rich.console import Console
 
 from optrun.errors import ConfigError
 from optrun.report.build import Report, report
+from optrun.report.collect import load_runs
 from optrun.report.statistics import WORSE
 from optrun.report.tables import ranking_table, to_markdown
 
@@ -233,6 +234,18 @@ def test_several_sweeps_a_baseline_and_another_metric(tmp_path: Path, make_run: 
     assert (made.findings.metric, made.findings.mode, made.findings.reference) == ("eval/accuracy", "max", "adamw")
     assert made.findings.runs[0].label == "adamw/0"
     assert "chosen baseline adamw" in made.files[0].read_text()
+
+
+def test_where_batch_sizes_differ_curves_are_drawn_over_the_data_seen(tmp_path: Path, make_run: MakeRun) -> None:
+    for number, size in enumerate((8, 8, 16)):
+        config = {"training.per_device_train_batch_size": size}
+        make_run(tmp_path / str(number), max_steps=160 // size, seed=number % 2, config=config)
+    report([tmp_path / "0", tmp_path / "1"], out=tmp_path / "alike")
+    report([tmp_path], out=tmp_path / "differ")
+    assert "passes over the training data" not in (tmp_path / "alike" / "report.html").read_text()
+    assert "Batch sizes differ" in (tmp_path / "differ" / "report.html").read_text()
+    [seen] = load_runs([tmp_path / "2"])
+    assert seen.epochs(seen.series("train/loss")[0])[-1] == seen.log.records[-1]["epoch"]
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,190 @@
+"""Data and model to everything that trains, standing where a checkpoint says."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from optrun.artifacts.checkpoint import Snapshot, plain_numbers
+from optrun.artifacts.provenance import config_digest
+from optrun.clip import build_clip
+from optrun.config.run import RunConfig
+from optrun.config.saved import differences
+from optrun.data.loader import Feed, Plan
+from optrun.errors import ConfigError, OptrunError, nearest
+from optrun.optimizer.build import build_optimizer
+from optrun.param_groups import build_param_groups
+from optrun.preparation import Prepared
+from optrun.restore.changes import table
+from optrun.restore.loading import environment, other_environment, put_back, train_state
+from optrun.restore.place import move, plan_values, refuse_other_data, vocabulary_digest
+from optrun.scheduler import build_scheduler
+from optrun.scheduler.build import warmup_note
+from optrun.task import Task
+from optrun.training.learner import Learner
+from optrun.training.ranking import Ranking, best_mode
+from optrun.training.state import TrainState
+from optrun.training.step import Stepper
+
+
+@dataclass
+class Start:
+    """Everything built, standing where training begins."""
+
+    learner: Learner
+    ranking: Ranking
+    total: int
+    state: TrainState
+    constants: dict[str, Any]
+    """What every checkpoint of this start of the run says alike."""
+    changes: dict[str, tuple[Any, Any]]
+    notes: list[str]
+
+
+def assemble(
+    config: RunConfig,
+    values: Mapping[str, Any],
+    prepared: Prepared,
+    snapshot: Snapshot | None,
+    device: torch.device,
+) -> Start:
+    """Everything that trains, standing where the snapshot says.
+
+    Args:
+        config: Typed and checked.
+        values: The same, resolved and plain.
+        prepared: Data and model; the model is moved to the device.
+        snapshot: Of the checkpoint to go on from; None: from the start.
+        device: Where to train.
+
+    Raises:
+        ConfigError: Options that do not fit the task or the model.
+        CheckpointError: The checkpoint does not fit what is to be trained.
+    """
+    task = prepared.task
+    model = prepared.model.to(device)
+    plan = Plan(
+        examples=len(task.train),
+        batch_size=config.training.per_device_train_batch_size,
+        accumulation=config.training.gradient_accumulation_steps,
+        seed=config.seed,
+        lengths=_lengths(config, task),
+    )
+    fingerprint = f"{task.train.fingerprint()[:16]}-{task.eval.fingerprint()[:16]}"
+    constants = {
+        "config": dict(values),
+        "config_digest": config_digest(values),
+        "plan": plan_values(plan, fingerprint),
+        "tokenizer": vocabulary_digest(prepared.tokenizer),
+        "environment": environment(device),
+        "model_class": type(model).__name__,
+        "model_config": json.loads(model.config.to_json_string(use_diff=False)),
+    }
+    state = TrainState()
+    notes: list[str] = []
+    changes: dict[str, tuple[Any, Any]] = {}
+    if snapshot is not None:
+        changes = differences(plain_numbers(snapshot.state["config"]), values)
+        refuse_other_data(snapshot.state, constants, changes)
+        state = train_state(snapshot)
+        moved = move(snapshot.state["plan"], state, plan, fingerprint)
+        notes = [note for note in (table(changes), other_environment(snapshot, device), moved) if note]
+    whole = math.ceil(config.training.num_train_epochs * plan.steps_per_epoch) - state.data_shift
+    total = config.training.max_steps or max(1, whole)
+    ranking = ranking_of(config, task)
+    stepper = _stepper(config, model, task, device, total)
+    notes += [note for note in [warmup_note(config.scheduler, total)] if note is not None]
+    if stepper.scheduler.metric is not None:
+        known_metric(task, "scheduler.metric", stepper.scheduler.metric)
+    if snapshot is not None:
+        notes += put_back(snapshot, model, stepper, changes, config.checkpoint.on_other_optimizer)
+    learner = Learner(model, stepper, task, plan, *build_feeds(config, task, device))
+    return Start(learner, ranking, total, state, {**constants, "total_steps": total}, changes, notes)
+
+
+def known_metric(task: Task, key: str, metric: str) -> None:
+    """Refuse a metric that the task does not report.
+
+    Raises:
+        ConfigError: With the key and the metrics there are.
+    """
+    known = [f"eval/{name}" for name in task.metric_names()]
+    if metric not in known:
+        close = nearest(metric, known)
+        hint = f"Did you mean {' or '.join(close)}? " if close else ""
+        raise ConfigError(f"{key}={metric}: task={task.name} has no such metric. {hint}It has: {', '.join(known)}.")
+
+
+def ranking_of(config: RunConfig, task: Task) -> Ranking:
+    """Which metric says that a checkpoint is best.
+
+    Raises:
+        ConfigError: The task reports no such metric.
+    """
+    wanted = config.checkpoint.metric
+    metric = f"eval/{task.main_metric}" if wanted is None else wanted if "/" in wanted else f"eval/{wanted}"
+    known_metric(task, "checkpoint.metric", metric)
+    if config.checkpoint.mode is not None:
+        return Ranking(metric, config.checkpoint.mode.value)
+    own = Ranking(f"eval/{task.main_metric}", task.mode)
+    return Ranking(metric, best_mode(metric, own))
+
+
+def _lengths(config: RunConfig, task: Task) -> np.ndarray | None:
+    """Tokens of each training example, where they decide its place."""
+    if not config.training.group_by_length:
+        return None
+    lengths: np.ndarray | None = getattr(task.train, "lengths", None)
+    if lengths is None:
+        raise ConfigError(f"training.group_by_length=true: the examples of task={task.name} have no length.")
+    return lengths
+
+
+def _stepper(config: RunConfig, model: Any, task: Task, device: torch.device, total: int) -> Stepper:
+    if config.training.gradient_checkpointing:
+        options = {"use_reentrant": False}
+        if hasattr(model, "activation_checkpointing_enable"):  # its name from transformers 5.2x on
+            model.activation_checkpointing_enable(activation_checkpointing_kwargs=options)
+        else:
+            model.gradient_checkpointing_enable(gradient_checkpointing_kwargs=options)
+        model.config.use_cache = False
+    model.train()
+    weight_decay = getattr(config.optimizer, "weight_decay", None)
+    groups = build_param_groups(model, config.param_groups, lr=config.lr, weight_decay=weight_decay)
+    try:
+        optimizer = build_optimizer(config.optimizer, groups, lr=config.lr)
+        scheduler = build_scheduler(optimizer, config.scheduler, num_training_steps=total)
+    except (TypeError, ValueError) as error:
+        raise error if isinstance(error, OptrunError) else ConfigError(str(error)) from error
+    forward = torch.compile(model) if config.training.compile else model
+    return Stepper(
+        forward,
+        optimizer,
+        build_clip(config.clip),
+        scheduler,
+        task.weight,
+        device,
+        config.training.precision.value,
+    )
+
+
+def build_feeds(config: RunConfig, task: Task, device: torch.device) -> tuple[Feed, Feed]:
+    """Of the training and of the evaluation split."""
+
+    def feed(examples: Any) -> Feed:
+        return Feed(
+            examples=examples,
+            transform=task.transform,
+            collate=task.collate,
+            seed=config.seed,
+            workers=config.training.dataloader_num_workers,
+            pin_memory=device.type == "cuda",
+        )
+
+    return feed(task.train), feed(task.eval)
