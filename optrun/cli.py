@@ -38,7 +38,7 @@ def run(argv: list[str]) -> int:
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "true")
     os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
     try:
-        if argv == ["--version"]:
+        if "--version" in argv and argv[0] not in VERBS:  # Hydra would tell its own
             sys.stdout.write(f"optrun {__version__}\n")
             return EXIT_DONE
         if argv and argv[0] in VERBS:

@@ -15,6 +15,7 @@ CURVES = "curves.png"
 CHECKPOINTS = "checkpoints"
 MODEL = "model"
 LOG = "optrun.log"
+TRACKING = "tracking.json"
 LOCK = ".lock"
 HYDRA = ".hydra"
 

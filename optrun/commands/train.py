@@ -20,11 +20,13 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from optrun.artifacts.lock import refuse_held
+from optrun.artifacts.metrics import read_summary
 from optrun.artifacts.run_dir import RunDir
 from optrun.config import overrides as words_of
 from optrun.config import saved, store
+from optrun.config.began import began_in, take_home
 from optrun.config.run import RunConfig
-from optrun.errors import EXIT_DONE, ConfigError, OptrunError, StorageError, nearest
+from optrun.errors import EXIT_DONE, ConfigError, OptrunError, StorageError, did_you_mean, nearest
 from optrun.sweep.jobs import is_hydra
 
 
@@ -50,6 +52,7 @@ def run(argv: list[str]) -> int:
         hydra.hydra_help(config_name=config_name, args_parser=parser, args=args)
         return EXIT_DONE
     if args.shell_completion:
+        _check_completion(args.overrides)
         hydra.shell_completion(config_name=config_name, overrides=args.overrides)
         return EXIT_DONE
     if not (args.cfg or args.info):
@@ -111,6 +114,19 @@ def _parse(parser: argparse.ArgumentParser, argv: list[str]) -> argparse.Namespa
     return args
 
 
+def _check_completion(words: list[str]) -> None:
+    """Hydra ends with a traceback where the words are not these.
+
+    Raises:
+        ConfigError: With the words it takes.
+    """
+    asked, _, shell = words[0].partition("=") if len(words) == 1 else ("", "", "")
+    if asked not in ("install", "uninstall", "query") or shell not in ("bash", "fish", "zsh"):
+        raise ConfigError(f"-sc {' '.join(words)}: expected install=SHELL or uninstall=SHELL, one of bash, fish, zsh.")
+    if asked == "query" and "COMP_LINE" not in os.environ:
+        raise ConfigError(f"-sc {words[0]}: this is what the shell asks, with the line so far in COMP_LINE.")
+
+
 def _resume_value(words: list[str]) -> str | None:
     """The value of `resume=`; None where it is absent or null."""
     for override in words_of.parse([word for word in words if word.split("=", 1)[0] in ("resume", "+resume")]):
@@ -123,6 +139,13 @@ def _resume_value(words: list[str]) -> str | None:
 def _show(hydra: Hydra, config_name: str, words: list[str], args: argparse.Namespace) -> int:
     try:
         if args.cfg:
+            if args.package is not None:
+                parts = words_of.all_keys(store.compose(hydra, config_name, words))
+                if args.package not in ("_global_", *parts):
+                    raise ConfigError(
+                        f"--package {args.package}: no such part of the configuration. "
+                        f"{did_you_mean(args.package, [part for part in parts if not part.startswith('hydra')])}"
+                    )
             hydra.show_cfg(
                 config_name=config_name, overrides=words, cfg_type=args.cfg, package=args.package, resolve=args.resolve
             )
@@ -262,6 +285,25 @@ def execute(
 # Going on -------------------------------------------------------------------------------------------------------------
 
 
+def _refuse_other_recipe(run: RunDir, config_name: str | None) -> None:
+    """A run goes on with its own configuration: a recipe that it was not started from would be left unread.
+
+    Raises:
+        ConfigError: `-cn` names another one than the run began with.
+    """
+    if config_name is None:
+        return
+    try:
+        began = read_summary(run.summary).get("config_name", config_name)
+    except (OSError, ValueError):
+        return  # it did not get as far as its first step
+    if began != config_name:
+        raise ConfigError(
+            f"-cn {config_name}: the run in {run.path} began with {began} and goes on with the configuration it has. "
+            "Leave -cn out, and give what should change as key=value."
+        )
+
+
 def _resume(hydra: Hydra, config_name: str, args: argparse.Namespace, argv: list[str], value: str) -> int:
     from optrun.resume import find_target
 
@@ -281,7 +323,9 @@ def _resume(hydra: Hydra, config_name: str, args: argparse.Namespace, argv: list
     other = [word for word in words if word.startswith("hydra.") and word not in place]
     if other:
         raise ConfigError(f"{other[0]}: has no effect on a run that goes on; leave it out.")
+    _refuse_other_recipe(target.run, args.config_name)
     before = saved.with_schemas(saved.read_config(target.run.config), str(target.run.config))
+    take_home(before, began_in(target.run.hydra))
     after = saved.changed(hydra, before, own)
     refuse_stored_trust(after, own)
     config = store.typed(after)

@@ -1,6 +1,7 @@
-"""Where `conf/` and `recipes/` lie; schemas into Hydra, a typed `RunConfig` out."""
+"""Schemas into Hydra, a typed `RunConfig` out."""
 
 import copy
+import dataclasses
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +31,7 @@ from optrun.config import (
     tracking,
     training,
 )
+from optrun.config.folders import config_dir, recipes_dir
 from optrun.config.refused import refuse_code, refuse_secrets
 from optrun.config.run import RunConfig
 from optrun.errors import ConfigError, did_you_mean
@@ -49,30 +51,18 @@ GROUPS: dict[str, dict[str, type[Any]]] = {
 DEFAULT_CONFIG = "config"
 
 
-def _shipped(folder: str, mark: str) -> Path:
-    """`folder` inside the package (wheel) or beside it (checkout, editable install)."""
-    package = Path(__file__).resolve().parents[1]
-    for candidate in (package / folder, package.parent / folder):
-        if (candidate / mark).is_file():
-            return candidate
-    raise ConfigError(
-        f"{folder}/{mark} is missing beside {package}: the installation is not whole. Install optrun again."
-    )
-
-
-def config_dir() -> Path:
-    """The folder of configuration groups."""
-    return _shipped("conf", "config.yaml")
-
-
-def recipes_dir() -> Path:
-    """The folder of recipes."""
-    return _shipped("recipes", "stdlib_gpt.yaml")
-
-
 def recipe_names() -> list[str]:
     """Names that `-cn` takes, besides `config`."""
     return sorted(path.stem for path in recipes_dir().glob("*.yaml"))
+
+
+def choices_with(group: str, key: str) -> list[str]:
+    """The choices of a group that have a key."""
+    return sorted(
+        choice
+        for choice, schema in GROUPS[group].items()
+        if any(field.name == key for field in dataclasses.fields(schema))
+    )
 
 
 def register_schemas() -> None:

@@ -65,6 +65,39 @@ def configuration(config: ModelConfig, spec: ModelSpec) -> tuple[Any, bool]:
     return values, isinstance(config, FromConfigConfig)
 
 
+def refuse_unknown(config: ModelConfig) -> None:
+    """Refuse what no data can make right, so that nobody waits for data to be read first.
+
+    Raises:
+        ConfigError: An architecture that does not exist, a path that is no model, a name that the architecture's
+            configuration does not have.
+    """
+    values = _defaults(config) if isinstance(config, FromConfigConfig) else None
+    if isinstance(config, PretrainedConfig):
+        values = _loaded(config)
+    _refuse_names(values, config.config, "model.config")
+
+
+def _defaults(config: FromConfigConfig) -> Any:
+    """The architecture's own configuration."""
+    from transformers import CONFIG_MAPPING, AutoConfig
+
+    if config.model_type not in CONFIG_MAPPING:
+        close = nearest(config.model_type, list(CONFIG_MAPPING))
+        hint = f"Did you mean {' or '.join(close)}?" if close else "Such as gpt2, bert, llama, t5, vit."
+        raise ConfigError(f"model.model_type={config.model_type}: transformers has no such architecture. {hint}")
+    try:
+        return AutoConfig.for_model(config.model_type)
+    except Exception as error:  # composites ask for their parts, each with an error of its own
+        raise _in_parts(config, error) from error
+
+
+def _in_parts(config: FromConfigConfig, error: Exception) -> ConfigError:
+    return ConfigError(
+        f"model.model_type={config.model_type}: it cannot be made from scratch without parts: {in_one_line(error)}"
+    )
+
+
 def scratch_configuration(config: FromConfigConfig, spec: ModelSpec | None = None) -> Any:
     """The configuration of an architecture from scratch.
 
@@ -75,19 +108,11 @@ def scratch_configuration(config: FromConfigConfig, spec: ModelSpec | None = Non
     Raises:
         ConfigError: An unknown architecture or value.
     """
-    from transformers import CONFIG_MAPPING, AutoConfig
-
-    if config.model_type not in CONFIG_MAPPING:
-        close = nearest(config.model_type, list(CONFIG_MAPPING))
-        hint = f"Did you mean {' or '.join(close)}?" if close else "Such as gpt2, bert, llama, t5, vit."
-        raise ConfigError(f"model.model_type={config.model_type}: transformers has no such architecture. {hint}")
+    values = _defaults(config)
     try:
-        values = AutoConfig.for_model(config.model_type)
         plain = type(values)().to_dict()
-    except Exception as error:  # composites ask for their parts, each with an error of its own
-        raise ConfigError(
-            f"model.model_type={config.model_type}: it cannot be made from scratch without parts: {in_one_line(error)}"
-        ) from error
+    except Exception as error:  # as there
+        raise _in_parts(config, error) from error
     if spec is not None and spec.vocab_size is not None:
         _set(values, "vocab_size", spec.vocab_size)
         for name, number in spec.special_ids.items():
@@ -115,6 +140,8 @@ def _loaded(config: PretrainedConfig) -> Any:
         )
     if local.is_file():
         raise ConfigError(f"model.path={config.path}: this is a file. Give the folder that holds config.json.")
+    if not local.exists() and (local.is_absolute() or config.path.startswith(".") or len(local.parts) > 2):
+        raise ConfigError(f"model.path={config.path}: no such local folder (looked from {Path.cwd()}).")
     try:
         values = AutoConfig.from_pretrained(
             str(local), revision=config.revision, trust_remote_code=config.trust_remote_code
@@ -183,15 +210,23 @@ def _change(values: Any, changes: Mapping[str, Any], key: str) -> None:
     Raises:
         ConfigError: A name that the configuration does not have.
     """
+    _refuse_names(values, changes, key)
+    for name, value in changes.items():
+        part = getattr(values, name, None)
+        if isinstance(value, Mapping) and hasattr(part, "to_dict"):
+            _change(part, value, f"{key}.{name}")
+        else:
+            setattr(values, name, value)
+
+
+def _refuse_names(values: Any, changes: Mapping[str, Any], key: str) -> None:
     known = _attributes(values)
     for name, value in changes.items():
         if name not in known:
             raise ConfigError(f"{key}.{name}: {type(values).__name__} has no such value. {_few(name, known)}")
         part = getattr(values, name, None)
         if isinstance(value, Mapping) and hasattr(part, "to_dict"):
-            _change(part, value, f"{key}.{name}")
-        else:
-            setattr(values, name, value)
+            _refuse_names(part, value, f"{key}.{name}")
 
 
 def _few(name: str, known: list[str]) -> str:

@@ -272,7 +272,7 @@ def test_a_kernel_by_its_name_on_the_hub_is_refused() -> None:
 def test_paths_that_lead_nowhere(tmp_path: Path) -> None:
     (tmp_path / "a_file").touch()
     for path, said in (
-        (tmp_path / "missing", r"no such local folder, and not to be had from the hub"),
+        (tmp_path / "missing", r"no such local folder \(looked from"),
         ("nobody/nothing-of-this-name", r"no such local folder, and not to be had from the hub"),
         (tmp_path, r"has no config.json"),
         (tmp_path / "a_file", r"this is a file"),
