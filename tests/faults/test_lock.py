@@ -88,7 +88,7 @@ def test_exactly_one_of_many_runs(tmp_path: Path) -> None:
 def test_exactly_one_of_two_real_runs(straight: Straight, go: Go, tmp_path: Path) -> None:
     """The same command twice, a moment apart: one trains, the other says who does."""
     chance, refused = random.Random(4), 0
-    for pair in range(10):
+    for pair in range(4):
         words = [*straight.words, f"hydra.run.dir=run-{pair}", "resume=auto"]
         children = []
         for number in range(2):
@@ -107,7 +107,7 @@ def test_exactly_one_of_two_real_runs(straight: Straight, go: Go, tmp_path: Path
             winner = children[codes.index(0)].process
             assert f"process {winner} on {socket.gethostname()}" in logs[codes.index(5)]
         straight.same(tmp_path / f"run-{pair}")
-    assert refused >= 5
+    assert refused >= 2
 
 
 def test_a_worker_that_outlives_a_killed_holder_does_not_keep_it(tmp_path: Path) -> None:
