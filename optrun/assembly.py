@@ -25,6 +25,7 @@ from optrun.restore.changes import table
 from optrun.restore.loading import environment, other_environment, put_back, train_state
 from optrun.restore.place import move, plan_values, refuse_other_data, vocabulary_digest
 from optrun.scheduler import build_scheduler
+from optrun.scheduler.build import warmup_note
 from optrun.task import Task
 from optrun.training.learner import Learner
 from optrun.training.ranking import Ranking, best_mode
@@ -98,6 +99,7 @@ def assemble(
     total = config.training.max_steps or max(1, whole)
     ranking = ranking_of(config, task)
     stepper = _stepper(config, model, task, device, total)
+    notes += [note for note in [warmup_note(config.scheduler, total)] if note is not None]
     if stepper.scheduler.metric is not None:
         known_metric(task, "scheduler.metric", stepper.scheduler.metric)
     if snapshot is not None:

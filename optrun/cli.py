@@ -8,7 +8,7 @@ import sys
 import traceback
 
 from optrun import __version__
-from optrun.errors import EXIT_DONE, ConfigError, OptrunError, StorageError
+from optrun.errors import EXIT_DONE, ConfigError, OptrunError, StorageError, printable
 
 VERBS = {
     "certify": "optrun.commands.certify",
@@ -38,7 +38,7 @@ def run(argv: list[str]) -> int:
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "true")
     os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
     try:
-        if argv == ["--version"]:
+        if "--version" in argv and argv[0] not in VERBS:  # Hydra would tell its own
             sys.stdout.write(f"optrun {__version__}\n")
             return EXIT_DONE
         if argv and argv[0] in VERBS:
@@ -66,7 +66,7 @@ def _say(error: OptrunError, cause: BaseException | None = None) -> int:
     if os.environ.get("HYDRA_FULL_ERROR") == "1":
         traceback.print_exception(cause or error)
     word = "stopped" if error.exit_code == 75 else "error"
-    sys.stderr.write(f"optrun: {word}: {error}\n")
+    sys.stderr.write(f"optrun: {word}: {printable(str(error))}\n")
     if isinstance(error, ConfigError):
         sys.stderr.write("optrun --help lists every choice and value\n")
     sys.stderr.flush()

@@ -61,6 +61,20 @@ class StoppedEarly(OptrunError):
     exit_code = EXIT_STOPPED_EARLY
 
 
+def printable(text: str) -> str:
+    r"""Text from outside, such as a file's name, for a terminal: control characters as words, line ends as they are.
+
+    Example:
+        >>> printable("a\x1b[2Jb")
+        'a\\x1b[2Jb'
+    """
+    return "".join(c if c in "\n\t" or not _is_control(c) else f"\\x{ord(c):02x}" for c in text)
+
+
+def _is_control(character: str) -> bool:
+    return character < " " or "\x7f" <= character <= "\x9f"
+
+
 def nearest(name: str, candidates: Iterable[str], *, limit: int = 3) -> list[str]:
     """The candidates a person may have meant, best first.
 
@@ -70,21 +84,24 @@ def nearest(name: str, candidates: Iterable[str], *, limit: int = 3) -> list[str
         limit: How many to return at most.
 
     Returns:
-        Candidates whose spelling is close; a dotted candidate also counts by its last piece, so that `max_steps` finds
-        `training.max_steps`.
+        Candidates whose spelling is close; for a name without a dot a dotted candidate also counts by its last piece,
+        so that `max_steps` finds `training.max_steps`.
 
     Example:
         >>> nearest("lam", ["lamb", "adamw"])
         ['lamb']
         >>> nearest("max_step", ["training.max_steps", "seed"])
         ['training.max_steps']
+        >>> nearest("dev.csv", ["train.csv"])
+        []
     """
     pool = sorted(set(candidates))
-    leaf = name.rsplit(".", 1)[-1]
 
     def likeness(candidate: str) -> float:
         whole = difflib.SequenceMatcher(None, name.lower(), candidate.lower()).ratio()
-        last = difflib.SequenceMatcher(None, leaf.lower(), candidate.rsplit(".", 1)[-1].lower()).ratio()
+        if "." in name:  # two dotted names that share their end share a key of many groups, or a file's ending
+            return whole
+        last = difflib.SequenceMatcher(None, name.lower(), candidate.rsplit(".", 1)[-1].lower()).ratio()
         return max(whole, 0.98 * last)
 
     scored = sorted(((likeness(candidate), candidate) for candidate in pool), key=lambda pair: (-pair[0], pair[1]))

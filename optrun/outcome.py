@@ -16,10 +16,19 @@ from rich.table import Table
 
 from optrun.artifacts.run_dir import RunDir
 from optrun.config.run import RunConfig
+from optrun.errors import printable
 from optrun.training.progress import Display, number, size, span
 
 if TYPE_CHECKING:
     from optrun.experiment import Outcome
+
+
+class _Lines(logging.Formatter):
+    """Whoever reads the file on a terminal reads text."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """As everywhere, without control characters."""
+        return printable(super().format(record))
 
 
 @contextmanager
@@ -27,7 +36,7 @@ def run_log(run: RunDir) -> Iterator[None]:
     """`optrun.log` of the run directory takes what the run says."""
     logger = logging.getLogger("optrun")
     handler = logging.FileHandler(run.log, encoding="utf-8")
-    handler.setFormatter(logging.Formatter("%(asctime)s  %(message)s"))
+    handler.setFormatter(_Lines("%(asctime)s  %(message)s"))
     before = (logger.level, logger.propagate)
     logger.setLevel(logging.INFO)
     logger.propagate = False
@@ -67,7 +76,7 @@ def show(console: Console, outcome: Outcome) -> None:
         prompt, continuation = outcome.sample
         console.print(
             Panel(
-                f"[bold]{escape(prompt)}[/]{escape(continuation)}",
+                f"[bold]{escape(printable(prompt))}[/]{escape(printable(continuation))}",
                 title="what it learnt: a continuation",
                 title_align="left",
             )
@@ -84,7 +93,7 @@ def show(console: Console, outcome: Outcome) -> None:
     if not outcome.run.checkpoints.is_dir():
         rows = rows[:1]
     for label, text in rows:
-        console.print(f"[dim]{label:>9}[/]  {escape(text)}", highlight=False, soft_wrap=True)
+        console.print(f"[dim]{label:>9}[/]  {escape(printable(text))}", highlight=False, soft_wrap=True)
 
 
 def _results(console: Console, summary: dict[str, Any]) -> None:

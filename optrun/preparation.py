@@ -11,6 +11,7 @@ from optrun.config.model import FromConfigConfig
 from optrun.config.run import RunConfig
 from optrun.data.source import load_source
 from optrun.model.build import ModelSpec, build_model, special_ids
+from optrun.model.configuration import refuse_unknown
 from optrun.model.images import load_image_preparation
 from optrun.model.tokenizer import load_tokenizer, train_tokenizer
 from optrun.task import Task, build_task
@@ -28,12 +29,13 @@ class Prepared:
 
 
 def prepare(config: RunConfig) -> Prepared:
-    """Data, tokenizer, task, model, in this order.
+    """Data, tokenizer, task, model, in this order; the model's name and keys are looked at first.
 
     Raises:
         ConfigError: Anything in data or model that does not fit.
     """
     kind = task_class(config.task)
+    refuse_unknown(config.model)
     packing = bool(getattr(config.task, "packing", False))
     source = load_source(config.data, seed=config.seed, documents=packing)
     on_text = kind.text_kind != "none"

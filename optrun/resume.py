@@ -7,7 +7,7 @@ from pathlib import Path
 
 from optrun.artifacts.metrics import read_summary
 from optrun.artifacts.run_dir import CHECKPOINT_MANIFEST, CHECKPOINTS, RunDir, find_runs, parse_step
-from optrun.errors import CheckpointError, ConfigError
+from optrun.errors import CheckpointError, ConfigError, nearest
 
 
 @dataclass
@@ -51,7 +51,8 @@ def find_target(value: str, *, run_dir: Path | None, outputs: Path) -> Target | 
 
 def _latest(run_dir: Path | None, outputs: Path) -> Target | None:
     if run_dir is not None:
-        return Target(RunDir(run_dir), None) if RunDir(run_dir).is_run() else None
+        run = RunDir(run_dir)
+        return Target(run, None) if run.is_run() and not run.is_unbegun() else None
     started = []
     for path in find_runs(outputs):
         try:
@@ -73,7 +74,9 @@ def locate(value: str) -> Target:
 def _named(value: str, key: str = "resume=") -> Target:
     path = Path(value).expanduser()
     if not path.exists():
-        raise ConfigError(f"{key}{value}: no such directory (looked from {Path.cwd()}).")
+        close = nearest(value, ("latest", "auto")) if key else []
+        hint = f" Did you mean {key}{close[0]}?" if close else ""
+        raise ConfigError(f"{key}{value}: no such directory (looked from {Path.cwd()}).{hint}")
     if path.is_file() and path.parent.name == CHECKPOINTS:
         name = path.read_text(encoding="utf-8", errors="replace").strip()
         path = path.parent / name if parse_step(name) is not None else path

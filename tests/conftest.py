@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -34,6 +35,13 @@ def _shared_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     yield folder
     if before is None:
         del os.environ["OPTRUN_CACHE"]
+
+
+@pytest.fixture
+def memory_path() -> Iterator[Path]:
+    """A folder that flushes at once, where there is one: for tests of what is called, not of how long it takes."""
+    with tempfile.TemporaryDirectory(dir="/dev/shm" if Path("/dev/shm").is_dir() else None) as folder:
+        yield Path(folder)
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

@@ -122,7 +122,7 @@ CASES = [
             *BAD_FOREACH,
             ({"decay_form": "once"}, ValueError, r"decay_form='once': expected one of 'documented'"),
             ({"layerwise_decay": 0}, ValueError, r"layerwise_decay=0: expected a finite number > 0"),
-            ({"layerwise_decay": 0.8}, ValueError, r"layerwise_decay=0.8 moves no tensor"),
+            ({"layerwise_decay": 0.8}, ValueError, r"layerwise_decay=0.8 moves no block"),
             ({"n_layers": 1.5}, TypeError, r"n_layers=1.5: expected a whole number"),
             ({"name_dict": {"nobody": "x"}}, ValueError, r"name_dict lacks the parameter 'body.weight'"),
             ({"set_param_lr_fun": lambda *_: None}, TypeError, r"set_param_lr_fun returned None for 'body.weight'"),

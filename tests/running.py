@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
 import json
 import os
+import signal
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -70,15 +75,59 @@ def optrun_process(
     *words: str, cwd: Path, env: dict[str, str] | None = None, timeout: float = 300
 ) -> subprocess.CompletedProcess[str]:
     """Run in a process of its own."""
-    return subprocess.run(
-        [sys.executable, "-m", "optrun", *words],
+    with session([sys.executable, "-m", "optrun", *words], cwd, env, stderr=subprocess.PIPE) as process:
+        out, err = process.communicate(timeout=timeout)
+        return subprocess.CompletedProcess(process.args, process.returncode, out, err)
+
+
+_LIBC = ctypes.CDLL(None)
+
+
+def _die_with_parent() -> None:
+    """Linux: no process outlives a test run that is killed."""
+    if sys.platform == "linux":
+        _LIBC.prctl(1, signal.SIGKILL)
+
+
+@contextmanager
+def session(
+    command: list[str], cwd: Path, env: dict[str, str] | None = None, *, stderr: int = subprocess.STDOUT
+) -> Iterator[subprocess.Popen[str]]:
+    """A process in a session of its own, of which nobody is left at the end, stopped or not."""
+    process = subprocess.Popen(
+        command,
         cwd=cwd,
         env={**os.environ, **(env or {})},
-        capture_output=True,
+        stdout=subprocess.PIPE,
+        stderr=stderr,
         text=True,
-        timeout=timeout,
-        check=False,
+        start_new_session=True,
+        preexec_fn=_die_with_parent,
     )
+    try:
+        yield process
+    finally:
+        while left := members(process.pid):
+            for pid in left:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+            if process.returncode is None:
+                process.wait()
+        process.wait()
+        for pipe in (process.stdout, process.stderr):
+            if pipe is not None:
+                pipe.close()
+
+
+def members(leader: int) -> list[int]:
+    """Processes of a session or group that are still alive, by the process that began it."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):
+            fields = path.read_text().rsplit(")", 1)[1].split()
+            if leader in (int(fields[2]), int(fields[3])) and fields[0] not in "ZX":
+                found.append(int(path.parent.name))
+    return found
 
 
 def summary(run: Path) -> dict[str, Any]:

@@ -76,9 +76,16 @@ def test_configuration_and_command_line_know_no_torch() -> None:
 def test_nothing_reads_a_pickle_or_runs_a_file() -> None:
     """Checkpoints, configurations and caches are data."""
     forbidden = {("pickle", "load"), ("pickle", "loads"), ("torch", "load"), ("joblib", "load"), ("dill", "load")}
+    modules = {"pickle", "_pickle", "marshal", "shelve", "dill", "cloudpickle", "runpy", "code"}
     wrong = []
     for path in PACKAGE.rglob("*.py"):
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Import | ast.ImportFrom):
+                named = [alias.name for alias in node.names]
+                origin = [node.module or ""] if isinstance(node, ast.ImportFrom) else named
+                loads = [(name, "load") for name in origin if "load" in named and isinstance(node, ast.ImportFrom)]
+                if modules & {name.split(".")[0] for name in origin} or forbidden & set(loads):
+                    wrong.append(f"{path.name}:{node.lineno}")
             if not isinstance(node, ast.Call):
                 continue
             if isinstance(node.func, ast.Attribute) and isinstance(node.func.value, ast.Name):

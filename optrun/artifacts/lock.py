@@ -95,6 +95,24 @@ class RunLock:
             self._descriptor = None
 
 
+def refuse_held(path: Path) -> None:
+    """Nothing is made or kept: only whether somebody else holds a lock.
+
+    Raises:
+        LockedError: Another process does; the message names process, host and since when.
+    """
+    try:
+        descriptor = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except OSError:
+        return
+    try:
+        RunLock(path)._lock(descriptor)
+    except StorageError:
+        return
+    finally:
+        os.close(descriptor)
+
+
 def _drop_inherited() -> None:
     for lock in list(_held):
         lock._drop()

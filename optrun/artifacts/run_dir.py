@@ -15,6 +15,7 @@ CURVES = "curves.png"
 CHECKPOINTS = "checkpoints"
 MODEL = "model"
 LOG = "optrun.log"
+TRACKING = "tracking.json"
 LOCK = ".lock"
 HYDRA = ".hydra"
 
@@ -127,6 +128,24 @@ class RunDir:
         that a wrong value ended before it wrote anything has no more.
         """
         return self.summary.is_file() or self.metrics.is_file() or (self.hydra / "overrides.yaml").is_file()
+
+    def is_unbegun(self) -> bool:
+        """Whether nothing lies here, or only what a start leaves that was killed before its run began.
+
+        Hydra's folder, perhaps not whole, the lock, the log, and a configuration that was never put in place.
+        """
+        if self.path.is_symlink() or not self.path.is_dir() or self.hydra.is_symlink():
+            return False
+        aside = re.compile(rf"\.{re.escape(CONFIG)}\.\d+\.tmp")
+        entries = {path.name for path in self.path.iterdir() if not aside.fullmatch(path.name)}
+        if not entries:
+            return True
+        if HYDRA not in entries or not entries <= {HYDRA, LOCK, LOG}:
+            return False
+        return {path.name for path in self.hydra.iterdir()} <= _OF_HYDRA
+
+
+_OF_HYDRA = {"config.yaml", "hydra.yaml", "overrides.yaml"}
 
 
 def find_runs(path: Path | str) -> Iterator[Path]:

@@ -69,6 +69,8 @@ class Child:
             nothing = os.open(os.devnull, os.O_RDONLY)
             for source, target in ((nothing, 0), (output, 1), (output, 2)):
                 os.dup2(source, target)
+            # The parent's own may lead elsewhere, and hold text that is not of this process.
+            sys.stdout, sys.stderr = (os.fdopen(number, "w", buffering=1, encoding="utf-8") for number in (1, 2))
             from optrun import cli
 
             try:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from optrun.commands.words import Words, take_apart
-from optrun.errors import EXIT_DONE, EXIT_FAILED, ConfigError
+from optrun.errors import EXIT_DONE, EXIT_FAILED, ConfigError, printable
 
 if TYPE_CHECKING:
     from optrun.certify.resume import Certificate
@@ -148,7 +148,9 @@ def show(console: object, paper: Certificate) -> None:
     from rich.text import Text
 
     assert isinstance(console, Console)
-    table = Table(title=Text(" ".join(paper.words), style="dim"), title_justify="left", caption_justify="left")
+    table = Table(
+        title=Text(printable(" ".join(paper.words)), style="dim"), title_justify="left", caption_justify="left"
+    )
     for name in ("compared", "values", "digest of the undisturbed run", "after kill and resume"):
         table.add_column(name, justify="right" if name == "values" else "left")
     for section in paper.sections:
@@ -164,4 +166,4 @@ def show(console: object, paper: Certificate) -> None:
     if paper.difference is None:
         console.print(Text("certified: resumed runs equal the undisturbed run to the last bit", style="bold green"))
     else:
-        console.print(Text(f"not certified: {paper.difference}", style="bold red"))
+        console.print(Text(printable(f"not certified: {paper.difference}"), style="bold red"))

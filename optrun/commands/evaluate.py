@@ -30,11 +30,13 @@ def run(argv: list[str]) -> int:
         )
     from optrun.artifacts.checkpoint import read_state
     from optrun.config import saved, store
+    from optrun.config.began import began_in, take_home
     from optrun.resume import checkpoint_of
 
-    _, checkpoint = checkpoint_of(words.positional[0])
+    run_dir, checkpoint = checkpoint_of(words.positional[0])
     hydra = store.open_hydra()
     before = saved.with_schemas(read_state(checkpoint)["config"], str(checkpoint))
+    take_home(before, began_in(run_dir.hydra))
     after = saved.changed(hydra, before, words.overrides)
     from optrun.commands.train import refuse_stored_trust
 

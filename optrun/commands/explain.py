@@ -35,6 +35,12 @@ def run(argv: list[str]) -> int:
         return EXIT_DONE
     if words.positional:
         raise ConfigError(f"optrun explain {words.positional[0]}: expected key=value. See optrun explain --help")
+    resume = [word for word in words.overrides if word.lstrip("+").startswith("resume=") and word != "resume=null"]
+    if resume:
+        raise ConfigError(
+            f"{resume[0]}: explain shows what a configuration means, not a run. Leave it out; what a run computes "
+            "stands in its config.yaml."
+        )
     flags = words.flags
     hydra = store.open_hydra(flags.get("--config-dir") or flags.get("-cd"))
     name = flags.get("-cn") or flags.get("--config-name") or store.DEFAULT_CONFIG

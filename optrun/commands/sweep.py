@@ -12,7 +12,7 @@ from rich.console import Console
 
 from optrun.config import overrides as words_of
 from optrun.config.sweeper import GridConfig, OptunaConfig, SweeperConfig
-from optrun.errors import EXIT_STOPPED_EARLY, ConfigError, StorageError
+from optrun.errors import EXIT_STOPPED_EARLY, ConfigError, StorageError, printable
 from optrun.sweep import jobs as jobs_of
 from optrun.sweep.driver import Driver, Line, Stop, clean
 from optrun.sweep.folder import SweepDir
@@ -174,7 +174,7 @@ def _close(driver: Driver, folder: Path, console: Console) -> int:
         state = driver.board.states[job.name]
         if state.status == "failed":
             line = f"failed: {job.label}: {short(state.message)}  ({driver.sweep.run(job.name).log})"
-            console.print(line, markup=False, highlight=False, soft_wrap=True)
+            console.print(printable(line), markup=False, highlight=False, soft_wrap=True)
     if code == EXIT_STOPPED_EARLY:
         console.print(
             f"stopped; what ran is saved. The same command with hydra.sweep.dir={folder} goes on.",

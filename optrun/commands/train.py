@@ -19,11 +19,14 @@ from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
+from optrun.artifacts.lock import refuse_held
+from optrun.artifacts.metrics import read_summary
 from optrun.artifacts.run_dir import RunDir
 from optrun.config import overrides as words_of
 from optrun.config import saved, store
+from optrun.config.began import began_in, take_home
 from optrun.config.run import RunConfig
-from optrun.errors import EXIT_DONE, ConfigError, OptrunError, StorageError, nearest
+from optrun.errors import EXIT_DONE, ConfigError, OptrunError, StorageError, did_you_mean, nearest
 from optrun.sweep.jobs import is_hydra
 
 
@@ -41,14 +44,19 @@ def run(argv: list[str]) -> int:
     hydra = store.open_hydra(args.config_dir)
     config_name = args.config_name or store.DEFAULT_CONFIG
     if args.help:
+        if args.config_dir is not None:
+            store.compose(hydra, config_name, [])  # Hydra sets up logging as the files say, also to show help
         hydra.app_help(config_name=config_name, args_parser=parser, args=args)
         return EXIT_DONE
     if args.hydra_help:
         hydra.hydra_help(config_name=config_name, args_parser=parser, args=args)
         return EXIT_DONE
     if args.shell_completion:
+        _check_completion(args.overrides)
         hydra.shell_completion(config_name=config_name, overrides=args.overrides)
         return EXIT_DONE
+    if not (args.cfg or args.info):
+        refuse_ranks()
     resume = _resume_value(args.overrides)
     if resume is not None and not (args.cfg or args.info):
         if args.multirun:
@@ -66,6 +74,20 @@ def run(argv: list[str]) -> int:
         own = [word for word in args.overrides if is_hydra(word)]
         return sweep(hydra, Line(config_name, args.config_dir, own, words), cfg)
     return _single(hydra, config_name, words, cfg, argv)
+
+
+def refuse_ranks() -> None:
+    """One process trains; several that were started together would each train alone, in the same directory.
+
+    Raises:
+        ConfigError: `WORLD_SIZE` says that there are more, as under torchrun.
+    """
+    ranks = os.environ.get("WORLD_SIZE", "1").strip()
+    if ranks not in ("", "1"):
+        raise ConfigError(
+            f"WORLD_SIZE={ranks}: optrun trains in one process; expected WORLD_SIZE=1. Start it once, without "
+            "torchrun; a sweep (-m) uses several devices side by side."
+        )
 
 
 def _is_sweep(hydra: Hydra, config_name: str, overrides: list[str]) -> bool:
@@ -92,6 +114,19 @@ def _parse(parser: argparse.ArgumentParser, argv: list[str]) -> argparse.Namespa
     return args
 
 
+def _check_completion(words: list[str]) -> None:
+    """Hydra ends with a traceback where the words are not these.
+
+    Raises:
+        ConfigError: With the words it takes.
+    """
+    asked, _, shell = words[0].partition("=") if len(words) == 1 else ("", "", "")
+    if asked not in ("install", "uninstall", "query") or shell not in ("bash", "fish", "zsh"):
+        raise ConfigError(f"-sc {' '.join(words)}: expected install=SHELL or uninstall=SHELL, one of bash, fish, zsh.")
+    if asked == "query" and "COMP_LINE" not in os.environ:
+        raise ConfigError(f"-sc {words[0]}: this is what the shell asks, with the line so far in COMP_LINE.")
+
+
 def _resume_value(words: list[str]) -> str | None:
     """The value of `resume=`; None where it is absent or null."""
     for override in words_of.parse([word for word in words if word.split("=", 1)[0] in ("resume", "+resume")]):
@@ -104,6 +139,13 @@ def _resume_value(words: list[str]) -> str | None:
 def _show(hydra: Hydra, config_name: str, words: list[str], args: argparse.Namespace) -> int:
     try:
         if args.cfg:
+            if args.package is not None:
+                parts = words_of.all_keys(store.compose(hydra, config_name, words))
+                if args.package not in ("_global_", *parts):
+                    raise ConfigError(
+                        f"--package {args.package}: no such part of the configuration. "
+                        f"{did_you_mean(args.package, [part for part in parts if not part.startswith('hydra')])}"
+                    )
             hydra.show_cfg(
                 config_name=config_name, overrides=words, cfg_type=args.cfg, package=args.package, resolve=args.resolve
             )
@@ -149,11 +191,13 @@ def refuse_used(folder: Path) -> None:
 
     Raises:
         ConfigError: Something is there already.
+        LockedError: Another process is at work there, perhaps since a moment ago.
         StorageError: It could not be written.
     """
     if folder.exists() and not folder.is_dir():
         raise ConfigError(f"hydra.run.dir={folder}: this is a file.")
-    if folder.is_dir() and any(folder.iterdir()):
+    if folder.is_dir() and not RunDir(folder).is_unbegun():
+        refuse_held(RunDir(folder).lock)
         if RunDir(folder).is_run():
             raise ConfigError(
                 f"hydra.run.dir={folder}: there is a run in it already, and nothing is overwritten. Go on with it: "
@@ -241,6 +285,25 @@ def execute(
 # Going on -------------------------------------------------------------------------------------------------------------
 
 
+def _refuse_other_recipe(run: RunDir, config_name: str | None) -> None:
+    """A run goes on with its own configuration: a recipe that it was not started from would be left unread.
+
+    Raises:
+        ConfigError: `-cn` names another one than the run began with.
+    """
+    if config_name is None:
+        return
+    try:
+        began = read_summary(run.summary).get("config_name", config_name)
+    except (OSError, ValueError):
+        return  # it did not get as far as its first step
+    if began != config_name:
+        raise ConfigError(
+            f"-cn {config_name}: the run in {run.path} began with {began} and goes on with the configuration it has. "
+            "Leave -cn out, and give what should change as key=value."
+        )
+
+
 def _resume(hydra: Hydra, config_name: str, args: argparse.Namespace, argv: list[str], value: str) -> int:
     from optrun.resume import find_target
 
@@ -251,12 +314,18 @@ def _resume(hydra: Hydra, config_name: str, args: argparse.Namespace, argv: list
     target = find_target(value, run_dir=run_dir, outputs=outputs)
     if target is None:  # resume=auto, and nothing to resume
         checked = words_of.checked(hydra, config_name, args.overrides, sweep=False)
-        return _single(hydra, config_name, checked, store.compose(hydra, config_name, checked), argv)
+        cfg = store.compose(hydra, config_name, checked)
+        # That took a moment, in which another process may have begun there, and ended.
+        target = find_target(value, run_dir=run_dir, outputs=outputs)
+        if target is None:
+            return _single(hydra, config_name, checked, cfg, argv)
     own = [word for word in words if not word.startswith("hydra.")]
     other = [word for word in words if word.startswith("hydra.") and word not in place]
     if other:
         raise ConfigError(f"{other[0]}: has no effect on a run that goes on; leave it out.")
+    _refuse_other_recipe(target.run, args.config_name)
     before = saved.with_schemas(saved.read_config(target.run.config), str(target.run.config))
+    take_home(before, began_in(target.run.hydra))
     after = saved.changed(hydra, before, own)
     refuse_stored_trust(after, own)
     config = store.typed(after)

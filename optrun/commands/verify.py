@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 
 from optrun.commands.words import take_apart
-from optrun.errors import EXIT_DONE, EXIT_NO_CHECKPOINT, ConfigError
+from optrun.errors import EXIT_DONE, EXIT_NO_CHECKPOINT, ConfigError, printable
 
 USAGE = """
 optrun verify RUN_DIR|CHECKPOINT [...]
@@ -42,7 +42,9 @@ def _verify(word: str) -> int:
 
     target = locate(word)
     folders = [target.checkpoint] if target.checkpoint is not None else checkpoint_folders(target.run)[::-1]
-    table = Table(title=Text(str(target.checkpoint or target.run.path)), title_justify="left", title_style="dim")
+    table = Table(
+        title=Text(printable(str(target.checkpoint or target.run.path))), title_justify="left", title_style="dim"
+    )
     for name in ("checkpoint", "file"):
         table.add_column(name)
     for name in ("size", "tensors"):
@@ -60,7 +62,11 @@ def _verify(word: str) -> int:
                 table.add_row(folder.name if index == 0 else "", file.name, size(file.size), shown, verdict)
             for stranger in report.foreign:
                 table.add_row(
-                    "", Text(stranger.name), "", "", Text("not of the checkpoint; never read", style="yellow")
+                    "",
+                    Text(printable(stranger.name)),
+                    "",
+                    "",
+                    Text("not of the checkpoint; never read", style="yellow"),
                 )
     if not folders:
         wrong.append(f"{target.run.checkpoints}: no checkpoint there.")
@@ -69,7 +75,7 @@ def _verify(word: str) -> int:
             wrong.append(f"{pointer}: names a checkpoint that is not there.")
     console.print(table)
     for sentence in wrong:
-        sys.stderr.write(f"optrun: {sentence}\n")
+        sys.stderr.write(f"optrun: {printable(sentence)}\n")
     return EXIT_NO_CHECKPOINT if wrong else EXIT_DONE
 
 

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from enum import Enum
 
-from optrun.config.checks import expect, expect_not_negative, expect_positive
+from optrun.config.checks import expect, expect_count, expect_not_negative
 
 
 class Mode(Enum):
@@ -50,7 +50,7 @@ class CheckpointConfig:
 
     def __post_init__(self) -> None:
         """Refuse a retention that keeps nothing."""
-        expect_positive("checkpoint.save_steps", self.save_steps)
+        expect_count("checkpoint.save_steps", self.save_steps)
         expect(self.keep_last >= 1, "checkpoint.keep_last", self.keep_last, "1 or more", "The newest is always kept.")
         expect_not_negative("checkpoint.keep_best", self.keep_best)
 

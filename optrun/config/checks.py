@@ -30,6 +30,11 @@ def expect_positive(key: str, value: float | None) -> None:
     expect(value is None or value > 0, key, value, "a number above 0")
 
 
+def expect_count(key: str, value: int | None) -> None:
+    """None passes; a whole number must be 1 or more."""
+    expect(value is None or value >= 1, key, value, "1 or more")
+
+
 def expect_not_negative(key: str, value: float | None) -> None:
     """None passes; a number must be 0 or more."""
     expect(value is None or value >= 0, key, value, "0 or more")

@@ -9,27 +9,16 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping
 from enum import Enum
-from pathlib import Path
 from typing import Any, TypeVar, get_args, get_type_hints
 
 from omegaconf import OmegaConf
+from omegaconf.errors import OmegaConfBaseException, UnsupportedValueType
 
+from optrun.config.folders import config_dir
+from optrun.config.types import expected_type
 from optrun.errors import ConfigError, did_you_mean
 
 ConfigT = TypeVar("ConfigT")
-
-
-def conf_dir() -> Path:
-    """Where the YAML files lie: beside the package in a checkout, inside it in a wheel.
-
-    Raises:
-        FileNotFoundError: In neither place.
-    """
-    package = Path(__file__).resolve().parents[1]
-    for folder in (package / "conf", package.parent / "conf"):
-        if folder.is_dir():
-            return folder
-    raise FileNotFoundError(f"The configuration folder `conf` is neither in {package} nor beside it; reinstall optrun.")
 
 
 def choice(
@@ -47,7 +36,8 @@ def choice(
         An instance of one of `schemas`, its ranges checked.
 
     Raises:
-        TypeError: `config_or_name` is neither, or options stand beside a ready configuration.
+        TypeError: `config_or_name` is neither, options stand beside a ready configuration, or a value is of another
+            type than its field.
         ConfigError: Unknown choice, unknown or missing key, value out of range.
     """
     if not isinstance(config_or_name, str):
@@ -66,13 +56,31 @@ def choice(
         if key not in names or key == "name":
             valid = [name for name in names if name != "name"]
             raise ConfigError(f"{group}.{key}: {group}={config_or_name} has no such key. {did_you_mean(key, valid)}")
-    loaded = OmegaConf.to_container(OmegaConf.load(conf_dir() / group / f"{config_or_name}.yaml"))
+    loaded = OmegaConf.to_container(OmegaConf.load(config_dir() / group / f"{config_or_name}.yaml"))
     values = {str(key): value for key, value in dict(loaded).items() if key != "defaults"} | dict(options)  # type: ignore[arg-type]
     missing = [name for name in names if values.get(name) == "???" or name not in values]
     if missing:
         raise ConfigError(f"{group}.{missing[0]}: {group}={config_or_name} needs a value for it.")
     hints = get_type_hints(schema)
-    return schema(**{key: _word(f"{group}.{key}", hints[key], value) for key, value in values.items()})
+    for key, value in values.items():
+        values[key] = _word(f"{group}.{key}", hints[key], value)
+        if key in options:
+            values[key] = _of_its_type(f"{group}.{key}", schema, key, values[key])
+    return schema(**values)
+
+
+def _of_its_type(key: str, schema: type[Any], name: str, value: Any) -> Any:
+    """The value, where its field can hold it: the command line has Hydra for this."""
+    if hasattr(value, "item"):  # a number of numpy's, which OmegaConf does not know
+        return value
+    fields = OmegaConf.structured(schema)
+    try:  # what a list or a mapping holds is looked at by the schema, which says which item it means
+        fields[name] = [] if isinstance(value, list | tuple) else {} if isinstance(value, Mapping) else value
+    except UnsupportedValueType:  # a function, a tensor: whoever takes it says so
+        return value
+    except OmegaConfBaseException as error:
+        raise TypeError(f"{key}={value!r}: expected {expected_type(error)}, got {type(value).__name__}.") from error
+    return fields[name] if isinstance(value, str) else value
 
 
 def _word(key: str, hint: Any, value: Any) -> Any:

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Any
 
-from optrun.config.checks import expect, expect_fraction, expect_positive
+from optrun.config.checks import expect, expect_count
 
 
 @dataclass(kw_only=True)
@@ -23,10 +23,9 @@ class DataConfig:
     def __post_init__(self) -> None:
         """Refuse sizes that leave nothing to train on."""
         expect(self.max_length >= 2, "data.max_length", self.max_length, "2 tokens or more")
-        expect_fraction("data.eval_fraction", self.eval_fraction)
-        expect(self.eval_fraction > 0, "data.eval_fraction", self.eval_fraction, "a number in (0, 1)")
-        expect_positive("data.max_train_examples", self.max_train_examples)
-        expect_positive("data.max_eval_examples", self.max_eval_examples)
+        expect(0 < self.eval_fraction < 1, "data.eval_fraction", self.eval_fraction, "a number in (0, 1)")
+        expect_count("data.max_train_examples", self.max_train_examples)
+        expect_count("data.max_eval_examples", self.max_eval_examples)
 
 
 @dataclass(kw_only=True)

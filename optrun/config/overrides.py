@@ -10,6 +10,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from optrun.config import store
+from optrun.config.types import expected_type, in_yaml
 from optrun.errors import ConfigError, did_you_mean, nearest
 
 # What people know from other trainers, and what it is called here.
@@ -45,13 +46,6 @@ KNOWN_ELSEWHERE = {
     "block_size": "data.max_length",
 }
 
-_EXPECTED = {
-    "Float": "a number",
-    "Integer": "a whole number",
-    "Boolean": "true or false",
-    "String": "a text",
-}
-
 
 def parse(overrides: list[str]) -> list[Override]:
     """Read `key=value` words.
@@ -67,12 +61,21 @@ def parse(overrides: list[str]) -> list[Override]:
         try:
             parsed += parser.parse_overrides([word])
         except HydraException as error:
-            key = word.split("=", 1)[0]
-            raise ConfigError(
-                f"{word!r} cannot be read: {str(error).splitlines()[-1].strip()}. A value with = , ( ) or spaces is "
-                f"quoted twice: '{key}=\"...\"'."
-            ) from error
+            key, _, value = word.partition("=")
+            hint = f"A value with = , ( ) [ ] {{ }} or spaces is quoted twice: {key}='\"{value}\"'."
+            if value[:1] in ("[", "{"):
+                hint = f"In a list or a mapping such a word is quoted: {key}='[\"a=b\"]', {key}='{{x: \"a=b\"}}'."
+            raise ConfigError(f"{word!r} cannot be read: {_unreadable(error)}. {hint}") from error
+        if not parsed[-1].key_or_group:
+            raise ConfigError(f"{word!r}: expected key=value, and there is no key.")
     return parsed
+
+
+def _unreadable(error: HydraException) -> str:
+    """What Hydra's parser says, without its frame."""
+    frame = ("Error parsing override", "See https://", "Available:")
+    said = [line.strip() for line in str(error).splitlines() if line.strip(" ^") and not line.startswith(frame)]
+    return said[0].removeprefix("LexerNoViableAltException: ") if said else "Hydra's grammar does not have it"
 
 
 def _verb_hint(word: str) -> str:
@@ -110,6 +113,7 @@ def checked(hydra: Hydra, config_name: str, overrides: list[str], *, sweep: bool
         _check_choice(hydra, override, sweep=sweep)
     settled = [f"{override.key_or_group}={_first(override)}" for override in choices]
     base = store.without_hydra(store.compose(hydra, config_name, settled))
+    _check_hydra_keys(hydra, config_name, parsed)
     words = []
     for word, override in zip(overrides, parsed, strict=True):
         key = override.key_or_group
@@ -191,6 +195,32 @@ def _check_hydra_choice(hydra: Hydra, override: Override) -> None:
         )
 
 
+def _check_hydra_keys(hydra: Hydra, config_name: str, parsed: list[Override]) -> None:
+    """Keys below `hydra.` that do not exist, with the nearest that do, and values of another type."""
+    asked = [override for override in parsed if override.key_or_group.startswith("hydra.")]
+    if not asked:
+        return
+    choices = [override for override in parsed if override.key_or_group in _HYDRA_CHOICES]
+    for override in choices:
+        _check_hydra_choice(hydra, override)
+    full = store.compose(hydra, config_name, [f"{choice.key_or_group}={_first(choice)}" for choice in choices]).copy()
+    OmegaConf.set_struct(full, False)
+    OmegaConf.set_readonly(full, False)
+    known = all_keys(full)
+    for override in asked:
+        key = override.key_or_group
+        if override.is_add() or override.is_force_add() or open_prefix(full, key) is not None:
+            continue
+        if key in known:
+            if not override.is_delete() and not override.is_sweep_override():
+                assign(full, key, _plain(override.value()))
+            continue
+        head, _, leaf = key.rpartition(".")
+        siblings = [name[len(head) + 1 :] for name in known if name.startswith(f"{head}.")]
+        near = did_you_mean(leaf, [name for name in siblings if "." not in name])
+        raise ConfigError(f"{key}: no such key of Hydra's. {near}".strip())
+
+
 def _refuse_list_without_sweep(override: Override, *, sweep: bool) -> None:
     if override.is_sweep_override() and not sweep:
         raise ConfigError(
@@ -225,12 +255,15 @@ def all_keys(base: DictConfig, prefix: str = "") -> list[str]:
 def unknown_key(base: DictConfig, key: str) -> ConfigError:
     """The refusal of a key that does not exist, with what may have been meant."""
     keys = all_keys(base)
-    if key in KNOWN_ELSEWHERE:
-        return ConfigError(f"{key}: no such key. Here it is called {KNOWN_ELSEWHERE[key]}.")
     head, _, leaf = key.rpartition(".")
+    here = KNOWN_ELSEWHERE.get(leaf if head == "training" else key)
+    if here is not None:
+        return ConfigError(f"{key}: no such key. Here it is called {here}.")
     if head and head in keys:
         siblings = [name for name in keys if name.startswith(f"{head}.") and "." not in name[len(head) + 1 :]]
-        close = nearest(key, siblings)
+        close = [f"{head}.{name}" for name in nearest(leaf, [name.rsplit(".", 1)[-1] for name in siblings])]
+        others = store.choices_with(head, leaf) if head in store.GROUPS else []
+        belongs = f"It belongs to {' or '.join(f'{head}={choice}' for choice in others)}. " if others else ""
         if head in store.GROUPS:
             chosen = OmegaConf.select(base, f"{head}.name")
             head = f"{head}={chosen}"
@@ -238,7 +271,7 @@ def unknown_key(base: DictConfig, key: str) -> ConfigError:
         hint = f"Did you mean {' or '.join(close)}? " if close else ""
         elsewhere = [] if close else nearest(leaf, [name for name in keys if name.rsplit(".", 1)[-1] == leaf])
         hint = f"Did you mean {' or '.join(elsewhere)}? " if elsewhere else hint
-        return ConfigError(f"{key}: no such key. {hint}{head} has: {names}.")
+        return ConfigError(f"{key}: no such key. {belongs or hint}{head} has: {names}.")
     close = nearest(key, [*keys, *KNOWN_ELSEWHERE])
     close = list(dict.fromkeys(KNOWN_ELSEWHERE.get(name, name) for name in close))
     hint = f"Did you mean {' or '.join(close)}?" if close else "`optrun --cfg job` shows every key."
@@ -280,16 +313,4 @@ def assign(cfg: DictConfig, key: str, value: Any) -> None:
     try:
         OmegaConf.update(cfg, key, value, merge=False, force_add=open_prefix(cfg, key) is not None)
     except OmegaConfBaseException as error:
-        raise ConfigError(f"{key}={value}: expected {_expected(str(error))}.") from error
-
-
-def _expected(message: str) -> str:
-    line = message.splitlines()[0]
-    if "could not be converted to " in line:
-        kind = line.rsplit("could not be converted to ", 1)[1].strip().strip("'\"")
-        return _EXPECTED.get(kind, kind)
-    if "expected one of" in line:
-        return f"one of {line.rsplit('expected one of', 1)[1].strip(' []')}"
-    if "None" in line or "not Optional" in line:
-        return "a value, not null"
-    return f"another type ({line.strip()})"
+        raise ConfigError(f"{key}={in_yaml(value)}: expected {expected_type(error)}.") from error

@@ -7,7 +7,7 @@ from enum import Enum
 from typing import Any
 
 from optrun.config import optimizer
-from optrun.config.checks import expect, expect_positive
+from optrun.config.checks import expect, expect_count, expect_positive
 from optrun.errors import ConfigError, did_you_mean
 
 GROUPING_KEYS = {
@@ -77,7 +77,7 @@ class LayerwiseConfig(StandardConfig):
         """Refuse rates that are none and a map that says nothing."""
         super().__post_init__()
         expect_positive("param_groups.decay_rate", self.decay_rate)
-        expect_positive("param_groups.n_layers", self.n_layers)
+        expect_count("param_groups.n_layers", self.n_layers)
         if self.name_dict is not None:
             right = isinstance(self.name_dict, dict) and bool(self.name_dict)
             expect(right, "param_groups.name_dict", self.name_dict, "a mapping with at least one name, or null")

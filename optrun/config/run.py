@@ -38,4 +38,4 @@ class RunConfig:
     def __post_init__(self) -> None:
         """Refuse an lr or a seed out of range."""
         expect(0 < self.lr < float("inf"), "lr", self.lr, "a number above 0")
-        expect(0 <= self.seed < 2**63, "seed", self.seed, "a whole number, 0 or more")
+        expect(0 <= self.seed < 2**63, "seed", self.seed, "a whole number from 0 to 2**63 - 1")

@@ -4,7 +4,7 @@ import itertools
 from dataclasses import dataclass
 from enum import Enum
 
-from optrun.config.checks import expect, expect_fraction, expect_not_negative, expect_positive
+from optrun.config.checks import expect, expect_count, expect_fraction, expect_not_negative, expect_positive
 
 
 class WeightDecayCurve(Enum):
@@ -228,7 +228,7 @@ class StepConfig(FloorConfig):
     def __post_init__(self) -> None:
         """Refuse steps of no length."""
         super().__post_init__()
-        expect_positive("scheduler.step_size", self.step_size)
+        expect_count("scheduler.step_size", self.step_size)
         expect_positive("scheduler.gamma", self.gamma)
 
 

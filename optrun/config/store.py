@@ -1,6 +1,7 @@
-"""Where `conf/` and `recipes/` lie; schemas into Hydra, a typed `RunConfig` out."""
+"""Schemas into Hydra, a typed `RunConfig` out."""
 
 import copy
+import dataclasses
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +31,8 @@ from optrun.config import (
     tracking,
     training,
 )
+from optrun.config.folders import config_dir, recipes_dir
+from optrun.config.refused import refuse_code, refuse_secrets
 from optrun.config.run import RunConfig
 from optrun.errors import ConfigError, did_you_mean
 
@@ -48,30 +51,18 @@ GROUPS: dict[str, dict[str, type[Any]]] = {
 DEFAULT_CONFIG = "config"
 
 
-def _shipped(folder: str, mark: str) -> Path:
-    """`folder` inside the package (wheel) or beside it (checkout, editable install)."""
-    package = Path(__file__).resolve().parents[1]
-    for candidate in (package / folder, package.parent / folder):
-        if (candidate / mark).is_file():
-            return candidate
-    raise ConfigError(
-        f"{folder}/{mark} is missing beside {package}: the installation is not whole. Install optrun again."
-    )
-
-
-def config_dir() -> Path:
-    """The folder of configuration groups."""
-    return _shipped("conf", "config.yaml")
-
-
-def recipes_dir() -> Path:
-    """The folder of recipes."""
-    return _shipped("recipes", "stdlib_gpt.yaml")
-
-
 def recipe_names() -> list[str]:
     """Names that `-cn` takes, besides `config`."""
     return sorted(path.stem for path in recipes_dir().glob("*.yaml"))
+
+
+def choices_with(group: str, key: str) -> list[str]:
+    """The choices of a group that have a key."""
+    return sorted(
+        choice
+        for choice, schema in GROUPS[group].items()
+        if any(field.name == key for field in dataclasses.fields(schema))
+    )
 
 
 def register_schemas() -> None:
@@ -143,10 +134,11 @@ def compose(hydra: Hydra, config_name: str, overrides: list[str], run_mode: RunM
     """Compose, with Hydra's own node in it.
 
     Raises:
-        ConfigError: In one readable message, for whatever Hydra or OmegaConf refuse.
+        ConfigError: In one readable message, for whatever Hydra or OmegaConf refuse; for the name of code to run, and
+            for a secret.
     """
     try:
-        return hydra.compose_config(
+        cfg = hydra.compose_config(
             config_name=config_name,
             overrides=list(overrides),
             run_mode=run_mode,
@@ -163,6 +155,9 @@ def compose(hydra: Hydra, config_name: str, overrides: list[str], run_mode: RunM
         raise ConfigError(_first_line(error)) from error
     except (HydraException, OmegaConfBaseException) as error:
         raise ConfigError(_first_line(error)) from error
+    refuse_code(cfg)
+    refuse_secrets(cfg)
+    return cfg
 
 
 def _first_line(error: BaseException) -> str:
@@ -191,8 +186,11 @@ def typed(cfg: DictConfig) -> RunConfig:
         cfg: A composed configuration without Hydra's node.
 
     Raises:
-        ConfigError: For a mandatory value that is missing, an interpolation that leads nowhere, a value out of range.
+        ConfigError: For a mandatory value that is missing, an interpolation that leads nowhere, a value out of range;
+            for the name of code to run, and for a secret.
     """
+    refuse_code(cfg)
+    refuse_secrets(cfg)
     missing = sorted(OmegaConf.missing_keys(cfg))
     if missing:
         key = missing[0]

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
-from optrun.config.checks import expect, expect_positive
+from optrun.config.checks import expect, expect_count
 
 
 class Sampler(Enum):
@@ -35,7 +35,7 @@ class SweeperConfig:
 
     def __post_init__(self) -> None:
         """Refuse rungs that are no ladder."""
-        expect_positive("hydra.sweeper.max_batch_size", self.max_batch_size)
+        expect_count("hydra.sweeper.max_batch_size", self.max_batch_size)
         ascending = self.rungs == sorted(set(self.rungs)) and all(rung > 0 for rung in self.rungs)
         expect(ascending, "hydra.sweeper.rungs", self.rungs, "ascending steps above 0")
         expect(self.reduction_factor >= 2, "hydra.sweeper.reduction_factor", self.reduction_factor, "2 or more")
@@ -66,8 +66,8 @@ class OptunaConfig(SweeperConfig):
     def __post_init__(self) -> None:
         """Refuse a search of nothing."""
         super().__post_init__()
-        expect_positive("hydra.sweeper.n_trials", self.n_trials)
-        expect_positive("hydra.sweeper.n_jobs", self.n_jobs)
+        expect_count("hydra.sweeper.n_trials", self.n_trials)
+        expect_count("hydra.sweeper.n_jobs", self.n_jobs)
 
 
 SCHEMAS: dict[str, type[SweeperConfig]] = {"grid": GridConfig, "optuna": OptunaConfig}

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from enum import Enum
 
-from optrun.config.checks import expect, expect_not_negative, expect_positive
+from optrun.config.checks import expect, expect_count, expect_not_negative, expect_positive
 
 
 class Precision(Enum):
@@ -71,11 +71,11 @@ class TrainingConfig:
             "gradient_accumulation_steps",
             "logging_steps",
             "eval_steps",
-            "max_seconds",
             "max_nonfinite_skips",
             "max_rollbacks",
         ):
-            expect_positive(f"training.{key}", getattr(self, key))
+            expect_count(f"training.{key}", getattr(self, key))
+        expect_positive("training.max_seconds", self.max_seconds)
         expect_not_negative("training.dataloader_num_workers", self.dataloader_num_workers)
         expect_not_negative("training.dataloader_timeout", self.dataloader_timeout)
 

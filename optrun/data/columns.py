@@ -20,7 +20,7 @@ USUAL_TEXTS = ("text", "sentence", "content")
 
 
 def refuse_unused(columns: ColumnsConfig | None, used: Iterable[str], task: str) -> None:
-    """A column that the task would not read is an error, not a shrug.
+    """A column that the task would not read is an error, not a shrug; so is one with two meanings.
 
     Raises:
         ConfigError: With the key and what the task does read.
@@ -28,12 +28,14 @@ def refuse_unused(columns: ColumnsConfig | None, used: Iterable[str], task: str)
     if columns is None:
         return
     used = list(used)
+    meanings: dict[str, str] = {}
     for key in ALL_KEYS:
-        if getattr(columns, key) is not None and key not in used:
+        name = getattr(columns, key)
+        if name is not None and key != "eval_text_column" and meanings.setdefault(name, key) != key:
+            raise ConfigError(f"data.{key}={name}: data.{meanings[name]} is that column already. Give each its own.")
+        if name is not None and key not in used:
             names = ", ".join(f"data.{name}" for name in used) or "none"
-            raise ConfigError(
-                f"data.{key}={getattr(columns, key)}: task={task} reads no such column. It reads: {names}."
-            )
+            raise ConfigError(f"data.{key}={name}: task={task} reads no such column. It reads: {names}.")
 
 
 def missing_column(key: str, name: str, split: Split) -> ConfigError:
@@ -110,6 +112,8 @@ def text_column(source: Source, split: Split, taken: Iterable[str | None] = ()) 
     candidates = [name for name in _texts(split.rows) if name not in taken]
     wanted = columns.text_column if columns is not None else None
     if wanted is not None:
+        if wanted in taken:
+            raise ConfigError(f"data.text_column={wanted}: {split.key} has its labels or targets there, not its texts.")
         if wanted in split.rows.column_names:
             return wanted
         if evaluation and len(candidates) == 1:
@@ -230,7 +234,7 @@ def texts(split: Split, column: str) -> Iterator[str]:
     Raises:
         ConfigError: A value that is no text: a list, bytes, a date.
     """
-    row = 0
+    row = -1
     for batch in split.rows.select_columns([column]).iter(batch_size=1000):
         for value in batch[column]:
             row += 1
@@ -242,8 +246,8 @@ def texts(split: Split, column: str) -> Iterator[str]:
                 yield str(value)
             else:
                 raise ConfigError(
-                    f"{split.key}: row {row} has {_short(value)} in column {column}, where a text is expected "
-                    f"(the column is of type {split.rows.features[column]})."
+                    f"{split.key}: row {split.number(row)} has {_short(value)} in column {column}, where a text is "
+                    f"expected (the column is of type {split.rows.features[column]})."
                 )
 
 

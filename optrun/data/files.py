@@ -88,7 +88,11 @@ def _why_nothing(name: str) -> str:
     if glob.has_magic(name):
         return "no file matches this glob."
     beside = {other.name: str(other) for other in path.parent.iterdir()} if path.parent.is_dir() else {}
-    close = [beside[found] for found in difflib.get_close_matches(path.name, beside, n=1)]
+    # An ending is no likeness: among files of the same kind the rest of the name decides.
+    stems = {other.removesuffix(path.suffix): other for other in beside if Path(other).suffix == path.suffix}
+    alike = [stems[found] for found in difflib.get_close_matches(path.stem, stems, n=1)]
+    alike += difflib.get_close_matches(path.name, [other for other in beside if Path(other).suffix != path.suffix], n=1)
+    close = [beside[found] for found in alike[:1]]
     return f"no such file (looked from {Path.cwd()})." + (f" Did you mean {close[0]}?" if close else "")
 
 

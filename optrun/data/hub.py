@@ -59,7 +59,11 @@ def _load(config: HubConfig) -> Any:
                 # A folder's files are part of the address: `datasets` alone would trust their times.
                 options["cache_dir"] = str(place_for("folders", _listing(local)[:32]))
             return datasets.load_dataset(
-                str(local) if local.is_dir() else config.path, name=config.subset, revision=config.revision, **options
+                # resolved: `datasets` makes a name of the folder's, and "." has none
+                str(local.resolve()) if local.is_dir() else config.path,
+                name=config.subset,
+                revision=config.revision,
+                **options,
             )
     except ConfigError:
         raise

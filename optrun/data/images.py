@@ -60,13 +60,12 @@ class Images:
     Args:
         split: The rows.
         column: An `Image` column of `datasets`, or one of paths.
-        numbers: The row numbers in the user's own file, for messages; None: as they stand.
 
     Raises:
         ConfigError: The column holds something else; Pillow is missing.
     """
 
-    def __init__(self, split: Split, column: str, numbers: np.ndarray | None = None) -> None:
+    def __init__(self, split: Split, column: str) -> None:
         import datasets
 
         need_pillow()
@@ -77,9 +76,8 @@ class Images:
             self.rows = split.rows.select_columns([column])
         else:
             raise ConfigError(f"data.image_column={column}: {split.key} holds {feature} there, no images and no paths.")
-        self.key = split.key
+        self.split = split
         self.column = column
-        self.numbers = numbers
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -91,8 +89,7 @@ class Images:
             ConfigError: The row has none, or its file cannot be read.
         """
         value: Any = self.rows[int(index)][self.column]
-        row = int(index if self.numbers is None else self.numbers[index]) + 1
-        where = f"{self.key}: row {row}"
+        where = f"{self.split.key}: row {self.split.number(int(index))}"
         if isinstance(value, dict):
             value = value.get("bytes") or value.get("path")
         if isinstance(value, bytes):

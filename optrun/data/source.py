@@ -24,10 +24,19 @@ class Split:
     rows: Dataset
     key: str
     """The configuration key the rows came by, for messages: `data.train`, `data.eval`."""
+    places: np.ndarray | None = None
+    """Where each row stood in what was read, from 0; None: where it stands here. Shape (rows,), int64."""
 
     def take(self, indices: np.ndarray | None) -> Split:
         """The rows at these places; None: all."""
-        return self if indices is None else Split(self.rows.select(indices), self.key)
+        if indices is None:
+            return self
+        places = indices if self.places is None else self.places[indices]
+        return Split(self.rows.select(indices), self.key, places)
+
+    def number(self, row: int) -> int:
+        """The number of a row for a person who looks for it in the file: counted from 1, without a header line."""
+        return int(row if self.places is None else self.places[row]) + 1
 
 
 @dataclass
@@ -113,11 +122,9 @@ def cut(split: Split, fraction: float, *, seed: int, documents: bool) -> tuple[S
     held = min(max(1, round(fraction * len(rows))), len(rows) - 1)
     order = generator(seed, "split").permutation(len(rows))
     note = f"no evaluation split given: {held:,} of {len(rows):,} rows of {split.key} held back by seed {seed}"
-    return (
-        Split(rows.select(sorted(order[held:].tolist())), split.key),
-        Split(rows.select(sorted(order[:held].tolist())), f"{split.key} (held back)"),
-        note,
-    )
+    train, evaluation = split.take(np.sort(order[held:])), split.take(np.sort(order[:held]))
+    evaluation.key = f"{split.key} (held back)"
+    return train, evaluation, note
 
 
 def _cut_ends(split: Split, fraction: float) -> tuple[Split, Split, str]:

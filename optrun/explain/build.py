@@ -20,6 +20,7 @@ from optrun.config.task import TaskConfig
 from optrun.errors import ConfigError, OptrunError, did_you_mean
 from optrun.explain.facts import CurveFacts, Facts, TensorFacts, total
 from optrun.model.build import ModelSpec, build_model, special_ids
+from optrun.optimizer.base import NamedOptimizer
 from optrun.optimizer.build import build_optimizer
 from optrun.optimizer.footprint import state_bytes
 from optrun.param_groups import build_param_groups
@@ -212,7 +213,6 @@ def _tensors(
         curve = curves[curve_of[index]]
         stepper = getattr(optimizer, "members", {}).get(group.get("optimizer"), optimizer)
         ratios: Mapping[str, float] = getattr(stepper, "lr_ratios", {})
-        undecayed = getattr(stepper, "_undecayed", ())  # names that the optimizer itself exempts
         for name, param in zip(group["param_names"], group["params"], strict=True):
             ratio = ratios.get(name, 1.0)
             scale = group.get("lr_scale")
@@ -226,7 +226,7 @@ def _tensors(
                     optimizer=group.get("optimizer", config.optimizer.name),
                     lr_peak=float(group["initial_lr"]) * max(curve.multipliers) * ratio,
                     lr_scale=None if scale is None else float(scale) * ratio,
-                    weight_decay=0.0 if param in undecayed else float(group.get("weight_decay", 0.0)),
+                    weight_decay=float(group.get("weight_decay", 0.0)) if _decays(stepper, param) else 0.0,
                     adapted=bool(stepper.adapted(param, group)) if hasattr(stepper, "adapted") else None,
                     rule=group.get("rule", ""),
                     parameters=param.numel(),
@@ -235,6 +235,11 @@ def _tensors(
                 )
             )
     return out
+
+
+def _decays(stepper: Optimizer, param: Tensor) -> bool:
+    """False where the optimizer itself exempts a parameter from what its group says."""
+    return stepper.decays(param) if isinstance(stepper, NamedOptimizer) else True
 
 
 def _clip_in_words(config: RunConfig) -> str:

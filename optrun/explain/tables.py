@@ -11,6 +11,7 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
+from optrun.errors import printable
 from optrun.explain.facts import Facts, GroupFacts, by_layer, groups_of, peaks_by_layer
 from optrun.explain.plot import COLOURS, bar, line_plot
 from optrun.explain.words import broken, count, rate, size, span
@@ -54,7 +55,7 @@ def render(facts: Facts, console: Console, *, all_tensors: bool = False) -> None
         names = ", ".join(facts.frozen[:3]) + (f" and {len(facts.frozen) - 3} more" if len(facts.frozen) > 3 else "")
         console.print(Text(f"· frozen: {names}", style="dim"))
     for note in facts.notes:
-        console.print(Text(f"· {note}", style="dim"))
+        console.print(Text(printable(f"· {note}"), style="dim"))
 
 
 def _headline(facts: Facts) -> RenderableType:

@@ -53,6 +53,7 @@ def configuration(config: ModelConfig, spec: ModelSpec) -> tuple[Any, bool]:
         if spec.special_ids.get("pad_token_id") is not None and getattr(values, "pad_token_id", None) is None:
             values.pad_token_id = spec.special_ids["pad_token_id"]
         _change(values, config.config, "model.config")
+    _refuse_kernels(config, values)
     _refuse_no_head(config, values, spec.auto_class)
     if getattr(values, "architectures", None) is None:
         values.architectures = []  # where one architecture has several heads, transformers looks through the list
@@ -62,6 +63,39 @@ def configuration(config: ModelConfig, spec: ModelSpec) -> tuple[Any, bool]:
         values.is_decoder = True  # BERT and its kin look both ways unless told
     _refuse_long(config, values, spec)
     return values, isinstance(config, FromConfigConfig)
+
+
+def refuse_unknown(config: ModelConfig) -> None:
+    """Refuse what no data can make right, so that nobody waits for data to be read first.
+
+    Raises:
+        ConfigError: An architecture that does not exist, a path that is no model, a name that the architecture's
+            configuration does not have.
+    """
+    values = _defaults(config) if isinstance(config, FromConfigConfig) else None
+    if isinstance(config, PretrainedConfig):
+        values = _loaded(config)
+    _refuse_names(values, config.config, "model.config")
+
+
+def _defaults(config: FromConfigConfig) -> Any:
+    """The architecture's own configuration."""
+    from transformers import CONFIG_MAPPING, AutoConfig
+
+    if config.model_type not in CONFIG_MAPPING:
+        close = nearest(config.model_type, list(CONFIG_MAPPING))
+        hint = f"Did you mean {' or '.join(close)}?" if close else "Such as gpt2, bert, llama, t5, vit."
+        raise ConfigError(f"model.model_type={config.model_type}: transformers has no such architecture. {hint}")
+    try:
+        return AutoConfig.for_model(config.model_type)
+    except Exception as error:  # composites ask for their parts, each with an error of its own
+        raise _in_parts(config, error) from error
+
+
+def _in_parts(config: FromConfigConfig, error: Exception) -> ConfigError:
+    return ConfigError(
+        f"model.model_type={config.model_type}: it cannot be made from scratch without parts: {in_one_line(error)}"
+    )
 
 
 def scratch_configuration(config: FromConfigConfig, spec: ModelSpec | None = None) -> Any:
@@ -74,19 +108,11 @@ def scratch_configuration(config: FromConfigConfig, spec: ModelSpec | None = Non
     Raises:
         ConfigError: An unknown architecture or value.
     """
-    from transformers import CONFIG_MAPPING, AutoConfig
-
-    if config.model_type not in CONFIG_MAPPING:
-        close = nearest(config.model_type, list(CONFIG_MAPPING))
-        hint = f"Did you mean {' or '.join(close)}?" if close else "Such as gpt2, bert, llama, t5, vit."
-        raise ConfigError(f"model.model_type={config.model_type}: transformers has no such architecture. {hint}")
+    values = _defaults(config)
     try:
-        values = AutoConfig.for_model(config.model_type)
         plain = type(values)().to_dict()
-    except Exception as error:  # composites ask for their parts, each with an error of its own
-        raise ConfigError(
-            f"model.model_type={config.model_type}: it cannot be made from scratch without parts: {in_one_line(error)}"
-        ) from error
+    except Exception as error:  # as there
+        raise _in_parts(config, error) from error
     if spec is not None and spec.vocab_size is not None:
         _set(values, "vocab_size", spec.vocab_size)
         for name, number in spec.special_ids.items():
@@ -114,6 +140,8 @@ def _loaded(config: PretrainedConfig) -> Any:
         )
     if local.is_file():
         raise ConfigError(f"model.path={config.path}: this is a file. Give the folder that holds config.json.")
+    if not local.exists() and (local.is_absolute() or config.path.startswith(".") or len(local.parts) > 2):
+        raise ConfigError(f"model.path={config.path}: no such local folder (looked from {Path.cwd()}).")
     try:
         values = AutoConfig.from_pretrained(
             str(local), revision=config.revision, trust_remote_code=config.trust_remote_code
@@ -128,6 +156,28 @@ def _loaded(config: PretrainedConfig) -> Any:
     if local.is_dir():
         _refuse_pickle(config, local)
     return values
+
+
+def _refuse_kernels(config: ModelConfig, values: Any) -> None:
+    """An implementation called OWNER/NAME is code of the hub, which transformers fetches and runs.
+
+    A model's own config.json may ask for one, as it may ask for code of its own.
+    """
+    if getattr(config, "trust_remote_code", False):
+        return
+    asked = {"model.attn_implementation": config.attn_implementation}
+    for part in (values, *(part for part in vars(values).values() if hasattr(part, "model_type"))):
+        for name in ("attn_implementation", "experts_implementation"):
+            asked.setdefault(f"{name} of its {type(part).__name__}", getattr(part, f"_{name}", None))
+    for key, value in asked.items():
+        chosen = value.values() if isinstance(value, dict) else [value]
+        code = next((name for name in chosen if isinstance(name, str) and "/" in name), None)
+        if code is not None:
+            where = f"model.path={config.path}: " if isinstance(config, PretrainedConfig) else ""
+            raise ConfigError(
+                f"{where}{key}={code}: this is code of the hub, which is not run. Expected an implementation of "
+                "transformers itself, such as sdpa or eager."
+            )
 
 
 def _refuse_pickle(config: PretrainedConfig, folder: Path) -> None:
@@ -160,15 +210,23 @@ def _change(values: Any, changes: Mapping[str, Any], key: str) -> None:
     Raises:
         ConfigError: A name that the configuration does not have.
     """
+    _refuse_names(values, changes, key)
+    for name, value in changes.items():
+        part = getattr(values, name, None)
+        if isinstance(value, Mapping) and hasattr(part, "to_dict"):
+            _change(part, value, f"{key}.{name}")
+        else:
+            setattr(values, name, value)
+
+
+def _refuse_names(values: Any, changes: Mapping[str, Any], key: str) -> None:
     known = _attributes(values)
     for name, value in changes.items():
         if name not in known:
             raise ConfigError(f"{key}.{name}: {type(values).__name__} has no such value. {_few(name, known)}")
         part = getattr(values, name, None)
         if isinstance(value, Mapping) and hasattr(part, "to_dict"):
-            _change(part, value, f"{key}.{name}")
-        else:
-            setattr(values, name, value)
+            _refuse_names(part, value, f"{key}.{name}")
 
 
 def _few(name: str, known: list[str]) -> str:

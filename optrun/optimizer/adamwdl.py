@@ -68,7 +68,7 @@ class AdamWDL(NamedOptimizer):
     Raises:
         TypeError: For an argument of a wrong type, an unknown group key, or a ratio that is no number.
         ValueError: For a value out of range, a `name_dict` that knows other names than the parameters', or a
-            layerwise_decay that moves no tensor.
+            layerwise_decay that moves no block.
 
     Source: PaddleNLP 2.8, `paddlenlp/ops/optimizer/adamwdl.py`, after Loshchilov & Hutter 2019, arXiv:1711.05101.
 
@@ -145,11 +145,19 @@ class AdamWDL(NamedOptimizer):
         applies = self._wide["apply_decay_param_fun"]
         names = self.named_params()
         self._ratios: dict[Tensor, float] = self._layer_ratios(names)
-        self._undecayed: set[Tensor] = {p for name, p in names.items() if applies is not None and not applies(name)}
+        if applies is not None and not self._named():
+            raise ValueError(
+                "apply_decay_param_fun goes by parameter name, and the parameters have none. "
+                "Pass model.named_parameters()."
+            )
+        self._undecayed = {p for name, p in names.items() if applies is not None and not applies(name)}
+
+    def _named(self) -> bool:
+        return all("param_names" in group for group in self.param_groups)
 
     def _layer_ratios(self, params: dict[str, Tensor]) -> dict[Tensor, float]:
         function, rate, name_dict = (self._wide[k] for k in ("set_param_lr_fun", "layerwise_decay", "name_dict"))
-        named = all("param_names" in group for group in self.param_groups)
+        named = self._named()
         default = function is layerwise_lr_decay
         if name_dict is not None and named:
             _same_names(name_dict, list(params))
@@ -169,16 +177,20 @@ class AdamWDL(NamedOptimizer):
                     "(Up to PaddleNLP 2.2 it set the rate on the parameter instead.)"
                 )
             ratios[param] = arguments.not_negative(f"set_param_lr_fun's ratio for {name}", ratio)
-        if default and all(ratio == 1.0 for ratio in ratios.values()):
+        own = [structured[name] for name in params] if default else []
+        blocks = any("encoder.layers." in name for name in own)
+        numbered = any(piece.isdigit() for name in own for piece in name.split("."))
+        if default and not blocks and (numbered or all(ratio == 1.0 for ratio in ratios.values())):
+            # Embeddings are found by 'embedding': scaled while every block keeps its rate is worse than not at all.
             raise ValueError(
-                f"layerwise_decay={rate!r} moves no tensor: no name contains 'encoder.layers.<number>' or 'embedding' "
+                f"layerwise_decay={rate!r} moves no block: no name contains 'encoder.layers.<number>' "
                 f"(such as {next(iter(params))}). Give name_dict, or use param_groups=layerwise, which reads the model."
             )
         return ratios
 
     def _numbers(self, group: Mapping[str, Any], param: Tensor) -> dict[str, Any]:
         lr = group["lr"] * self._ratios[param]
-        weight_decay = 0.0 if param in self._undecayed else group["weight_decay"]
+        weight_decay = group["weight_decay"] if self.decays(param) else 0.0
         form = self._wide["decay_form"]
         keep = 1.0
         if form != "documented":

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from typing import Any, ClassVar, Self, TypeAlias
 
 from torch import Tensor
@@ -43,6 +43,8 @@ class NamedOptimizer(Optimizer):
     """Name of the schedule that writes the groups' lr; set by whoever drives it."""
     _functions: list[dict[str, Callable[[int], float]]]
     """Per group, the options that are functions of the step."""
+    _undecayed: Set[Tensor] = frozenset()
+    """Parameters that a rule of the optimizer's own exempts from decay; looked up in `_resolve`."""
 
     def __init__(self, params: Params, defaults: dict[str, Any] | None = None, **options: Any) -> None:
         """Check the options, then let torch build the groups.
@@ -129,6 +131,14 @@ class NamedOptimizer(Optimizer):
             for index, group in enumerate(self.param_groups)
             for name, param in zip(names_of(group, index), group["params"], strict=True)
         }
+
+    def decays(self, param: Tensor) -> bool:
+        """Whether weight decay applies to a parameter: False where a rule of the optimizer's own exempts it.
+
+        Args:
+            param: One of its parameters; what its group says of decay stands in the group.
+        """
+        return param not in self._undecayed
 
     def _excluded(self, option: str, *, must_match: bool, exempt: Sequence[str] = ()) -> set[Tensor]:
         """Parameters whose names the patterns under `option` match, group by group.

@@ -58,6 +58,13 @@ def build_optimizer(
 
     Raises:
         ConfigError: For a name that does not exist, or whatever the constructor refuses.
+
+    Example:
+        >>> import torch
+        >>> groups = [{"params": [("fc.weight", torch.nn.Parameter(torch.ones(2)))], "lr_scale": 0.5}]
+        >>> optimizer = build_optimizer("lamb", groups, lr=0.1, weight_decay=0.0)
+        >>> type(optimizer).__name__, optimizer.param_groups[0]["lr"]
+        ('Lamb', 0.05)
     """
     if isinstance(config, str):
         if config not in CLASSES:

@@ -22,7 +22,12 @@ def unnamed(group_index: int, position: int) -> str:
 
 
 def names_of(group: Mapping[str, Any], group_index: int) -> list[str]:
-    """Names of a group's parameters, in order; made up from the position where torch was given none."""
+    """Names of a group's parameters, in order; made up from the position where torch was given none.
+
+    Example:
+        >>> names_of({"params": [1, 2], "param_names": ["a", "b"]}, 0), names_of({"params": [1]}, 3)
+        (['a', 'b'], ['group 3 parameter 0'])
+    """
     names = group.get("param_names")
     if names is not None:
         return list(names)

@@ -126,7 +126,7 @@ class Lamb(NamedOptimizer):
     def _resolve(self) -> None:
         self._ratios: list[tuple[list[str], Tensor]] = []
         must_match = self.defaults["unmatched_patterns"] == "error"
-        self._undecayed: set[Tensor] = self._excluded("exclude_from_weight_decay", must_match=must_match)
+        self._undecayed = self._excluded("exclude_from_weight_decay", must_match=must_match)
         self._unadapted: set[Tensor] = self._excluded("exclude_from_layer_adaptation", must_match=must_match)
 
     @property
@@ -138,13 +138,13 @@ class Lamb(NamedOptimizer):
 
     def adapted(self, param: Tensor, group: Mapping[str, Any]) -> bool:
         """Whether the trust ratio applies to a parameter of a group."""
-        decayed = group["weight_decay"] > 0 and param not in self._undecayed
+        decayed = group["weight_decay"] > 0 and self.decays(param)
         return param not in self._unadapted and (decayed or group["always_adapt"])
 
     def _numbers(self, group: Mapping[str, Any], param: Tensor) -> dict[str, Any]:
         return {
             "lrs": group["lr"],
-            "weight_decays": 0.0 if param in self._undecayed else group["weight_decay"],
+            "weight_decays": group["weight_decay"] if self.decays(param) else 0.0,
             "adapt": self.adapted(param, group),
             "l1s": group["l1"],
             "l2s": group["l2"],

@@ -122,7 +122,7 @@ class LazyAdam(NamedOptimizer):
         super().add_param_group(param_group)
 
     def _resolve(self) -> None:
-        self._undecayed: set[Tensor] = self._excluded(
+        self._undecayed = self._excluded(
             "exclude_from_weight_decay",
             must_match=self.defaults["unmatched_patterns"] == "error",
             exempt=NAME_RULE,
@@ -137,7 +137,7 @@ class LazyAdam(NamedOptimizer):
             )
         return {
             "lrs": group["lr"],
-            "weight_decays": 0.0 if param in self._undecayed else group["weight_decay"],
+            "weight_decays": group["weight_decay"] if self.decays(param) else 0.0,
             "centre": centre,
             "loss_scales": group["loss_scale"],
         }

@@ -94,12 +94,22 @@ def bias_correction(beta: float, step: int) -> float:
 
 
 def first_moment_(exp_avg: Tensor, grad: Tensor, beta: float) -> Tensor:
-    """exp_avg = beta * exp_avg + (1 - beta) * grad, in place."""
+    """exp_avg = beta * exp_avg + (1 - beta) * grad, in place.
+
+    Example:
+        >>> first_moment_(torch.tensor([1.0]), torch.tensor([3.0]), beta=0.5)
+        tensor([2.])
+    """
     return exp_avg.lerp_(grad, 1 - beta)
 
 
 def second_moment_(exp_avg_sq: Tensor, grad: Tensor, beta: float) -> Tensor:
-    """exp_avg_sq = beta * exp_avg_sq + (1 - beta) * grad ** 2, in place."""
+    """exp_avg_sq = beta * exp_avg_sq + (1 - beta) * grad ** 2, in place.
+
+    Example:
+        >>> second_moment_(torch.tensor([1.0]), torch.tensor([3.0]), beta=0.5)
+        tensor([5.])
+    """
     return exp_avg_sq.mul_(beta).addcmul_(grad, grad, value=1 - beta)
 
 

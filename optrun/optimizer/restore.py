@@ -100,6 +100,9 @@ def restored(
         ValueError: With the first parameter missing, extra or of another shape, or where the saved groups are divided
             otherwise than the optimizer's.
     """
+    for key in ("state", "param_groups"):
+        if key not in state_dict:
+            raise ValueError(f"this is no optimizer's state dict: it has no key {key!r}, but {list(state_dict)[:6]}.")
     saved_groups = state_dict["param_groups"]
     own_names = [names_of(group, index) for index, group in enumerate(optimizer.param_groups)]
     sources = _sources(optimizer, own_names, saved_groups)

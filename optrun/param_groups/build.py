@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import numbers
 from collections.abc import Iterable, Mapping
 from typing import Any, TypeAlias
 
@@ -54,7 +55,8 @@ def build_param_groups(
     Raises:
         ConfigError: Nothing to train, a rule that matches nothing, a model whose layers cannot be told under
             `layerwise`, or a value out of range.
-        TypeError: `set_param_lr_fun` beside another choice, or one that does not return a number.
+        TypeError: An argument of another kind; `set_param_lr_fun` beside another choice, or one that does not return
+            a number.
 
     Example:
         >>> model = nn.Sequential(nn.Linear(2, 3), nn.LayerNorm(3))
@@ -65,6 +67,10 @@ def build_param_groups(
         norm ['1.weight'] 0.0
     """
     config = choice("param_groups", SCHEMAS, config_or_name, options)
+    _refuse_no_number("lr", lr)
+    _refuse_no_number("weight_decay", weight_decay)
+    if set_param_lr_fun is not None and not callable(set_param_lr_fun):
+        raise TypeError(f"set_param_lr_fun={set_param_lr_fun!r}: expected a function or None.")
     params, roles, tied = _read(model_or_named_parameters)
     model = model_or_named_parameters if isinstance(model_or_named_parameters, nn.Module) else None
     places, scales = _layers(config, params, roles, model, set_param_lr_fun)
@@ -96,6 +102,11 @@ def build_param_groups(
     return list(groups.values())
 
 
+def _refuse_no_number(key: str, value: Any) -> None:
+    if value is not None and (isinstance(value, bool) or not isinstance(value, numbers.Real)):
+        raise TypeError(f"{key}={value!r}: expected a number or None, got {type(value).__name__}.")
+
+
 def _read(
     source: ModelOrParameters,
 ) -> tuple[dict[str, Tensor], dict[str, str], dict[str, str]]:
@@ -106,13 +117,12 @@ def _read(
         every = source.named_parameters(remove_duplicate=False)
         tied = {name: first[id(param)] for name, param in every if name not in params}
         return params, roles_of(source), tied
+    if not isinstance(source, Iterable):
+        raise TypeError(_no_parameters(source))
     params, tied, first = {}, {}, {}
     for entry in source:
         if not (isinstance(entry, tuple) and len(entry) == 2 and isinstance(entry[0], str)):
-            raise TypeError(
-                f"param_groups: expected a model or (name, parameter) pairs, got {type(entry).__name__}. "
-                "Pass the model, or model.named_parameters()."
-            )
+            raise TypeError(_no_parameters(entry))
         name, param = entry
         if name in params:
             raise ValueError(f"param_groups: two parameters are called {name}.")
@@ -121,6 +131,13 @@ def _read(
         else:
             params[name], first[id(param)] = param, name
     return params, roles_of_names(params.items()), tied
+
+
+def _no_parameters(got: Any) -> str:
+    return (
+        f"param_groups: expected a model or (name, parameter) pairs, got {type(got).__name__}. "
+        "Pass the model, or model.named_parameters()."
+    )
 
 
 def _layers(

@@ -17,7 +17,7 @@ _IN_LIST = re.compile(r"^(?:(?P<tower>.*)\.)?layers?\.(?P<block>\d+)(?:\.|$)")
 
 
 def structured_names(params: Mapping[str, Tensor], name_dict: Mapping[str, Any]) -> dict[str, str]:
-    """What the user calls each parameter, brackets filled in.
+    r"""What the user calls each parameter, brackets filled in.
 
     Args:
         params: Every parameter by name.
@@ -28,6 +28,11 @@ def structured_names(params: Mapping[str, Tensor], name_dict: Mapping[str, Any])
 
     Raises:
         ConfigError: A key matches nothing, or only what other keys took.
+
+    Example:
+        >>> import torch
+        >>> structured_names({"h.3.fc.weight": torch.ones(1)}, {r"h\.(\d+)\.": r"\1"})
+        {'h.3.fc.weight': '3'}
     """
     out = {name: str(value) for name, value in name_dict.items() if name in params}
     for key, value in name_dict.items():

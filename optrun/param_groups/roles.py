@@ -69,6 +69,11 @@ def role_of(leaf: str, param: Tensor, module: nn.Module | None) -> str:
         `norm` for all that a normalisation layer holds but its bias; `bias` by name; `vector` for a tensor with one
         axis longer than 1, unless it is the weight of a linear map, a convolution or an embedding; `embedding` for what
         an embedding layer holds; else `matrix`.
+
+    Example:
+        >>> norm = nn.LayerNorm(4)
+        >>> role_of("weight", norm.weight, norm), role_of("bias", norm.bias, norm)
+        ('norm', 'bias')
     """
     if _BIAS_NAME.search(leaf):
         return BIAS
@@ -97,6 +102,10 @@ def is_norm(module: nn.Module) -> bool:
 
     Models bring their own (`LlamaRMSNorm`, `T5LayerNorm`, `MobileBertNoNorm`, `ConvNextV2GRN`), and call the attribute
     whatever they like (`ln_1`, `q_a`): so the type is asked and not the parameter's name.
+
+    Example:
+        >>> is_norm(nn.GroupNorm(2, 4)), is_norm(nn.Linear(2, 4))
+        (True, False)
     """
     if isinstance(module, _NORM_TYPES):
         return True

@@ -57,6 +57,10 @@ def overrides(rule: Mapping[str, Any]) -> dict[str, Any]:
     """A rule's overrides as the keys of a parameter group; the scale and freezing are the caller's.
 
     `adaptation` and `centralization` become the hyper-parameters of Lamb and LazyAdam that they stand for.
+
+    Example:
+        >>> overrides({"pattern": "bias", "lr_scale": 2.0, "weight_decay": 0.0, "betas": [0.9, 0.99]})
+        {'weight_decay': 0.0, 'betas': (0.9, 0.99)}
     """
     out = {str(key): value for key, value in rule.items() if key not in ("pattern", "lr_scale", "freeze")}
     if "adaptation" in out:

@@ -99,11 +99,21 @@ def _put_back_schedule(saved: dict[str, Any], stepper: Stepper) -> list[str]:
     scheduler = stepper.scheduler
     own = scheduler.state_dict()
     said = []
-    if saved["name"] != own["name"] or len(saved["plateaus"]) != len(own["plateaus"]):
-        scheduler.load_state_dict({**own, "global_step": saved["global_step"]})
-    else:
-        scheduler.load_state_dict(saved)
-    before, now = saved["last_lr"], scheduler.get_last_lr()
+    try:
+        if saved["name"] != own["name"]:
+            scheduler.load_state_dict({**own, "global_step": saved["global_step"]})
+        elif len(saved["plateaus"]) != len(own["plateaus"]):
+            if any(plateau is not None for plateau in saved["plateaus"]):
+                said.append(
+                    f"{len(saved['plateaus'])} parameter groups then, {len(own['plateaus'])} now: what the schedule "
+                    f"{saved['name']} has seen of its metric starts anew"
+                )
+            scheduler.load_state_dict({**own, "global_step": saved["global_step"]})
+        else:
+            scheduler.load_state_dict(saved)
+        before, now = saved["last_lr"], scheduler.get_last_lr()
+    except (KeyError, TypeError, ValueError) as error:
+        raise CheckpointError(f"{names.CHECKPOINT_STATE}: the schedule's state cannot be read: {error}") from error
     if before != now:
         said.append(f"learning rate of the next step: {max(before):g} with the saved configuration, {max(now):g} now")
     return said

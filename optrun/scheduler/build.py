@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import numbers
 from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, TypeAlias
@@ -44,7 +45,7 @@ def build_scheduler(
 
     Raises:
         ConfigError: Unknown choice or key, a value out of range, or one that does not fit the run.
-        TypeError: Options beside a configuration or a function.
+        TypeError: Arguments of another kind, or options beside a configuration or a function.
         ValueError: `num_training_steps` below 1, or a group whose lr is a function of the step already.
 
     Example:
@@ -58,8 +59,7 @@ def build_scheduler(
         >>> lrs
         [0.0, 0.05, 0.1, 0.05]
     """
-    if num_training_steps < 1:
-        raise ValueError(f"num_training_steps={num_training_steps}: expected 1 or more.")
+    _check_arguments(optimizer, num_training_steps)
     groups = optimizer.param_groups
     base_lr = _base_lr(groups)
     if callable(config_or_name) and not isinstance(config_or_name, str):
@@ -84,6 +84,19 @@ def build_scheduler(
     )
 
 
+def _check_arguments(optimizer: Any, num_training_steps: Any) -> None:
+    if not isinstance(optimizer, Optimizer):
+        raise TypeError(
+            f"optimizer={optimizer!r}: expected a torch optimizer, got {type(optimizer).__name__}. "
+            "It comes first: build_scheduler(optimizer, name, num_training_steps=...)."
+        )
+    if isinstance(num_training_steps, bool) or not isinstance(num_training_steps, numbers.Integral):
+        kind = type(num_training_steps).__name__
+        raise TypeError(f"num_training_steps={num_training_steps!r}: expected a whole number, 1 or more, got {kind}.")
+    if int(num_training_steps) < 1:
+        raise ValueError(f"num_training_steps={num_training_steps}: expected a whole number, 1 or more.")
+
+
 def build_curve(config: SchedulerConfig, *, num_training_steps: int, lr: float) -> Curve:
     """The multiplier of a configuration, warm-up and floor included.
 
@@ -97,12 +110,42 @@ def build_curve(config: SchedulerConfig, *, num_training_steps: int, lr: float) 
 
     Raises:
         ConfigError: A value that does not fit the run or the peak.
+
+    Example:
+        >>> config = choice("scheduler", SCHEMAS, "linear", {"num_warmup_steps": 2})
+        >>> curve = build_curve(config, num_training_steps=4, lr=0.1)
+        >>> [curve(global_step) for global_step in range(4)]
+        [0.0, 0.5, 1.0, 0.5]
     """
     return _BUILDERS[type(config)](config, num_training_steps, _final(config, lr))
 
 
+def warmup_note(config: SchedulerConfig, num_training_steps: int) -> str | None:
+    """A sentence where the run ends on the climb: the lr that was asked for is never reached; else None.
+
+    Example:
+        >>> config = choice("scheduler", SCHEMAS, "cosine", {"num_warmup_steps": 10})
+        >>> warmup_note(config, 100) is None
+        True
+        >>> warmup_note(config, 5).split(":")[1]
+        ' scheduler.num_warmup_steps=10 and the run has 5 steps'
+    """
+    climb = config.num_warmup_steps
+    if climb is None or climb < num_training_steps:
+        return None
+    return (
+        f"warning: scheduler.num_warmup_steps={climb} and the run has {num_training_steps} steps: lr never reaches its "
+        "peak. scheduler.warmup_ratio=0.1 fits any length"
+    )
+
+
 def num_warmup_steps_of(config: SchedulerConfig, num_training_steps: int) -> int:
-    """Length of the climb in steps, whichever way it was given."""
+    """Length of the climb in steps, whichever way it was given.
+
+    Example:
+        >>> num_warmup_steps_of(choice("scheduler", SCHEMAS, "cosine", {"warmup_ratio": 0.1}), 25)
+        3
+    """
     if config.num_warmup_steps is not None:
         return config.num_warmup_steps
     ratio = config.warmup_ratio

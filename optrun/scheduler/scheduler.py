@@ -23,6 +23,13 @@ class Scheduler:
         name: What drives the learning rate, for messages.
         global_step: Optimizer steps done.
         metric: Name of the metric that `observe` wants; None where none is watched.
+
+    Example:
+        >>> optimizer = torch.optim.SGD([torch.nn.Parameter(torch.ones(1))], lr=0.1)
+        >>> scheduler = Scheduler(optimizer, [lambda global_step: 0.5**global_step], name="halving")
+        >>> scheduler.step()
+        >>> scheduler.get_last_lr()
+        [0.05]
     """
 
     def __init__(
@@ -114,8 +121,11 @@ class Scheduler:
         """Go on from `state_dict()`: the lr follows from the step and the curves given here.
 
         Raises:
-            ValueError: The state belongs to another number of groups.
+            ValueError: It is no such state, or belongs to another number of groups.
         """
+        for key in ("global_step", "plateaus"):
+            if key not in state:
+                raise ValueError(f"this is no scheduler's state: it has no key {key!r}, but {list(state)[:6]}.")
         plateaus = state["plateaus"]
         if len(plateaus) != len(self._plateaus):
             raise ValueError(

@@ -14,6 +14,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from optrun.errors import printable
 from optrun.sweep.folder import JobState
 from optrun.sweep.jobs import Job
 from optrun.training.progress import span
@@ -117,7 +118,7 @@ class PlainView:
 
     def note(self, text: str) -> None:
         """A sentence."""
-        self.console.print(text, markup=False, highlight=False, soft_wrap=True)
+        self.console.print(printable(text), markup=False, highlight=False, soft_wrap=True)
 
     def ended(self, job: Job, state: JobState, board: Board, log: str) -> None:
         """A job ended, well or not."""
@@ -176,7 +177,7 @@ def _running_table(running: Sequence[Job], board: Board) -> Table:
         state = board.states.get(job.name, JobState("new"))
         steps = f"step {state.step:,} of {state.total:,}" if state.total else "starting"
         best = f"{state.metric} {state.best:.5g}" if state.best is not None else ""
-        table.add_row(Text(job.label, style="dim"), steps, best)
+        table.add_row(Text(printable(job.label), style="dim"), steps, best)
     if len(running) > _SHOWN_RUNNING:
         table.add_row(Text(f"and {len(running) - _SHOWN_RUNNING} more", style="dim"))
     return table

@@ -57,7 +57,7 @@ class ImageClassification(Task):
         ):
             column = image_column(source, split)
             indices = chosen(len(split.rows), limit, seed=picks)
-            images = Images(split.take(indices), column, indices)
+            images = Images(split.take(indices), column)
             made.append(LabelledImages(images, labels if indices is None else labels[indices]))
         self.train, self.eval = made
 

@@ -24,7 +24,7 @@ def column(split: Split, name: str) -> list[Any]:
     values: list[Any] = list(split.rows[name])
     for row, value in enumerate(values):
         if value is None or (isinstance(value, float) and math.isnan(value)):
-            raise ConfigError(f"{split.key}: row {row + 1} has no value in column {name}.")
+            raise ConfigError(f"{split.key}: row {split.number(row)} has no value in column {name}.")
     return values
 
 
@@ -55,7 +55,7 @@ def label_lists_of(split: Split, name: str) -> list[list[str]]:
     for row, values in enumerate(column(split, name)):
         if not isinstance(values, list | tuple | np.ndarray):
             raise ConfigError(
-                f"data.label_column={name}: {split.key}: row {row + 1} has {values!r} there; "
+                f"data.label_column={name}: {split.key}: row {split.number(row)} has {values!r} there; "
                 "task=token_classification expects a list of labels, one for each word."
             )
         found.append([label_name(value, declared, split, name, row) for value in values])
@@ -69,16 +69,18 @@ def label_name(value: Any, declared: Sequence[str], split: Split, name: str, row
         ConfigError: It is missing, no class of a `ClassLabel`, or a list.
     """
     if value is None or (isinstance(value, float) and math.isnan(value)):
-        raise ConfigError(f"{split.key}: row {row + 1} has no value in column {name}.")
+        raise ConfigError(f"{split.key}: row {split.number(row)} has no value in column {name}.")
     if declared and isinstance(value, int):
         if not 0 <= value < len(declared):
             raise ConfigError(
-                f"{split.key}: row {row + 1} has the class number {value} in column {name}, which has classes "
-                f"0 to {len(declared) - 1}: a row without a label. Leave it out, or take another split."
+                f"{split.key}: row {split.number(row)} has the class number {value} in column {name}, which has "
+                f"classes 0 to {len(declared) - 1}: a row without a label. Leave it out, or take another split."
             )
         return declared[value]
     if isinstance(value, list | dict | bytes):
-        raise ConfigError(f"data.label_column={name}: {split.key}: row {row + 1} holds {value!r}, not one label.")
+        raise ConfigError(
+            f"data.label_column={name}: {split.key}: row {split.number(row)} holds {value!r}, not one label."
+        )
     if isinstance(value, float) and value.is_integer():
         return str(int(value))
     return str(value)
@@ -156,7 +158,7 @@ class ClassNumbers:
         hint = f" Did you mean {close[0]}?" if close else ""
         shown = ", ".join(self.names[:MAX_SHOWN]) + (", ..." if len(self.names) > MAX_SHOWN else "")
         raise ConfigError(
-            f"{split.key}: row {row + 1} has the label {label!r}, which {self.known_from} does not have. "
+            f"{split.key}: row {split.number(row)} has the label {label!r}, which {self.known_from} does not have. "
             f"Labels: {shown}.{hint}"
         )
 
@@ -197,7 +199,7 @@ def numbers(split: Split, name: str) -> np.ndarray:
             number = math.nan
         if not abs(number) <= _LARGEST:  # NaN too
             raise ConfigError(
-                f"{split.key}: row {row + 1} has {value!r} in column {name}: "
+                f"{split.key}: row {split.number(row)} has {value!r} in column {name}: "
                 "task.problem_type=regression expects finite numbers."
             )
         found.append(number)

@@ -65,7 +65,9 @@ class Seq2SeqLm(Task):
         text = text_column(source, split, taken=(target,))
         for row, value in enumerate(split.rows[target]):
             if value is None or value == "":
-                raise ConfigError(f"{split.key}: row {row + 1} has no text in column {target}: nothing to produce.")
+                raise ConfigError(
+                    f"{split.key}: row {split.number(row)} has no text in column {target}: nothing to produce."
+                )
         part = split.take(chosen(len(split.rows), limit, seed=seed))
         key = tokenizer_key(tokenizer)
 

@@ -89,12 +89,15 @@ class SequenceClassification(Task):
             )
             return {name: encoded[name] for name in ("input_ids", "token_type_ids") if name in encoded}
 
+        blank = sum(not value.strip() for value in texts(part, text))
+        if blank:
+            self.notes.append(f"{split.key}: {blank:,} of {len(part.rows):,} rows have no text in column {text}")
         key = digest(tokenizer_key(tokenizer), "sequence", str(self.max_length), str(tokenizer.model_input_names))
         examples = encode(rows, encoder, key)
         if (np.diff(examples.offsets) == 0).any():
             empty = int(np.flatnonzero(np.diff(examples.offsets) == 0)[0])
             raise ConfigError(
-                f"{split.key}: row {(empty if indices is None else int(indices[empty])) + 1} has no token: an empty "
+                f"{split.key}: row {part.number(empty)} has no token: an empty "
                 "text, and a tokenizer that adds none of its own. Leave such rows out."
             )
         return examples.with_scalars(labels=labels if indices is None else labels[indices])

@@ -92,7 +92,9 @@ class TokenClassification(Task):
         full: list[Row] = []
         for row, (texts, names) in enumerate(zip(lists, labels, strict=True)):
             if len(texts) != len(names):
-                raise ConfigError(f"{split.key}: row {row + 1} has {len(texts)} words and {len(names)} labels.")
+                raise ConfigError(
+                    f"{split.key}: row {split.number(row)} has {len(texts)} words and {len(names)} labels."
+                )
             if texts:
                 full.append((texts, [numbered(split, row, name) for name in names]))
         if len(full) < len(labels):
@@ -204,7 +206,9 @@ def _label_lists(source: Source, split: Split) -> list[list[str]]:
 def _word_lists(split: Split, column: str) -> Iterator[list[str]]:
     for row, words in enumerate(split.rows[column]):
         if words is None or any(word is None for word in words):
-            raise ConfigError(f"{split.key}: row {row + 1} has no value, or a missing word, in column {column}.")
+            raise ConfigError(
+                f"{split.key}: row {split.number(row)} has no value, or a missing word, in column {column}."
+            )
         yield list(words)
 
 

@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from optrun.artifacts.atomic import replace_text
+from optrun.artifacts.run_dir import TRACKING
 from optrun.config.tracking import MlflowConfig, ProjectConfig, TrackingConfig
 from optrun.errors import ConfigError
 
-_IDENTITY = "tracking.json"
 _MLFLOW_PARAMS = 100
 """How many parameters MLflow takes in one request."""
 
@@ -231,7 +231,7 @@ def _not_installed(module: str, extra: str) -> ConfigError:
 
 def _identity(run_dir: Path) -> dict[str, str]:
     """Under which identity each tracker knows this run."""
-    place = run_dir / _IDENTITY
+    place = run_dir / TRACKING
     if not place.is_file():
         return {}
     known: dict[str, str] = json.loads(place.read_text(encoding="utf-8"))
@@ -239,7 +239,7 @@ def _identity(run_dir: Path) -> dict[str, str]:
 
 
 def _remember(run_dir: Path, library: str, identity: str) -> None:
-    replace_text(run_dir / _IDENTITY, json.dumps({**_identity(run_dir), library: identity}, indent=2) + "\n")
+    replace_text(run_dir / TRACKING, json.dumps({**_identity(run_dir), library: identity}, indent=2) + "\n")
 
 
 def _scalars(record: Mapping[str, Any]) -> dict[str, float]:

@@ -134,6 +134,7 @@ class Loop:
                     self.saving.save_now()
             finally:
                 self._close_data()
+                mishaps.kill_workers()  # one that is stuck hears no other signal, and is waited for when Python ends
                 self.display.stop()
         if self.state.global_step < self.total:
             raise StoppedEarly(f"paused after step {self.end} of {self.total} as asked; everything is saved.")

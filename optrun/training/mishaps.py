@@ -28,22 +28,49 @@ def waiting_for_workers(seconds: float) -> Iterator[None]:
 
     Raises:
         LoaderTimeout: The time is up; the workers have been killed, since one that hangs hears nothing else.
+        RuntimeError: torch's, for a worker that was killed, now or since the last wait.
     """
-    if seconds <= 0 or threading.current_thread() is not threading.main_thread():
+    if threading.current_thread() is not threading.main_thread():
         yield
         return
 
     def give_up(number: int, frame: FrameType | None) -> None:  # noqa: ARG001
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # their end is known, and no second error
         kill_workers()
         raise LoaderTimeout
 
     before = signal.signal(signal.SIGALRM, give_up)
-    signal.setitimer(signal.ITIMER_REAL, seconds)
+    signal.setitimer(signal.ITIMER_REAL, max(seconds, 0))
     try:
-        yield
+        with _hearing_of_deaths():
+            yield
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, before)
+
+
+_torchs_handler: Callable[[int, FrameType | None], object] | None = None
+
+
+@contextmanager
+def _hearing_of_deaths() -> Iterator[None]:
+    """Let torch raise at the death of a worker here, and nowhere else.
+
+    The handler of SIGCHLD that it sets with the first loader raises wherever the main thread is: a lock that is just
+    being taken is then never released, and the process hangs instead of ending.
+    """
+    global _torchs_handler
+    before = signal.getsignal(signal.SIGCHLD)
+    try:
+        if _torchs_handler is not None:
+            signal.signal(signal.SIGCHLD, _torchs_handler)
+            _torchs_handler(signal.SIGCHLD, None)  # who died while nobody waited
+        yield
+    finally:
+        now = signal.getsignal(signal.SIGCHLD)
+        if now is not before and callable(now):
+            _torchs_handler = now
+        signal.signal(signal.SIGCHLD, before)
 
 
 def kill_workers() -> None:
@@ -66,10 +93,11 @@ def of_workers(global_step: Callable[[], int], examples: Callable[[], str]) -> I
     try:
         yield
     except (RuntimeError, LoaderTimeout) as error:
+        death = _death(error)
         if _timed_out(error):
             what = "no loader worker has answered in time (training.dataloader_timeout)"
-        elif "DataLoader worker" in str(error) and ("killed" in str(error) or "exited" in str(error)):
-            what = f"a loader worker is gone: {str(error).splitlines()[0].rstrip('. ')}"
+        elif death is not None:
+            what = f"a loader worker is gone: {death}"
         else:
             raise
         kill_workers()
@@ -77,6 +105,20 @@ def of_workers(global_step: Callable[[], int], examples: Callable[[], str]) -> I
             f"step {global_step() + 1}: {what}. Its examples: {examples()}. The checkpoints are as they were; if it "
             "happens again, training.dataloader_num_workers=0 shows where."
         ) from error
+
+
+def _death(error: BaseException | None) -> str | None:
+    """What torch said of a worker that ended; None where it said nothing. Of several sentences the one with the signal.
+
+    It may have caught its own error, and raised a less telling one.
+    """
+    said = []
+    while error is not None:
+        text = next(iter(str(error).splitlines()), "").rstrip(". ")
+        if "DataLoader worker" in text and ("killed" in text or "exited" in text):
+            said.append(text)
+        error = error.__cause__ or error.__context__
+    return next((text for text in said if "killed" in text), said[0] if said else None)
 
 
 def _timed_out(error: BaseException | None) -> bool:

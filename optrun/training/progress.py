@@ -16,6 +16,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 from rich.text import Text
 
+from optrun.errors import printable
+
 log = logging.getLogger("optrun")
 
 
@@ -114,7 +116,7 @@ class PlainDisplay:
 
     def _say(self, line: str) -> None:
         log.info(line)
-        self.console.print(line, markup=False, highlight=False, soft_wrap=True)
+        self.console.print(printable(line), markup=False, highlight=False, soft_wrap=True)
 
 
 def plain_line(record: Mapping[str, Any], total: int) -> str:
@@ -184,7 +186,7 @@ class LiveDisplay:
     def note(self, text: str) -> None:
         """A sentence above the display."""
         log.info(text)
-        self.console.print(Text(text, style="dim"))
+        self.console.print(Text(printable(text), style="dim"))
 
     def stop(self) -> None:
         """Take the display away; what it said last is in the result table."""

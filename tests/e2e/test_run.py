@@ -130,6 +130,28 @@ def test_a_pretrained_model_from_a_folder(tmp_path: Path, capsys: pytest.Capture
     assert rates["lr/head"] == pytest.approx(2 * rates["lr/layer_01"]) == pytest.approx(4 * rates["lr/layer_00"])
 
 
+def test_a_run_is_taken_up_from_anywhere(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Its relative paths lead where they led; those of the new command line lead from here."""
+    monkeypatch.chdir(tmp_path)
+    write_labelled(tmp_path)
+    words = [*TINY_BERT, "task=sequence_classification", "data=files", "hydra.run.dir=run", "training.max_steps=1"]
+    assert optrun(*words, "data.train=train.csv", "data.eval=[tra*.csv]") == 0
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    assert optrun("resume=../run", "training.max_steps=2") == 0
+    assert optrun("evaluate", "../run") == 0
+    assert not list(Path().iterdir())
+    (tmp_path / "elsewhere" / "train.csv").write_text("text,label\na cat,even\na dog,odd\n")
+    capsys.readouterr()
+    examples = []
+    for word in ([], ["data.eval=train.csv"]):
+        assert optrun("evaluate", "../run", "--json", *word) == 0
+        examples.append(json.loads(capsys.readouterr().out)["examples"])
+    assert examples == [60, 2]
+
+
 def test_a_dataset_folder_through_datasets(tmp_path: Path) -> None:
     """The real code path of the hub, on a local folder."""
     (tmp_path / "set").mkdir()

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from optrun import __version__
 from tests.running import TINY_BERT, TINY_GPT, optrun, write_labelled
 
 CLASSIFY = [*TINY_BERT, "task=sequence_classification", "data=files"]
@@ -19,7 +20,23 @@ COMMAND_LINE = [
     (["optimizer.betas=[0.9]"], ["optimizer.betas", "[0.9]", "two numbers"]),
     (["lr=abc"], ["lr=abc", "a number"]),
     (["lr=-1"], ["lr=-1", "above 0"]),
-    (["seed=-1"], ["seed=-1", "0 or more"]),
+    (["seed=-1"], ["seed=-1", "from 0 to 2**63 - 1"]),
+    (["lr=null"], ["lr=null", "not null"]),
+    (["=3"], ["'=3'", "key=value"]),
+    (["optimizer.betas=0.9"], ["optimizer.betas=0.9", "a list"]),
+    (["optimizer.fused=maybe"], ["optimizer.fused=maybe", "true or false"]),
+    (["model.config=3"], ["model.config=3", "a mapping"]),
+    (["param_groups.rules=a"], ["param_groups.rules=a", "a list"]),
+    (["training.eval_steps=0"], ["training.eval_steps=0", "1 or more"]),
+    (["data.eval_fraction=1"], ["data.eval_fraction=1", "a number in (0, 1)"]),
+    (["training.max_grad_norm=1"], ["training.max_grad_norm", "called clip.max_norm"]),
+    (["training.warmup_ratio=0.1"], ["training.warmup_ratio", "called scheduler.warmup_ratio"]),
+    (["data.train=x.txt"], ["data.train", "belongs to data=files"]),
+    (["model.path=x"], ["model.path", "belongs to model=pretrained"]),
+    (["param_groups.decay_rate=0.9"], ["param_groups.decay_rate", "belongs to param_groups=layerwise"]),
+    (["run_name=a=b"], ["run_name=a=b", "cannot be read", "mismatched input", "run_name='\"a=b\"'"]),
+    (["run_name=[a[1]]"], ["cannot be read", "no viable alternative", "quoted"]),
+    (["lr=foo(1)"], ["cannot be read", "Unknown function 'foo'"]),
     (["learning_rate=1e-3"], ["learning_rate", "called lr"]),
     (["optimizer.lr=1e-3"], ["optimizer.lr", "called lr"]),
     (["max_steps=3"], ["max_steps", "training.max_steps"]),
@@ -38,10 +55,29 @@ COMMAND_LINE = [
     (["evalute", "x"], ["evalute", "evaluate"]),
     (["--confg", "job"], ["--confg", "--cfg"]),
     (["-cn", "sst3"], ["sst3", "sst2_minilm"]),
+    (["--cfg", "job", "-p", "optimzer"], ["--package optimzer", "Did you mean optimizer?"]),
+    (["-sc", "install=tcsh"], ["install=tcsh", "bash, fish, zsh"]),
+    (["-sc", "query=bash"], ["query=bash", "COMP_LINE"]),
+    (["hydra.run.dirr=x"], ["hydra.run.dirr", "Did you mean dir?"]),
+    (["-m", "hydra.sweeper.max_batch=3", "lr=1e-3"], ["hydra.sweeper.max_batch", "max_batch_size"]),
+    (["-m", "hydra.sweeper.max_batch_size=a", "lr=1e-3"], ["hydra.sweeper.max_batch_size=a", "a whole number"]),
+    (["explain", "resume=x"], ["resume=x", "Leave it out"]),
+    (["resume=laest"], ["resume=laest", "Did you mean resume=latest?"]),
     (["--config-dir", "nowhere"], ["nowhere", "no such folder"]),
     (["model=pretrained"], ["model.path", "missing"]),
     (["model=pretrained", "model.path=no/such"], ["model.path=no/such"]),
     (["model=from_config", "model.model_type=gpt3"], ["gpt3", "gpt2"]),
+    # What no data can make right is refused before data is read: the file is not there.
+    (["data=files", "data.train=nope.txt", "model.config.n_layr=3"], ["model.config.n_layr", "n_layer"]),
+    (["data=files", "data.train=nope.txt", "model=from_config", "model.model_type=gtp2"], ["gtp2", "gpt2"]),
+    (
+        ["data=files", "data.train=nope.txt", "model=pretrained", "model.path=/no/such"],
+        ["/no/such: no such local folder"],
+    ),
+    (
+        ["data=files", "data.train=nope.txt", "model=pretrained", "model.path=no/such/x"],
+        ["no/such/x: no such local folder"],
+    ),
     (["model.config.n_layr=3"], ["model.config.n_layr", "n_layer"]),
     (["clip=none", "clip.max_norm=1"], ["clip.max_norm", "clip=none has"]),
     (["checkpoint.metric=eval/acuracy"], ["eval/acuracy", "eval/accuracy"]),
@@ -134,6 +170,19 @@ def test_a_run_is_not_overwritten(folder: Path, capsys: pytest.CaptureFixture[st
     assert optrun(*words, "lr=5e-4") == 2
     assert "there is a run in it already" in capsys.readouterr().err
     assert (folder / "run" / "summary.json").read_bytes() == before
+
+
+def test_a_run_goes_on_with_its_own_recipe(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = [*CLASSIFY, "data.train=train.csv", "hydra.run.dir=run", "training.max_steps=1"]
+    assert optrun(*words) == 0
+    assert optrun("-cn", "stdlib_gpt", "resume=run") == 2
+    assert "-cn stdlib_gpt: the run in run began with config" in capsys.readouterr().err
+    assert optrun("-cn", "config", "resume=run") == 0
+
+
+def test_the_version_is_optruns(capsys: pytest.CaptureFixture[str]) -> None:
+    assert optrun("--version") == optrun("lr=1e-3", "--version") == 0
+    assert capsys.readouterr().out == f"optrun {__version__}\n" * 2
 
 
 def test_no_permission(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import tempfile
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -19,13 +17,6 @@ def straight(tmp_path_factory: pytest.TempPathFactory) -> Straight:
     run = Straight(tmp_path_factory.mktemp("straight"))
     assert optrun(*run.words, f"hydra.run.dir={run.path}") == 0
     return run
-
-
-@pytest.fixture
-def memory_path() -> Iterator[Path]:
-    """A folder that flushes at once, where there is one: for tests of what is called, not of how long it takes."""
-    with tempfile.TemporaryDirectory(dir="/dev/shm" if Path("/dev/shm").is_dir() else None) as folder:
-        yield Path(folder)
 
 
 @pytest.fixture

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from optrun.artifacts.run_dir import RunDir
-from tests.running import TINY_GPT, records, state, tensors, write_text
+from tests.running import TINY_BERT, TINY_GPT, records, state, tensors, write_labelled, write_text
 
 STEPS = 6
 Go = Callable[..., tuple[int, str]]
@@ -30,16 +30,49 @@ def words(corpus: Path) -> list[str]:
     ]
 
 
+_GPT = [word.replace("n_layer=2", "n_layer=1") for word in TINY_GPT]
+_BERT = [*(word.replace("num_hidden_layers=2", "num_hidden_layers=1") for word in TINY_BERT), "data.max_length=16"]
+TASKS: dict[str, Callable[[Path], list[str]]] = {
+    "causal_lm": lambda folder: [*_GPT, f"data.train={write_text(folder, 60)}"],
+    "masked_lm": lambda folder: [*_BERT, "task=masked_lm", f"data.train={write_text(folder, 60)}"],
+    "classification": lambda folder: [
+        *_BERT,
+        "task=sequence_classification",
+        f"data.train={write_labelled(folder, 40)}",
+    ],
+}
+EXAMPLES = 22
+"""Of an epoch: five micro-batches of 4 and one of 2."""
+
+
+def task_words(folder: Path, task: str, steps: int) -> list[str]:
+    """A small run of a task, with dropout, saved and logged at every step."""
+    return [
+        "data=files",
+        *TASKS[task](folder),
+        f"data.max_train_examples={EXAMPLES}",
+        "training.per_device_train_batch_size=4",
+        "training.logging_steps=1",
+        "training.eval_steps=4",
+        f"training.max_steps={steps}",
+        "checkpoint.save_steps=1",
+        "checkpoint.keep_last=99",
+    ]
+
+
 class Straight:
     """The undisturbed run.
 
     Args:
         folder: Where it lies, with its corpus.
+        given: Its command line, saving at every step; None: that of `words`.
+        steps: How many it has.
     """
 
-    def __init__(self, folder: Path) -> None:
-        self.words = words(write_text(folder, 150))
+    def __init__(self, folder: Path, given: list[str] | None = None, steps: int = STEPS) -> None:
+        self.words = words(write_text(folder, 150)) if given is None else given
         self.path = folder / "straight"
+        self.steps = steps
 
     def words_with(self, *changed: str) -> list[str]:
         """Its command line with some values changed or added."""
@@ -50,7 +83,7 @@ class Straight:
         """A copy as if killed right after the checkpoint of a step: later metrics lines are there, checkpoints not."""
         shutil.copytree(self.path, place)
         run = RunDir(place)
-        for later in range(step + 1, STEPS + 1):
+        for later in range(step + 1, self.steps + 1):
             shutil.rmtree(run.checkpoint(later))
         shutil.rmtree(run.model)
         run.best.unlink()
@@ -63,5 +96,5 @@ class Straight:
         """Whether a run ended as this one did, to the last bit and line."""
         path = run.path if isinstance(run, RunDir) else run
         assert records(path) == records(self.path)
-        assert tensors(path, STEPS) == tensors(self.path, STEPS)
-        assert state(path, STEPS) == state(self.path, STEPS)
+        assert tensors(path, self.steps) == tensors(self.path, self.steps)
+        assert state(path, self.steps) == state(self.path, self.steps)

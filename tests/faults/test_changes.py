@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
+import shutil
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
-from optrun.artifacts.checkpoint import load_checkpoint
+from optrun.artifacts.checkpoint import Snapshot, load_checkpoint, save_checkpoint
 from optrun.artifacts.run_dir import RunDir
 from optrun.data.loader import Plan
 from optrun.restore.changes import meaning
@@ -73,6 +75,33 @@ def test_mathematics_is_applied_for_real(straight: Straight, go: Go, tmp_path: P
         assert "learning rate of the next step: 0.0005 with the saved configuration, 0.00025 now" in said
 
 
+GROUPS = [
+    ("task.sample_tokens=5", "which examples come next", True),
+    ("data.max_length=8", "which examples come next", False),
+    ("model.config.resid_pdrop=0.4", "what is computed from here on", False),
+    ("optimizer.betas=[0.7,0.9]", "what is computed from here on", False),
+    ("scheduler=linear", "what is computed from here on", False),
+    ("training.gradient_accumulation_steps=2", "which examples come next", False),
+    ("training.on_nonfinite=skip", "the numbers stay the same", True),
+    ("checkpoint.keep_best=0", "the numbers stay the same", True),
+    ("tracking=tensorboard", "the numbers stay the same", True),
+]
+
+
+@pytest.mark.parametrize(("word", "what", "equal"), GROUPS, ids=[word for word, _, _ in GROUPS])
+def test_a_field_of_every_group(straight: Straight, go: Go, tmp_path: Path, word: str, what: str, equal: bool) -> None:
+    """Key, both values and what that means are said and recorded; the numbers are others where they must be."""
+    run = straight.cut(tmp_path / "run", 4)
+    code, said = go("resume=run", word)
+    assert code == 0
+    key = word.split("=")[0] + (".name" if "." not in word.split("=")[0] else "")
+    line = next(line for line in said.splitlines() if line.startswith(f"  {key} "))
+    assert " -> " in line
+    assert line.endswith(what)
+    assert key in summary(run.path)["resumes"][-1]["changes"]
+    assert (tensors(run.path, STEPS) == tensors(straight.path, STEPS)) is equal
+
+
 def test_another_length_is_told_where_the_schedule_hangs_on_it(straight: Straight, go: Go, tmp_path: Path) -> None:
     straight.cut(tmp_path / "run", 3)
     code, said = go("resume=run", "training.max_steps=12")
@@ -123,6 +152,72 @@ def test_what_cannot_be_taken_over_is_refused_by_name(
     assert straight_names == ["step-00000001", "step-00000002", "step-00000003"]
     assert go("resume=run")[0] == 0  # nothing was changed by the refusal
     straight.same(run)
+
+
+def edit(run: RunDir, step: int, change: Callable[[Snapshot], object]) -> None:
+    """A whole checkpoint of another model."""
+    loaded = load_checkpoint(run.checkpoint(step))
+    change(loaded)
+    shutil.rmtree(run.checkpoint(step))
+    save_checkpoint(run, loaded)
+
+
+NORM, HEAD = "transformer.ln_f.weight", "lm_head.weight"
+MODELS: dict[str, tuple[Callable[[Snapshot], object], str]] = {
+    "renamed": (lambda s: s.model.update(gamma=s.model.pop(NORM)), f"the checkpoint has no tensor {NORM}"),
+    "removed": (lambda s: s.model.pop(NORM), f"the checkpoint has no tensor {NORM}"),
+    "added": (lambda s: s.model.update(extra=torch.ones(2)), "a tensor extra, which the model does not have"),
+    "reshaped": (lambda s: s.model.update({NORM: torch.ones(31)}), f"{NORM}: shape (31,) in the checkpoint, (32,)"),
+    "other dtype": (
+        lambda s: s.model.update({NORM: s.model[NORM].double()}),
+        f"{NORM}: torch.float64 in the checkpoint, torch.float32 in the model",
+    ),
+    "untied": (
+        lambda s: s.model.update({HEAD: s.model["transformer.wte.weight"].clone()}),
+        f"a tensor {HEAD}, which the model does not have",
+    ),
+    "state renamed": (
+        lambda s: s.optimizer.update({"gamma/exp_avg": s.optimizer.pop(f"{NORM}/exp_avg")}),
+        f"{NORM}",
+    ),
+    "state reshaped": (lambda s: s.optimizer.update({f"{NORM}/exp_avg": torch.ones(31)}), "has shape (31,)"),
+}
+
+
+@pytest.mark.parametrize("how", MODELS)
+def test_a_checkpoint_of_another_model_is_refused_by_tensor(
+    straight: Straight, go: Go, tmp_path: Path, how: str
+) -> None:
+    run = straight.cut(tmp_path / "run", 3)
+    change, expected = MODELS[how]
+    edit(run, 3, change)
+    code, said = go("resume=run")
+    assert code == 4
+    assert expected in said
+    assert [path.name for path in sorted(run.checkpoints.glob("step-*"))][-1] == "step-00000003"
+    assert len(records(run.path)) == STEPS  # nothing was cut off either
+
+
+def test_a_head_that_is_no_longer_tied_is_refused_by_key(straight: Straight, go: Go, tmp_path: Path) -> None:
+    straight.cut(tmp_path / "run", 3)
+    code, said = go("resume=run", "model.config.tie_word_embeddings=false")
+    assert code == 2
+    assert "model.config.tie_word_embeddings=False: the checkpoint has no tensor lm_head.weight" in said
+
+
+@pytest.mark.parametrize("how", ["order", "fewer", "more"])
+def test_other_rows_without_a_word_are_refused(straight: Straight, go: Go, tmp_path: Path, how: str) -> None:
+    original = next(Path(word.split("=", 1)[1]) for word in straight.words if word.startswith("data.train="))
+    corpus = tmp_path / "corpus.txt"
+    shutil.copy(original, corpus)
+    run = Straight(tmp_path, straight.words_with(f"data.train={corpus}", "training.max_steps=2"), 2)
+    assert go(*run.words, "hydra.run.dir=run")[0] == 0
+    lines = corpus.read_text().splitlines()
+    changed = {"order": [lines[1], lines[0], *lines[2:]], "fewer": lines[:-9], "more": [*lines, *lines[:9]]}[how]
+    corpus.write_text("\n".join(changed) + "\n")
+    code, said = go("resume=run", "training.max_steps=3")
+    assert code == 2
+    assert "rows, their order or their content changed" in said or "the tokenizer is another one" in said
 
 
 def test_another_seed_begins_a_new_epoch(straight: Straight, go: Go, tmp_path: Path) -> None:

@@ -86,6 +86,42 @@ def test_before_the_first_save_auto_starts_over_in_place(straight: Straight, go:
     straight.same(run)
 
 
+LEFT = [
+    [],
+    [".hydra/"],
+    [".hydra/config.yaml", ".hydra/hydra.yaml"],
+    [".hydra/config.yaml", ".hydra/hydra.yaml", ".hydra/overrides.yaml", "optrun.log"],
+    [".hydra/overrides.yaml", "optrun.log", ".lock", ".config.yaml.77.tmp"],
+]
+
+
+@pytest.mark.parametrize("how", [[], ["resume=auto"]])
+@pytest.mark.parametrize("left", LEFT)
+def test_killed_before_the_run_began_nothing_blocks_the_same_command(
+    straight: Straight, go: Go, tmp_path: Path, left: list[str], how: list[str]
+) -> None:
+    """Hydra's folder is written before the first line of a run is executed, and importing takes seconds after that."""
+    run = RunDir(tmp_path / "run")
+    run.hydra.mkdir(parents=True)
+    for name in left:
+        (run.path / name).mkdir(exist_ok=True) if name.endswith("/") else (run.path / name).write_text("torn: [")
+    if not left:
+        run.hydra.rmdir()
+    assert go(*straight.words_with("training.max_steps=1"), "hydra.run.dir=run", *how)[0] == 0
+    assert run.checkpoint(1).is_dir()
+
+
+@pytest.mark.parametrize("mine", ["notes.txt", ".hydra/notes.txt", "checkpoints"])
+def test_what_is_not_ours_blocks_a_start(straight: Straight, go: Go, tmp_path: Path, mine: str) -> None:
+    hydra = tmp_path / "run" / ".hydra"
+    hydra.mkdir(parents=True)
+    (tmp_path / "run" / mine).write_text("mine")
+    code, said = go(*straight.words, "hydra.run.dir=run", "resume=auto")
+    assert code == 2
+    assert "not empty" in said
+    assert (tmp_path / "run" / mine).read_text() == "mine"
+
+
 def test_a_folder_of_checkpoints_that_is_gone_is_not_made_anew(straight: Straight, go: Go, tmp_path: Path) -> None:
     run = straight.cut(tmp_path / "run", 4)
     shutil.rmtree(run.checkpoints)

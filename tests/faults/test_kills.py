@@ -7,31 +7,25 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
 from optrun.artifacts.checkpoint import load_checkpoint, save_checkpoint
+from optrun.artifacts.retention import latest_whole
 from optrun.artifacts.run_dir import RunDir
 from optrun.certify.compare import compare
 from tests.faults.runs import STEPS, Go, Straight
-from tests.running import TINY_BERT, write_labelled
+from tests.faults.syscalls import Syscalls, die, in_child
+from tests.running import TINY_BERT, optrun, optrun_process, write_labelled
 
 KILLS = int(os.environ.get("OPTRUN_KILLS", "20"))
 
 
 def certify(cwd: Path, *words: str) -> tuple[int, str, str]:
-    done = subprocess.run(
-        [sys.executable, "-m", "optrun", "certify", "resume", *words],
-        cwd=cwd,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        timeout=1500,
-        check=False,
-    )
+    env = {"PYTHONPATH": os.pathsep.join(sys.path), "OMP_NUM_THREADS": "1"}
+    done = optrun_process("certify", "resume", *words, cwd=cwd, env=env, timeout=1500)
     return done.returncode, done.stdout, done.stderr
 
 
@@ -131,3 +125,37 @@ def test_a_run_that_ends_badly_by_itself_is_no_proof(straight: Straight, tmp_pat
     assert code == 1
     assert "although nobody killed it" in errors
     assert "missing.txt" in errors
+
+
+# Killed while going on ------------------------------------------------------------------------------------------------
+
+DEATHS = 24
+
+
+def going_on(run: RunDir, at: int) -> int:
+    """Resume a run in a forked process that dies at a call of the operating system; its exit code."""
+
+    def work() -> None:
+        with Syscalls(run.path, at, die):
+            os._exit(optrun(f"resume={run.path}"))
+
+    return in_child(work)
+
+
+@pytest.mark.parametrize("share", [pytest.param(1, marks=pytest.mark.slow), 8])
+def test_death_while_going_on(straight: Straight, go: Go, tmp_path: Path, share: int) -> None:
+    """At calls all over a resume and the saves after it, with leftovers of the kill before: the next one is exact."""
+    counted = straight.cut(tmp_path / "counted", 3)
+    (counted.checkpoints / ".saving-step-00000004-1").mkdir()
+    with Syscalls(counted.path) as calls:
+        assert go("resume=counted")[0] == 0
+    first_save = calls.count // 3  # steps 4, 5 and 6 are still to be saved
+    places = sorted({1 + number * first_save * share // DEATHS for number in range(DEATHS // share)})
+    for at in [*places, calls.count - 5]:
+        run = straight.cut(tmp_path / str(at), 3)
+        (run.checkpoints / ".saving-step-00000004-1").mkdir()
+        assert going_on(run, at) == 9
+        assert latest_whole(run)[0] in [run.checkpoint(step) for step in (3, 4, 5, 6)]
+        assert going_on(run, min(at // 2 + 1, 10)) == 9  # and killed once more
+        assert go(f"resume={at}")[0] == 0
+        straight.same(run)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
+import random
 import signal
 import socket
 import subprocess
@@ -17,8 +18,10 @@ import pytest
 from optrun.artifacts.checkpoint import load_checkpoint, save_checkpoint
 from optrun.artifacts.lock import RunLock
 from optrun.artifacts.retention import Retention, latest_whole
+from optrun.certify.trial import Child
 from optrun.errors import CheckpointError, LockedError, StorageError
 from tests.faults.checkpoints import make_run, snapshot
+from tests.faults.runs import Go, Straight
 from tests.faults.syscalls import in_child
 
 HOLD = """
@@ -79,6 +82,32 @@ def test_exactly_one_of_many_runs(tmp_path: Path) -> None:
         codes = sorted(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children)
         assert codes in ([0, 5], [0, 0])  # [0, 0]: the first had ended before the second began
     assert codes is not None
+
+
+@pytest.mark.slow
+def test_exactly_one_of_two_real_runs(straight: Straight, go: Go, tmp_path: Path) -> None:
+    """The same command twice, a moment apart: one trains, the other says who does."""
+    chance, refused = random.Random(4), 0
+    for pair in range(4):
+        words = [*straight.words, f"hydra.run.dir=run-{pair}", "resume=auto"]
+        children = []
+        for number in range(2):
+            children.append(Child(words, tmp_path / f"{pair}-{number}.log"))
+            time.sleep(chance.uniform(0, 0.2))
+        try:
+            codes = [child.wait() for child in children]
+        finally:
+            for child in children:
+                child.kill()
+        # 0 and 0: the second came when the first had ended, and found nothing to do.
+        logs = [(tmp_path / f"{pair}-{number}.log").read_text() for number in range(2)]
+        assert sorted(codes) in ([0, 5], [0, 0]), logs[codes.index(max(codes))]
+        if 5 in codes:
+            refused += 1
+            winner = children[codes.index(0)].process
+            assert f"process {winner} on {socket.gethostname()}" in logs[codes.index(5)]
+        straight.same(tmp_path / f"run-{pair}")
+    assert refused >= 2
 
 
 def test_a_worker_that_outlives_a_killed_holder_does_not_keep_it(tmp_path: Path) -> None:

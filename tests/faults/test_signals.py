@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import os
+import pty
+import random
+import select
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -16,15 +20,17 @@ import pytest
 
 from optrun import experiment, preparation
 from optrun.artifacts import saver as saver_of
+from optrun.artifacts.retention import latest_whole
 from optrun.artifacts.run_dir import RunDir
+from optrun.certify.trial import Child
 from optrun.data.loader import Feed
 from optrun.training import evaluation
 from optrun.training import loop as loop_of
 from optrun.training.interrupts import Interrupts
 from optrun.training.step import Stepper
 from tests.faults.runs import Go, Straight
-from tests.faults.syscalls import in_child
-from tests.running import records, summary
+from tests.faults.syscalls import Syscalls, in_child
+from tests.running import members, optrun, records, session, summary
 
 
 def send_at(monkeypatch: pytest.MonkeyPatch, place: Any, name: str, count: int, number: signal.Signals) -> None:
@@ -151,6 +157,76 @@ def test_the_second_one_ends_the_process(number: signal.Signals) -> None:
     assert in_child(twice) == 128 + number
 
 
+def test_a_second_one_inside_a_save_leaves_the_checkpoint_before(straight: Straight, go: Go, tmp_path: Path) -> None:
+    """Whoever does not want to wait for the save loses it, and nothing else."""
+
+    def twice(name: str, args: tuple[Any, ...], real: Callable[..., Any]) -> Any:
+        os.kill(os.getpid(), signal.SIGINT)
+        os.kill(os.getpid(), signal.SIGTERM)
+        time.sleep(30)
+
+    def run() -> None:
+        original, calls = saver_of.save_checkpoint, [0]
+
+        def save(run: RunDir, *given: Any) -> Path:
+            calls[0] += 1
+            with Syscalls(run.checkpoints, 6 if calls[0] == 3 else 0, twice):
+                return original(run, *given)
+
+        saver_of.save_checkpoint = save
+        optrun(*straight.words, "hydra.run.dir=run")
+
+    assert in_child(run) == 143
+    run_dir = RunDir("run")
+    assert latest_whole(run_dir)[0] == run_dir.checkpoint(2)
+    assert any(path.name.startswith(".saving-step-00000003") for path in run_dir.checkpoints.iterdir())
+    assert go("resume=run")[0] == 0
+    straight.same(run_dir)
+
+
+def test_a_closed_terminal_is_a_request(straight: Straight, go: Go, tmp_path: Path) -> None:
+    """The kernel sends SIGHUP, and refuses every further word to a terminal that is gone."""
+    words = straight.words_with("training.max_steps=100000", "checkpoint.save_steps=50")
+    child, terminal = pty.fork()
+    if child == 0:
+        code = 1
+        try:
+            sys.stdout, sys.stderr = (os.fdopen(number, "w", closefd=False) for number in (1, 2))
+            code = optrun(*words, "hydra.run.dir=run")
+        finally:
+            os._exit(code)
+    reader = threading.Thread(target=read_all, args=(terminal, lambda: steps_done(Path("run")) >= 3), daemon=True)
+    reader.start()
+    reader.join(120)
+    os.close(terminal)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 75
+    done = summary(Path("run"))
+    assert done["status"] == "interrupted"
+    assert "SIGHUP received" in done["message"]
+    step = done["global_step"]
+    assert RunDir("run").checkpoint(step).is_dir()
+    assert go("resume=run", f"training.max_steps={step + 2}")[0] == 0
+
+
+def read_all(descriptor: int, enough: Callable[[], bool]) -> None:
+    """Take what a terminal shows, so that nobody waits for room in it."""
+    while not enough():
+        with contextlib.suppress(OSError):
+            if select.select([descriptor], [], [], 0.02)[0]:
+                os.read(descriptor, 65536)
+
+
+def test_nohup_is_heard() -> None:
+    def ignored() -> None:
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)
+        with Interrupts() as interrupts:
+            os.kill(os.getpid(), signal.SIGHUP)
+            assert interrupts.stop_signal is None
+        assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+
+    assert in_child(ignored) == 0
+
+
 def test_a_worker_leaves_signals_to_the_main_process() -> None:
     """Also in the moment after the fork, before it has set them aside."""
     with Interrupts():
@@ -165,16 +241,19 @@ def test_a_worker_leaves_signals_to_the_main_process() -> None:
 # In processes of their own --------------------------------------------------------------------------------------------
 
 
-def start(words: list[str], cwd: Path, *more: str) -> subprocess.Popen[str]:
-    return subprocess.Popen(
-        [sys.executable, "-m", "optrun", *words, "hydra.run.dir=run", "resume=auto", *more],
-        cwd=cwd,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        start_new_session=True,
-    )
+Start = Callable[..., subprocess.Popen[str]]
+
+
+@pytest.fixture
+def start() -> Iterator[Start]:
+    """Start runs that do not outlive the test."""
+    with contextlib.ExitStack() as stack:
+
+        def begin(words: list[str], cwd: Path, *more: str) -> subprocess.Popen[str]:
+            command = [sys.executable, "-m", "optrun", *words, "hydra.run.dir=run", "resume=auto", *more]
+            return stack.enter_context(session(command, cwd, {"PYTHONPATH": os.pathsep.join(sys.path)}))
+
+        yield begin
 
 
 def wait_for(condition: Callable[[], bool], process: subprocess.Popen[str], seconds: float = 120) -> None:
@@ -192,22 +271,12 @@ def steps_done(folder: Path) -> int:
         return 0
 
 
-def members(session: int) -> list[int]:
-    """Processes of a session that are still alive."""
-    found = []
-    for path in Path("/proc").glob("[0-9]*/stat"):
-        with contextlib.suppress(OSError):
-            fields = path.read_text().rsplit(")", 1)[1].split()
-            if int(fields[3]) == session and fields[0] not in "ZX":
-                found.append(int(path.parent.name))
-    return found
-
-
-LONG = ["training.max_steps=100000", "checkpoint.save_steps=5"]
+# Without evaluations, whose workers come and go, and may be killed unnoticed when their last batch is there.
+LONG = ["training.max_steps=100000", "checkpoint.save_steps=5", "training.eval_steps=100000"]
 
 
 @pytest.mark.slow
-def test_a_group_signal_with_workers_leaves_nobody(straight: Straight, tmp_path: Path) -> None:
+def test_a_group_signal_with_workers_leaves_nobody(straight: Straight, start: Start, tmp_path: Path) -> None:
     process = start(straight.words_with(*LONG), tmp_path, "training.dataloader_num_workers=2")
     wait_for(lambda: steps_done(tmp_path / "run") >= 2, process)
     assert len(members(process.pid)) >= 3
@@ -219,7 +288,7 @@ def test_a_group_signal_with_workers_leaves_nobody(straight: Straight, tmp_path:
 
 
 @pytest.mark.slow
-def test_a_second_signal_ends_at_once(straight: Straight, tmp_path: Path) -> None:
+def test_a_second_signal_ends_at_once(straight: Straight, start: Start, tmp_path: Path) -> None:
     """With workers, whatever the first one began."""
     process = start(straight.words_with(*LONG), tmp_path, "training.dataloader_num_workers=2")
     wait_for(lambda: steps_done(tmp_path / "run") >= 2, process)
@@ -235,13 +304,11 @@ def test_a_second_signal_ends_at_once(straight: Straight, tmp_path: Path) -> Non
 
 
 @pytest.mark.slow
-def test_workers_die_with_a_killed_parent_and_free_the_run(straight: Straight, tmp_path: Path) -> None:
+def test_workers_die_with_a_killed_parent_and_free_the_run(straight: Straight, start: Start, tmp_path: Path) -> None:
     process = start(straight.words_with(*LONG), tmp_path, "training.dataloader_num_workers=2")
     wait_for(lambda: steps_done(tmp_path / "run") >= 2, process)
     process.kill()
     process.wait()
-    assert process.stdout is not None
-    process.stdout.close()
     again = start(straight.words_with(*LONG), tmp_path, "training.max_seconds=0.1")  # at once: the lock is free
     said, _ = again.communicate(timeout=120)
     assert again.returncode == 75, said
@@ -252,7 +319,7 @@ def test_workers_die_with_a_killed_parent_and_free_the_run(straight: Straight, t
 
 
 @pytest.mark.slow
-def test_a_killed_worker_is_an_error_at_once(straight: Straight, tmp_path: Path) -> None:
+def test_a_killed_worker_is_an_error_at_once(straight: Straight, start: Start, tmp_path: Path) -> None:
     process = start(straight.words_with(*LONG), tmp_path, "training.dataloader_num_workers=2")
     wait_for(lambda: steps_done(tmp_path / "run") >= 6 and len(members(process.pid)) > 1, process)
     worker = max(members(process.pid))
@@ -268,7 +335,7 @@ def test_a_killed_worker_is_an_error_at_once(straight: Straight, tmp_path: Path)
 
 
 @pytest.mark.slow
-def test_a_worker_that_hangs_is_an_error_in_time(straight: Straight, tmp_path: Path) -> None:
+def test_a_worker_that_hangs_is_an_error_in_time(straight: Straight, start: Start, tmp_path: Path) -> None:
     words = straight.words_with(*LONG, "training.dataloader_num_workers=2", "training.dataloader_timeout=3")
     process = start(words, tmp_path)
     wait_for(lambda: steps_done(tmp_path / "run") >= 6, process)
@@ -280,3 +347,45 @@ def test_a_worker_that_hangs_is_an_error_in_time(straight: Straight, tmp_path: P
     assert "no loader worker has answered in time (training.dataloader_timeout)" in said
     assert "Its examples: " in said
     assert members(process.pid) == []
+
+
+SIGNALS = int(os.environ.get("OPTRUN_SIGNALS", "20"))
+
+
+@pytest.mark.slow
+def test_random_moments(straight: Straight, go: Go, tmp_path: Path) -> None:
+    """`OPTRUN_SIGNALS` requests, to the process or, with loader workers, to its group, at any moment of its life.
+
+    Everything is saved (75) or done (0); before the run has begun and after it has finished it is any process.
+    """
+    chance = random.Random(11)
+    child = Child([*straight.words, "hydra.run.dir=timed"], tmp_path / "timed.log")
+    begun = time.monotonic()
+    assert child.wait() == 0
+    lifetime = time.monotonic() - begun
+    ends: dict[str, int] = {}
+    for trial in range(SIGNALS):
+        run, workers = RunDir(f"run-{trial}"), 2 * (trial % 2)
+        words = [*straight.words_with(f"training.dataloader_num_workers={workers}"), f"hydra.run.dir={run.path}"]
+        number = chance.choice([signal.SIGTERM, signal.SIGINT])
+        child = Child([*words, "resume=auto"], tmp_path / f"{trial}.log")
+        try:
+            time.sleep(chance.uniform(0.05, 0.95) * lifetime)
+            if not child.ended():
+                (os.killpg if workers else os.kill)(child.process, number)
+            code = child.wait()
+        finally:
+            child.kill()
+        status = summary(run.path)["status"] if run.summary.exists() else "not begun"
+        ends[status] = ends.get(status, 0) + 1
+        if code == 75:
+            assert status == "interrupted", (trial, code, status)
+        elif code != 0:
+            assert code in (-number, 128 + number), (trial, code, status)
+            assert status in ("not begun", "finished"), (trial, code, status)
+        left = sorted(str(path) for path in run.path.rglob("*"))
+        code, said = go(*words, "resume=auto")
+        assert code == 0, (said, left)
+        straight.same(run)
+        assert members(child.process) == []
+    assert ends["interrupted"] >= SIGNALS // 4, ends

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import random
 import resource
 import shutil
 import signal
@@ -17,11 +18,13 @@ import torch
 
 from optrun.artifacts import checkpoint as checkpoint_of
 from optrun.artifacts import saver as saver_of
-from optrun.artifacts.checkpoint import Snapshot, save_checkpoint
+from optrun.artifacts.checkpoint import Snapshot, load_checkpoint, make_place, save_checkpoint
+from optrun.artifacts.lock import RunLock
 from optrun.artifacts.manifest import problems
 from optrun.artifacts.metrics import MetricsWriter, read_metrics
 from optrun.artifacts.retention import latest_whole
 from optrun.artifacts.run_dir import RunDir
+from optrun.commands.train import refuse_used
 from optrun.data.loader import Feed
 from optrun.errors import StorageError
 from optrun.task.base import Task
@@ -140,6 +143,61 @@ def test_a_file_size_limit_is_a_full_disk(tmp_path: Path) -> None:
 
     assert in_child(work) == 74
     assert latest_whole(run)[0] == run.checkpoint(1)
+    assert sorted(path.name for path in run.checkpoints.iterdir()) == ["last", "step-00000001"]
+
+
+def test_full_at_any_byte(memory_path: Path) -> None:
+    """Fifty limits over the whole size of a checkpoint's largest file: refused below it, saved from it on."""
+    run = make_run(memory_path / "whole", (1,))
+    largest = max(path.stat().st_size for path in save_checkpoint(run, snapshot(2, numbers=2000)).iterdir())
+    chance = random.Random(0)
+
+    def work(run: RunDir, limit: int) -> None:
+        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
+        try:
+            save_checkpoint(run, snapshot(2, numbers=2000))
+        except StorageError as error:
+            os._exit(74 if "File too large" in str(error) else 1)
+
+    for trial, limit in enumerate([*(chance.randrange(largest) for _ in range(48)), largest - 1, largest]):
+        run = make_run(memory_path / str(trial), (1,))
+        assert in_child(lambda run=run, limit=limit: work(run, limit)) == (0 if limit == largest else 74), limit
+        assert latest_whole(run)[0] == run.checkpoint(2 if limit == largest else 1)
+        assert not list(run.checkpoints.glob(".*"))
+        save_checkpoint(run, snapshot(2, numbers=2000))
+        assert latest_whole(run)[0] == run.checkpoint(2)
+
+
+def test_a_folder_that_may_only_be_read(memory_path: Path) -> None:
+    """No checkpoint, no lock, no start: each says which path; what is there stays readable and as it was."""
+    run = make_run(memory_path / "run", (1,))
+    for folder in (run.path, run.checkpoints, run.checkpoint(1)):
+        folder.chmod(0o555)
+    memory_path.chmod(0o555)
+
+    def work() -> None:
+        if os.geteuid() == 0:  # to whom no folder is closed
+            os.setgid(65534)
+            os.setuid(65534)
+        with pytest.raises(StorageError, match=r"step-00000002: the checkpoint could not be saved: Permission denied"):
+            save_checkpoint(run, snapshot(2))
+        with (
+            pytest.raises(StorageError, match=r"\.lock: the lock cannot be taken: Permission denied"),
+            RunLock(run.lock),
+        ):
+            pass
+        with pytest.raises(StorageError, match=r"hydra\.run\.dir=.*new: no permission to write in"):
+            refuse_used(memory_path / "new")
+        with pytest.raises(StorageError, match=r"run2/checkpoints: cannot be made: No such file"):
+            make_place(RunDir(memory_path / "run2"))
+        assert load_checkpoint(run.checkpoint(1)).global_step == 1
+
+    try:
+        assert in_child(work) == 0
+    finally:
+        for folder in (memory_path, run.path, run.checkpoints, run.checkpoint(1)):
+            folder.chmod(0o755)
     assert sorted(path.name for path in run.checkpoints.iterdir()) == ["last", "step-00000001"]
 
 

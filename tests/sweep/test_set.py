@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import time
 from pathlib import Path
 
 import pytest
+from hydra.types import RunMode
 
+from optrun.commands.sweep import _folder as sweep_folder
+from optrun.config import store
 from optrun.training.step import Stepper
 from tests.running import optrun, summary
 from tests.sweep import forked
-from tests.sweep.forked import SAVE, ForkServer, jobs, result, same, steps, sweep, whole
+from tests.sweep.forked import SAVE, STEPS, ForkServer, jobs, result, same, steps, sweep, whole
 
 
 def test_repeated_grown_and_reordered(place: Path) -> None:
@@ -145,6 +149,30 @@ def test_time_budgets_end_jobs_not_the_sweep(place: Path, undisturbed: Path) -> 
     assert ForkServer.launches == [2]
     assert sweep("lr=1e-3,2e-3") == 0
     assert all(same(job, undisturbed / job.name) for job in jobs())
+
+
+@pytest.mark.parametrize("file", ["summary.json", "metrics.jsonl", "record"])
+def test_a_torn_result_is_no_result(place: Path, undisturbed: Path, file: str) -> None:
+    """The job it belongs to is not finished; it is brought to its end, and the others are left alone."""
+    assert sweep("lr=1e-3,2e-3") == 0
+    torn, other = jobs()
+    path = Path("sweep") / ".sweep" / "jobs" / f"{torn.name}.json" if file == "record" else torn / file
+    path.write_bytes(path.read_bytes()[:-30])
+    if file == "metrics.jsonl":  # a line is on the disk before its checkpoint is
+        shutil.rmtree(torn / "checkpoints" / f"step-{STEPS:08d}")
+        (torn / "summary.json").unlink()
+    before = (other / "metrics.jsonl").stat().st_mtime_ns
+    assert sweep("lr=1e-3,2e-3") == 0
+    assert all(same(job, undisturbed / job.name) for job in jobs())
+    assert (other / "metrics.jsonl").stat().st_mtime_ns == before
+    assert [row["status"] for row in result().values()] == ["finished"] * 2
+
+
+def test_sweeps_of_the_same_second_have_folders_of_their_own(place: Path) -> None:
+    cfg = store.compose(store.open_hydra(), "config", ["hydra.sweep.dir='sweeps/${now:%Y}'"], RunMode.MULTIRUN)
+    folders = [sweep_folder(cfg) for _ in range(3)]
+    assert len(set(folders)) == 3
+    assert all(folder.is_dir() for folder in folders)
 
 
 def test_two_sweeps_share_the_work(place: Path, undisturbed: Path) -> None:

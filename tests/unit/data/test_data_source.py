@@ -8,12 +8,14 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from datasets import ClassLabel, Dataset, DatasetDict, Features, Value
 
 from optrun.config.choice import choice
 from optrun.config.data import SCHEMAS, DataConfig
-from optrun.data.columns import label_column, named, refuse_unused, text_column, texts
+from optrun.data.columns import ALL_KEYS, label_column, named, refuse_unused, text_column, texts
+from optrun.data.files import resolve
 from optrun.data.source import Source, Split, cut, load_source
 from optrun.errors import ConfigError
 
@@ -160,6 +162,12 @@ def test_a_changed_folder_is_read_anew(tmp_path: Path) -> None:
         assert hub(tmp_path).train.rows["text"][0] == word
 
 
+def test_the_current_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "train.jsonl").write_text('{"text": "here"}\n' * 3)
+    monkeypatch.chdir(tmp_path)
+    assert hub(Path()).train.rows["text"][0] == "here"
+
+
 def test_splits_by_name(tmp_path: Path, labelled: DatasetDict) -> None:
     labelled.save_to_disk(str(tmp_path / "a"))
     with pytest.raises(ConfigError, match=r"data.train_split=trian: no such split in .*Did you mean train"):
@@ -206,3 +214,32 @@ def test_two_processes_at_once_read_the_same(tmp_path: Path) -> None:
     both = [subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True) for _ in range(2)]
     assert [process.communicate()[0].strip() for process in both] == ["[['x'], ['x']]"] * 2
     assert list((tmp_path / "cache").rglob(".making-*")) == []
+
+
+def test_a_held_back_row_is_told_by_its_number_in_the_file() -> None:
+    rows = {"text": [f"text {n}" for n in range(40)], "label": ["a" if n % 2 else "b" for n in range(40)]}
+    train, held, _ = cut(Split(Dataset.from_dict(rows), "data.train"), 0.25, seed=3, documents=False)
+    assert [held.rows["text"][row] for row in range(10)] == [f"text {held.number(row) - 1}" for row in range(10)]
+    some = train.take(np.array([7, 2]))
+    assert [f"text {some.number(row) - 1}" for row in range(2)] == list(some.rows["text"])
+
+
+def test_one_column_has_one_meaning() -> None:
+    rows = {"a": ["x", "y"], "label": ["p", "q"]}
+    made = source(rows, label_column="label", text_column="label")
+    with pytest.raises(ConfigError, match=r"data.label_column=label: data.text_column is that column already"):
+        refuse_unused(made.columns, ALL_KEYS, "sequence_classification")
+    made = source(rows, text_column="label")
+    with pytest.raises(ConfigError, match=r"data.text_column=label: data.train has its labels or targets there"):
+        text_column(made, made.train, taken=(label_column(made, made.train),))
+
+
+def test_an_ending_is_no_likeness(tmp_path: Path) -> None:
+    for name in ("train.csv", "unicode.csv", "notes.jsonl"):
+        (tmp_path / name).write_text("text\n")
+    for typed, meant in (("trian.csv", "train.csv"), ("notes.json", "notes.jsonl")):
+        with pytest.raises(ConfigError, match=rf"Did you mean .*{meant}\?"):
+            resolve("data.train", str(tmp_path / typed))
+    with pytest.raises(ConfigError) as refusal:
+        resolve("data.train", str(tmp_path / "nope.csv"))
+    assert "Did you mean" not in str(refusal.value)

@@ -6,6 +6,7 @@ import importlib.util
 import json
 import os
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -252,10 +253,26 @@ def test_code_that_comes_with_a_model_is_not_run(bert: Path) -> None:
     assert not trap.exists()
 
 
+@pytest.mark.parametrize("name", ["attn_implementation", "_attn_implementation"])
+def test_kernels_that_a_model_asks_for_are_not_fetched(bert: Path, name: str) -> None:
+    """transformers runs an implementation called OWNER/NAME as code of the hub, whoever wrote that into config.json."""
+    values = json.loads((bert / "config.json").read_text())
+    (bert / "config.json").write_text(json.dumps({**values, name: "owner/kernel"}))
+    with pytest.raises(ConfigError, match=r"attn_implementation of its BertConfig=owner/kernel: this is code of the"):
+        build_model(pretrained(bert), spec(MASKED))
+    (bert / "config.json").write_text(json.dumps({**values, "_attn_implementation_internal": "owner/kernel"}))
+    assert build_model(pretrained(bert), spec(MASKED))[0].config._attn_implementation in ("sdpa", "eager")
+
+
+def test_a_kernel_by_its_name_on_the_hub_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"model\.attn_implementation=owner/kernel: this is code of the hub"):
+        build_model(replace(scratch("bert", COMMON), attn_implementation="owner/kernel"), spec(MASKED))
+
+
 def test_paths_that_lead_nowhere(tmp_path: Path) -> None:
     (tmp_path / "a_file").touch()
     for path, said in (
-        (tmp_path / "missing", r"no such local folder, and not to be had from the hub"),
+        (tmp_path / "missing", r"no such local folder \(looked from"),
         ("nobody/nothing-of-this-name", r"no such local folder, and not to be had from the hub"),
         (tmp_path, r"has no config.json"),
         (tmp_path / "a_file", r"this is a file"),

@@ -84,6 +84,8 @@ def test_names_must_be_the_parameters_own() -> None:
         AdamWDL(encoder().items(), name_dict={**{name: name for name in encoder()}, "classifer": "x"})
     with pytest.raises(ValueError, match="the parameters have none"):
         AdamWDL(encoder().values(), layerwise_decay=0.5)
+    with pytest.raises(ValueError, match="apply_decay_param_fun goes by parameter name"):
+        AdamWDL(encoder().values(), apply_decay_param_fun=lambda name: "bias" not in name)
     AdamWDL(encoder().values())
 
 
@@ -105,3 +107,14 @@ def test_master_weights_are_a_float32_run_rounded() -> None:
     for name, param in full.items():
         assert torch.equal(low[name], param.bfloat16()), name
         assert torch.equal(one.state[low[name]]["master_weight"], param.detach()), name
+
+
+def test_embeddings_alone_are_no_layers() -> None:
+    """BERT's own names: `embeddings` would be found and `encoder.layer.0` not."""
+    names = ["bert.embeddings.word_embeddings.weight", "bert.encoder.layer.0.output.dense.weight", "classifier.weight"]
+    params = {name: torch.nn.Parameter(torch.ones(2)) for name in names}
+    with pytest.raises(ValueError, match=r"layerwise_decay=0.8 moves no block: .*param_groups=layerwise"):
+        AdamWDL(params.items(), layerwise_decay=0.8, n_layers=1)
+    structured = {name: name.replace("encoder.layer.", "encoder.layers.") for name in names}
+    optimizer = AdamWDL(params.items(), layerwise_decay=0.8, n_layers=1, name_dict=structured)
+    assert list(optimizer.lr_ratios.values()) == pytest.approx([0.64, 0.8, 1.0])

@@ -184,3 +184,8 @@ def test_unnamed_parameters_load_by_position() -> None:
         Lamb([params["gain"]]).load_state_dict(one.state_dict())
     with pytest.raises(ValueError, match="'group 0 parameter 0' has shape"):
         Lamb([torch.nn.Parameter(torch.ones(3)) for _ in range(4)]).load_state_dict(one.state_dict())
+
+
+def test_something_else_is_no_state_dict() -> None:
+    with pytest.raises(ValueError, match=r"no optimizer's state dict: it has no key 'state', but \['model'\]"):
+        Lamb([torch.nn.Parameter(torch.ones(1))]).load_state_dict({"model": 1})

@@ -13,6 +13,7 @@ from optrun.config.scheduler import SCHEMAS
 from optrun.errors import ConfigError
 from optrun.optimizer import Lamb
 from optrun.scheduler import Scheduler, build_scheduler
+from optrun.scheduler.build import warmup_note
 
 
 def _sgd(*groups: dict[str, Any], lr: float = 1.0) -> torch.optim.SGD:
@@ -53,7 +54,7 @@ def test_config_instance_and_function_of_ones_own() -> None:
         build_scheduler(_sgd(), lambda step: 1.0, num_training_steps=4, min_lr=0.1)
     with pytest.raises(TypeError, match="expected the name of a choice"):
         build_scheduler(_sgd(), 3, num_training_steps=4)  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match="num_training_steps=0"):
+    with pytest.raises(ValueError, match=r"num_training_steps=0"):
         build_scheduler(_sgd(), "linear", num_training_steps=0)
 
 
@@ -172,3 +173,20 @@ def test_multiplier_looks_ahead_without_moving() -> None:
     scheduler: Scheduler = build_scheduler(_sgd(), "linear", num_training_steps=4)
     assert [scheduler.multiplier(step) for step in range(5)] == [1.0, 0.75, 0.5, 0.25, 0.0]
     assert scheduler.global_step == 0
+
+
+def test_arguments_of_another_kind_are_named() -> None:
+    with pytest.raises(TypeError, match=r"optimizer='cosine': expected a torch optimizer, got str. It comes first"):
+        build_scheduler("cosine", _sgd(), num_training_steps=3)  # type: ignore[arg-type]
+    for wrong in ("10", 10.0, True, None):
+        with pytest.raises(TypeError, match=r"num_training_steps=.*: expected a whole number, 1 or more"):
+            build_scheduler(_sgd(), "cosine", num_training_steps=wrong)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="no scheduler's state: it has no key 'global_step'"):
+        build_scheduler(_sgd(), "cosine", num_training_steps=3).load_state_dict({"step": 1})
+
+
+def test_a_run_that_ends_on_the_climb_is_told() -> None:
+    config = choice("scheduler", SCHEMAS, "cosine", {"num_warmup_steps": 10})
+    assert warmup_note(config, 11) is None
+    assert "num_warmup_steps=10 and the run has 10 steps" in str(warmup_note(config, 10))
+    assert warmup_note(choice("scheduler", SCHEMAS, "inverse_sqrt", {}), 1) is None

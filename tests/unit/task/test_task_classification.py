@@ -49,6 +49,13 @@ def test_long_texts_are_cut_and_empty_ones_stay(make_source: Make, make_task: Ma
     assert [len(task.train[index]["input_ids"]) for index in range(2)] == [6, 2]
 
 
+def test_rows_without_text_are_counted(make_source: Make, make_task: Make) -> None:
+    source = make_source(
+        {"text": ["the cat", "", None, " "], "label": ["a", "b", "a", "b"]}, {"text": ["on", "a"], "label": ["a", "b"]}
+    )
+    assert make_task("sequence_classification", source).notes == ["data.train: 3 of 4 rows have no text in column text"]
+
+
 def test_an_empty_text_without_special_tokens_is_refused(make_source: Make, make_task: Make, tokenizer: Make) -> None:
     source = make_source({"text": ["the", ""], "label": [1, 0]}, text_column="text")
     with pytest.raises(ConfigError, match=r"data.train: row 2 has no token"):

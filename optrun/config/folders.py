@@ -1,0 +1,36 @@
+"""Where the folders lie that are shipped with the package."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from optrun.errors import ConfigError
+
+
+def shipped(folder: str, mark: str) -> Path:
+    """A folder inside the package (wheel) or beside it (checkout, editable install).
+
+    Args:
+        folder: Its name.
+        mark: A file that lies in it: another folder of that name is none of ours.
+
+    Raises:
+        ConfigError: In neither place.
+    """
+    package = Path(__file__).resolve().parents[1]
+    for candidate in (package / folder, package.parent / folder):
+        if (candidate / mark).is_file():
+            return candidate
+    raise ConfigError(
+        f"{folder}/{mark} is missing beside {package}: the installation is not whole. Install optrun again."
+    )
+
+
+def config_dir() -> Path:
+    """The folder of configuration groups."""
+    return shipped("conf", "config.yaml")
+
+
+def recipes_dir() -> Path:
+    """The folder of recipes."""
+    return shipped("recipes", "stdlib_gpt.yaml")

@@ -1,0 +1,46 @@
+"""Values of the wrong type: what OmegaConf says of them, in words for the person who typed them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+_WORDS = {
+    "could not be converted to Float": "a number",
+    "could not be converted to Integer": "a whole number",
+    "is not a valid bool": "true or false",
+    "to string": "a text",
+    "is not a ListConfig": "a list, such as [a,b]",
+    "to Dict[": "a mapping, such as {key: value}",
+    "not Optional": "a value, not null",
+}
+
+
+def expected_type(refusal: Exception) -> str:
+    """What would have been right, as the end of "expected ...".
+
+    Args:
+        refusal: What OmegaConf raised.
+
+    Example:
+        >>> expected_type(ValueError("Value 'abc' of type 'str' could not be converted to Float"))
+        'a number'
+    """
+    line = str(refusal).splitlines()[0].strip()
+    for piece, words in _WORDS.items():
+        if piece in line:
+            return words
+    if "expected one of" in line:
+        return f"one of {line.rsplit('expected one of', 1)[1].strip(' []')}"
+    return f"another type ({line})"
+
+
+def in_yaml(value: Any) -> Any:
+    """A value as it is written in YAML and on the command line.
+
+    Example:
+        >>> in_yaml(None)
+        'null'
+    """
+    if value is None:
+        return "null"
+    return str(value).lower() if isinstance(value, bool) else value

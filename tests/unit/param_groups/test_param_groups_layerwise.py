@@ -1,0 +1,180 @@
+"""The layer of every parameter, by the module tree, by a `name_dict`, or by a function, and the scale of its lr."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from torch import nn
+
+from optrun.config import store
+from optrun.config.param_groups import LayerwiseConfig
+from optrun.errors import ConfigError
+from optrun.param_groups import NamedParam, build_param_groups, layerwise_lr_decay
+from tests.group_models import bert, by_name, on_meta
+
+# -- layerwise --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("dialect", "head", "blocks", "embeddings"),
+    [
+        ("paddle", 1.0, [0.125, 0.25, 0.5], 0.0625),
+        ("beit", 1.0, [0.125, 0.25, 0.5], 0.0625),
+        ("electra", 1.0, [0.0625, 0.125, 0.25], 0.03125),
+        ("xlnet", 1.0, [0.25, 0.5, 1.0], 0.25),
+    ],
+)
+def test_dialects(dialect: str, head: float, blocks: list[float], embeddings: float) -> None:
+    lr = by_name(build_param_groups(bert(), "layerwise", lr=1.0, decay_rate=0.5, dialect=dialect), "lr")
+    assert lr["classifier.weight"] == lr["bert.pooler.dense.bias"] == head
+    assert [lr[f"bert.encoder.layer.{layer}.output.dense.weight"] for layer in range(3)] == blocks
+    assert lr["bert.embeddings.word_embeddings.weight"] == lr["bert.embeddings.LayerNorm.bias"] == embeddings
+
+
+def test_layers_are_numbered_and_named() -> None:
+    groups = build_param_groups(bert(), "layerwise", lr=1.0, decay_rate=0.5)
+    layers = {(group["layer_id"], group["layer"], group["lr_scale"]) for group in groups}
+    assert layers == {
+        (0, "embeddings", 0.0625),
+        (1, "layer_00", 0.125),
+        (2, "layer_01", 0.25),
+        (3, "layer_02", 0.5),
+        (4, "head", 1.0),
+    }
+
+
+def test_towers_have_their_own_depth() -> None:
+    lr = by_name(
+        build_param_groups(on_meta("t5", num_layers=2, num_decoder_layers=4), "layerwise", lr=1.0, decay_rate=0.5), "lr"
+    )
+    assert lr["encoder.block.1.layer.0.SelfAttention.q.weight"] == 0.5
+    assert lr["encoder.block.0.layer.0.SelfAttention.q.weight"] == 0.25
+    assert lr["decoder.block.3.layer.0.SelfAttention.q.weight"] == 0.5
+    assert lr["decoder.block.0.layer.0.SelfAttention.q.weight"] == 0.0625
+    assert lr["shared.weight"] == 0.03125  # below the deeper of the two
+    clip = transformers.CLIPConfig(text_config={"num_hidden_layers": 2}, vision_config={"num_hidden_layers": 3})
+    with torch.device("meta"):
+        groups = build_param_groups(transformers.CLIPModel(clip), "layerwise", lr=1.0, decay_rate=0.5)
+    layer = by_name(groups, "layer")
+    assert layer["text_model.encoder.layers.1.mlp.fc1.weight"] == "text_model/layer_01"
+    assert layer["vision_model.embeddings.class_embedding"] == "vision_model/embeddings"
+    assert layer["visual_projection.weight"] == layer["logit_scale"] == "head"
+    assert by_name(groups, "lr")["vision_model.embeddings.class_embedding"] == 0.0625
+
+
+def test_stages_count_through() -> None:
+    model = on_meta("swin", depths=[1, 2], num_heads=[1, 2], embed_dim=8)
+    layer = by_name(build_param_groups(model, "layerwise", lr=1.0), "layer")
+    assert layer["encoder.layers.0.blocks.0.attention.q_proj.weight"] == "layer_00"
+    assert layer["encoder.layers.1.blocks.1.attention.q_proj.weight"] == "layer_02"
+    assert layer["encoder.layers.0.downsample.reduction.weight"] == "layer_00"
+
+
+def test_an_untied_output_layer_is_the_head_whatever_its_name() -> None:
+    config = transformers.GPTNeoXConfig(num_hidden_layers=2, tie_word_embeddings=False)
+    with torch.device("meta"):
+        model = transformers.GPTNeoXForCausalLM(config)
+    lr = by_name(build_param_groups(model, "layerwise", lr=1.0, decay_rate=0.5), "lr")
+    output = next(name for name, param in model.named_parameters() if param is model.get_output_embeddings().weight)
+    assert lr[output] == 1.0
+    assert lr["gpt_neox.embed_in.weight"] == 0.125
+
+
+def test_no_stack_of_blocks_is_refused_in_words() -> None:
+    with pytest.raises(ConfigError, match=r"Sequential has no stack of blocks.*name_dict"):
+        build_param_groups(nn.Sequential(nn.Linear(2, 2), nn.ReLU(), nn.Linear(2, 2)), "layerwise", lr=1.0)
+
+
+def test_depth_may_be_given_as_more_than_found() -> None:
+    lr = by_name(build_param_groups(bert(), "layerwise", lr=1.0, decay_rate=0.5, n_layers=12), "lr")
+    assert lr["bert.encoder.layer.2.output.dense.weight"] == 0.5**10
+    with pytest.raises(ConfigError, match=r"n_layers=2: expected at least 3, the depth found \(bert.encoder.layer 3\)"):
+        build_param_groups(bert(), "layerwise", n_layers=2)
+    with pytest.raises(ConfigError, match=r"several stacks \(encoder.block 6, decoder.block 6\)"):
+        build_param_groups(on_meta("t5"), "layerwise", n_layers=6)
+
+
+def test_name_dict_by_patterns() -> None:
+    names = {r"layer\.(\d+)\.": r"\1", "word_embeddings": "embeddings", "pooler": "head"}
+    groups = build_param_groups(bert(), "layerwise", lr=1.0, decay_rate=0.5, name_dict=names)
+    lr = by_name(groups, "lr")
+    assert lr["bert.encoder.layer.2.output.dense.weight"] == 0.5
+    assert lr["bert.embeddings.word_embeddings.weight"] == 0.0625
+    assert lr["bert.embeddings.position_embeddings.weight"] == 1.0  # nobody said where it lies
+
+
+def test_name_dict_from_the_command_line() -> None:
+    hydra = store.open_hydra()
+    word = r"param_groups.name_dict={h\.\(\\d+\)\.: '\1', wte: embeddings}"
+    config = store.typed(store.without_hydra(store.compose(hydra, "config", ["param_groups=layerwise", word])))
+    assert isinstance(config.param_groups, LayerwiseConfig)
+    assert config.param_groups.name_dict == {r"h\.(\d+)\.": r"\1", "wte": "embeddings"}
+
+
+def test_name_dict_by_names_is_paddles() -> None:
+    model = bert()
+    names = {name: name.replace("encoder.layer.", "encoder.layers.") for name, _ in model.named_parameters()}
+    lr = by_name(build_param_groups(model, "layerwise", lr=1.0, decay_rate=0.8, name_dict=names), "lr")
+    for name in names:
+        assert lr[name] == pytest.approx(layerwise_lr_decay(0.8, names, 3, name), rel=1e-12), name
+
+
+def test_name_dict_with_towers() -> None:
+    model = on_meta("t5", num_layers=2, num_decoder_layers=4)
+    names = {r"^(encoder|decoder)\.block\.(\d+)\.": r"\1.layers.\2", "shared": "embeddings"}
+    by_hand = build_param_groups(model, "layerwise", lr=1.0, name_dict=names)
+    by_itself = build_param_groups(model, "layerwise", lr=1.0)
+    assert by_name(by_hand, "layer") == by_name(by_itself, "layer")
+    assert by_name(by_hand, "lr") == by_name(by_itself, "lr")
+
+
+@pytest.mark.parametrize(
+    ("name_dict", "message"),
+    [
+        ({"bert.encodr.layer": 1}, r"name_dict\[bert.encodr.layer\]: neither the name of a parameter nor found in one"),
+        ({"bert": 1, "bert.encoder": 2}, r"name_dict\[bert.encoder\]: everything it is found in.*other keys"),
+        ({"bert": "embedings"}, "embedings is no place.*Did you mean embeddings"),
+        ({"bert": "head"}, "no parameter belongs to a block"),
+        ({"bert": r"\1"}, "the pattern has no such bracket"),
+        ({"(": 1}, "not a regular expression"),
+        ({"bert": 1.5}, "expected a block number, head, embeddings"),
+        ({}, "a mapping with at least one name, or null"),
+    ],
+)
+def test_name_dict_refusals(name_dict: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        build_param_groups(bert(), "layerwise", name_dict=name_dict)
+
+
+def test_name_dict_beyond_n_layers() -> None:
+    with pytest.raises(ConfigError, match="n_layers=2: name_dict names block 2, from 0"):
+        build_param_groups(bert(), "layerwise", name_dict={r"layer\.(\d+)\.": r"\1"}, n_layers=2)
+
+
+def test_a_function_in_its_place() -> None:
+    for model in (bert(), on_meta("t5", num_layers=2, num_decoder_layers=4), on_meta("gpt2", n_layer=2)):
+        ours = build_param_groups(model, "layerwise", lr=1.0, decay_rate=0.8)
+        theirs = build_param_groups(model, "layerwise", lr=1.0, decay_rate=0.8, set_param_lr_fun=layerwise_lr_decay)
+        assert by_name(theirs, "lr") == pytest.approx(by_name(ours, "lr"), rel=1e-12)
+    seen: list[tuple[float, int, NamedParam]] = []
+
+    def function(rate: float, names: Any, depth: int, param: NamedParam) -> float:
+        seen.append((rate, depth, param))
+        return 0.5 if names[param.name].startswith("encoder.layers.1.") else 1.0
+
+    lr = by_name(build_param_groups(bert(), "layerwise", lr=2.0, set_param_lr_fun=function), "lr")
+    assert lr["bert.encoder.layer.1.output.dense.bias"] == 1.0
+    assert lr["bert.encoder.layer.0.output.dense.bias"] == 2.0
+    assert {entry[:2] for entry in seen} == {(0.9, 3)}
+
+
+def test_a_function_must_return_a_number() -> None:
+    with pytest.raises(TypeError, match=r"set_param_lr_fun returned None for bert.embeddings.word_embeddings.weight"):
+        build_param_groups(bert(), "layerwise", set_param_lr_fun=lambda *_: None)  # type: ignore[arg-type, return-value]
+    with pytest.raises(ValueError, match="returned -1"):
+        build_param_groups(bert(), "layerwise", set_param_lr_fun=lambda *_: -1)
+    with pytest.raises(TypeError, match="param_groups=standard has no layers"):
+        build_param_groups(bert(), "standard", set_param_lr_fun=layerwise_lr_decay)
