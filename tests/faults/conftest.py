@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import signal
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -17,6 +19,14 @@ def straight(tmp_path_factory: pytest.TempPathFactory) -> Straight:
     run = Straight(tmp_path_factory.mktemp("straight"))
     assert optrun(*run.words, f"hydra.run.dir={run.path}") == 0
     return run
+
+
+@pytest.fixture(autouse=True)
+def heard() -> Iterator[None]:
+    """SIGHUP is heard, also where the tests themselves were started under `nohup`."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    yield
+    signal.signal(signal.SIGHUP, before)
 
 
 @pytest.fixture
