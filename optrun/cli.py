@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import importlib
 import os
+import signal
 import sys
+import threading
 import traceback
+from types import FrameType
+from typing import Any, Self
 
 from optrun import __version__
 from optrun.errors import EXIT_DONE, ConfigError, OptrunError, StorageError, printable
@@ -37,6 +41,42 @@ def run(argv: list[str]) -> int:
     """
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "true")
     os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
+    with _Interrupted() as interrupted:
+        try:
+            return _run(argv)
+        except (OptrunError, OSError) as error:
+            if not interrupted.heard:
+                return _say(error) if isinstance(error, OptrunError) else _storage(error)
+        except KeyboardInterrupt:
+            pass
+    sys.stderr.write("optrun: stopped; nothing was running that could be saved\n")
+    return 130
+
+
+class _Interrupted:
+    """Remembers a SIGINT: libraries on the way turn a KeyboardInterrupt into errors of their own."""
+
+    def __init__(self) -> None:
+        self.heard = False
+        self._before: Any = None
+
+    def __enter__(self) -> Self:
+        if threading.current_thread() is threading.main_thread():
+            self._before = signal.getsignal(signal.SIGINT)
+            if self._before is signal.default_int_handler:
+                signal.signal(signal.SIGINT, self._hear)
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        if self._before is signal.default_int_handler:
+            signal.signal(signal.SIGINT, self._before)
+
+    def _hear(self, number: int, frame: FrameType | None) -> None:
+        self.heard = True
+        signal.default_int_handler(number, frame)
+
+
+def _run(argv: list[str]) -> int:
     try:
         if "--version" in argv and argv[0] not in VERBS:  # Hydra would tell its own
             sys.stdout.write(f"optrun {__version__}\n")
@@ -47,19 +87,16 @@ def run(argv: list[str]) -> int:
             module, words = TRAIN, argv
         code: int = importlib.import_module(module).run(words)
         return code
-    except OptrunError as error:
-        return _say(error)
     except BrokenPipeError:
         # The reader of a pipe left, as `head` does.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return EXIT_DONE
-    except OSError as error:
-        if error.filename is None:
-            raise
-        return _say(StorageError(f"{error.filename}: {error.strerror}."), error)
-    except KeyboardInterrupt:
-        sys.stderr.write("optrun: stopped; nothing was running that could be saved\n")
-        return 130
+
+
+def _storage(error: OSError) -> int:
+    if error.filename is None:
+        raise error
+    return _say(StorageError(f"{error.filename}: {error.strerror}."), error)
 
 
 def _say(error: OptrunError, cause: BaseException | None = None) -> int:

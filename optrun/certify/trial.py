@@ -79,6 +79,8 @@ class Child:
                 code = int(stopped.code or 0)
             if self.imported is not None:
                 self.imported.write_text("\n".join(sys.modules))
+        except KeyboardInterrupt:  # before there was anything to take it
+            code = 128 + signal.SIGINT
         finally:
             os._exit(code)
 

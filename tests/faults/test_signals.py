@@ -370,7 +370,13 @@ def test_random_moments(straight: Straight, go: Go, tmp_path: Path) -> None:
         number = chance.choice([signal.SIGTERM, signal.SIGINT])
         child = Child([*words, "resume=auto"], tmp_path / f"{trial}.log")
         try:
-            time.sleep(chance.uniform(0.05, 0.95) * lifetime)
+            if trial % 3:  # while it trains, of which most of a life of such a small run does not consist
+                steps = chance.randrange(5)
+                while not child.ended() and not (run.summary.exists() and steps_done(run.path) >= steps):
+                    time.sleep(0.001)
+                time.sleep(chance.uniform(0, 0.02))
+            else:
+                time.sleep(chance.uniform(0.05, 0.95) * lifetime)
             if not child.ended():
                 (os.killpg if workers else os.kill)(child.process, number)
             code = child.wait()
