@@ -72,8 +72,13 @@ class Evaluation:
 
     def _until_stopped(self, batches: Iterator[Batch]) -> Iterator[Batch]:
         while True:
-            with self.waiting():
-                batch = next(batches, None)
+            try:
+                with self.waiting():
+                    batch = next(batches, None)
+            except RuntimeError:
+                if self.interrupts.stop_requested:  # a signal to the whole group, which ended a worker too
+                    raise Stopped from None
+                raise
             if batch is None:
                 return
             if self.interrupts.stop_requested:

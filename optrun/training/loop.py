@@ -170,6 +170,10 @@ class Loop:
         except Stopped:
             self._stop_if_asked(before_step=True)
             raise AssertionError("unreachable") from None
+        except RuntimeError:
+            # A signal to the whole group may end a worker that was just born before it sets such signals aside.
+            self._stop_if_asked(before_step=True)
+            raise
 
     def _examples(self) -> str:
         """The examples of the next step."""
