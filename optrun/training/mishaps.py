@@ -44,6 +44,10 @@ def waiting_for_workers(seconds: float) -> Iterator[None]:
     try:
         with _hearing_of_deaths():
             yield
+    except (ConnectionError, EOFError) as error:
+        if "Caught " in str(error):  # the worker's own, passed on by torch: it lives
+            raise
+        raise RuntimeError("a DataLoader worker was killed, or exited, while it handed over a batch") from error
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, before)
