@@ -181,8 +181,9 @@ class Loop:
         return f"{', '.join(map(str, numbers[:16]))}{', ...' if len(numbers) > 16 else ''}"
 
     def _waiting(self) -> AbstractContextManager[None]:
-        workers = self.learner.train_feed.workers
-        return mishaps.waiting_for_workers(self.training.dataloader_timeout if workers else 0)
+        if not self.learner.train_feed.workers:  # then what goes wrong in the data is what it says it is
+            return contextlib.nullcontext()
+        return mishaps.waiting_for_workers(self.training.dataloader_timeout)
 
     def _before_fork(self) -> None:
         """Loader workers are forked from this process; no other thread may hold a lock at that moment."""
