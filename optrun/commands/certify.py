@@ -50,13 +50,15 @@ def run(argv: list[str]) -> int:
     if words.positional != ["resume"]:
         raise ConfigError("optrun certify takes the claim to prove: optrun certify resume [KEY=VALUE ...]")
     steps, kills, seed = (_whole(words, name, least) for name, least in (("steps", 2), ("kills", 1), ("seed", 0)))
-    command = command_line(words, steps)
+    command, replaced = command_line(words, steps)
 
     from rich.console import Console
 
     from optrun.certify.resume import certify
 
     console = Console(stderr="--json" in words.flags)
+    for note in replaced:
+        console.print(printable(note), markup=False, highlight=False, soft_wrap=True)
     folder = Path(tempfile.mkdtemp(prefix="optrun-certify-"))
     with console.status("certify resume") as status:
         paper = certify(
@@ -94,12 +96,15 @@ def _whole(words: Words, name: str, least: int) -> int:
     return int(given)
 
 
-def command_line(words: Words, steps: int) -> list[str]:
+def command_line(words: Words, steps: int) -> tuple[list[str], list[str]]:
     """What is run: the user's words, with what a proof needs in their place.
 
     Args:
         words: Of the verb.
         steps: Of each run.
+
+    Returns:
+        The words, and a sentence for each of the user's that another one took the place of.
 
     Raises:
         ConfigError: A word that has no meaning here, or a configuration that does not compose.
@@ -109,7 +114,7 @@ def command_line(words: Words, steps: int) -> list[str]:
     from optrun.config import store
 
     forced = {**_FORCED, "training.max_steps": str(steps)}
-    kept = []
+    kept, replaced = [], []
     for word in words.overrides:
         key = word.split("=", 1)[0].lstrip("+")
         if key == "resume" or key.startswith("hydra."):
@@ -117,7 +122,13 @@ def command_line(words: Words, steps: int) -> list[str]:
         if key == "checkpoint":
             if word == "checkpoint=none":
                 raise ConfigError(f"{word}: nothing is saved, so there is nothing to resume from.")
-        elif key.startswith("tracking.") or key in forced:
+        elif key.startswith("tracking."):
+            replaced.append(f"{word}: nothing is tracked here")
+            continue
+        elif key in forced:
+            if word.partition("=")[2] != forced[key]:
+                way = " (--steps)" if key == "training.max_steps" else ""
+                replaced.append(f"{word}: certify takes {key}={forced[key]}{way}")
             continue
         kept.append(word)
     own = [*kept, *(f"{key}={value}" for key, value in forced.items())]
@@ -133,7 +144,7 @@ def command_line(words: Words, steps: int) -> list[str]:
     options = ["-cn", name]
     if directory is not None:
         options += ["--config-dir", str(Path(directory).resolve())]
-    return [*options, *own]
+    return [*options, *own], replaced
 
 
 def show(console: object, paper: Certificate) -> None:

@@ -65,6 +65,8 @@ def test_resume_is_certified(words: object, seed: int, straight: Straight, tmp_p
     code, said, errors = certify(tmp_path, *given)
     assert code == 0, said + errors
     paper = json.loads(said)
+    if "training.max_steps=6" in given:
+        assert "training.max_steps=6: certify takes training.max_steps=10 (--steps)" in errors
     assert paper["holds"] is True
     assert paper["difference"] is None
     assert len(paper["kills"]) == kills
