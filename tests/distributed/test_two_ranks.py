@@ -4,15 +4,11 @@ from __future__ import annotations
 
 import copy
 import json
-import os
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-import torch.distributed as dist
-import torch.multiprocessing as mp
 from torch import Tensor, nn
 from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict, set_optimizer_state_dict
 from torch.distributed.device_mesh import init_device_mesh
@@ -25,8 +21,8 @@ from optrun.errors import ConfigError
 from optrun.optimizer import Lamb
 from optrun.optimizer.state import load_named_state, named_state
 from tests.optimizer_cases import CASES, Case
+from tests.ranks import run_ranks
 
-RANKS = 2
 STEPS = 4
 OPTIONS: dict[str, dict[str, Any]] = {
     "lamb": {"exclude_from_weight_decay": ["bias$"], "weight_decay": 0.1},
@@ -66,7 +62,7 @@ def whole(tensor: Tensor) -> Tensor:
 
 
 def sharded(model: nn.Module) -> nn.Module:
-    mesh = init_device_mesh("cpu", (RANKS,))
+    mesh = init_device_mesh("cpu", (2,))
     for layer in (model[1], model[4]):  # type: ignore[index]
         fully_shard(layer, mesh=mesh)
     return fully_shard(model, mesh=mesh)
@@ -168,30 +164,19 @@ def state_moves_between_shards_and_one_process(rank: int) -> None:
         )
 
 
-def worker(rank: int, folder: str, checks: list[Callable[[int], None]]) -> None:
-    torch.set_num_threads(1)
-    os.environ["GLOO_SOCKET_IFNAME"] = "lo"
-    dist.init_process_group("gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=RANKS)
-    try:
-        for check in checks:
-            check(rank)
-    finally:
-        dist.destroy_process_group()
-
-
-def run(folder: Path, *checks: Callable[[int], None]) -> None:
-    mp.spawn(worker, args=(str(folder), list(checks)), nprocs=RANKS, join=True)
-
-
 def test_norms_are_global_in_one_collective(tmp_path: Path) -> None:
-    run(tmp_path, one_collective_for_all_norms, the_loop_is_global_too)
+    run_ranks(tmp_path, one_collective_for_all_norms)
+
+
+def test_the_loop_is_global_too(tmp_path: Path) -> None:
+    run_ranks(tmp_path, the_loop_is_global_too)
 
 
 @pytest.mark.slow
 def test_two_ranks_are_one_process(tmp_path: Path) -> None:
-    run(tmp_path, equals_one_process)
+    run_ranks(tmp_path, equals_one_process)
 
 
 @pytest.mark.slow
 def test_state_moves_between_shards_and_one_process(tmp_path: Path) -> None:
-    run(tmp_path, state_moves_between_shards_and_one_process)
+    run_ranks(tmp_path, state_moves_between_shards_and_one_process)
