@@ -29,13 +29,13 @@ class Prepared:
 
 
 def prepare(config: RunConfig) -> Prepared:
-    """Data, tokenizer, task, model, in this order; the model's name and keys are looked at first.
+    """Data, tokenizer, task, model, in this order; the model's name, keys and head are looked at first.
 
     Raises:
         ConfigError: Anything in data or model that does not fit.
     """
     kind = task_class(config.task)
-    refuse_unknown(config.model)
+    refuse_unknown(config.model, kind.auto_class)
     packing = bool(getattr(config.task, "packing", False))
     source = load_source(config.data, seed=config.seed, documents=packing)
     on_text = kind.text_kind != "none"
@@ -51,7 +51,7 @@ def prepare(config: RunConfig) -> Prepared:
     task = build_task(config.task, config.data, source, tokenizer, seed=config.seed)
     needs = task.needs()
     spec = ModelSpec(
-        auto_class=needs.auto_class,
+        auto_class=kind.auto_class,
         config=needs.config,
         max_length=needs.max_length,
         vocab_size=len(tokenizer) if on_text else None,

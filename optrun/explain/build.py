@@ -17,7 +17,7 @@ from optrun.config.data import FilesConfig
 from optrun.config.model import FromConfigConfig
 from optrun.config.run import RunConfig
 from optrun.config.task import TaskConfig
-from optrun.errors import ConfigError, OptrunError, did_you_mean
+from optrun.errors import ConfigError, OptrunError
 from optrun.explain.facts import CurveFacts, Facts, TensorFacts, total
 from optrun.model.build import ModelSpec, build_model, special_ids
 from optrun.optimizer.base import NamedOptimizer
@@ -26,16 +26,7 @@ from optrun.optimizer.footprint import state_bytes
 from optrun.param_groups import build_param_groups
 from optrun.scheduler import Scheduler, build_scheduler
 from optrun.scheduler.build import num_warmup_steps_of
-
-AUTO_CLASSES = {
-    "causal_lm": "AutoModelForCausalLM",
-    "masked_lm": "AutoModelForMaskedLM",
-    "sequence_classification": "AutoModelForSequenceClassification",
-    "token_classification": "AutoModelForTokenClassification",
-    "seq2seq_lm": "AutoModelForSeq2SeqLM",
-    "image_classification": "AutoModelForImageClassification",
-}
-"""Task -> the transformers class that has its head; asked before any data is read."""
+from optrun.task.build import task_class
 
 ASSUMED_STEPS = 1000
 """Length of a run where only the data knows it; the curve is then read as shares of the run."""
@@ -120,13 +111,11 @@ def _rules_in_words(config: RunConfig) -> list[str]:
 
 def _spec(config: RunConfig, notes: list[str]) -> ModelSpec:
     """What the task asks of the model, as far as it is known without data."""
-    task = config.task.name
-    if task not in AUTO_CLASSES:
-        raise ConfigError(f"task={task}: no such task. {did_you_mean(task, AUTO_CLASSES)}")
+    task, auto_class = config.task.name, task_class(config.task).auto_class
     if task == "image_classification":
         size = getattr(config.task, "image_size", None)
         notes.append("The number of classes comes from the data; here it is the model's own.")
-        return ModelSpec(AUTO_CLASSES[task], {} if size is None else {"image_size": size})
+        return ModelSpec(auto_class, {} if size is None else {"image_size": size})
     if task in ("sequence_classification", "token_classification"):
         notes.append("The number of labels comes from the data; here it is the model's own.")
     own = isinstance(config.model, FromConfigConfig) and config.model.tokenizer is None
@@ -137,7 +126,7 @@ def _spec(config: RunConfig, notes: list[str]) -> ModelSpec:
         tokenizer = load_tokenizer(config.model)
     vocab_size = getattr(config.model, "vocab_size", None) if own else len(tokenizer) if tokenizer else None
     return ModelSpec(
-        auto_class=AUTO_CLASSES[task],
+        auto_class=auto_class,
         max_length=_positions(config),
         vocab_size=vocab_size,
         special_ids={} if tokenizer is None else special_ids(tokenizer),

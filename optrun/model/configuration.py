@@ -65,17 +65,22 @@ def configuration(config: ModelConfig, spec: ModelSpec) -> tuple[Any, bool]:
     return values, isinstance(config, FromConfigConfig)
 
 
-def refuse_unknown(config: ModelConfig) -> None:
+def refuse_unknown(config: ModelConfig, auto_class: str) -> None:
     """Refuse what no data can make right, so that nobody waits for data to be read first.
 
+    Args:
+        config: The model choice.
+        auto_class: The transformers class that is to build it.
+
     Raises:
-        ConfigError: An architecture that does not exist, a path that is no model, a name that the architecture's
-            configuration does not have.
+        ConfigError: An architecture that does not exist, or one without a head for the task; a path that is no model; a
+            name that the architecture's configuration does not have.
     """
     values = _defaults(config) if isinstance(config, FromConfigConfig) else None
     if isinstance(config, PretrainedConfig):
         values = _loaded(config)
     _refuse_names(values, config.config, "model.config")
+    _refuse_no_head(config, values, auto_class)
 
 
 def _defaults(config: FromConfigConfig) -> Any:

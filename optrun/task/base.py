@@ -37,10 +37,8 @@ class TextKind:
 
 @dataclass
 class ModelNeeds:
-    """What a model must be for a task."""
+    """What the data asks of a model."""
 
-    auto_class: str
-    """Name of the transformers class that builds it, such as `AutoModelForCausalLM`."""
     config: dict[str, Any] = field(default_factory=dict)
     """Values of the transformers configuration that the data decides, such as `id2label`."""
     max_length: int | None = None
@@ -69,6 +67,7 @@ class Task(ABC):
 
     Attributes:
         name: The choice in `task=`.
+        auto_class: Name of the transformers class that builds a model with the head for it.
         train: Training examples.
         eval: Evaluation examples.
         notes: What was decided where the configuration was silent.
@@ -79,6 +78,7 @@ class Task(ABC):
     """
 
     name: str
+    auto_class: str
     train: Any
     eval: Any
     main_metric: str = "loss"
@@ -101,7 +101,7 @@ class Task(ABC):
 
     @abstractmethod
     def needs(self) -> ModelNeeds:
-        """What the model must be."""
+        """What the data asks of the model."""
 
     @abstractmethod
     def collate(self, examples: list[Example]) -> Batch:

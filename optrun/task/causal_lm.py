@@ -30,6 +30,7 @@ class CausalLm(Task):
     """
 
     name = "causal_lm"
+    auto_class = "AutoModelForCausalLM"
     text_kind = TextKind.STREAM
 
     def __init__(self, config: CausalLmConfig, data: DataConfig, source: Source, tokenizer: Any, *, seed: int) -> None:
@@ -49,7 +50,7 @@ class CausalLm(Task):
 
     def needs(self) -> ModelNeeds:
         """A model with a language-model head that looks back alone."""
-        return ModelNeeds("AutoModelForCausalLM", max_length=self.max_length)
+        return ModelNeeds(max_length=self.max_length)
 
     def collate(self, examples: list[Example]) -> Batch:
         """`input_ids` and `labels` of shape (batch, longest); `attention_mask` only where something is padded."""

@@ -37,6 +37,7 @@ class ImageClassification(Task):
     """
 
     name = "image_classification"
+    auto_class = "AutoModelForImageClassification"
     unit = "examples"
     text_kind = TextKind.NONE
 
@@ -75,7 +76,7 @@ class ImageClassification(Task):
         config: dict[str, Any] = {**label_config(self.labels), "problem_type": "single_label_classification"}
         if self.image_size is not None:
             config["image_size"] = self.image_size
-        return ModelNeeds("AutoModelForImageClassification", config)
+        return ModelNeeds(config)
 
     def collate(self, examples: list[Example]) -> Batch:
         """`pixel_values` of shape (batch, channels, height, width), float32; `labels` of shape (batch,), int64."""

@@ -26,6 +26,7 @@ class MaskedLm(Task):
     """
 
     name = "masked_lm"
+    auto_class = "AutoModelForMaskedLM"
 
     def __init__(self, config: MaskedLmConfig, data: DataConfig, source: Source, tokenizer: Any, *, seed: int) -> None:
         super().__init__()
@@ -45,7 +46,7 @@ class MaskedLm(Task):
 
     def needs(self) -> ModelNeeds:
         """A model with a masked-language-model head."""
-        return ModelNeeds("AutoModelForMaskedLM", max_length=self.max_length)
+        return ModelNeeds(max_length=self.max_length)
 
     def transform(self, example: Example, randomness: np.random.Generator) -> Example:
         """Choose tokens; of the chosen 80 % become the mask, 10 % any ordinary token, 10 % stay.

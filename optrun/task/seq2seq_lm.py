@@ -39,6 +39,7 @@ class Seq2SeqLm(Task):
     """
 
     name = "seq2seq_lm"
+    auto_class = "AutoModelForSeq2SeqLM"
     text_kind = TextKind.SEQ2SEQ
 
     def __init__(self, config: Seq2SeqLmConfig, data: DataConfig, source: Source, tokenizer: Any, *, seed: int) -> None:
@@ -93,7 +94,7 @@ class Seq2SeqLm(Task):
 
     def needs(self) -> ModelNeeds:
         """An encoder-decoder with a language-model head."""
-        return ModelNeeds("AutoModelForSeq2SeqLM", max_length=max(self.max_length, self.max_target_length))
+        return ModelNeeds(max_length=max(self.max_length, self.max_target_length))
 
     def collate(self, examples: list[Example]) -> Batch:
         """`input_ids` and `attention_mask` of shape (batch, longest text), `labels` likewise over targets."""

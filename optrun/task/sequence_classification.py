@@ -42,6 +42,7 @@ class SequenceClassification(Task):
     """
 
     name = "sequence_classification"
+    auto_class = "AutoModelForSequenceClassification"
     unit = "examples"
 
     def __init__(
@@ -108,7 +109,7 @@ class SequenceClassification(Task):
             config: dict[str, Any] = {"num_labels": 1, "problem_type": "regression"}
         else:
             config = {**label_config(self.labels), "problem_type": "single_label_classification"}
-        return ModelNeeds("AutoModelForSequenceClassification", config, self.max_length)
+        return ModelNeeds(config, self.max_length)
 
     def collate(self, examples: list[Example]) -> Batch:
         """`input_ids`, `attention_mask` (`token_type_ids`) of shape (batch, longest); `labels` of shape (batch,)."""

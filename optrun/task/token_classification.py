@@ -37,6 +37,7 @@ class TokenClassification(Task):
     """
 
     name = "token_classification"
+    auto_class = "AutoModelForTokenClassification"
     reads_words = True
 
     def __init__(
@@ -134,7 +135,7 @@ class TokenClassification(Task):
 
     def needs(self) -> ModelNeeds:
         """A model with a token-classification head."""
-        return ModelNeeds("AutoModelForTokenClassification", label_config(self.labels), self.max_length)
+        return ModelNeeds(label_config(self.labels), self.max_length)
 
     def collate(self, examples: list[Example]) -> Batch:
         """`input_ids`, `attention_mask`, `labels` (and `token_type_ids`) of shape (batch, longest)."""

@@ -70,6 +70,7 @@ COMMAND_LINE = [
     # What no data can make right is refused before data is read: the file is not there.
     (["data=files", "data.train=nope.txt", "model.config.n_layr=3"], ["model.config.n_layr", "n_layer"]),
     (["data=files", "data.train=nope.txt", "model=from_config", "model.model_type=gtp2"], ["gtp2", "gpt2"]),
+    (["data=files", "data.train=nope.txt", "task=masked_lm"], ["AutoModelForMaskedLM", "gpt2"]),
     (
         ["data=files", "data.train=nope.txt", "model=pretrained", "model.path=/no/such"],
         ["/no/such: no such local folder"],

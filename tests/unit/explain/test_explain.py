@@ -14,11 +14,10 @@ from optrun import explain as verb
 from optrun.config import store
 from optrun.config.run import RunConfig
 from optrun.errors import ConfigError, StorageError
-from optrun.explain.build import AUTO_CLASSES, explain
+from optrun.explain.build import explain
 from optrun.explain.facts import Facts, groups_of
 from optrun.explain.plot import line_plot
 from optrun.explain.tables import render
-from optrun.task.build import TASKS
 
 
 def _config(*words: str) -> RunConfig:
@@ -172,10 +171,6 @@ def test_what_training_refuses_is_refused(word: str, message: str) -> None:
     plus = "+" if word.startswith("model.config") else ""
     with pytest.raises(ConfigError, match=message):
         _facts(f"{plus}{word}")
-
-
-def test_every_task_has_its_class() -> None:
-    assert set(AUTO_CLASSES) == set(TASKS)
 
 
 def test_the_plot_is_a_picture_of_its_curve() -> None:
