@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from optrun import hub
 from optrun.config.model import FromConfigConfig
 from optrun.config.run import RunConfig
 from optrun.data.source import load_source
@@ -35,6 +36,10 @@ def prepare(config: RunConfig) -> Prepared:
         ConfigError: Anything in data or model that does not fit.
     """
     kind = task_class(config.task)
+    cached = hub.from_cache(
+        getattr(part, key, None)
+        for part, key in ((config.model, "path"), (config.model, "tokenizer"), (config.data, "path"))
+    )
     refuse_unknown(config.model, kind.auto_class)
     packing = bool(getattr(config.task, "packing", False))
     source = load_source(config.data, seed=config.seed, documents=packing)
@@ -59,4 +64,4 @@ def prepare(config: RunConfig) -> Prepared:
     )
     torch.manual_seed(config.seed)
     model, notes = build_model(config.model, spec)
-    return Prepared(task, tokenizer, model, [*source.notes, *task.notes, *notes])
+    return Prepared(task, tokenizer, model, [*cached, *source.notes, *task.notes, *notes])

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from optrun import hub
 from optrun.config.data import HubConfig
 from optrun.data.cache import digest_of, place_for
 from optrun.data.files import quiet, reason
@@ -46,6 +47,9 @@ def _load(config: HubConfig) -> Any:
     import datasets
 
     local = Path(config.path).expanduser()
+    missing = hub.missing(config.path)
+    if missing is not None:
+        datasets.config.HF_HUB_OFFLINE = True  # it took this over from the hub's client when it was imported
     if local.is_file():
         raise ConfigError(
             f"data.path={config.path}: this is a file. Give its folder, or use data=files data.train={config.path}."
@@ -68,7 +72,7 @@ def _load(config: HubConfig) -> Any:
     except ConfigError:
         raise
     except Exception as error:  # the hub client, the reader and the network each have errors of their own
-        where = "cannot be loaded" if local.exists() else "no such local folder, and not to be had from the hub"
+        where = "cannot be loaded" if local.exists() else hub.nowhere(missing)
         key = f"data.path={config.path}" + (f" data.subset={config.subset}" if config.subset else "")
         raise ConfigError(f"{key}: {where}: {reason(error)}") from error
 

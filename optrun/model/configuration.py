@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from optrun import hub
 from optrun.config.model import FromConfigConfig, ModelConfig, PretrainedConfig
 from optrun.errors import ConfigError, did_you_mean, nearest
 from optrun.model.tokenizer import in_one_line
@@ -145,18 +146,15 @@ def _loaded(config: PretrainedConfig) -> Any:
         )
     if local.is_file():
         raise ConfigError(f"model.path={config.path}: this is a file. Give the folder that holds config.json.")
-    if not local.exists() and (local.is_absolute() or config.path.startswith(".") or len(local.parts) > 2):
+    if not local.exists() and not hub.may_be_name(config.path):
         raise ConfigError(f"model.path={config.path}: no such local folder (looked from {Path.cwd()}).")
+    missing = hub.missing(config.path)
     try:
         values = AutoConfig.from_pretrained(
             str(local), revision=config.revision, trust_remote_code=config.trust_remote_code
         )
     except Exception as error:  # OSError, ValueError, and the hub client's own
-        where = (
-            "its config.json cannot be read"
-            if local.is_dir()
-            else "no such local folder, and not to be had from the hub"
-        )
+        where = "its config.json cannot be read" if local.is_dir() else hub.nowhere(missing)
         raise ConfigError(f"model.path={config.path}: {where}: {in_one_line(error)}") from error
     if local.is_dir():
         _refuse_pickle(config, local)

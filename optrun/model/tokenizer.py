@@ -8,6 +8,7 @@ from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
+from optrun import hub
 from optrun.config.model import ModelConfig, PretrainedConfig
 from optrun.data.cache import cached, digest
 from optrun.errors import ConfigError
@@ -46,12 +47,15 @@ def load_tokenizer(config: ModelConfig, *, words: bool = False) -> Any | None:
     from transformers import AutoTokenizer
 
     key = "model.tokenizer" if config.tokenizer is not None else "model.path"
+    missing = hub.missing(name)
     try:
         tokenizer = AutoTokenizer.from_pretrained(str(Path(name).expanduser()), **options)
         if words and _begins_without_space(tokenizer):
             tokenizer = AutoTokenizer.from_pretrained(str(Path(name).expanduser()), add_prefix_space=True, **options)
     except Exception as error:  # OSError, ValueError, and the hub client's own
-        raise ConfigError(f"{key}={name}: no tokenizer can be loaded from there: {in_one_line(error)}") from error
+        local = Path(name).expanduser().exists() or not hub.may_be_name(name)
+        where = "no tokenizer can be loaded from there" if local else hub.nowhere(missing)
+        raise ConfigError(f"{key}={name}: {where}: {in_one_line(error)}") from error
     if tokenizer.pad_token_id is None and tokenizer.eos_token is not None:
         tokenizer.pad_token = tokenizer.eos_token
     return tokenizer

@@ -1,0 +1,74 @@
+"""Whether the hub can be asked, found out once and quickly."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterable
+from pathlib import Path
+
+TIMEOUT = 5.0
+"""Seconds that the hub has to answer."""
+
+
+def may_be_name(path: str) -> bool:
+    """Whether a word could be a hub name, `NAME` or `OWNER/NAME`; else it can only be a path.
+
+    Example:
+        >>> [may_be_name(word) for word in ("bert-base", "someone/bert", "./bert", "/data/bert", "a/b/c")]
+        [True, True, False, False, False]
+    """
+    expanded = Path(path).expanduser()
+    return not expanded.is_absolute() and not path.startswith(".") and len(expanded.parts) <= 2
+
+
+def missing(name: str) -> str | None:
+    """Why a name can be had from the cache alone; None where it is on this disk, or the hub can be asked.
+
+    Args:
+        name: A hub name, or a local path.
+    """
+    return None if Path(name).expanduser().exists() or not may_be_name(name) else _silence()
+
+
+def nowhere(missing: str | None) -> str:
+    """What to say of a name that was found neither here nor there.
+
+    Args:
+        missing: As `missing` gave it, before the search.
+
+    Example:
+        >>> nowhere("HF_HUB_OFFLINE is set")
+        'no such local folder; HF_HUB_OFFLINE is set, so it was looked for in the cache alone'
+    """
+    if missing is None:
+        return "no such local folder, and not to be had from the hub"
+    return f"no such local folder; {missing}, so it was looked for in the cache alone"
+
+
+def from_cache(names: Iterable[str | None]) -> list[str]:
+    """A sentence for each name that comes from the cache, for it may have changed since.
+
+    Args:
+        names: Hub names and local paths.
+    """
+    found = {name: missing(name) for name in names if name is not None}
+    return [f"{name} comes from the cache, as it was when it was fetched: {why}." for name, why in found.items() if why]
+
+
+@functools.cache
+def _silence() -> str | None:
+    """What came in the place of the hub's answer; None: it answered.
+
+    Left alone its client asks again and again, half a minute for every file. Where it gets no answer it is told to look
+    into its cache alone, as HF_HUB_OFFLINE=1 does.
+    """
+    from huggingface_hub import constants, get_session, is_offline_mode
+
+    if is_offline_mode():
+        return "HF_HUB_OFFLINE is set"
+    try:
+        get_session().head(constants.ENDPOINT, timeout=TIMEOUT)
+    except Exception as error:  # of whichever HTTP library this huggingface_hub is built on
+        constants.HF_HUB_OFFLINE = True
+        return f"{constants.ENDPOINT} does not answer ({type(error).__name__})"
+    return None
