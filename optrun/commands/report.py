@@ -28,7 +28,7 @@ def run(argv: list[str]) -> int:
     Returns:
         0.
     """
-    words = take_apart("report", argv, USAGE)
+    words = take_apart("report", argv, USAGE, keys=OPTIONS)
     if words is None:
         return EXIT_DONE
     given: dict[str, str] = {}

@@ -107,7 +107,7 @@ def _parse(parser: argparse.ArgumentParser, argv: list[str]) -> argparse.Namespa
     if unknown:
         options = [option for action in parser._actions for option in action.option_strings]
         close = nearest(unknown[0], options)
-        hint = f" Did you mean {' or '.join(close)}?" if close else ""
+        hint = words_of.as_key(unknown[0]) or (f" Did you mean {' or '.join(close)}?" if close else "")
         raise ConfigError(f"{unknown[0]}: no such option.{hint} `optrun --hydra-help` lists them.")
     if args.resolve and not (args.cfg or args.help):
         raise ConfigError("--resolve belongs to --cfg: optrun --cfg job --resolve")

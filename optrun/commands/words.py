@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass, field
 
 from optrun.errors import ConfigError, did_you_mean
@@ -17,7 +18,9 @@ class Words:
     """Option to its value; None where it takes none."""
 
 
-def take_apart(verb: str, argv: list[str], usage: str, options: dict[str, bool] | None = None) -> Words | None:
+def take_apart(
+    verb: str, argv: list[str], usage: str, options: dict[str, bool] | None = None, keys: Collection[str] = ()
+) -> Words | None:
     """Sort the words of a verb.
 
     Args:
@@ -25,6 +28,7 @@ def take_apart(verb: str, argv: list[str], usage: str, options: dict[str, bool] 
         argv: Words after it.
         usage: What `--help` prints.
         options: Option to whether it takes a value.
+        keys: What the verb takes as `key=value` besides configuration keys.
 
     Returns:
         The words; None where `--help` was asked for and has been printed.
@@ -45,7 +49,10 @@ def take_apart(verb: str, argv: list[str], usage: str, options: dict[str, bool] 
         if word.startswith("-"):
             name, joined, value = word.partition("=")
             if name not in known:
-                raise ConfigError(f"optrun {verb} {name}: no such option. {did_you_mean(name, known)}")
+                from optrun.config.overrides import as_key
+
+                hint = as_key(name, keys) or f" {did_you_mean(name, known)}"
+                raise ConfigError(f"optrun {verb} {name}: no such option.{hint}")
             if known[name]:
                 if not joined and not rest:
                     raise ConfigError(f"optrun {verb} {name}: a value is missing.")

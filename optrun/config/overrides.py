@@ -1,5 +1,7 @@
 """The command line's `key=value`, checked by name before Hydra composes anything."""
 
+from collections.abc import Iterable
+from dataclasses import fields
 from typing import Any
 
 from hydra._internal.hydra import Hydra
@@ -45,6 +47,34 @@ KNOWN_ELSEWHERE = {
     "max_seq_length": "data.max_length",
     "block_size": "data.max_length",
 }
+
+
+def as_key(option: str, keys: Iterable[str] = ()) -> str:
+    """How an option of other programs is written here, as a sentence; empty for one that means nothing here.
+
+    Args:
+        option: Such as `--learning-rate`.
+        keys: What a verb takes besides configuration keys.
+
+    Example:
+        >>> as_key("--learning-rate")
+        ' Here it is written lr=VALUE.'
+        >>> as_key("--optim"), as_key("--max_steps=9")
+        (' Here it is written optimizer=NAME.', ' Here it is written training.max_steps=VALUE.')
+        >>> as_key("--nothing-like-it")
+        ''
+    """
+    name = option.lstrip("-").partition("=")[0].replace("-", "_")
+    own = {key: key for key in ("lr", "seed", "run_name", "resume", *keys)}
+    own |= {key: f"{key}=NAME" for key in store.GROUPS}
+    for group in ("training", "checkpoint", "data"):
+        for schema in store.GROUPS[group].values():
+            names = [field.name for field in fields(schema) if field.name not in ("name", *own)]
+            own |= {key: f"{group}.{key}" for key in names}
+    found = own.get(name) or KNOWN_ELSEWHERE.get(name)
+    if found is None:
+        return ""
+    return f" Here it is written {found if '=' in found else f'{found}=VALUE'}."
 
 
 def parse(overrides: list[str]) -> list[Override]:
