@@ -24,6 +24,8 @@ from optrun.errors import LockedError, StorageError
 UNLOCKED = "OPTRUN_UNLOCKED"
 """Environment variable that lets a run go on where the file system has no locks."""
 _NO_LOCKS = (errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS, errno.EINVAL)
+_LOOK = 0.02
+"""Seconds; far longer than a look takes."""
 _held: weakref.WeakSet[RunLock] = weakref.WeakSet()
 
 
@@ -49,7 +51,11 @@ class RunLock:
             why = "it is a link" if error.errno == errno.ELOOP else error.strerror
             raise StorageError(f"{self.path}: the lock cannot be taken: {why}.") from error
         try:
-            self._lock(descriptor)
+            try:
+                self._lock(descriptor)
+            except LockedError:  # somebody may only have looked, see refuse_held
+                time.sleep(_LOOK)
+                self._lock(descriptor)
             self._sign(descriptor)
         except BaseException:
             os.close(descriptor)
@@ -97,6 +103,8 @@ class RunLock:
 
 def refuse_held(path: Path) -> None:
     """Nothing is made or kept: only whether somebody else holds a lock.
+
+    The kernel tells only who tries to take it, so for an instant it is taken; `RunLock` asks twice for this reason.
 
     Raises:
         LockedError: Another process does; the message names process, host and since when.

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from optrun.artifacts.checkpoint import load_checkpoint, save_checkpoint
-from optrun.artifacts.lock import RunLock
+from optrun.artifacts.lock import RunLock, refuse_held
 from optrun.artifacts.retention import Retention, latest_whole
 from optrun.certify.trial import Child
 from optrun.errors import CheckpointError, LockedError, StorageError
@@ -55,6 +55,14 @@ def test_the_second_is_told_who_holds_it(tmp_path: Path) -> None:
         process.communicate()
     with RunLock(tmp_path / ".lock"):  # at once: the kernel's lock died with the process
         pass
+
+
+def test_somebody_who_only_looks_costs_nobody_a_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    looking = os.open(tmp_path / ".lock", os.O_RDWR | os.O_CREAT)
+    fcntl.flock(looking, fcntl.LOCK_EX)
+    monkeypatch.setattr(time, "sleep", lambda _: os.close(looking))
+    with RunLock(tmp_path / ".lock"), pytest.raises(LockedError):
+        refuse_held(tmp_path / ".lock")
 
 
 def test_exactly_one_of_many_runs(tmp_path: Path) -> None:
