@@ -12,7 +12,7 @@ from optrun.data.examples import Example
 from optrun.data.source import Source
 from optrun.errors import ConfigError
 from optrun.task.base import IGNORED, TOKEN_METRICS, Batch, Evaluation, ModelNeeds, Task, TextKind, TokenEvaluation, pad
-from optrun.task.language_model import language_examples
+from optrun.task.language_model import language_examples, opening
 
 
 class CausalLm(Task):
@@ -88,7 +88,8 @@ def continue_text(model: Any, tokenizer: Any, prompt: str, tokens: int, *, seed:
     """
     model.eval()
     device = next(model.parameters()).device
-    encoded = tokenizer(prompt, return_tensors="pt", add_special_tokens=False)["input_ids"].to(device)
+    ids = opening(tokenizer) + tokenizer(prompt, add_special_tokens=False)["input_ids"]
+    encoded = torch.tensor([ids], device=device)
     room = getattr(model.config, "max_position_embeddings", None)
     if room is not None:
         tokens = min(tokens, max(room - encoded.shape[1], 1))

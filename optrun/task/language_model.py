@@ -27,7 +27,8 @@ def language_examples(
         tokenizer: Of the model.
         task: Its name, for messages.
         packing: Join and cut, or one row an example.
-        separator: Id after each document where packed; None: the tokenizer's own special tokens stand around each.
+        separator: Id after each document, which begins as the tokenizer begins a text; None: the special tokens of the
+            tokenizer stand around each.
         seed: Picks the training examples where they are limited.
 
     Raises:
@@ -46,32 +47,43 @@ def language_examples(
     return found[0], found[1]
 
 
+def opening(tokenizer: Any) -> list[int]:
+    """The ids that a tokenizer puts before a text, such as Llama's `<s>`; GPT-2's puts none.
+
+    A model that has never seen a text without them predicts badly where they are missing.
+    """
+    plain = tokenizer("a", add_special_tokens=False)["input_ids"]
+    whole: list[int] = tokenizer("a")["input_ids"]
+    places = range(len(whole) - len(plain) + 1)
+    return whole[: next((place for place in places if whole[place : place + len(plain)] == plain), 0)]
+
+
 def _split_examples(
     source: Source, split: Split, config: DataConfig, tokenizer: Any, *, packing: bool, separator: int | None
 ) -> Any:
     column = text_column(source, split)
     special = separator is None
     longest = None if packing else config.max_length
-    end = [] if separator is None else [separator]
+    start, end = ([], []) if separator is None else (opening(tokenizer), [separator])
 
     def encoder(batch: list[str]) -> dict[str, list[list[int]]]:
         encoded = tokenizer(
             batch,
             add_special_tokens=special,
             truncation=longest is not None,
-            max_length=longest,
+            max_length=None if longest is None else longest - len(start),
             return_attention_mask=False,
             return_token_type_ids=False,
             verbose=False,
         )
+        rows = (start + row for row in encoded["input_ids"])
         # A text that was cut has no end to learn.
-        rows = (row + end if longest is None or len(row) < longest else row for row in encoded["input_ids"])
-        return {"input_ids": list(rows)}
+        return {"input_ids": [row + end if longest is None or len(row) < longest else row for row in rows]}
 
     def rows() -> Iterator[str]:
         return (text for text in texts(split, column) if text)
 
-    key = digest(tokenizer_key(tokenizer), "language", str(special), str(longest), str(separator))
+    key = digest(tokenizer_key(tokenizer), "language", str(special), str(longest), str(start), str(separator))
     examples = encode(rows, encoder, key)
     if packing and len(examples):
         return packed(examples, config.max_length, keep_rest=split is source.eval)

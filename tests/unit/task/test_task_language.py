@@ -12,6 +12,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tokenizers.processors import TemplateProcessing
 
 from optrun.data.loader import Feed, Plan
 from optrun.data.randomness import generator
@@ -19,6 +20,7 @@ from optrun.data.source import Source
 from optrun.errors import ConfigError
 from optrun.task import Task
 from optrun.task.base import IGNORED, TokenEvaluation, tokenizer_key
+from optrun.task.language_model import opening
 from optrun.task.seq2seq_lm import Seq2SeqLm
 
 TEXTS = ["the cat sat on a mat", "Anna Smith went to Paris and Berlin with Bob", "", "unbelievable things happened"] * 5
@@ -47,6 +49,25 @@ def test_rows_end_unless_they_were_cut(make_source: Make, make_task: Make, token
     for index, ids in enumerate(whole):
         row = task.train[index]["input_ids"].tolist()
         assert row == (ids[:7] if len(ids) >= 7 else [*ids, end])
+
+
+def test_documents_begin_as_the_tokenizer_begins_them(make_source: Make, make_task: Make, tokenizer: Make) -> None:
+    words = tokenizer("stream")
+    plain = [words(text)["input_ids"] for text in TEXTS if text]
+    end = words.eos_token_id
+    begin = words.convert_tokens_to_ids("<|pad|>")  # any token of its own, as <s> of Llama
+    words.backend_tokenizer.post_processor = TemplateProcessing(
+        single="<|pad|> $A", special_tokens=[("<|pad|>", begin)]
+    )
+    assert words("Anna")["input_ids"][0] == begin
+    packed = make_task("causal_lm", make_source({"text": TEXTS}, max_length=7), words)
+    expected = [id_ for ids in plain for id_ in [begin, *ids, end]]
+    assert all_ids(packed.eval).tolist() == expected[: len(all_ids(packed.eval))]
+    rows = make_task("causal_lm", make_source({"text": TEXTS}, max_length=7), words, packing=False)
+    for index, ids in enumerate(plain):
+        assert rows.train[index]["input_ids"].tolist() == [begin, *ids, end][:7]
+    assert opening(tokenizer("pair")) == [tokenizer("pair").cls_token_id]
+    assert opening(tokenizer("seq2seq")) == []
 
 
 def test_causal_batch(make_source: Make, make_task: Make, tokenizer: Make) -> None:
