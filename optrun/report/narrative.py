@@ -66,7 +66,7 @@ def notes(findings: Findings) -> list[str]:
         )
         found.append(
             f"“{NO_DIFFERENCE.capitalize()}” is no proof of equality. The number behind it is the difference that "
-            "so many seeds would have shown with a chance of about 80 %."
+            "so many seeds would have shown with a chance of 80 %, were the spread the one observed."
         )
         found.append(
             "Intervals of means are bootstrap percentile intervals (2,000 resamples of the seeds). With few seeds "

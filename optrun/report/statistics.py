@@ -12,6 +12,8 @@ How error rates are kept:
 
 from __future__ import annotations
 
+import functools
+import math
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -19,7 +21,7 @@ from itertools import combinations
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy import stats
+from scipy import optimize, stats
 
 Array = NDArray[np.float64]
 
@@ -27,6 +29,8 @@ ALPHA = 0.05
 MIN_SEEDS = 3
 """Seeds in common below which no test is made: two differences have one degree of freedom."""
 CONFIDENCE = 0.95
+POWER = 0.8
+"""Chance with which a difference that "could be seen" is found."""
 
 BETTER = "better"
 WORSE = "worse"
@@ -56,7 +60,7 @@ class Comparison:
     effect: float
     """Hedges' g of the paired differences: positive means the contender is better; NaN where no test was made."""
     detectable: float
-    """The difference this comparison would have found with a chance of about 80 %."""
+    """The difference this comparison would have found with a chance of 80 %, were the spread the one observed."""
     verdict: str
     """`BETTER`, `WORSE`, `NO_DIFFERENCE`, `TOO_FEW`, `NO_SPREAD` or `REFERENCE`."""
 
@@ -242,9 +246,15 @@ def _test_all(
 
 
 def _detectable(spread: float, n: int, alpha: float) -> float:
-    """(t_{1 - alpha/2} + t_{0.8}) s / sqrt(n): what the test would find with a chance of about 0.8."""
-    quantiles = stats.t.ppf([1 - alpha / 2, 0.8], n - 1)
-    return float(quantiles.sum() * spread / np.sqrt(n))
+    """The difference that the test finds with a chance of 0.8, were the spread over seeds the one observed."""
+    return _noncentrality(n, alpha) * spread / math.sqrt(n)
+
+
+@functools.cache
+def _noncentrality(n: int, alpha: float) -> float:
+    """The delta at which a noncentral t of n - 1 degrees of freedom exceeds t_{1 - alpha/2} with a chance of 0.8."""
+    critical = stats.t.ppf(1 - alpha / 2, n - 1)
+    return float(optimize.brentq(lambda delta: stats.nct.sf(critical, n - 1, delta) - POWER, 0.0, 4 * critical + 4))
 
 
 def _verdict(p: float, gain: float, alpha: float) -> str:
