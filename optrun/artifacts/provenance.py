@@ -15,9 +15,10 @@ from typing import Any
 import optrun
 
 _PACKAGES = ("torch", "transformers", "datasets", "tokenizers", "safetensors", "numpy", "hydra-core", "omegaconf")
-# What may differ between two runs without their results differing.
-_NOT_IDENTITY = ("run_name", "resume", "tracking", "checkpoint")
-_NOT_IDENTITY_OF_TRAINING = ("logging_steps", "max_seconds", "dataloader_num_workers", "dataloader_timeout", "device")
+NOT_IDENTITY = ("run_name", "resume", "tracking", "checkpoint")
+"""Groups and keys that may differ between two runs without their results differing."""
+NOT_IDENTITY_OF_TRAINING = ("logging_steps", "max_seconds", "dataloader_num_workers", "dataloader_timeout", "device")
+"""The same, below `training`."""
 
 
 def versions() -> dict[str, str]:
@@ -85,9 +86,9 @@ def config_digest(values: Mapping[str, Any]) -> str:
     Returns:
         16 hexadecimal digits.
     """
-    kept = {key: value for key, value in values.items() if key not in _NOT_IDENTITY}
+    kept = {key: value for key, value in values.items() if key not in NOT_IDENTITY}
     if isinstance(kept.get("training"), Mapping):
-        kept["training"] = {k: v for k, v in kept["training"].items() if k not in _NOT_IDENTITY_OF_TRAINING}
+        kept["training"] = {k: v for k, v in kept["training"].items() if k not in NOT_IDENTITY_OF_TRAINING}
     if isinstance(kept.get("optimizer"), Mapping):
         kept["optimizer"] = {key: value for key, value in kept["optimizer"].items() if key != "default_lr"}
     text = json.dumps(kept, sort_keys=True, default=str)

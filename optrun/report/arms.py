@@ -8,15 +8,13 @@ from typing import Any
 
 import numpy as np
 
+from optrun.artifacts.provenance import NOT_IDENTITY, NOT_IDENTITY_OF_TRAINING
 from optrun.errors import ConfigError, did_you_mean
 from optrun.report.collect import Run
 from optrun.report.theme import plain, short
 
-_BESIDE_THE_POINT = (
-    "seed", "run_name", "resume", "tracking.", "checkpoint.", "hydra.",
-    "training.logging_steps", "training.dataloader_num_workers", "training.max_time", "training.time_budget",
-)  # fmt: skip
-"""Keys (or their beginnings) that say where and how a run is written, not what it computes."""
+_BESIDE_THE_POINT = {"seed", "hydra", *NOT_IDENTITY, *(f"training.{key}" for key in NOT_IDENTITY_OF_TRAINING)}
+"""Keys and groups that say where and how a run is written, not what it computes."""
 
 
 @dataclass
@@ -84,7 +82,7 @@ def differing(runs: Sequence[Run]) -> list[str]:
         keys.update(dict.fromkeys(run.config))
     found = []
     for key in keys:
-        if key.startswith(_BESIDE_THE_POINT) or _repeats_seed(key, runs):
+        if _BESIDE_THE_POINT & {key, key.partition(".")[0]} or _repeats_seed(key, runs):
             continue
         group = key.partition(".")[0]
         values: dict[Any, set[Any]] = {}

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from rich.console import Console
 
+from optrun.artifacts.provenance import NOT_IDENTITY_OF_TRAINING
 from optrun.report.arms import differing, telling
 from optrun.report.collect import Run, load_runs
 from optrun.report.config_file import flatten, read_config
@@ -37,6 +38,7 @@ def test_only_what_differs_within_a_choice_is_named(tmp_path: Path, make_run: Ma
 def test_seed_paths_and_tracking_never_separate_runs(tmp_path: Path, make_run: MakeRun) -> None:
     for number in range(3):
         config = {"tracking.name": f"t{number}", "checkpoint.keep_last": number, "training.logging_steps": 1 + number}
+        config |= {f"training.{key}": number for key in NOT_IDENTITY_OF_TRAINING}
         make_run(tmp_path / str(number), seed=number, max_steps=20, config=config)
     findings = _find(tmp_path)
     assert findings.keys == []
