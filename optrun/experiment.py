@@ -21,7 +21,7 @@ from optrun.artifacts.run_dir import RunDir
 from optrun.assembly import Start, assemble, build_feeds
 from optrun.config.run import RunConfig
 from optrun.config.training import OnNonfinite
-from optrun.errors import ConfigError, StoppedEarly
+from optrun.errors import EXIT_FAILED, ConfigError, StoppedEarly
 from optrun.model.weights import load_model_tensors
 from optrun.preparation import Prepared, prepare
 from optrun.publish import publish
@@ -108,20 +108,20 @@ def train(
 def _status(summary: Summary, display: Display) -> Iterator[None]:
     """However it ends, the summary says how."""
 
-    def end(status: str, message: str) -> None:
+    def end(status: str, error: BaseException) -> None:
         try:
-            summary.end(status, message)
+            summary.end(status, str(error) or type(error).__name__, getattr(error, "exit_code", EXIT_FAILED))
         except OSError as error:  # a full disk must not hide why the run ended
             display.note(f"{summary.run.summary}: {error.strerror or error}; status {status} is not in it.")
 
     try:
         yield
     except StoppedEarly as error:
-        end("interrupted", str(error))
+        end("interrupted", error)
         raise
     except BaseException as error:
         if not (isinstance(error, ConfigError) and not summary.begun):
-            end("failed", str(error) or type(error).__name__)
+            end("failed", error)
         raise
 
 

@@ -15,6 +15,7 @@ from optrun.artifacts.metrics import read_summary, write_summary
 from optrun.artifacts.run_dir import RunDir
 from optrun.config.run import RunConfig
 from optrun.config.saved import flat
+from optrun.errors import EXIT_DONE
 from optrun.training.device import peak_memory_bytes
 from optrun.training.state import TrainState
 
@@ -62,6 +63,7 @@ class Summary:
             "run_name": config.run_name or run.path.name,
             "status": "running",
             "message": "",
+            "exit_code": None,
             "global_step": 0,
             "max_steps": None,
             "epoch": 0.0,
@@ -171,10 +173,9 @@ class Summary:
         tensors = (value for state in self.optimizer.state.values() for value in state.values())
         return sum(value.numel() * value.element_size() for value in tensors if isinstance(value, torch.Tensor))
 
-    def end(self, status: str, message: str) -> None:
+    def end(self, status: str, message: str, exit_code: int = EXIT_DONE) -> None:
         """The run is over, one way or another."""
-        self.values["status"] = status
-        self.values["message"] = message
+        self.values.update(status=status, message=message, exit_code=exit_code)
         self.write()
 
 

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from optrun.artifacts.metrics import MetricsLog, read_metrics, read_summary
 from optrun.artifacts.run_dir import HYDRA, RunDir, find_runs
+from optrun.errors import EXIT_NONFINITE
 from optrun.report.config_file import flatten, read_config
 from optrun.report.theme import plain
 
@@ -128,9 +129,11 @@ class Run:
     def diverged(self) -> str:
         """Why the run counts as diverged; empty where it does not.
 
-        Diverged: a loss that is not finite at its last evaluation or last logged step, or a training loss whose last
-        tenth lies more than half above its first value.
+        Diverged: stopped by the policy for non-finite numbers, a loss that is not finite at its last evaluation or last
+        logged step, or a training loss whose last tenth lies more than half above its first value.
         """
+        if self.status == "failed" and self.summary.get("exit_code") == EXIT_NONFINITE:
+            return f"stopped at step {self.global_step:,} by numbers that are not finite"
         for name in ("train/loss", "eval/loss"):
             steps, values = self.series(name)
             bad = ~np.isfinite(values)

@@ -15,6 +15,7 @@ from optrun.artifacts.checkpoint import load_checkpoint, save_checkpoint
 from optrun.artifacts.manifest import problems
 from optrun.artifacts.retention import checkpoint_folders
 from optrun.artifacts.run_dir import RunDir
+from optrun.report.collect import load_run
 from optrun.restore import loading
 from optrun.training.step import Stepper
 from tests.faults.checkpoints import edit_manifest
@@ -83,7 +84,8 @@ def test_stop_says_where_and_saves_the_good_state(
     assert "Examples " in said
     report = json.loads((run.path / "nonfinite" / "step-00000004" / "report.json").read_text())
     assert report["gradients_not_finite"]
-    assert summary(run.path)["status"] == "failed"
+    assert (summary(run.path)["status"], summary(run.path)["exit_code"]) == ("failed", 3)
+    assert load_run(run.path).diverged == "stopped at step 3 by numbers that are not finite"
     assert not problems(run.checkpoint(3))  # the state before the bad step, although no save was due
     assert go("resume=run")[0] == 0  # without the poison: as if it had never been
     assert tensors(run.path, STEPS) == tensors(straight.path, STEPS)

@@ -114,6 +114,17 @@ def test_the_best_lr_beside_one_that_diverged_is_not_on_the_edge(tmp_path: Path,
     assert kinds == ["diverged"]
 
 
+def test_a_run_stopped_by_numbers_that_are_not_finite_was_tried(tmp_path: Path, make_run: Callable[..., Path]) -> None:
+    """It ends before a line that holds such a number is written."""
+    stopped: Change = {"global_step": 12, "status": "failed", "summary": {"exit_code": 3}}
+    kinds = _sweep(
+        tmp_path,
+        make_run,
+        lambda o, lr, s: {"lr": BEST[o] * lr / 2, "final": 3 - lr / 10, **(stopped if lr == 4 else {})},
+    )
+    assert kinds == ["diverged"]
+
+
 def test_repeats_files_and_missing_metric(tmp_path: Path, make_run: Callable[..., Path]) -> None:
     _sweep(tmp_path, make_run, lambda *_: {})
     late = {"updated_at": "2027-01-01T00:00:00+00:00"}
