@@ -72,7 +72,8 @@ def run(argv: list[str]) -> int:
         from optrun.sweep.driver import Line
 
         own = [word for word in args.overrides if is_hydra(word)]
-        return sweep(hydra, Line(config_name, args.config_dir, own, words), cfg)
+        by_itself = _is_sweep(hydra, config_name, [])
+        return sweep(hydra, Line(config_name, args.config_dir, own, words, by_itself), cfg)
     return _single(hydra, config_name, words, cfg, argv)
 
 

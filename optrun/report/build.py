@@ -209,8 +209,11 @@ def _commands(findings: Findings) -> list[tuple[str, str, str]]:
         seeds = sorted({run.seed for run in runs if run.seed is not None})
         line = runs[0].command(seeds=seeds) if runs else ""
         if line:
-            what = f"{len(seeds)} seeds" if len(seeds) > 1 else ""
-            found.append((row.name, what, plain(line)))
+            changed = {key: value for run in runs for key, value in run.changed.items()}
+            what = [f"{len(seeds)} seeds"] if len(seeds) > 1 else []
+            if changed:
+                what.append("changed when resumed: " + ", ".join(f"{key}={value}" for key, value in changed.items()))
+            found.append((row.name, plain("; ".join(what)), plain(line)))
     return found
 
 
@@ -277,7 +280,8 @@ def _markdown(findings: Findings, cautions: Sequence[Warning], images: dict[Pict
     parts.append("## Run it again")
     for name, what, line in _commands(findings):
         fence = "`" * max(3, 1 + max((len(run) for run in _backticks(line)), default=0))
-        parts.append(f"{escape_markdown(name)}{', ' + what if what else ''}:\n\n{fence}sh\n{line}\n{fence}")
+        title = ", ".join(escape_markdown(words) for words in (name, what) if words)
+        parts.append(f"{title}:\n\n{fence}sh\n{line}\n{fence}")
     if not single:
         parts += ["## How to read this", "\n".join(f"- {escape_markdown(note)}" for note in notes(findings))]
     return "\n\n".join(parts) + "\n"

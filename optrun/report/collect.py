@@ -183,9 +183,9 @@ class Run:
         Args:
             seeds: More than one: the line is a sweep over these seeds instead of the run's own.
         """
-        seeds = list(seeds)
+        seeds, typed = list(seeds), _typed(self.summary.get("command"))
         overrides = [item for item in self.overrides if not item.lstrip("+").startswith(("resume=", "hydra."))]
-        if not overrides and self.summary.get("command") and len(seeds) < 2:
+        if not overrides and typed and len(seeds) < 2:
             return str(self.summary["command"])
         words = ["optrun"]
         if len(seeds) > 1:
@@ -195,7 +195,21 @@ class Run:
         name = self.summary.get("config_name")
         if name and name != "config":
             words += ["-cn", str(name)]
+        words += _config_dir(typed)
+        if "hydra.mode=RUN" in typed:  # the recipe is a sweep, of which this is one point
+            words += ["hydra/sweeper=grid", "hydra.sweeper.grids=[]"] if len(seeds) > 1 else ["hydra.mode=RUN"]
         return shlex.join(words + overrides)
+
+    @property
+    def changed(self) -> dict[str, Any]:
+        """Keys that were changed when the run was resumed, to their last values: no fresh run repeats that."""
+        found: dict[str, Any] = {}
+        resumes = self.summary.get("resumes")
+        for resume in resumes if isinstance(resumes, list) else []:
+            changes = _inside(resume, "changes")
+            for key, pair in changes.items() if isinstance(changes, dict) else ():
+                found[str(key)] = pair[1] if isinstance(pair, list) and len(pair) == 2 else None
+        return found
 
 
 def number(value: Any) -> float | None:
@@ -255,6 +269,23 @@ def _labels(paths: list[Path]) -> list[str]:
     else:
         shared = len(parts[0]) - 1 if parts else 0
     return ["/".join(part[shared:]) for part in parts]
+
+
+def _typed(command: Any) -> list[str]:
+    """The words of a command line that a run noted."""
+    try:
+        return shlex.split(str(command or ""))
+    except ValueError:  # a quotation mark without its partner: not written by optrun
+        return []
+
+
+def _config_dir(typed: list[str]) -> list[str]:
+    """`--config-dir DIR`, if that is among the words."""
+    for index, word in enumerate(typed):
+        name, equals, value = word.partition("=")
+        if name in ("--config-dir", "-cd") and (equals or index + 1 < len(typed)):
+            return ["--config-dir", value if equals else typed[index + 1]]
+    return []
 
 
 def _hydra_overrides(path: Path) -> list[str]:

@@ -28,6 +28,10 @@ _IDLE_LAUNCHES = 3
 _A_DAY = 86_400
 
 
+ALONE = "hydra.mode=RUN"
+"""Word that makes one run of a recipe which is a sweep."""
+
+
 @dataclass
 class Line:
     """The command line of a sweep, apart from the jobs."""
@@ -37,12 +41,15 @@ class Line:
     hydra_words: list[str] = field(default_factory=list)
     words: list[str] = field(default_factory=list)
     """Every `key=value` word that a person typed."""
+    sweeps_by_itself: bool = False
+    """Whether the recipe is a sweep without `-m`."""
 
     @property
     def options(self) -> list[str]:
         """What stands before the overrides in a command that makes one job alone."""
         name = [] if self.config_name == "config" else ["-cn", self.config_name]
-        return name + ([] if self.config_dir is None else ["--config-dir", self.config_dir])
+        folder = [] if self.config_dir is None else ["--config-dir", self.config_dir]
+        return [*name, *folder, *([ALONE] if self.sweeps_by_itself else [])]
 
 
 class Stop:

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 
 import pytest
 from omegaconf import OmegaConf
 
 from optrun.config import store
+from optrun.report.collect import load_runs
 from optrun.sweep.jobs import Composer, Job, build_jobs, combinations, merged, param_words
-from tests.running import TINY_GPT, optrun
+from tests.running import TINY_GPT, optrun, records
 from tests.sweep.forked import jobs, result
 
 
@@ -25,8 +27,8 @@ def expanded(name: str, *words: str) -> list[Job]:
 @pytest.mark.parametrize(
     ("name", "count", "words"),
     [
-        ("compare_optimizers", 7 * 4 * 3, []),
-        ("lamb_batch_scaling", 4 * 3, []),
+        ("compare_optimizers", 7 * 4 * 5, []),
+        ("lamb_batch_scaling", 4 * 5, []),
         ("layer_decay_minilm", 3 * 4 * 3, ["model.path=somewhere", "data.train=a.tsv"]),
     ],
 )
@@ -50,3 +52,8 @@ def test_every_optimizer_runs(place: Path) -> None:
     assert optrun("-cn", "compare_optimizers", *words, "lr=1e-3", "seed=0", "hydra.sweep.dir=sweep") == 0
     assert {row["status"] for row in result().values()} == {"finished"}
     assert len(jobs()) == 7
+    sgd = next(run for run in load_runs([Path("sweep")]) if run.optimizer == "sgd")
+    assert optrun(*shlex.split(sgd.command(seeds=[0, 1]))[1:], "hydra.sweep.dir=again") == 0
+    assert [job.name.rpartition("-")[0] for job in jobs("again")] == ["sgd-lr0.001-seed0", "sgd-lr0.001-seed1"]
+    assert optrun(*shlex.split(sgd.command())[1:], "hydra.run.dir=alone") == 0
+    assert records(Path("alone"))[-1]["eval/loss"] == records(sgd.path)[-1]["eval/loss"]

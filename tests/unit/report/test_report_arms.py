@@ -7,6 +7,7 @@ import json
 import math
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -166,8 +167,9 @@ def test_what_counts_as_diverged(tmp_path: Path, make_run: MakeRun, losses: list
     assert bool(run.diverged) == bool(diverged)
 
 
-def _command(overrides: list[str], name: str = "config") -> Run:
-    return Run(Path("x"), "x", "finished", "", {}, {"config_name": name, "command": "typed"}, None, [], overrides)  # type: ignore[arg-type]
+def _command(overrides: list[str], name: str = "config", typed: str = "typed", **summary: Any) -> Run:
+    summary |= {"config_name": name, "command": typed}
+    return Run(Path("x"), "x", "finished", "", {}, summary, None, [], overrides)  # type: ignore[arg-type]
 
 
 def test_commands_are_safe_to_paste_and_leave_out_what_was_only_for_then() -> None:
@@ -176,6 +178,29 @@ def test_commands_are_safe_to_paste_and_leave_out_what_was_only_for_then() -> No
     assert run.command(seeds=[4, 5]) == "optrun -m optimizer=lamb lr=1e-3 'data.train=a b;rm' seed=4,5"
     assert _command([], "sst2_minilm").command() == "typed"
     assert _command(["lr=1"], "sst2_minilm").command() == "optrun -cn sst2_minilm lr=1"
+
+
+@pytest.mark.parametrize("given", ["--config-dir 'my own'", "--config-dir='my own'", "-cd 'my own'"])
+def test_commands_name_the_folder_of_a_recipe(given: str) -> None:
+    run = _command(["lr=1"], "mine", f"optrun -cn mine {given} lr=1")
+    assert run.command() == "optrun -cn mine --config-dir 'my own' lr=1"
+    assert _command(["lr=1"], "mine", "optrun -cn mine --config-dir").command() == "optrun -cn mine lr=1"
+    assert _command(["lr=1"], "mine", "optrun 'x").command() == "optrun -cn mine lr=1"
+
+
+def test_commands_take_one_point_of_a_recipe_that_is_a_sweep() -> None:
+    """Without its grids, whose other keys would come along."""
+    run = _command(["optimizer=sgd", "seed=1"], "many", "optrun -cn many hydra.mode=RUN optimizer=sgd seed=1")
+    assert run.command() == "optrun -cn many hydra.mode=RUN optimizer=sgd seed=1"
+    assert run.command(seeds=[0, 1]) == (
+        "optrun -m -cn many hydra/sweeper=grid 'hydra.sweeper.grids=[]' optimizer=sgd seed=0,1"
+    )
+
+
+def test_what_was_changed_when_a_run_was_resumed() -> None:
+    resumes = [{"changes": {"lr": [1, 2], "training.max_steps": [5, 9]}}, {"changes": {"lr": [2, 3]}}, {"changes": 1}]
+    assert _command([], resumes=resumes).changed == {"lr": 3, "training.max_steps": 9}
+    assert _command([], resumes="torn").changed == {}
 
 
 def test_configuration_files(tmp_path: Path) -> None:
