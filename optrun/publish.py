@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from optrun.artifacts.checkpoint import load_checkpoint
+from optrun.artifacts.checkpoint import load_checkpoint, plain_numbers
 from optrun.artifacts.metrics import read_summary
 from optrun.artifacts.run_dir import RunDir
 from optrun.errors import CheckpointError, StorageError
@@ -111,7 +111,9 @@ def export(run: RunDir, checkpoint: Path, destination: Path) -> str:
         summary = read_summary(run.summary)
     except (OSError, ValueError):
         summary = {}
-    summary["global_step"] = snapshot.global_step
+    # What is told is told of these weights, not of those the run ended with.
+    known = plain_numbers(snapshot.state["train"])
+    summary |= {"global_step": snapshot.global_step, "metrics": {key: known[key] for key in ("last", "best")}}
     aside = destination.with_name(f".{destination.name}-{os.getpid()}")
     try:
         destination.parent.mkdir(parents=True, exist_ok=True)

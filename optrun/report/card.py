@@ -106,7 +106,9 @@ def _introduction(summary: Mapping[str, Any], config: Mapping[str, Any], words: 
         sentences.append(f"{train:,} training examples and {evaluated:,} for evaluation.")
     status, step, limit = summary.get("status"), summary.get("global_step"), summary.get("max_steps")
     if isinstance(step, int) and isinstance(limit, int) and step < limit:
-        sentences.append(f"**The training stopped at step {step:,} of {limit:,}.**")
+        place = f"step {step:,} of {limit:,}"
+        went_on = status == "finished"
+        sentences.append(f"These are the weights of {place}." if went_on else f"**The training stopped at {place}.**")
     elif status and status not in ("finished", "running"):
         sentences.append(f"**The training ended as: {escape_markdown(str(status))}.**")
     sentences.append("Trained with optrun.")
@@ -114,9 +116,9 @@ def _introduction(summary: Mapping[str, Any], config: Mapping[str, Any], words: 
 
 
 def _results(summary: Mapping[str, Any]) -> str:
-    """Last and best value of every evaluation metric."""
+    """Last and best value of every evaluation metric, as far as these weights were trained."""
     best = _get(summary, "metrics", "best")
-    table = Table(["metric, on the evaluation split", "at the end", "best", "at step"], [False, True, True, True])
+    table = Table(["metric, on the evaluation split", "last", "best", "at step"], [False, True, True, True])
     for key, number in _evaluation(summary, finite=False).items():
         top = best.get(key) if isinstance(best, Mapping) else None
         top_value, top_step = _get(top, "value"), _get(top, "step")

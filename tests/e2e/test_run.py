@@ -85,7 +85,7 @@ def test_the_run_directory_tells_its_story(tmp_path: Path, capsys: pytest.Captur
 
 
 def test_the_verbs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert optrun(*classes(tmp_path), "hydra.run.dir=run") == 0
+    assert optrun(*classes(tmp_path), "checkpoint.save_steps=2", "training.eval_steps=1", "hydra.run.dir=run") == 0
     told = summary(Path("run"))["metrics"]["last"]
     capsys.readouterr()
     assert optrun("evaluate", "run", "--json") == 0
@@ -106,6 +106,14 @@ def test_the_verbs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         logits = model(**tokenizer("the quick fox", return_tensors="pt")).logits
     assert logits.shape == (1, 2)
     assert optrun("export", "run", "exported") == 2, "nothing is overwritten"
+    early = min(Path("run/checkpoints").glob("step-*"))
+    assert optrun("export", str(early), "early") == 0
+    step = int(early.name.removeprefix("step-"))
+    then = [record for record in records(Path("run")) if record["step"] <= step and "eval/loss" in record][-1]
+    card = Path("early/README.md").read_text()
+    assert f"These are the weights of step {step} of " in card
+    assert f"value: {round(then['eval/loss'], 6)}" in card
+    assert then["eval/loss"] != told["eval/loss"]
     damaged = Path("run/checkpoints/step-00000003/model.safetensors")
     content = bytearray(damaged.read_bytes())
     content[-1] ^= 1

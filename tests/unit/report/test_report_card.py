@@ -73,6 +73,7 @@ def test_a_stopped_run_says_so_and_values_that_are_not_finite_stay_out_of_the_me
     summary["metrics"]["last"] = {"eval/loss": math.nan, "eval/accuracy": "NaN", "eval/f1": 0.5}
     text = model_card(summary, config)
     assert "stopped at step 10 of 40" in text
+    assert "These are the weights of step 10 of 40." in model_card(summary | {"status": "finished"}, config)
     assert "| loss | NaN |" in text
     assert ModelCard(text).data.metrics == ["f1"]
     assert "nan" not in text.split("---")[1].lower()
