@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import os
 import re
 import warnings
 from collections.abc import Iterator, Sequence
@@ -245,7 +246,7 @@ def save_png(figure: Figure, path: Path, *, dpi: int = 160) -> Path:
     buffer = io.BytesIO()
     with _any_letters():
         figure.savefig(buffer, format="png", dpi=dpi, facecolor=figure.get_facecolor(), metadata={"Software": SOFTWARE})
-    aside = path.with_name(f".{path.name}.tmp")
+    aside = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
         aside.write_bytes(buffer.getvalue())
         aside.replace(path)
