@@ -125,6 +125,9 @@ def command_line(words: Words, steps: int) -> tuple[list[str], list[str]]:
         elif key.startswith("tracking."):
             replaced.append(f"{word}: nothing is tracked here")
             continue
+        elif key == "training.num_train_epochs":
+            replaced.append(f"{word}: certify takes training.max_steps={steps} (--steps)")
+            continue
         elif key in forced:
             if word.partition("=")[2] != forced[key]:
                 way = " (--steps)" if key == "training.max_steps" else ""
