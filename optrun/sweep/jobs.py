@@ -128,7 +128,9 @@ class Composer:
         """
         changes, settled = [], []
         for word, override in zip(words, parse(self.hydra, words), strict=True):
-            simple = override.type == OverrideType.CHANGE and override.key_or_group not in store.GROUPS
+            # Hydra merges a mapping into what is there; that is its business.
+            whole = override.key_or_group in store.GROUPS or isinstance(override.value(), dict)
+            simple = override.type == OverrideType.CHANGE and not whole
             (changes.append(override) if simple else settled.append(word))
         try:
             cfg = self._with(tuple(settled), changes)

@@ -13,6 +13,7 @@ from hydra.types import RunMode
 
 from optrun.commands.sweep import _folder as sweep_folder
 from optrun.config import store
+from optrun.sweep.jobs import Composer
 from optrun.training.step import Stepper
 from tests.running import optrun, summary
 from tests.sweep import forked
@@ -42,6 +43,14 @@ def test_what_does_not_count_does_not_make_a_new_job(place: Path) -> None:
     assert sweep("seed=0,0", "lr=0.001", "training.max_seconds=999", "run_name=again", "checkpoint.keep_last=5") == 0
     assert len(jobs()) == 1
     assert ForkServer.launches == [1]
+
+
+def test_a_mapping_and_its_keys_one_by_one_are_one_job() -> None:
+    """Hydra merges a mapping into what is there."""
+    compose = Composer(store.open_hydra(), "config")
+    whole = compose(["model.config={n_layer: 1}", "optimizer=lamb"])
+    assert whole == compose(["optimizer=lamb", "++model.config.n_layer=1"])
+    assert whole["model"]["config"]["n_head"] > 0
 
 
 def test_failures_are_rows(place: Path) -> None:
