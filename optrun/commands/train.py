@@ -60,13 +60,17 @@ def run(argv: list[str]) -> int:
     resume = _resume_value(args.overrides)
     if resume is not None and not (args.cfg or args.info):
         if args.multirun:
-            raise ConfigError("resume goes on with one run; a sweep is taken up by repeating its own command.")
+            raise _not_a_sweep()
         return _resume(hydra, config_name, args, argv, resume)
     sweeping = args.multirun or _is_sweep(hydra, config_name, args.overrides)
     words = words_of.checked(hydra, config_name, args.overrides, sweep=sweeping)
     if args.cfg or args.info:
         return _show(hydra, config_name, words, args)
     cfg = store.compose(hydra, config_name, words, RunMode.MULTIRUN if sweeping else RunMode.RUN)
+    if cfg.resume is not None:  # a recipe of the user's says so
+        if sweeping:
+            raise _not_a_sweep()
+        return _resume(hydra, config_name, args, argv, str(cfg.resume))
     if sweeping:
         from optrun.commands.sweep import sweep
         from optrun.sweep.driver import Line
@@ -128,9 +132,17 @@ def _check_completion(words: list[str]) -> None:
         raise ConfigError(f"-sc {words[0]}: this is what the shell asks, with the line so far in COMP_LINE.")
 
 
+def _is_resume(word: str) -> bool:
+    return word.split("=", 1)[0].lstrip("+") == "resume"
+
+
+def _not_a_sweep() -> ConfigError:
+    return ConfigError("resume goes on with one run; a sweep is taken up by repeating its own command.")
+
+
 def _resume_value(words: list[str]) -> str | None:
     """The value of `resume=`; None where it is absent or null."""
-    for override in words_of.parse([word for word in words if word.split("=", 1)[0] in ("resume", "+resume")]):
+    for override in words_of.parse([word for word in words if _is_resume(word)]):
         if override.is_sweep_override():
             raise ConfigError(f"{override.input_line}: one run at a time can be resumed.")
         return None if override.value() is None else str(override.value())
@@ -308,7 +320,7 @@ def _refuse_other_recipe(run: RunDir, config_name: str | None) -> None:
 def _resume(hydra: Hydra, config_name: str, args: argparse.Namespace, argv: list[str], value: str) -> int:
     from optrun.resume import find_target
 
-    words = [word for word in args.overrides if word.split("=", 1)[0] not in ("resume", "+resume")]
+    words = [word for word in args.overrides if not _is_resume(word)]
     place = [word for word in words if word.startswith("hydra.run.dir=")]
     run_dir = Path(str(words_of.parse(place)[-1].value())) if place else None
     outputs = Path("outputs")

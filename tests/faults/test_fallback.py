@@ -86,6 +86,25 @@ def test_before_the_first_save_auto_starts_over_in_place(straight: Straight, go:
     straight.same(run)
 
 
+def test_a_recipe_may_ask_to_go_on(straight: Straight, go: Go, tmp_path: Path) -> None:
+    (tmp_path / "mine.yaml").write_text("defaults: [config, _self_]\nresume: auto\n")
+    mine = ["-cn", "mine", "--config-dir", str(tmp_path)]
+    words = [*mine, *straight.words_with("training.max_steps=1"), "hydra.run.dir=run"]
+    assert go(*words)[0] == 0
+    code, said = go(*words)
+    assert code == 0
+    assert "all 1 steps are done" in said
+    code, said = go(*words, "resume=null")
+    assert code == 2
+    assert "nothing is overwritten" in said
+    code, said = go(*mine, "-m", "seed=0,1")
+    assert code == 2
+    assert "repeating its own command" in said
+    code, said = go("++resume=laest")
+    assert code == 2
+    assert "Did you mean resume=latest?" in said
+
+
 LEFT = [
     [],
     [".hydra/"],
