@@ -64,7 +64,7 @@ class Divergence:
         if result.finite or result.weight == 0:
             state.skipped_in_a_row = 0
             return None
-        if stepper.scaler_overflow(result):
+        if result.overflow:
             state.skipped_steps += 1
             return None
         report = nonfinite.describe(self.learner, result, state, micro_batches)
