@@ -182,7 +182,7 @@ class _Work:
         else:
             truncate_after(run.metrics, state.global_step)
         self._loop(start, snapshot, device, stop_at)
-        sample = _sample(config, prepared.task, prepared)
+        sample = _sample(config, prepared.task, prepared, display)
         publish(run, prepared.model, prepared.tokenizer, self.summary.values, dict(self.values), sample)
         self.summary.end("finished", "")
         return Outcome(run, self.summary.values, sample)
@@ -274,14 +274,19 @@ class _Work:
         replace_text(self.run.config, OmegaConf.to_yaml(OmegaConf.create(dict(self.values))))
 
 
-def _sample(config: RunConfig, task: Task, prepared: Prepared) -> tuple[str, str] | None:
+def _sample(config: RunConfig, task: Task, prepared: Prepared, display: Display) -> tuple[str, str] | None:
+    """Prompt and continuation; None where there is no prompt, or the model cannot continue it."""
     from optrun.task.causal_lm import CausalLm, continue_text
 
-    if not isinstance(task, CausalLm) or task.prompt is None or task.sample_tokens == 0:
+    if not isinstance(task, CausalLm) or not task.prompt or task.sample_tokens == 0:
         return None
-    return task.prompt, continue_text(
-        prepared.model, prepared.tokenizer, task.prompt, task.sample_tokens, seed=config.seed
-    )
+    model, tokenizer = prepared.model, prepared.tokenizer
+    try:
+        return task.prompt, continue_text(model, tokenizer, task.prompt, task.sample_tokens, seed=config.seed)
+    except Exception as error:  # whatever it is: the model is trained, and is published without a sample
+        said = f"{type(error).__name__}: {error}".splitlines()[0]
+        display.note(f"warning: task.prompt could not be continued ({said}); the model is published without a sample.")
+        return None
 
 
 def evaluate_checkpoint(config: RunConfig, checkpoint: Path) -> tuple[int, int, dict[str, float]]:
