@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from optrun.artifacts.atomic import replace_text
+from optrun.artifacts.atomic import replace_text, storing
 from optrun.artifacts.checkpoint import Snapshot, load_checkpoint, make_place
 from optrun.artifacts.lock import RunLock
 from optrun.artifacts.metrics import take_up, truncate_after
@@ -159,7 +159,8 @@ class _Work:
             display.note(sentence)
         self._write_config()
         if prepared.tokenizer is not None:
-            prepared.tokenizer.save_pretrained(str(run.path / "tokenizer"))
+            with storing(run.path / "tokenizer"):
+                prepared.tokenizer.save_pretrained(str(run.path / "tokenizer"))
         self.summary.begin(
             model=prepared.model,
             task=prepared.task,

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 from safetensors.torch import save_file
 
+from optrun.artifacts.atomic import storing
 from optrun.artifacts.metrics import to_json
 from optrun.artifacts.run_dir import RunDir, step_name
-from optrun.errors import StorageError
 from optrun.training.state import TrainState
 from optrun.training.step import Batch, StepResult
 
@@ -91,10 +91,8 @@ def save(run: RunDir, report: Report, micro_batches: list[Batch]) -> Path:
         for number, batch in enumerate(micro_batches)
         for name, tensor in batch.items()
     }
-    try:
+    with storing(folder):
         folder.mkdir(parents=True, exist_ok=True)
         (folder / "report.json").write_text(json.dumps(to_json(report.values), indent=2), encoding="utf-8")
         save_file(tensors, folder / "batch.safetensors")
-    except OSError as error:
-        raise StorageError(f"{folder}: cannot be written: {error.strerror or error}.") from error
     return folder

@@ -10,12 +10,14 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors import SafetensorError
 
 from optrun.artifacts.checkpoint import load_checkpoint, save_checkpoint
 from optrun.artifacts.manifest import problems
 from optrun.artifacts.retention import checkpoint_folders
 from optrun.artifacts.run_dir import RunDir
 from optrun.restore import loading
+from optrun.training import nonfinite
 from optrun.training.step import Stepper
 from tests.faults.checkpoints import edit_manifest
 from tests.faults.runs import STEPS, Go, Straight
@@ -116,6 +118,21 @@ def test_stop_says_where_and_saves_the_good_state(
     assert go("resume=run")[0] == 0  # without the poison: as if it had never been
     assert tensors(run.path, STEPS) == tensors(straight.path, STEPS)
     assert records(run.path) == records(straight.path)
+
+
+def test_the_good_state_is_saved_also_where_the_report_cannot_be(
+    straight: Straight, go: Go, monkeypatch: pytest.MonkeyPatch, marks: list[str]
+) -> None:
+    def full(*given: Any) -> None:
+        raise SafetensorError("Error while serializing: I/O error: No space left on device (os error 28)")
+
+    monkeypatch.setattr(nonfinite, "save_file", full)
+    with poisoned(monkeypatch, {marks[3]}):
+        code, said = go(*straight.words_with("checkpoint.save_steps=2"), "hydra.run.dir=run")
+    assert code == 3
+    assert "step-00000004: cannot be written: No space left on device." in said
+    assert "The batch and a report could not be written. The state before it is in" in said
+    assert not problems(RunDir("run").checkpoint(3))
 
 
 def test_skip_is_counted_bounded_and_exact_on_resume(
