@@ -31,7 +31,7 @@ from optrun.data.loader import Feed
 from optrun.errors import StorageError
 from optrun.outcome import run_log
 from optrun.publish import publish
-from optrun.task.base import Task
+from optrun.task.base import Task, TokenEvaluation
 from optrun.training.step import Stepper
 from tests.faults.checkpoints import make_run, snapshot
 from tests.faults.runs import STEPS, Go, Straight
@@ -410,8 +410,17 @@ def test_an_error_in_data_or_evaluation_leaves_the_checkpoints(
     straight.same(Path("run"))
 
 
+def _of_this_processor() -> RuntimeError:
+    """torch has no class for it."""
+    with pytest.raises(RuntimeError) as caught:
+        torch.empty(10**15)
+    return caught.value
+
+
 @pytest.mark.parametrize(
-    "error", [MemoryError(), torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 9 GiB")]
+    "error",
+    [MemoryError(), torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 9 GiB"), _of_this_processor()],
+    ids=["python", "cuda", "processor"],
 )
 def test_out_of_memory_names_step_and_shapes(
     straight: Straight, go: Go, monkeypatch: pytest.MonkeyPatch, error: Exception
@@ -430,6 +439,26 @@ def test_out_of_memory_names_step_and_shapes(
     assert code == 1
     assert "step 3: out of memory with micro-batches of input_ids (4, 16)" in said
     assert "training.gradient_accumulation_steps" in said
+    assert latest_whole(RunDir("run"))[0] == RunDir("run").checkpoint(2)
+    assert go("resume=run")[0] == 0
+    straight.same(Path("run"))
+
+
+def test_out_of_memory_in_an_evaluation_names_its_batch_size(
+    straight: Straight, go: Go, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """In a run and by the verb."""
+
+    def update(self: TokenEvaluation, outputs: Any, batch: Any) -> None:
+        torch.empty(10**15)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(TokenEvaluation, "update", update)
+        for words in ([*straight.words, "hydra.run.dir=run"], ["evaluate", str(straight.path)]):
+            code, said = go(*words)
+            assert code == 1
+            assert "evaluation: out of memory with batches of input_ids (" in said
+            assert "Give a smaller training.per_device_eval_batch_size" in said
     assert latest_whole(RunDir("run"))[0] == RunDir("run").checkpoint(2)
     assert go("resume=run")[0] == 0
     straight.same(Path("run"))
