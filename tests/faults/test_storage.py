@@ -31,6 +31,7 @@ from optrun.data.loader import Feed
 from optrun.errors import StorageError
 from optrun.outcome import run_log
 from optrun.publish import publish
+from optrun.restore.snapshot import Copier
 from optrun.task.base import Task, TokenEvaluation
 from optrun.training.step import Stepper
 from tests.faults.checkpoints import make_run, snapshot
@@ -462,3 +463,29 @@ def test_out_of_memory_in_an_evaluation_names_its_batch_size(
     assert latest_whole(RunDir("run"))[0] == RunDir("run").checkpoint(2)
     assert go("resume=run")[0] == 0
     straight.same(Path("run"))
+
+
+class _OnDevice:
+    """As much of a tensor on a device as a copy asks for."""
+
+    is_cuda = True
+
+    def __init__(self, tensor: torch.Tensor, device: str) -> None:
+        self.tensor, self.device = tensor, torch.device(device)
+        self.shape, self.dtype = tensor.shape, tensor.dtype
+
+    def detach(self) -> torch.Tensor:
+        return self.tensor
+
+
+def test_a_copy_waits_for_the_devices_it_is_made_from(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else the second device may still be at it when the checksum is taken of what is half there."""
+    waited = []
+    empty = torch.empty
+    monkeypatch.setattr(torch, "empty", lambda shape, dtype, pin_memory: empty(shape, dtype=dtype))
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda device=None: waited.append(device))
+    places = {"a": "cuda:1", "b": "cuda:1", "c": "cuda:2"}
+    given: Any = {name: _OnDevice(torch.ones(2), place) for name, place in places.items()}
+    copies = Copier()({**given, "d": torch.ones(2)})
+    assert [copy.tolist() for copy in copies.values()] == [[1.0, 1.0]] * 4
+    assert sorted(map(str, waited)) == ["cuda:1", "cuda:2"]
