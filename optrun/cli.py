@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import importlib
 import os
 import signal
@@ -23,6 +24,8 @@ VERBS = {
     "verify": "optrun.commands.verify",
 }
 TRAIN = "optrun.commands.train"
+_STORAGE = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EROFS, errno.ESTALE}
+"""What the operating system says of a disk, also where it names no file."""
 
 
 def main() -> None:
@@ -94,9 +97,11 @@ def _run(argv: list[str]) -> int:
 
 
 def _storage(error: OSError) -> int:
-    if error.filename is None:
+    if error.filename is not None:
+        return _say(StorageError(f"{error.filename}: {error.strerror}."), error)
+    if error.errno not in _STORAGE:
         raise error
-    return _say(StorageError(f"{error.filename}: {error.strerror}."), error)
+    return _say(StorageError(f"storage refused: {error.strerror}. Make room, or choose another directory."), error)
 
 
 def _say(error: OptrunError, cause: BaseException | None = None) -> int:

@@ -61,6 +61,21 @@ class StoppedEarly(OptrunError):
     exit_code = EXIT_STOPPED_EARLY
 
 
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether memory did not suffice: an accelerator has a class for that, a processor only a text.
+
+    Example:
+        >>> is_out_of_memory(RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 9 bytes."))
+        True
+        >>> is_out_of_memory(RuntimeError("shapes differ"))
+        False
+    """
+    if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":
+        return True
+    words = ("allocate memory", "out of memory", "alloc_failed")  # of torch, of its devices, of cuBLAS and cuDNN
+    return isinstance(error, (RuntimeError, OSError)) and any(word in str(error).lower() for word in words)
+
+
 def printable(text: str) -> str:
     r"""Text from outside, such as a file's name, for a terminal: control characters as words, line ends as they are.
 

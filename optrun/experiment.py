@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from optrun.artifacts.atomic import replace_text
+from optrun.artifacts.atomic import replace_text, storing
 from optrun.artifacts.checkpoint import Snapshot, load_checkpoint, make_place
 from optrun.artifacts.lock import RunLock
 from optrun.artifacts.metrics import take_up, truncate_after
@@ -159,7 +159,8 @@ class _Work:
             display.note(sentence)
         self._write_config()
         if prepared.tokenizer is not None:
-            prepared.tokenizer.save_pretrained(str(run.path / "tokenizer"))
+            with storing(run.path / "tokenizer"):
+                prepared.tokenizer.save_pretrained(str(run.path / "tokenizer"))
         self.summary.begin(
             model=prepared.model,
             task=prepared.task,
@@ -182,7 +183,7 @@ class _Work:
         else:
             truncate_after(run.metrics, state.global_step)
         self._loop(start, snapshot, device, stop_at)
-        sample = _sample(config, prepared.task, prepared)
+        sample = _sample(config, prepared.task, prepared, display)
         publish(run, prepared.model, prepared.tokenizer, self.summary.values, dict(self.values), sample)
         self.summary.end("finished", "")
         return Outcome(run, self.summary.values, sample)
@@ -274,14 +275,19 @@ class _Work:
         replace_text(self.run.config, OmegaConf.to_yaml(OmegaConf.create(dict(self.values))))
 
 
-def _sample(config: RunConfig, task: Task, prepared: Prepared) -> tuple[str, str] | None:
+def _sample(config: RunConfig, task: Task, prepared: Prepared, display: Display) -> tuple[str, str] | None:
+    """Prompt and continuation; None where there is no prompt, or the model cannot continue it."""
     from optrun.task.causal_lm import CausalLm, continue_text
 
-    if not isinstance(task, CausalLm) or task.prompt is None or task.sample_tokens == 0:
+    if not isinstance(task, CausalLm) or not task.prompt or task.sample_tokens == 0:
         return None
-    return task.prompt, continue_text(
-        prepared.model, prepared.tokenizer, task.prompt, task.sample_tokens, seed=config.seed
-    )
+    model, tokenizer = prepared.model, prepared.tokenizer
+    try:
+        return task.prompt, continue_text(model, tokenizer, task.prompt, task.sample_tokens, seed=config.seed)
+    except Exception as error:  # whatever it is: the model is trained, and is published without a sample
+        said = f"{type(error).__name__}: {error}".splitlines()[0]
+        display.note(f"warning: task.prompt could not be continued ({said}); the model is published without a sample.")
+        return None
 
 
 def evaluate_checkpoint(config: RunConfig, checkpoint: Path) -> tuple[int, int, dict[str, float]]:

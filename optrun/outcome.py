@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import shlex
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -31,11 +33,25 @@ class _Lines(logging.Formatter):
         return printable(super().format(record))
 
 
+class _LogFile(logging.FileHandler):
+    """A disk that refuses a line of it neither ends a run nor hides why it ended."""
+
+    def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802  # logging's name
+        """No traceback for each line where it is the disk."""
+        if not isinstance(sys.exc_info()[1], OSError):
+            super().handleError(record)
+
+    def close(self) -> None:
+        """What is still to be written may be refused, too."""
+        with contextlib.suppress(OSError):
+            super().close()
+
+
 @contextmanager
 def run_log(run: RunDir) -> Iterator[None]:
     """`optrun.log` of the run directory takes what the run says."""
     logger = logging.getLogger("optrun")
-    handler = logging.FileHandler(run.log, encoding="utf-8")
+    handler = _LogFile(run.log, encoding="utf-8")
     handler.setFormatter(_Lines("%(asctime)s  %(message)s"))
     before = (logger.level, logger.propagate)
     logger.setLevel(logging.INFO)

@@ -9,10 +9,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from optrun.artifacts.atomic import storing
 from optrun.artifacts.checkpoint import load_checkpoint, plain_numbers
 from optrun.artifacts.metrics import read_summary
 from optrun.artifacts.run_dir import RunDir
-from optrun.errors import CheckpointError, StorageError
+from optrun.errors import CheckpointError
 from optrun.model.weights import load_model_tensors
 from optrun.report.card import model_card
 
@@ -66,16 +67,17 @@ def publish(
     """
     aside = run.path / f".model-{os.getpid()}"
     try:
-        if aside.exists():
-            shutil.rmtree(aside)
-        aside.mkdir()
-        write_model(aside, model, tokenizer, {**summary, "status": "finished"}, config, sample)
-        if run.model.exists():
-            shutil.rmtree(run.model)
-        aside.rename(run.model)
-    except OSError as error:
+        with storing(run.model):
+            if aside.exists():
+                shutil.rmtree(aside)
+            aside.mkdir()
+            write_model(aside, model, tokenizer, {**summary, "status": "finished"}, config, sample)
+            if run.model.exists():
+                shutil.rmtree(run.model)
+            aside.rename(run.model)
+    except BaseException:
         shutil.rmtree(aside, ignore_errors=True)
-        raise StorageError(f"{run.model}: cannot be written: {error.strerror or error}.") from error
+        raise
 
 
 def export(run: RunDir, checkpoint: Path, destination: Path) -> str:
@@ -116,15 +118,16 @@ def export(run: RunDir, checkpoint: Path, destination: Path) -> str:
     summary |= {"global_step": snapshot.global_step, "metrics": {key: known[key] for key in ("last", "best")}}
     aside = destination.with_name(f".{destination.name}-{os.getpid()}")
     try:
-        destination.parent.mkdir(parents=True, exist_ok=True)
-        aside.mkdir()
-        write_model(aside, model, tokenizer, summary, snapshot.state["config"])
-        if destination.exists():
-            destination.rmdir()
-        aside.rename(destination)
-    except OSError as error:
+        with storing(destination):
+            destination.parent.mkdir(parents=True, exist_ok=True)
+            aside.mkdir()
+            write_model(aside, model, tokenizer, summary, snapshot.state["config"])
+            if destination.exists():
+                destination.rmdir()
+            aside.rename(destination)
+    except BaseException:
         shutil.rmtree(aside, ignore_errors=True)
-        raise StorageError(f"{destination}: cannot be written: {error.strerror or error}.") from error
+        raise
     return name
 
 

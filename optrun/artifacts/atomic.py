@@ -9,13 +9,52 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import re
 import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+from optrun.errors import StorageError
+
 DOOMED = ".deleting-"
 _NEW = os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
+
+
+@contextmanager
+def naming(path: Path) -> Iterator[None]:
+    """Inside, what the operating system says about a descriptor names the file, as what it says about a path does."""
+    try:
+        yield
+    except OSError as error:
+        error.filename = error.filename or str(path)
+        raise
+
+
+@contextmanager
+def storing(place: Path) -> Iterator[None]:
+    """Inside, a library writes a file or a folder.
+
+    Raises:
+        StorageError: The disk refused.
+    """
+    try:
+        yield
+    except Exception as error:
+        said = _refusal(error)
+        if said is None:
+            raise
+        raise StorageError(f"{place}: cannot be written: {said}.") from error
+
+
+def _refusal(error: Exception) -> str | None:
+    """What the operating system said, where that is why; safetensors and tokenizers pass it on in a text alone."""
+    if isinstance(error, OSError):
+        return error.strerror or str(error)
+    number = re.search(r"\(os error (\d+)\)", str(error))
+    return os.strerror(int(number[1])) if number else None
 
 
 class Output:
@@ -37,12 +76,14 @@ class Output:
             OSError: The disk refused; a part may have been written.
         """
         rest = memoryview(content)
-        while rest.nbytes:
-            rest = rest[os.write(self._descriptor, rest) :]
+        with naming(self.path):
+            while rest.nbytes:
+                rest = rest[os.write(self._descriptor, rest) :]
 
     def sync(self) -> None:
         """Ask the operating system to put it on the disk."""
-        os.fsync(self._descriptor)
+        with naming(self.path):
+            os.fsync(self._descriptor)
 
     def __enter__(self) -> Self:
         return self
@@ -57,7 +98,8 @@ def sync_folder(folder: Path) -> None:
     """Ask the operating system to put a folder's entries on the disk."""
     descriptor = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
     try:
-        os.fsync(descriptor)
+        with naming(folder):
+            os.fsync(descriptor)
     except OSError as error:
         if error.errno not in (errno.EINVAL, errno.ENOTSUP):  # file systems that know no such thing
             raise

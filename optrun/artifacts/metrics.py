@@ -16,7 +16,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, BinaryIO, Self
 
-from optrun.artifacts.atomic import replace_text, sync_folder, write_bytes
+from optrun.artifacts.atomic import naming, replace_text, sync_folder, write_bytes
 
 _NON_FINITE = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
 _NUMERIC_SECTIONS = ("metrics", "perf")  # of a summary: where such a string is a number, not a word
@@ -109,9 +109,10 @@ class MetricsWriter:
         line = json.dumps(clean, ensure_ascii=False, allow_nan=False).encode() + b"\n"
         size = os.fstat(self._file.fileno()).st_size
         try:
-            written = self._file.write(line)
-            if written != len(line):  # a full disk takes a part without a word
-                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self.path))
+            with naming(self.path):
+                written = self._file.write(line)
+                if written != len(line):  # a full disk takes a part without a word
+                    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         except OSError:
             os.ftruncate(self._file.fileno(), size)
             raise
@@ -121,7 +122,8 @@ class MetricsWriter:
         # A descriptor of its own: this may run beside training, which may close the file.
         descriptor = os.dup(self._file.fileno())
         try:
-            os.fsync(descriptor)
+            with naming(self.path):
+                os.fsync(descriptor)
         finally:
             os.close(descriptor)
 

@@ -106,7 +106,7 @@ def cut(split: Split, fraction: float, *, seed: int, documents: bool) -> tuple[S
         fraction: Share to hold back, in (0, 1).
         seed: Picks the rows.
         documents: True where rows are documents to be joined: with fewer than 20 of them the end of each document is
-            held back instead, at a line break.
+            held back instead, at a line break or a space near it.
 
     Returns:
         Training rows, evaluation rows, and a sentence that says what was done.
@@ -133,8 +133,7 @@ def _cut_ends(split: Split, fraction: float) -> tuple[Split, Split, str]:
     heads, tails = [], []
     for text in split.rows["text"]:
         text = text or ""
-        place = text.rfind("\n", 0, int(len(text) * (1 - fraction))) + 1
-        place = place or int(len(text) * (1 - fraction))
+        place = _place_to_cut(text, fraction)
         heads.append(text[:place])
         tails.append(text[place:])
     note = f"no evaluation split given: the last {fraction:.0%} of each text of {split.key} held back"
@@ -143,3 +142,18 @@ def _cut_ends(split: Split, fraction: float) -> tuple[Split, Split, str]:
         Split(Dataset.from_dict({"text": tails}), f"{split.key} (held back)"),
         note,
     )
+
+
+def _place_to_cut(text: str, fraction: float) -> int:
+    """Where the end that is held back begins: behind a line break, else a space, else where it has just that share.
+
+    Neither may be further away than the end is long: behind a title and one endless line nothing would be left to train
+    on.
+    """
+    place = int(len(text) * (1 - fraction))
+    near = place - min(len(text) - place, place // 2)
+    for gap in ("\n", " "):
+        found = text.rfind(gap, near, place)
+        if found >= 0:
+            return found + 1
+    return place

@@ -28,17 +28,18 @@ class Copier:
     def __call__(self, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         """The copies, by the same names; they change at the next call."""
         copies = {}
-        on_cuda = False
+        copied_from = set()
         for name, tensor in tensors.items():
             held = self._buffers.get(name)
             if held is None or held.shape != tensor.shape or held.dtype != tensor.dtype:
                 held = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=tensor.is_cuda)
                 self._buffers[name] = held
             held.copy_(tensor.detach(), non_blocking=tensor.is_cuda)
-            on_cuda = on_cuda or tensor.is_cuda
+            if tensor.is_cuda:
+                copied_from.add(tensor.device)
             copies[name] = held
-        if on_cuda:
-            torch.cuda.synchronize()
+        for device in copied_from:
+            torch.cuda.synchronize(device)  # without one it waits for the current device, which may be another
         return copies
 
 

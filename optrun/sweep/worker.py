@@ -24,7 +24,7 @@ from omegaconf import DictConfig, OmegaConf
 from optrun.artifacts.provenance import config_digest
 from optrun.artifacts.run_dir import RunDir, parse_step
 from optrun.config import saved, store
-from optrun.errors import EXIT_STOPPED_EARLY, ConfigError, LockedError, OptrunError, StoppedEarly
+from optrun.errors import EXIT_STOPPED_EARLY, ConfigError, LockedError, OptrunError, StoppedEarly, is_out_of_memory
 from optrun.sweep.folder import Record, SweepDir
 
 _LOOK_SECONDS = 0.2
@@ -201,7 +201,7 @@ def sentence_of(error: BaseException) -> str:
     """
     lines = str(error).strip().splitlines()
     first = lines[0] if lines else ""
-    if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError" or "allocate memory" in first:
+    if is_out_of_memory(error):
         return f"out of memory{': ' if first else ''}{first}"
     return f"{type(error).__name__}: {first}" if first else type(error).__name__
 

@@ -79,7 +79,7 @@ def continue_text(model: Any, tokenizer: Any, prompt: str, tokens: int, *, seed:
     Args:
         model: In any mode; left in evaluation mode.
         tokenizer: Its tokenizer.
-        prompt: What to continue.
+        prompt: What to continue; of one that fills the model's positions only the end is.
         tokens: How many tokens at most.
         seed: Of the sampling.
 
@@ -89,10 +89,11 @@ def continue_text(model: Any, tokenizer: Any, prompt: str, tokens: int, *, seed:
     model.eval()
     device = next(model.parameters()).device
     ids = opening(tokenizer) + tokenizer(prompt, add_special_tokens=False)["input_ids"]
-    encoded = torch.tensor([ids], device=device)
     room = getattr(model.config, "max_position_embeddings", None)
     if room is not None:
-        tokens = min(tokens, max(room - encoded.shape[1], 1))
+        ids = ids[-max(room - 1, 1) :]
+        tokens = min(tokens, max(room - len(ids), 1))
+    encoded = torch.tensor([ids], device=device)
     with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []), torch.no_grad():
         torch.manual_seed(seed)
         made = model.generate(

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from optrun.artifacts.run_dir import RunDir
 from optrun.config.training import OnNonfinite, TrainingConfig
 from optrun.data.loader import Batch
-from optrun.errors import NonFiniteError
+from optrun.errors import NonFiniteError, StorageError
 from optrun.training import nonfinite
 from optrun.training.learner import Learner
 from optrun.training.saving import Saving
@@ -64,7 +64,7 @@ class Divergence:
         if result.finite or result.weight == 0:
             state.skipped_in_a_row = 0
             return None
-        if stepper.scaler_overflow(result):
+        if result.overflow:
             state.skipped_steps += 1
             return None
         report = nonfinite.describe(self.learner, result, state, micro_batches)
@@ -78,7 +78,7 @@ class Divergence:
                 self.note(f"step {state.global_step + 1}: {report.sentence} The update was left out.")
                 return None
             report.sentence += f" That was {state.skipped_in_a_row} times in a row (training.max_nonfinite_skips)."
-        folder = nonfinite.save(self.run, report, micro_batches)
+        reported = self._report(report, micro_batches)
         if policy is OnNonfinite.rollback:
             if state.rollbacks < self.training.max_rollbacks:
                 return report
@@ -90,10 +90,22 @@ class Divergence:
             self.saving.save_now(random=before)
             saved = f" The state before it is in {self.run.checkpoint(state.global_step)}."
         raise NonFiniteError(
-            f"step {state.global_step + 1}: {report.sentence} Nothing was updated. The batch and a report are in "
-            f"{folder}.{saved} Try a smaller lr, more warm-up, clip=global_norm or training.precision=fp32; "
+            f"step {state.global_step + 1}: {report.sentence} Nothing was updated. {reported}{saved} "
+            "Try a smaller lr, more warm-up, clip=global_norm or training.precision=fp32; "
             "training.on_nonfinite=skip or rollback goes on."
         )
+
+    def _report(self, report: nonfinite.Report, micro_batches: list[Batch]) -> str:
+        """Write it for whoever looks at the step later; the sentence says where it is.
+
+        A disk that refuses it is told, no more: what is done about the step, and the good state, count for more.
+        """
+        try:
+            folder = nonfinite.save(self.run, report, micro_batches)
+        except StorageError as error:
+            self.note(f"warning: {error}")
+            return "The batch and a report could not be written."
+        return f"The batch and a report are in {folder}."
 
     def roll_back(self, report: nonfinite.Report) -> str:
         """Back to the last scheduled checkpoint, with the data moved past the bad step.

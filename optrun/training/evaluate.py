@@ -7,6 +7,8 @@ from typing import Any, Protocol
 
 import torch
 
+from optrun.training.mishaps import of_memory_in_evaluation
+
 Batch = dict[str, torch.Tensor]
 
 
@@ -36,16 +38,20 @@ def evaluate(
 
     Returns:
         Names without prefix to values.
+
+    Raises:
+        OptrunError: Memory does not suffice.
     """
     training = model.training
     model.eval()
     try:
         with torch.no_grad():
             for batch in batches:
-                moved = to_device(batch)
-                with autocast():
-                    outputs = model(**moved)
-                metrics.update(outputs, moved)
+                with of_memory_in_evaluation(batch):
+                    moved = to_device(batch)
+                    with autocast():
+                        outputs = model(**moved)
+                    metrics.update(outputs, moved)
     finally:
         model.train(training)
     return metrics.compute()

@@ -9,9 +9,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
 
-import torch
-
-from optrun.errors import OptrunError
+from optrun.errors import OptrunError, is_out_of_memory
 from optrun.training.step import Batch
 
 
@@ -147,11 +145,42 @@ def of_memory(global_step: int, micro_batches: list[Batch]) -> Iterator[None]:
     """
     try:
         yield
-    except (MemoryError, torch.OutOfMemoryError) as error:
-        shapes = ", ".join(f"{name} {tuple(tensor.shape)}" for name, tensor in micro_batches[0].items())
-        said = next(iter(str(error).splitlines()), "")
+    except (MemoryError, RuntimeError) as error:
+        if not is_out_of_memory(error):
+            raise
         raise OptrunError(
-            f"step {global_step + 1}: out of memory with micro-batches of {shapes}. {said} Give a smaller "
-            "training.per_device_train_batch_size and more training.gradient_accumulation_steps, "
+            f"step {global_step + 1}: out of memory with micro-batches of {_shapes(micro_batches[0])}. {_said(error)}"
+            "Give a smaller training.per_device_train_batch_size and more training.gradient_accumulation_steps, "
             "training.precision=bf16 or training.gradient_checkpointing=true."
         ) from error
+
+
+@contextmanager
+def of_memory_in_evaluation(batch: Batch) -> Iterator[None]:
+    """A batch of an evaluation for which memory does not suffice.
+
+    Args:
+        batch: It.
+
+    Raises:
+        OptrunError: In its place.
+    """
+    try:
+        yield
+    except (MemoryError, RuntimeError) as error:
+        if not is_out_of_memory(error):
+            raise
+        raise OptrunError(
+            f"evaluation: out of memory with batches of {_shapes(batch)}. {_said(error)}Give a smaller "
+            "training.per_device_eval_batch_size, or training.precision=bf16."
+        ) from error
+
+
+def _shapes(batch: Batch) -> str:
+    return ", ".join(f"{name} {tuple(tensor.shape)}" for name, tensor in batch.items())
+
+
+def _said(error: BaseException) -> str:
+    """The first line, as a sentence before another one."""
+    line = next(iter(str(error).splitlines()), "").rstrip(". ")
+    return f"{line}. " if line else ""

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 from safetensors.torch import save_file
 
+from optrun.artifacts.atomic import storing
 from optrun.artifacts.metrics import to_json
 from optrun.artifacts.run_dir import RunDir, step_name
-from optrun.errors import StorageError
 from optrun.training.state import TrainState
 from optrun.training.step import Batch, StepResult
 
@@ -52,6 +52,10 @@ def describe(learner: Learner, result: StepResult, state: TrainState, micro_batc
         sentence += f" First in micro-batch {bad_losses[0] + 1} of {len(micro_batches)}."
     elif bad_gradients:
         sentence += f" The loss is finite; first such gradient: {bad_gradients[0]}."
+    scaler = learner.stepper.scaler
+    scale = float(scaler.get_scale()) if scaler.is_enabled() else None
+    if scale is not None and scale < 1:
+        sentence += f" A loss scale of {scale:g} did not help either."
     epoch, _ = learner.plan.locate(state.position)
     values = {
         "step": state.global_step + 1,
@@ -60,7 +64,7 @@ def describe(learner: Learner, result: StepResult, state: TrainState, micro_batc
         "grad_norm": result.grad_norm,
         "losses": result.losses,
         "lr": [float(group["lr"]) for group in learner.stepper.optimizer.param_groups],
-        "loss_scale": float(learner.stepper.scaler.get_scale()) if learner.stepper.scaler.is_enabled() else None,
+        "loss_scale": scale,
         "examples": examples,
         "gradients_not_finite": bad_gradients,
         "weights_not_finite": bad_weights,
@@ -87,10 +91,8 @@ def save(run: RunDir, report: Report, micro_batches: list[Batch]) -> Path:
         for number, batch in enumerate(micro_batches)
         for name, tensor in batch.items()
     }
-    try:
+    with storing(folder):
         folder.mkdir(parents=True, exist_ok=True)
         (folder / "report.json").write_text(json.dumps(to_json(report.values), indent=2), encoding="utf-8")
         save_file(tensors, folder / "batch.safetensors")
-    except OSError as error:
-        raise StorageError(f"{folder}: cannot be written: {error.strerror or error}.") from error
     return folder

@@ -28,6 +28,8 @@ class StepResult:
     """False where the update was left out: non-finite numbers, or the fp16 scaler lowered its scale."""
     losses: list[float]
     """Of each micro-batch."""
+    overflow: bool = False
+    """Only the fp16 scaler finding its scale."""
 
     @property
     def finite(self) -> bool:
@@ -127,12 +129,22 @@ class Stepper(Arithmetic):
             self.scheduler.step()
             return result
         result.applied = False
-        if self.scaler.is_enabled() and math.isfinite(result.loss):
-            self.scaler.step(self.optimizer)  # sees the inf gradients itself, leaves the update out,
-            self.scaler.update()  # and lowers the scale: that is how fp16 finds it
+        if self.scaler.is_enabled():
+            result.overflow = self._lower_scale(result)
+        if result.overflow:
             self.scheduler.step()
         return result
 
-    def scaler_overflow(self, result: StepResult) -> bool:
-        """Whether a non-finite result is only the fp16 scaler finding its scale."""
-        return self.scaler.is_enabled() and not result.finite and math.isfinite(result.loss)
+    def _lower_scale(self, result: StepResult) -> bool:
+        """Whether a non-finite result is only the fp16 scaler finding its scale, which is then lower at the next step.
+
+        It is not where the loss itself is not finite, nor below a scale of 1: what overflows there would unscaled,
+        and a gradient that is NaN at any scale would otherwise be left out for ever. The scale is then kept, and the
+        scaler made ready for the next step.
+        """
+        scale = self.scaler.get_scale()
+        if not math.isfinite(result.loss) or scale < 1:
+            self.scaler.update(scale)
+            return False
+        self.scaler.update()
+        return self.scaler.get_scale() < scale  # else the gradients are finite, and only their norm is not

@@ -43,6 +43,35 @@ def classes(folder: Path) -> list[str]:
     return [*TINY_BERT, "task=sequence_classification", "data=files", f"data.train={write_labelled(folder)}", *FEW]
 
 
+@pytest.mark.parametrize(
+    ("prompt", "sampled"), [("the quick", True), ("the quick brown fox " * 50, True), ("''", False)]
+)
+def test_a_prompt_of_any_length(tmp_path: Path, capsys: pytest.CaptureFixture[str], prompt: str, sampled: bool) -> None:
+    """The end of one that is longer than the model's 16 positions is continued; an empty one is none."""
+    words = [word for word in language(tmp_path) if word != "task.sample_tokens=0"]
+    assert optrun(*words, f"task.prompt={prompt}", "hydra.run.dir=run") == 0
+    said = capsys.readouterr().out
+    assert ("what it learnt" in said) is sampled
+    assert "warning" not in said
+    assert ("## Sample" in Path("run/model/README.md").read_text()) is sampled
+
+
+def test_a_sample_that_fails_does_not_keep_the_model_back(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*args: object, **options: object) -> None:
+        raise RuntimeError("probability tensor contains inf\nand more")
+
+    monkeypatch.setattr("transformers.GenerationMixin.generate", broken)
+    words = [word for word in language(tmp_path) if word != "task.sample_tokens=0"]
+    assert optrun(*words, "task.prompt=the quick", "hydra.run.dir=run") == 0
+    said = capsys.readouterr().out
+    assert "task.prompt could not be continued (RuntimeError: probability tensor contains inf); the model" in said
+    assert summary(Path("run"))["status"] == "finished"
+    assert Path("run/model/model.safetensors").is_file()
+    assert "## Sample" not in Path("run/model/README.md").read_text()
+
+
 def test_the_run_directory_tells_its_story(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     words = [*language(tmp_path), "optimizer=lamb", "lr=2e-3", "task.prompt=the quick", "run_name=story"]
     words = [word for word in words if word != "task.sample_tokens=0"]

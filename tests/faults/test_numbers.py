@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors import SafetensorError
 
 from optrun.artifacts.checkpoint import load_checkpoint, save_checkpoint
 from optrun.artifacts.manifest import problems
@@ -17,6 +18,7 @@ from optrun.artifacts.retention import checkpoint_folders
 from optrun.artifacts.run_dir import RunDir
 from optrun.report.collect import load_run
 from optrun.restore import loading
+from optrun.training import nonfinite
 from optrun.training.step import Stepper
 from tests.faults.checkpoints import edit_manifest
 from tests.faults.runs import STEPS, Go, Straight
@@ -57,6 +59,34 @@ def poisoned(monkeypatch: pytest.MonkeyPatch, batches: set[str], how: str = "gra
         yield seen
 
 
+@contextmanager
+def poisoned_in_float16(monkeypatch: pytest.MonkeyPatch, batches: set[str], what: str) -> Iterator[None]:
+    """As above, before the scaler has seen the gradients: the loss, or a gradient that is NaN at every scale."""
+    original = Stepper.__call__
+
+    def call(self: Stepper, micro_batches: list[dict[str, torch.Tensor]]) -> Any:
+        if str(micro_batches[0]["input_ids"].sum().item()) not in batches:
+            return original(self, micro_batches)
+        parameter = next(iter(self.model.parameters()))
+        spoilt = [parameter.register_hook(lambda gradient: gradient * float("nan"))]
+        if what == "loss":
+            spoilt.append(self.model.register_forward_hook(lambda model, given, made: _without_a_loss(made)))
+        try:
+            return original(self, micro_batches)
+        finally:
+            for hook in spoilt:
+                hook.remove()
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Stepper, "__call__", call)
+        yield
+
+
+def _without_a_loss(outputs: Any) -> Any:
+    outputs.loss = outputs.loss * float("nan")
+    return outputs
+
+
 @pytest.fixture(scope="module")
 def marks(straight: Straight, tmp_path_factory: pytest.TempPathFactory) -> list[str]:
     """What tells each step's data apart, in order."""
@@ -92,6 +122,21 @@ def test_stop_says_where_and_saves_the_good_state(
     assert records(run.path) == records(straight.path)
 
 
+def test_the_good_state_is_saved_also_where_the_report_cannot_be(
+    straight: Straight, go: Go, monkeypatch: pytest.MonkeyPatch, marks: list[str]
+) -> None:
+    def full(*given: Any) -> None:
+        raise SafetensorError("Error while serializing: I/O error: No space left on device (os error 28)")
+
+    monkeypatch.setattr(nonfinite, "save_file", full)
+    with poisoned(monkeypatch, {marks[3]}):
+        code, said = go(*straight.words_with("checkpoint.save_steps=2"), "hydra.run.dir=run")
+    assert code == 3
+    assert "step-00000004: cannot be written: No space left on device." in said
+    assert "The batch and a report could not be written. The state before it is in" in said
+    assert not problems(RunDir("run").checkpoint(3))
+
+
 def test_skip_is_counted_bounded_and_exact_on_resume(
     straight: Straight, go: Go, monkeypatch: pytest.MonkeyPatch, marks: list[str]
 ) -> None:
@@ -110,6 +155,45 @@ def test_skip_is_counted_bounded_and_exact_on_resume(
         code, said = go(*words, "hydra.run.dir=three")
     assert code == 3
     assert "3 times in a row" in said
+
+
+@pytest.mark.parametrize("policy", ["skip", "rollback"])
+def test_a_loss_that_is_no_number_in_float16(
+    straight: Straight, go: Go, monkeypatch: pytest.MonkeyPatch, marks: list[str], policy: str
+) -> None:
+    """The policy is as in float32, the loss scale is kept, the scaler is ready for the next step; exact on resume."""
+    words = straight.words_with("training.precision=fp16", f"training.on_nonfinite={policy}")
+    with poisoned_in_float16(monkeypatch, {marks[1], marks[3]}, "loss"):
+        code, said = go(*words, "hydra.run.dir=whole")
+        assert code == 0, said
+        code, _ = go(*words, "training.max_seconds=1e-9", "hydra.run.dir=parts")
+        for _ in range(2 * STEPS):
+            code, _ = go("resume=parts") if code == 75 else (code, "")
+    assert code == 0
+    assert said.count("loss nan") >= 2
+    assert {state(Path("whole"), step)["scaler"]["scale"] for step in (1, STEPS)} == {2.0**16}
+    assert records(Path("whole")) == records(Path("parts"))
+    assert tensors(Path("whole"), STEPS) == tensors(Path("parts"), STEPS)
+    assert state(Path("whole"), STEPS)["scaler"] == state(Path("parts"), STEPS)["scaler"]
+
+
+def test_a_gradient_that_is_no_number_at_any_scale_is_no_overflow(
+    straight: Straight, go: Go, monkeypatch: pytest.MonkeyPatch, marks: list[str]
+) -> None:
+    """float16 looks for its scale down to 1; what is left then is for the policy."""
+    original = torch.amp.GradScaler
+    monkeypatch.setattr(torch.amp, "GradScaler", lambda device, enabled: original(device, 4.0, enabled=enabled))
+    words = straight.words_with("training.precision=fp16", "training.max_steps=12")
+    with poisoned_in_float16(monkeypatch, set(marks), "gradient"):
+        code, said = go(*words, "hydra.run.dir=stop")
+        assert code == 3, said
+        assert "step 4: loss 5." in said  # after 4, 2 and 1
+        assert "A loss scale of 0.5 did not help either" in said
+        code, said = go(*words, "training.on_nonfinite=skip", "training.max_nonfinite_skips=2", "hydra.run.dir=skip")
+        assert code == 3
+        assert "step 6: loss 5." in said
+    assert state(Path("stop"), 3)["scaler"]["scale"] == 0.5
+    assert go("resume=stop")[0] == 0  # without the poison it goes on at the scale it found
 
 
 def test_rollback_passes_over_the_bad_data(

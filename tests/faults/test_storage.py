@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import json
+import logging
 import os
 import random
 import resource
@@ -15,6 +16,7 @@ from typing import Any
 
 import pytest
 import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from optrun.artifacts import checkpoint as checkpoint_of
 from optrun.artifacts import saver as saver_of
@@ -27,12 +29,15 @@ from optrun.artifacts.run_dir import RunDir
 from optrun.commands.train import refuse_used
 from optrun.data.loader import Feed
 from optrun.errors import StorageError
-from optrun.task.base import Task
+from optrun.outcome import run_log
+from optrun.publish import publish
+from optrun.restore.snapshot import Copier
+from optrun.task.base import Task, TokenEvaluation
 from optrun.training.step import Stepper
 from tests.faults.checkpoints import make_run, snapshot
 from tests.faults.runs import STEPS, Go, Straight
 from tests.faults.syscalls import Syscalls, in_child, refuse
-from tests.running import records, summary, tensors
+from tests.running import optrun, records, summary, tensors
 
 
 class Full:
@@ -167,6 +172,64 @@ def test_full_at_any_byte(memory_path: Path) -> None:
         assert not list(run.checkpoints.glob(".*"))
         save_checkpoint(run, snapshot(2, numbers=2000))
         assert latest_whole(run)[0] == run.checkpoint(2)
+
+
+def test_full_anywhere_in_a_run(straight: Straight, go: Go) -> None:
+    """What is no checkpoint as well: the configuration, metrics, the summary. It is told and mended, or an error."""
+    words = [*straight.words_with("training.max_steps=1"), "checkpoint=none"]
+    words = [word for word in words if not word.startswith("checkpoint.")]
+    with Syscalls(Path.cwd() / "whole") as calls:
+        assert go(*words, "hydra.run.dir=whole")[0] == 0
+    codes = []
+    for number in range(1, calls.count + 1, max(calls.count // 10, 1)):
+        with Syscalls(Path.cwd() / str(number), number, refuse(errno.ENOSPC)):
+            code, said = go(*words, f"hydra.run.dir={number}")
+        codes.append(code)
+        assert code == 0 or "No space left on device" in said, said
+    assert set(codes) == {0, 74}
+
+
+def test_a_disk_that_names_no_file(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    def full(words: list[str]) -> int:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr("optrun.commands.train.run", full)
+    assert optrun() == 74
+    assert "error: storage refused: No space left on device. Make room" in capsys.readouterr().err
+
+
+def test_a_log_that_cannot_be_written_hides_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = RunDir(tmp_path)
+    run.log.symlink_to("/dev/full")
+
+    def work() -> None:
+        with run_log(run):
+            logging.getLogger("optrun").info("a line")
+            raise StorageError("the real reason")
+
+    with pytest.raises(StorageError, match="the real reason"):
+        work()
+    assert capsys.readouterr().err == ""
+
+
+@pytest.mark.parametrize("part", ["model", "tokenizer"])
+def test_a_model_that_cannot_be_published(straight: Straight, tmp_path: Path, part: str) -> None:
+    """Libraries in Rust pass on what the disk says in a text of their own."""
+    model = AutoModelForCausalLM.from_pretrained(straight.path / "model")
+    tokenizer = AutoTokenizer.from_pretrained(straight.path / "model")
+
+    def work() -> None:
+        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+        if part == "tokenizer":
+            model.save_pretrained = lambda folder: None
+        resource.setrlimit(resource.RLIMIT_FSIZE, (5000, 5000))
+        try:
+            publish(RunDir(tmp_path), model, tokenizer, {}, {}, None)
+        except StorageError as error:
+            os._exit(74 if "model: cannot be written: File too large" in str(error) else 1)
+
+    assert in_child(work) == 74
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_folder_that_may_only_be_read(memory_path: Path) -> None:
@@ -348,8 +411,17 @@ def test_an_error_in_data_or_evaluation_leaves_the_checkpoints(
     straight.same(Path("run"))
 
 
+def _of_this_processor() -> RuntimeError:
+    """torch has no class for it."""
+    with pytest.raises(RuntimeError) as caught:
+        torch.empty(10**15)
+    return caught.value
+
+
 @pytest.mark.parametrize(
-    "error", [MemoryError(), torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 9 GiB")]
+    "error",
+    [MemoryError(), torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 9 GiB"), _of_this_processor()],
+    ids=["python", "cuda", "processor"],
 )
 def test_out_of_memory_names_step_and_shapes(
     straight: Straight, go: Go, monkeypatch: pytest.MonkeyPatch, error: Exception
@@ -371,3 +443,49 @@ def test_out_of_memory_names_step_and_shapes(
     assert latest_whole(RunDir("run"))[0] == RunDir("run").checkpoint(2)
     assert go("resume=run")[0] == 0
     straight.same(Path("run"))
+
+
+def test_out_of_memory_in_an_evaluation_names_its_batch_size(
+    straight: Straight, go: Go, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """In a run and by the verb."""
+
+    def update(self: TokenEvaluation, outputs: Any, batch: Any) -> None:
+        torch.empty(10**15)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(TokenEvaluation, "update", update)
+        for words in ([*straight.words, "hydra.run.dir=run"], ["evaluate", str(straight.path)]):
+            code, said = go(*words)
+            assert code == 1
+            assert "evaluation: out of memory with batches of input_ids (" in said
+            assert "Give a smaller training.per_device_eval_batch_size" in said
+    assert latest_whole(RunDir("run"))[0] == RunDir("run").checkpoint(2)
+    assert go("resume=run")[0] == 0
+    straight.same(Path("run"))
+
+
+class _OnDevice:
+    """As much of a tensor on a device as a copy asks for."""
+
+    is_cuda = True
+
+    def __init__(self, tensor: torch.Tensor, device: str) -> None:
+        self.tensor, self.device = tensor, torch.device(device)
+        self.shape, self.dtype = tensor.shape, tensor.dtype
+
+    def detach(self) -> torch.Tensor:
+        return self.tensor
+
+
+def test_a_copy_waits_for_the_devices_it_is_made_from(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else the second device may still be at it when the checksum is taken of what is half there."""
+    waited = []
+    empty = torch.empty
+    monkeypatch.setattr(torch, "empty", lambda shape, dtype, pin_memory: empty(shape, dtype=dtype))
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda device=None: waited.append(device))
+    places = {"a": "cuda:1", "b": "cuda:1", "c": "cuda:2"}
+    given: Any = {name: _OnDevice(torch.ones(2), place) for name, place in places.items()}
+    copies = Copier()({**given, "d": torch.ones(2)})
+    assert [copy.tolist() for copy in copies.values()] == [[1.0, 1.0]] * 4
+    assert sorted(map(str, waited)) == ["cuda:1", "cuda:2"]

@@ -119,6 +119,24 @@ def test_one_row_cannot_be_cut_but_one_document_can() -> None:
     assert [len(part.rows) for part in cut(two, 0.9, seed=0, documents=False)[:2]] == [1, 1]
 
 
+@pytest.mark.parametrize(
+    ("text", "fraction", "left"),
+    [
+        ("A title\n" + "word " * 2000, 0.1, 9003),  # at a space, not behind the title
+        ("A title\n" + "word " * 2000, 0.6, 4003),
+        ("A title\n" + "x" * 9992, 0.1, 9000),  # nor is there a space
+        ("one two three\n" * 100, 0.1, 90 * 14),  # a line break that is near counts for more than a space
+        ("x" * 850 + "\n" + "one " * 50, 0.1, 851),
+        ("x" * 700 + "\n" + "x" * 300, 0.1, 900),
+    ],
+)
+def test_the_end_of_a_document_is_cut_near_its_place(text: str, fraction: float, left: int) -> None:
+    split = Split(Dataset.from_dict({"text": [text]}), "data.train")
+    train, held, _ = cut(split, fraction, seed=0, documents=True)
+    assert train.rows["text"][0] + held.rows["text"][0] == text
+    assert len(train.rows["text"][0]) == left
+
+
 def test_the_same_file_on_both_sides_is_told(tmp_path: Path) -> None:
     path = tmp_path / "a.txt"
     path.write_text("a\nb\n")
