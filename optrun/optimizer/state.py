@@ -128,8 +128,8 @@ def group_differences(optimizer: Optimizer, meta: Mapping[str, Any]) -> list[str
         meta: From `named_state`.
 
     Returns:
-        Empty where all options agree. `lr` is compared as it was before any schedule where both sides know it, and not
-        at all where only one does.
+        Empty where all options agree. `lr` and `weight_decay` are compared as they were before any schedule where both
+        sides know it, and not at all where only one does.
     """
     saved = {name: group for group in meta["groups"] for name in group["param_names"]}
     found: dict[str, list[str]] = {}
@@ -138,8 +138,8 @@ def group_differences(optimizer: Optimizer, meta: Mapping[str, Any]) -> list[str
             if name not in saved:
                 continue
             for key in _options(optimizer, group):
-                scheduled = "initial_lr" in group or "initial_lr" in saved[name]
-                compared = "initial_lr" if key == "lr" and scheduled else key
+                initial = f"initial_{key}"
+                compared = initial if initial in group or initial in saved[name] else key
                 if compared not in group or compared not in saved[name]:
                     continue
                 before, now = saved[name][compared], _described(group[compared])
