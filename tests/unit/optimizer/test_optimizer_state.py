@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from optrun.optimizer import AdamW, Lamb
+from optrun.optimizer.build import build_optimizer
 from optrun.optimizer.restore import canonical
 from optrun.optimizer.state import group_differences, load_named_state, named_state
 from optrun.scheduler import Scheduler, build_scheduler
@@ -163,6 +164,54 @@ def test_groups_may_be_divided_otherwise() -> None:
     uneven["groups"][0]["step"] = 1
     with pytest.raises(ValueError, match="joins saved groups that counted differently"):
         load_named_state(Lamb(toy().items()), named_state(fresh)[0], uneven)
+
+
+@pytest.mark.parametrize(
+    ("name", "option", "value", "slot"),
+    [
+        ("adamw", "amsgrad", True, "max_exp_avg_sq"),
+        ("adam", "amsgrad", True, "max_exp_avg_sq"),
+        ("rmsprop", "centered", True, "grad_avg"),
+        ("rmsprop", "momentum", 0.9, "momentum_buffer"),
+    ],
+)
+@pytest.mark.parametrize("beside", [False, True], ids=["alone", "composite"])
+def test_an_option_that_needs_a_state_of_its_own_is_refused(
+    name: str, option: str, value: Any, slot: str, beside: bool
+) -> None:
+    def build(**options: Any) -> torch.optim.Optimizer:
+        groups = [{"params": [pair], **options} for pair in toy().items()]
+        if beside:
+            groups[1] = {"params": groups[1]["params"], "optimizer": "sgd"}
+        optimizer = build_optimizer(name, groups, lr=0.1)
+        set_grads({f"{i}": group["params"][0] for i, group in enumerate(optimizer.param_groups)}, 0)
+        return optimizer
+
+    saved, fresh = build(), build(**{option: value})
+    saved.step()
+    with pytest.raises(ValueError, match=f"'body.weight': the saved state has no '{slot}', which {option}={value} nee"):
+        load_named_state(fresh, *named_state(saved))
+    assert not fresh.state, "nothing is changed where it refuses"
+    fresh.step()
+    without = build()
+    load_named_state(without, *named_state(fresh))
+    without.step()
+
+
+@pytest.mark.parametrize("before", [False, True])
+def test_master_weights_are_made_or_dropped_as_the_new_configuration_says(before: bool) -> None:
+    saved_params, params = toy(torch.bfloat16), toy(torch.bfloat16)
+    saved = Lamb(saved_params.items(), master_weights=before)
+    set_grads(saved_params, 0)
+    saved.step()
+    fresh = Lamb(params.items(), master_weights=not before)
+    load_named_state(fresh, *named_state(saved))
+    set_grads(params, 1)
+    fresh.step()
+    for param in params.values():
+        assert ("master_weight" in fresh.state[param]) is not before
+        if not before:
+            assert torch.equal(fresh.state[param]["master_weight"].bfloat16(), param)
 
 
 def test_another_optimizer_or_format_is_refused() -> None:
