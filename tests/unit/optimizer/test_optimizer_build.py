@@ -182,6 +182,28 @@ def test_a_rule_may_name_another_optimizer() -> None:
     assert not isinstance(same, Composite)
 
 
+def test_patterns_and_name_dicts_are_held_against_all_groups_of_a_member() -> None:
+    """Whichever comes first, and in the order that was given."""
+    given = groups()
+    given[1]["optimizer"] = "sgd"
+    order = [group["params"][0][0] for group in given]
+    lamb = build_optimizer(config("lamb", exclude_from_weight_decay=["out"]), given, lr=0.1)
+    assert isinstance(lamb, Composite)
+    assert [name for group in lamb.param_groups for name in group["param_names"]] == order
+    out = lamb.named_params()["out.weight"]
+    assert (lamb.members["lamb"].decays(out), lamb.members["sgd"].decays(out)) == (False, True)
+    of_members = {id(group): name for name, member in lamb.members.items() for group in member.param_groups}
+    assert of_members == {id(group): group["optimizer"] for group in lamb.param_groups}
+    with pytest.raises(ConfigError, match=r"'hidden.weight' matches none of 4 parameter names"):
+        build_optimizer(config("lamb", exclude_from_weight_decay=["hidden.weight"]), given, lr=0.1)
+    names = {name: f"encoder.layers.0.{name}" for name in order if name != "hidden.weight"}
+    wdl = build_optimizer("adamwdl", given, lr=0.1, name_dict=names, layerwise_decay=0.5, n_layers=1)
+    assert isinstance(wdl, Composite)
+    assert wdl.members["adamwdl"].lr_ratios == dict.fromkeys(names, 0.5)  # type: ignore[attr-defined]
+    with pytest.raises(ConfigError, match=r"two parameters are called 'out.bias'"):
+        build_optimizer("lamb", [*given, {**groups()[-1], "optimizer": "sgd"}], lr=0.1)
+
+
 def test_composites_count_a_closure_once() -> None:
     given = groups()
     optimizer = build_optimizer("muon", given, lr=0.1)
