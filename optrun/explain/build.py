@@ -202,6 +202,8 @@ def _tensors(
         curve = curves[curve_of[index]]
         stepper = getattr(optimizer, "members", {}).get(group.get("optimizer"), optimizer)
         ratios: Mapping[str, float] = getattr(stepper, "lr_ratios", {})
+        decay = float(group.get("initial_weight_decay", group.get("weight_decay", 0.0)))
+        before = {**group, "weight_decay": decay}  # a curve of its own may begin at 0
         for name, param in zip(group["param_names"], group["params"], strict=True):
             ratio = ratios.get(name, 1.0)
             scale = group.get("lr_scale")
@@ -215,8 +217,8 @@ def _tensors(
                     optimizer=group.get("optimizer", config.optimizer.name),
                     lr_peak=float(group["initial_lr"]) * max(curve.multipliers) * ratio,
                     lr_scale=None if scale is None else float(scale) * ratio,
-                    weight_decay=float(group.get("weight_decay", 0.0)) if _decays(stepper, param) else 0.0,
-                    adapted=bool(stepper.adapted(param, group)) if hasattr(stepper, "adapted") else None,
+                    weight_decay=decay if _decays(stepper, param) else 0.0,
+                    adapted=bool(stepper.adapted(param, before)) if hasattr(stepper, "adapted") else None,
                     rule=group.get("rule", ""),
                     parameters=param.numel(),
                     state_bytes=states.get(name),

@@ -15,6 +15,7 @@ class TensorFacts:
         group: Index of its parameter group.
         lr_peak: Highest learning rate it will see.
         lr_scale: That over the run's `lr`; None where a rule gave an absolute one.
+        weight_decay: What it is built with; a curve of its own multiplies that from step to step.
         adapted: Whether LAMB's trust ratio applies; None for optimizers without one.
         state_bytes: Of the optimizer's state once it has had a gradient; None where it is not known.
         schedule: Name of its schedule.

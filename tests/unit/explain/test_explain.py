@@ -67,6 +67,14 @@ def test_the_optimizers_own_exemptions_and_ratios_count() -> None:
     assert {tensor.lr_peak for tensor in wdl.tensors} == {1.0}
 
 
+@pytest.mark.parametrize("scheduler", ["cosine", "noam", "inverse_sqrt"])
+def test_a_decay_that_climbs_with_the_lr_is_a_decay(scheduler: str) -> None:
+    words = ("optimizer=lamb", f"scheduler={scheduler}", "scheduler.num_warmup_steps=10", "training.max_steps=100")
+    plain, curved = _facts(*words), _facts(*words, "scheduler.weight_decay_curve=lr")
+    assert [(t.weight_decay, t.adapted) for t in curved.tensors] == [(t.weight_decay, t.adapted) for t in plain.tensors]
+    assert {(t.weight_decay, t.adapted) for t in curved.tensors} == {(0.01, True), (0.0, False)}
+
+
 def test_muon_says_who_steps_what() -> None:
     facts = _facts("optimizer=muon")
     steppers = {tensor.name: tensor.optimizer for tensor in facts.tensors}
