@@ -39,11 +39,18 @@ class TensorFacts:
 
 @dataclass(frozen=True)
 class CurveFacts:
-    """One schedule: what the lr of its groups is multiplied by."""
+    """One schedule: what the lr of its groups is multiplied by.
+
+    Attributes:
+        steps: Some of the run, the one with the highest multiplier among them.
+        multipliers: At those steps.
+        peak: The highest over all steps of the run.
+    """
 
     name: str
     steps: list[int]
     multipliers: list[float]
+    peak: float
 
 
 @dataclass(frozen=True)
@@ -51,8 +58,12 @@ class Facts:
     """Everything that is shown.
 
     Attributes:
+        warmup_steps: Length of the climb.
+        warmup_share: That over the run, where it was not given in steps.
         steps: Length of the run in optimizer steps.
         steps_from: Where that number comes from: `max_steps`, `data`, or `assumed`.
+        in_steps: Whether schedules are read in steps: the length is known, or they name steps themselves. Otherwise
+            they are shares of a run of any length.
         frozen: Names of parameters that do not train.
         weight_bytes: Of all parameters, float32.
         gradient_bytes: Of the trainable ones.
@@ -68,9 +79,11 @@ class Facts:
     rules: list[str]
     scheduler: str
     warmup_steps: int
+    warmup_share: float | None
     clip: str
     steps: int
     steps_from: str
+    in_steps: bool
     tensors: list[TensorFacts]
     frozen: list[str]
     frozen_parameters: int

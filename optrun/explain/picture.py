@@ -33,15 +33,13 @@ def draw(facts: Facts, path: Path) -> Path:
     grid = figure.add_gridspec(1, 2 if layered else 1, width_ratios=[1.5, 1] if layered else [1])
     ax = figure.add_subplot(grid[0, 0])
     subtitle = f"{facts.optimizer} on {facts.model}, {facts.param_groups} groups"
-    assumed = facts.steps_from == "assumed"
-    style_axes(
-        ax, theme, title=f"lr: {facts.scheduler}", subtitle=subtitle, xlabel="% of the run" if assumed else "step"
-    )
+    xlabel = "step" if facts.in_steps else "% of the run"
+    style_axes(ax, theme, title=f"lr: {facts.scheduler}", subtitle=subtitle, xlabel=xlabel)
     highest = max(lines.values(), default=1.0)
     for (layer, name), peak in lines.items():
         curve = curves[name]
-        top = max(curve.multipliers) or 1.0
-        steps = [100 * step / facts.steps for step in curve.steps] if assumed else curve.steps
+        top = curve.peak or 1.0
+        steps = curve.steps if facts.in_steps else [100 * step / facts.steps for step in curve.steps]
         main = peak == highest
         ax.plot(
             steps,

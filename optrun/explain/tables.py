@@ -74,14 +74,19 @@ def _headline(facts: Facts) -> RenderableType:
     )
     for index, rule in enumerate(facts.rules):
         grid.add_row("" if index else "rules", rule)
-    warmup = f", {facts.warmup_steps:,} of them warm-up" if facts.warmup_steps and facts.steps_from != "assumed" else ""
-    if facts.steps_from == "assumed":
-        share = f", warm-up {facts.warmup_steps / facts.steps:.0%}" if facts.warmup_steps else ""
-        length = f"over a run whose length follows from the data{share}"
-    else:
-        length = f"over {facts.steps:,} steps{warmup}"
-    grid.add_row("schedule", Text.assemble((facts.scheduler, "bold"), f" {length}"))
+    grid.add_row("schedule", Text.assemble((facts.scheduler, "bold"), f" {_length(facts)}"))
     return grid
+
+
+def _length(facts: Facts) -> str:
+    """Over which steps, and how many of them warm-up: as the configuration has it, in steps or as shares."""
+    climb = facts.warmup_steps
+    if facts.steps_from != "assumed":
+        return f"over {facts.steps:,} steps" + (f", {climb:,} of them warm-up" if climb else "")
+    share = facts.warmup_share
+    warmup = f", warm-up {f'{climb:,} steps' if share is None else f'{share:.0%}'}" if climb else ""
+    drawn = f"; drawn for {facts.steps:,} steps" if facts.in_steps else ""
+    return f"over a run whose length follows from the data{warmup}{drawn}"
 
 
 # -- tables -----------------------------------------------------------------------------------------------------------
@@ -249,17 +254,16 @@ def _memory(facts: Facts) -> Table:
 
 def _schedule(facts: Facts, width: int) -> RenderableType:
     """The lr of a group of scale 1 over the run, one curve for each different schedule."""
-    top = max((max(curve.multipliers) for curve in facts.curves), default=0.0) * facts.lr
+    top = max((curve.peak for curve in facts.curves), default=0.0) * facts.lr
     shown = facts.curves[: len(COLOURS)]
     drawn = [(curve.steps, [facts.lr * value for value in curve.multipliers]) for curve in shown]
-    assumed = facts.steps_from == "assumed"
     lines = line_plot(
         drawn,
         width=min(width, 100),
         height=PLOT_HEIGHT,
         top=top or 1.0,
-        left_label="start" if assumed else "step 0",
-        right_label="end" if assumed else f"{facts.steps - 1:,}",
+        left_label="step 0" if facts.in_steps else "start",
+        right_label=f"{facts.steps - 1:,}" if facts.in_steps else "end",
     )
     title = Text("learning rate", style="bold")
     if len(facts.curves) > 1:

@@ -68,7 +68,7 @@ def build_scheduler(
         name = getattr(config_or_name, "__name__", type(config_or_name).__name__)
         return Scheduler(optimizer, [config_or_name] * len(groups), name=name)
     config = choice("scheduler", SCHEMAS, config_or_name, options)
-    of_groups = [_config_of_group(group, config) for group in groups]
+    of_groups = [config_of_group(group, config) for group in groups]
     plateaus = [_plateau(of_group, base_lr) for of_group in of_groups]
     watching = [of_group.metric for of_group in of_groups if isinstance(of_group, PlateauConfig)]
     if len(set(watching)) > 1:
@@ -172,7 +172,12 @@ def _final(config: SchedulerConfig, lr: float) -> float:
     return config.min_lr / lr
 
 
-def _config_of_group(group: Mapping[str, Any], default: SchedulerConfig) -> SchedulerConfig:
+def config_of_group(group: Mapping[str, Any], default: SchedulerConfig) -> SchedulerConfig:
+    """What a group follows: a schedule of its own, or the run's.
+
+    Raises:
+        ConfigError: A schedule that is none.
+    """
     own = group.get("schedule")
     if own is None:
         return default

@@ -118,6 +118,56 @@ def test_length_of_the_run(tmp_path: Path) -> None:
     assert _facts(*words, "data.max_train_examples=16").steps == 6
 
 
+LISTED = ",".join(["0.5"] * 299 + ["2.0"])
+
+
+@pytest.mark.parametrize(
+    ("words", "steps", "peak"),
+    [
+        (("scheduler=inverse_sqrt", "scheduler.num_warmup_steps=10", "training.max_steps=100000"), 100_000, 1.0),
+        (("scheduler=noam", "scheduler.num_warmup_steps=7", "training.max_steps=10000000"), 10_000_000, 1.0),
+        (("scheduler=piecewise", "scheduler.values=[1,3,1]", "scheduler.boundaries=[7001,7003]"), 14_006, 3.0),
+        (("scheduler=piecewise", f"scheduler.values=[{LISTED}]", "scheduler.boundaries=null"), 300, 2.0),
+        (("scheduler=cosine", "scheduler.num_warmup_steps=2000"), 4000, 1.0),
+        (("scheduler=multistep", "scheduler.warmup_ratio=0.1", "scheduler.milestones=[50]"), 490, 1.0),
+        (("scheduler=multistep", "scheduler.warmup_ratio=0.07", "scheduler.milestones=[7,900]"), 85, 1.0),
+        (("scheduler=linear", "scheduler.num_warmup_steps=10", "training.max_steps=6"), 6, 0.5),
+        (("param_groups.rules=[{pattern: wpe, schedule: {name: linear, num_warmup_steps: 900}}]",), 1800, 1.0),
+    ],
+)
+def test_the_peak_is_the_highest_of_all_steps(words: tuple[str, ...], steps: int, peak: float) -> None:
+    """However short the climb, and over a run that is long enough for the steps that are named."""
+    facts = _facts(*words, "lr=1.0")
+    assert facts.steps == steps
+    assert {tensor.lr_peak for tensor in facts.tensors} == {peak}
+    for curve in facts.curves:
+        assert curve.peak == max(curve.multipliers) == peak
+        assert len(curve.steps) < 520
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("scheduler.warmup_ratio=0.1",), "length follows from the data, warm-up 10%"),
+        (("scheduler.num_warmup_steps=2000",), "from the data, warm-up 2,000 steps; drawn for 4,000 steps"),
+        (
+            ("scheduler=multistep", "scheduler.warmup_ratio=0.1", "scheduler.milestones=[50]"),
+            "from the data, warm-up 10%; drawn for 490 steps",
+        ),
+        (("scheduler.num_warmup_steps=20", "training.max_steps=80"), "over 80 steps, 20 of them warm-up"),
+    ],
+)
+def test_what_was_given_in_steps_is_told_in_steps(words: tuple[str, ...], said: str) -> None:
+    text = "\n".join(_shown(_facts(*words), 140))
+    assert said in text
+    assert ("step 0" in text) == ("steps" in said)
+
+
+def test_a_list_shorter_than_the_run_is_refused_where_its_length_is_known() -> None:
+    with pytest.raises(ConfigError, match="2 values for a run of 3 steps"):
+        _facts("scheduler=piecewise", "scheduler.values=[1,1]", "scheduler.boundaries=null", "training.max_steps=3")
+
+
 @pytest.mark.parametrize("width", [80, 100, 140])
 @pytest.mark.parametrize("all_tensors", [False, True])
 @pytest.mark.parametrize(
