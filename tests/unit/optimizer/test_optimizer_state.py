@@ -11,7 +11,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from optrun.optimizer import AdamW, Lamb
+from optrun.optimizer import AdamW, Lamb, torch_named
 from optrun.optimizer.build import build_optimizer
 from optrun.optimizer.restore import canonical
 from optrun.optimizer.state import group_differences, load_named_state, named_state
@@ -258,6 +258,39 @@ def test_unnamed_parameters_load_by_position() -> None:
         Lamb([params["gain"]]).load_state_dict(one.state_dict())
     with pytest.raises(ValueError, match="'group 0 parameter 0' has shape"):
         Lamb([torch.nn.Parameter(torch.ones(3)) for _ in range(4)]).load_state_dict(one.state_dict())
+
+
+@pytest.mark.parametrize("named", [False, True])
+@pytest.mark.parametrize("name", ["AdamW", "Adam", "SGD", "RMSprop", "NAdam", "RAdam", "Adafactor"])
+def test_the_state_dict_of_torchs_own_class_goes_on(name: str, named: bool) -> None:
+    theirs, ours = toy(), toy()
+    options = {"momentum": 0.9} if name in ("SGD", "RMSprop") else {}
+    torchs = getattr(torch.optim, name)(list(theirs.items() if named else theirs.values()), lr=0.1, **options)
+    optimizer = getattr(torch_named, name)(ours.items(), lr=0.3)
+    for step in range(4):
+        set_grads(theirs, step)
+        torchs.step()
+        if step == 2:
+            for key, param in theirs.items():
+                ours[key].data.copy_(param.data)
+            optimizer.load_state_dict(torchs.state_dict())
+    set_grads(ours, 3)
+    optimizer.step()
+    for key, param in theirs.items():
+        torch.testing.assert_close(ours[key], param)
+    assert optimizer.get_lr() == 0.1
+    optimizer.set_lr(0.05)
+    assert optimizer.param_groups[0]["lr"] == 0.05
+    if name != "SGD":
+        assert optimizer.param_groups[0]["step"] == 4
+
+
+def test_an_absolute_lr_stays_absolute_in_a_state_dict() -> None:
+    saved = Lamb([{"params": list(toy().items()), "lr": 0.5}])
+    fresh = Lamb(toy().items(), lr=0.1)
+    fresh.load_state_dict(saved.state_dict())
+    fresh.set_lr(0.2)
+    assert fresh.param_groups[0]["lr"] == 0.5
 
 
 def test_something_else_is_no_state_dict() -> None:
