@@ -14,7 +14,8 @@ import pytest
 import torch
 import yaml
 
-from optrun.config.optimizer import SCHEMAS, OptimizerConfig
+from optrun.config import store
+from optrun.config.optimizer import SCHEMAS, AdamWDLConfig, OptimizerConfig
 from optrun.errors import ConfigError
 from optrun.optimizer.base import NamedOptimizer
 from optrun.optimizer.build import build_optimizer, choice_of
@@ -96,6 +97,9 @@ def test_every_choice_builds(choice: str) -> None:
         ("adamw", {"weight_decay": -1.0}, r"optimizer.weight_decay=-1.0"),
         ("adamax", {"weight_decay": -1.0}, r"optimizer.weight_decay=-1.0"),
         ("adamwdl", {"decay_form": "twice"}, r"optimizer.decay_form=twice: expected one of documented, paddlenlp"),
+        ("adamwdl", {"name_dict": "encoder"}, r"optimizer.name_dict=encoder: expected a mapping from parameter names"),
+        ("adamwdl", {"name_dict": {}}, r"optimizer.name_dict=\{\}: expected a mapping from parameter names"),
+        ("adamwdl", {"name_dict": {"fc": 3}}, r"optimizer.name_dict\[fc\]=3: expected a name with encoder.layers"),
         ("lazy_adam", {"loss_scale": 0.0}, r"optimizer.loss_scale=0.0"),
         ("sgd", {"nesterov": True, "momentum": 0.0}, r"optimizer.nesterov=True: expected a momentum above 0"),
         ("rmsprop", {"alpha": 1.0}, r"optimizer.alpha=1.0: expected a number in \[0, 1\)"),
@@ -107,6 +111,19 @@ def test_every_choice_builds(choice: str) -> None:
 def test_values_out_of_range_are_refused_by_key(choice: str, overrides: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         config(choice, **overrides)
+
+
+def test_name_dict_from_the_command_line() -> None:
+    hydra = store.open_hydra()
+    name_dict = {group["params"][0][0]: f"encoder.layers.{i}.{i}" for i, group in enumerate(groups())}
+    given = ", ".join(f"{name}: {place}" for name, place in name_dict.items())
+    words = ["optimizer=adamwdl", "optimizer.layerwise_decay=0.5", f"optimizer.name_dict={{{given}}}"]
+    typed = store.typed(store.without_hydra(store.compose(hydra, "config", words))).optimizer
+    assert isinstance(typed, AdamWDLConfig)
+    assert typed.name_dict == name_dict
+    typed.n_layers = len(name_dict)
+    optimizer = build_optimizer(typed, groups(), lr=0.1)
+    assert list(optimizer.lr_ratios.values()) == [0.5**5, 0.5**4, 0.5**3, 0.5**2, 0.5]  # type: ignore[attr-defined]
 
 
 def test_names_that_do_not_exist() -> None:
