@@ -22,6 +22,7 @@ from optrun.optimizer.build import build_optimizer, choice_of
 from optrun.optimizer.composite import Composite
 from optrun.optimizer.footprint import state_bytes
 from optrun.optimizer.table import CLASSES
+from optrun.param_groups import build_param_groups
 
 CONF = Path(__file__).parents[3] / "conf" / "optimizer"
 
@@ -149,6 +150,17 @@ def test_muon_takes_hidden_matrices_and_no_others() -> None:
         "muon": ["hidden.weight", "out.weight"],
     }
     assert {group["optimizer"]: group["lr"] for group in optimizer.param_groups} == {"muon": 0.1, "adamw": 0.05}
+
+
+def test_the_companions_scale_leaves_an_absolute_lr_alone() -> None:
+    hydra = store.open_hydra()
+    words = ["optimizer=muon", "optimizer.companion_lr_scale=0.5", "lr=0.02"]
+    rules = "param_groups.rules=[{pattern: bias, lr: 1e-3}, {pattern: '^embed', lr_scale: 0.1}]"
+    typed = store.typed(store.without_hydra(store.compose(hydra, "config", [*words, rules])))
+    model = torch.nn.ModuleDict({"embed": torch.nn.Embedding(64, 16), "hidden": torch.nn.Linear(16, 32)})
+    optimizer = build_optimizer(typed.optimizer, build_param_groups(model, typed.param_groups, lr=0.02), lr=0.02)
+    lr = {name: group["lr"] for group in optimizer.param_groups for name in group["param_names"]}
+    assert lr == pytest.approx({"embed.weight": 0.02 * 0.1 * 0.5, "hidden.weight": 0.02, "hidden.bias": 1e-3})
 
 
 def test_muon_leaves_heads_alone() -> None:
