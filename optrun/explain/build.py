@@ -201,6 +201,7 @@ def _tensors(
                     parameters=param.numel(),
                     state_bytes=states.get(name),
                     schedule=curve.name,
+                    curve=curve_of[index],
                 )
             )
     return out

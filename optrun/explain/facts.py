@@ -19,6 +19,7 @@ class TensorFacts:
         adapted: Whether LAMB's trust ratio applies; None for optimizers without one.
         state_bytes: Of the optimizer's state once it has had a gradient; None where it is not known.
         schedule: Name of its schedule.
+        curve: Index of its curve in `Facts.curves`, which several of one name may have.
     """
 
     name: str
@@ -35,6 +36,7 @@ class TensorFacts:
     parameters: int
     state_bytes: int | None
     schedule: str
+    curve: int
 
 
 @dataclass(frozen=True)
@@ -98,6 +100,15 @@ class Facts:
         """Trainable elements."""
         return sum(tensor.parameters for tensor in self.tensors)
 
+    @property
+    def curve_labels(self) -> list[str]:
+        """What each curve is called: the name of its schedule, with a number where others have that too."""
+        names = [curve.name for curve in self.curves]
+        return [
+            name if names.count(name) == 1 else f"{name} {names[: index + 1].count(name)}"
+            for index, name in enumerate(names)
+        ]
+
     def as_dict(self) -> dict[str, Any]:
         """For machines: plain numbers, words and lists, groups first."""
         plain = dataclasses.asdict(self)
@@ -147,7 +158,7 @@ class GroupFacts:
 
     def as_dict(self) -> dict[str, Any]:
         """For machines."""
-        shared = ("layer", "role", "optimizer", "lr_scale", "rule", "schedule")
+        shared = ("layer", "role", "optimizer", "lr_scale", "rule", "schedule", "curve")
         return {
             "index": self.index,
             **{name: getattr(self.first, name) for name in shared},

@@ -23,10 +23,9 @@ def draw(facts: Facts, path: Path) -> Path:
         StorageError: The picture cannot be written.
     """
     theme = LIGHT
-    lines: dict[tuple[str, str], float] = {}
-    curves = {curve.name: curve for curve in facts.curves}
+    lines: dict[tuple[str, int], float] = {}
     for group in by_layer(groups_of(facts)):
-        key = (group.first.layer, group.first.schedule)
+        key = (group.first.layer, group.first.curve)
         lines[key] = max(lines.get(key, 0.0), group.lr_peaks[1])
     layered = len(set(lines.values())) > 1
     figure = new_figure(10.0, 4.2, theme)
@@ -36,8 +35,8 @@ def draw(facts: Facts, path: Path) -> Path:
     xlabel = "step" if facts.in_steps else "% of the run"
     style_axes(ax, theme, title=f"lr: {facts.scheduler}", subtitle=subtitle, xlabel=xlabel)
     highest = max(lines.values(), default=1.0)
-    for (layer, name), peak in lines.items():
-        curve = curves[name]
+    for (layer, index), peak in lines.items():
+        curve = facts.curves[index]
         top = curve.peak or 1.0
         steps = curve.steps if facts.in_steps else [100 * step / facts.steps for step in curve.steps]
         main = peak == highest

@@ -119,7 +119,7 @@ def _fitting(facts: Facts, console: Console, *, all_tensors: bool) -> Table:
         layers=varies("layer"),
         optimizers=varies("optimizer"),
         adapted=any(tensor.adapted is not None for tensor in facts.tensors),
-        schedules=varies("schedule"),
+        schedules=varies("curve"),
         bars=varies("lr_peak"),
         rules=varies("rule"),
         params=True,
@@ -149,6 +149,7 @@ def _fitting(facts: Facts, console: Console, *, all_tensors: bool) -> Table:
 def _rows(facts: Facts, show: _Columns, *, all_tensors: bool, widest: int) -> Table:
     table = _table(facts, show, all_tensors=all_tensors)
     top = max((tensor.lr_peak for tensor in facts.tensors), default=0.0)
+    labels = facts.curve_labels
     last: GroupFacts | None = None
     for group in by_layer(groups_of(facts)):
         rows = [GroupFacts(group.index, [tensor]) for tensor in group.tensors] if all_tensors else [group]
@@ -158,12 +159,12 @@ def _rows(facts: Facts, show: _Columns, *, all_tensors: bool, widest: int) -> Ta
             if last is not None and (new_layer or (all_tensors and not show.layers and last.index != row.index)):
                 table.add_section()
             cells = [Text(layer, style="bold" if new_layer else "dim")] if show.layers else []
-            table.add_row(*cells, *_cells(row, top, show, widest, all_tensors=all_tensors))
+            table.add_row(*cells, *_cells(row, top, labels[row.first.curve], show, widest, all_tensors=all_tensors))
             last = row
     return table
 
 
-def _cells(row: GroupFacts, top: float, show: _Columns, widest: int, *, all_tensors: bool) -> list[Text]:
+def _cells(row: GroupFacts, top: float, label: str, show: _Columns, widest: int, *, all_tensors: bool) -> list[Text]:
     first = row.first
     own = first.rule.split(" ")[0] if first.rule.startswith("rules[") else ""
     rule = own if show.short_rules else broken(first.rule, widest)
@@ -178,7 +179,7 @@ def _cells(row: GroupFacts, top: float, show: _Columns, widest: int, *, all_tens
         *([Text(shape if all_tensors else str(len(row.tensors)))] if show.middle else []),
         *([Text(count(row.parameters))] if show.params else []),
         Text(size(row.state_bytes)),
-        *([Text(first.schedule)] if show.schedules else []),
+        *([Text(label)] if show.schedules else []),
         *([Text(rule, style="dim")] if show.rules else []),
     ]
 
@@ -268,8 +269,8 @@ def _schedule(facts: Facts, width: int) -> RenderableType:
     title = Text("learning rate", style="bold")
     if len(facts.curves) > 1:
         title.append("  ")
-        for index, curve in enumerate(shown):
-            title.append(f" ━ {curve.name}", style=COLOURS[index])
+        for label, colour in zip(facts.curve_labels, COLOURS, strict=False):
+            title.append(f" ━ {label}", style=colour)
     return Group(title, *lines)
 
 

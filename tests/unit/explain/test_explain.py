@@ -7,6 +7,7 @@ import json
 from pathlib import Path
 
 import pytest
+from matplotlib.figure import Figure
 from rich.console import Console
 from rich.text import Text
 
@@ -14,6 +15,7 @@ from optrun import explain as verb
 from optrun.config import store
 from optrun.config.run import RunConfig
 from optrun.errors import ConfigError, StorageError
+from optrun.explain import picture
 from optrun.explain.build import explain
 from optrun.explain.facts import Facts, groups_of
 from optrun.explain.plot import line_plot
@@ -97,6 +99,29 @@ def test_rules_schedules_and_frozen_parameters() -> None:
     text = "\n".join(_shown(facts, 100))
     assert "[0] wpe: lr 0.5, schedule constant" in text
     assert "frozen: transformer.ln_f.weight, transformer.ln_f.bias" in text
+
+
+def test_curves_of_one_name_are_told_apart(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    facts = _facts(
+        "scheduler=linear",
+        "training.max_steps=10",
+        "lr=1.0",
+        "param_groups.rules=[{pattern: wpe, schedule: {name: linear, num_warmup_steps: 5}}, "
+        "{pattern: ln_f, schedule: linear}, {pattern: wte, schedule: constant}]",
+    )
+    curve = {tensor.name: tensor.curve for tensor in facts.tensors}
+    wpe, own = curve["transformer.wpe.weight"], curve["transformer.h.0.ln_1.weight"]
+    assert curve["transformer.ln_f.weight"] == own != wpe
+    assert facts.curves[wpe].multipliers[0] == 0.0
+    assert facts.curves[own].multipliers[0] == 1.0
+    assert sorted(facts.curve_labels) == ["constant", "linear 1", "linear 2"]
+    text = "\n".join(_shown(facts, 140))
+    assert all(text.count(label) >= 2 for label in facts.curve_labels), "in the column and over the plot"
+    figures: list[Figure] = []
+    monkeypatch.setattr(picture, "save_png", lambda figure, path: figures.append(figure))
+    picture.draw(facts, tmp_path / "x.png")
+    drawn = [list(line.get_ydata()) for line in figures[0].axes[0].lines]
+    assert sorted(drawn) == sorted(curve.multipliers for curve in facts.curves)
 
 
 def test_length_of_the_run(tmp_path: Path) -> None:
