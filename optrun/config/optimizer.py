@@ -130,8 +130,9 @@ class AdamWDLConfig(_TwoMoments):
     layerwise_decay: float
     """Factor from one layer to the next below; 1 leaves layers to param_groups."""
     n_layers: int
-    name_dict: dict[str, str] | None
-    """From parameter names to names of the form `encoder.layers.<number>`; null: the names themselves."""
+    name_dict: Any
+    """A mapping (not typed as one, since Hydra cannot put a mapping in the place of a typed null) from parameter names
+    to names of the form `encoder.layers.<number>`; null: the names themselves."""
     decay_form: str
     """A word with a dash and a dot in it, hence no Enum."""
     lazy_mode: bool
@@ -143,6 +144,13 @@ class AdamWDLConfig(_TwoMoments):
         expect_positive("optimizer.layerwise_decay", self.layerwise_decay)
         expect_not_negative("optimizer.n_layers", self.n_layers)
         expect_one_of("optimizer.decay_form", self.decay_form, DECAY_FORMS)
+        if self.name_dict is not None:
+            right = isinstance(self.name_dict, dict) and bool(self.name_dict)
+            expected = "a mapping from parameter names to names with encoder.layers.<number>, or null"
+            expect(right, "optimizer.name_dict", self.name_dict, expected)
+            for key, value in self.name_dict.items():
+                both = isinstance(key, str) and isinstance(value, str)
+                expect(both, f"optimizer.name_dict[{key}]", value, "a name with encoder.layers.<number>")
 
 
 @dataclass(kw_only=True)

@@ -19,20 +19,15 @@ from optrun.config.run import RunConfig
 from optrun.config.task import TaskConfig
 from optrun.errors import ConfigError, OptrunError
 from optrun.explain.facts import CurveFacts, Facts, TensorFacts, total
+from optrun.explain.schedule import assumed_steps, curves_of, named_steps
 from optrun.model.build import ModelSpec, build_model, special_ids
 from optrun.optimizer.base import NamedOptimizer
 from optrun.optimizer.build import build_optimizer
 from optrun.optimizer.footprint import state_bytes
 from optrun.param_groups import build_param_groups
-from optrun.scheduler import Scheduler, build_scheduler
-from optrun.scheduler.build import num_warmup_steps_of
+from optrun.scheduler import build_scheduler
+from optrun.scheduler.build import config_of_group, num_warmup_steps_of
 from optrun.task.build import task_class
-
-ASSUMED_STEPS = 1000
-"""Length of a run where only the data knows it; the curve is then read as shares of the run."""
-
-SAMPLES = 481
-"""Points of a curve that are kept."""
 
 
 def explain(config: RunConfig, model: nn.Module | None = None) -> Facts:
@@ -49,9 +44,11 @@ def explain(config: RunConfig, model: nn.Module | None = None) -> Facts:
     if model is None:
         model, said = build_model(config.model, _spec(config, notes), meta=True)
         notes += said
-    steps, steps_from = _steps(config)
+    known, steps_from = _steps(config)
     decay = getattr(config.optimizer, "weight_decay", None)
     groups = build_param_groups(model, config.param_groups, lr=config.lr, weight_decay=decay)
+    schedules = [config_of_group(group, config.scheduler) for group in groups]
+    steps = assumed_steps(schedules) if known is None else known
     try:
         optimizer = build_optimizer(config.optimizer, groups, lr=config.lr)
         scheduler = build_scheduler(optimizer, config.scheduler, num_training_steps=steps)
@@ -59,8 +56,9 @@ def explain(config: RunConfig, model: nn.Module | None = None) -> Facts:
         clip.clip_groups(optimizer.param_groups)
     except (TypeError, ValueError) as error:
         raise error if isinstance(error, OptrunError) else ConfigError(str(error)) from error
-    curves, curve_of = _curves(scheduler, optimizer, config.scheduler.name, steps)
+    curves, curve_of = curves_of(scheduler, optimizer, config.scheduler, steps)
     tensors = _tensors(config, optimizer, state_bytes(config.optimizer, groups), curves, curve_of)
+    climb = num_warmup_steps_of(config.scheduler, steps)
     params = dict(model.named_parameters())
     notes += _tied(model, params)
     frozen = {name: param for name, param in params.items() if not param.requires_grad}
@@ -72,10 +70,12 @@ def explain(config: RunConfig, model: nn.Module | None = None) -> Facts:
         param_groups=config.param_groups.name,
         rules=_rules_in_words(config),
         scheduler=config.scheduler.name,
-        warmup_steps=num_warmup_steps_of(config.scheduler, steps),
+        warmup_steps=climb,
+        warmup_share=climb / steps if config.scheduler.num_warmup_steps is None else None,
         clip=_clip_in_words(config),
         steps=steps,
         steps_from=steps_from,
+        in_steps=known is not None or any(named_steps(schedule) for schedule in schedules),
         tensors=tensors,
         frozen=list(frozen),
         frozen_parameters=sum(param.numel() for param in frozen.values()),
@@ -138,13 +138,13 @@ def _positions(config: RunConfig) -> int:
     return max(config.data.max_length, int(target))
 
 
-def _steps(config: RunConfig) -> tuple[int, str]:
-    """Optimizer steps of the run, and where the number comes from."""
+def _steps(config: RunConfig) -> tuple[int | None, str]:
+    """Optimizer steps of the run, None where only its data knows them, and where the number comes from."""
     if config.training.max_steps is not None:
         return config.training.max_steps, "max_steps"
     rows = _rows(config, config.task)
     if rows is None:
-        return ASSUMED_STEPS, "assumed"
+        return None, "assumed"
     from optrun.data.loader import Plan
 
     plan = Plan(
@@ -168,28 +168,6 @@ def _rows(config: RunConfig, task: TaskConfig) -> int | None:
     return min(len(source.train.rows), limit) if limit is not None else len(source.train.rows)
 
 
-def _curves(
-    scheduler: Scheduler, optimizer: Optimizer, name: str, steps: int
-) -> tuple[list[CurveFacts], dict[int, int]]:
-    """Every different curve, and which one each group follows."""
-    count = min(SAMPLES, steps)
-    at = sorted({round(index * (steps - 1) / max(count - 1, 1)) for index in range(count)})
-    curves: list[CurveFacts] = []
-    curve_of: dict[int, int] = {}
-    for index, group in enumerate(optimizer.param_groups):
-        own = group.get("schedule")
-        label = name if own is None else own if isinstance(own, str) else str(own.get("name"))
-        multipliers = [scheduler.multiplier(step, index) for step in at]
-        for place, curve in enumerate(curves):
-            if curve.multipliers == multipliers and curve.name == label:
-                curve_of[index] = place
-                break
-        else:
-            curve_of[index] = len(curves)
-            curves.append(CurveFacts(label, at, multipliers))
-    return curves, curve_of
-
-
 def _tensors(
     config: RunConfig,
     optimizer: Optimizer,
@@ -202,6 +180,8 @@ def _tensors(
         curve = curves[curve_of[index]]
         stepper = getattr(optimizer, "members", {}).get(group.get("optimizer"), optimizer)
         ratios: Mapping[str, float] = getattr(stepper, "lr_ratios", {})
+        decay = float(group.get("initial_weight_decay", group.get("weight_decay", 0.0)))
+        before = {**group, "weight_decay": decay}  # a curve of its own may begin at 0
         for name, param in zip(group["param_names"], group["params"], strict=True):
             ratio = ratios.get(name, 1.0)
             scale = group.get("lr_scale")
@@ -213,14 +193,15 @@ def _tensors(
                     layer=group.get("layer", "all"),
                     role=group.get("role", ""),
                     optimizer=group.get("optimizer", config.optimizer.name),
-                    lr_peak=float(group["initial_lr"]) * max(curve.multipliers) * ratio,
+                    lr_peak=float(group["initial_lr"]) * curve.peak * ratio,
                     lr_scale=None if scale is None else float(scale) * ratio,
-                    weight_decay=float(group.get("weight_decay", 0.0)) if _decays(stepper, param) else 0.0,
-                    adapted=bool(stepper.adapted(param, group)) if hasattr(stepper, "adapted") else None,
+                    weight_decay=decay if _decays(stepper, param) else 0.0,
+                    adapted=bool(stepper.adapted(param, before)) if hasattr(stepper, "adapted") else None,
                     rule=group.get("rule", ""),
                     parameters=param.numel(),
                     state_bytes=states.get(name),
                     schedule=curve.name,
+                    curve=curve_of[index],
                 )
             )
     return out

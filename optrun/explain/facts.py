@@ -15,9 +15,11 @@ class TensorFacts:
         group: Index of its parameter group.
         lr_peak: Highest learning rate it will see.
         lr_scale: That over the run's `lr`; None where a rule gave an absolute one.
+        weight_decay: What it is built with; a curve of its own multiplies that from step to step.
         adapted: Whether LAMB's trust ratio applies; None for optimizers without one.
         state_bytes: Of the optimizer's state once it has had a gradient; None where it is not known.
         schedule: Name of its schedule.
+        curve: Index of its curve in `Facts.curves`, which several of one name may have.
     """
 
     name: str
@@ -34,15 +36,23 @@ class TensorFacts:
     parameters: int
     state_bytes: int | None
     schedule: str
+    curve: int
 
 
 @dataclass(frozen=True)
 class CurveFacts:
-    """One schedule: what the lr of its groups is multiplied by."""
+    """One schedule: what the lr of its groups is multiplied by.
+
+    Attributes:
+        steps: Some of the run, the one with the highest multiplier among them.
+        multipliers: At those steps.
+        peak: The highest over all steps of the run.
+    """
 
     name: str
     steps: list[int]
     multipliers: list[float]
+    peak: float
 
 
 @dataclass(frozen=True)
@@ -50,8 +60,12 @@ class Facts:
     """Everything that is shown.
 
     Attributes:
+        warmup_steps: Length of the climb.
+        warmup_share: That over the run, where it was not given in steps.
         steps: Length of the run in optimizer steps.
         steps_from: Where that number comes from: `max_steps`, `data`, or `assumed`.
+        in_steps: Whether schedules are read in steps: the length is known, or they name steps themselves. Otherwise
+            they are shares of a run of any length.
         frozen: Names of parameters that do not train.
         weight_bytes: Of all parameters, float32.
         gradient_bytes: Of the trainable ones.
@@ -67,9 +81,11 @@ class Facts:
     rules: list[str]
     scheduler: str
     warmup_steps: int
+    warmup_share: float | None
     clip: str
     steps: int
     steps_from: str
+    in_steps: bool
     tensors: list[TensorFacts]
     frozen: list[str]
     frozen_parameters: int
@@ -83,6 +99,15 @@ class Facts:
     def parameters(self) -> int:
         """Trainable elements."""
         return sum(tensor.parameters for tensor in self.tensors)
+
+    @property
+    def curve_labels(self) -> list[str]:
+        """What each curve is called: the name of its schedule, with a number where others have that too."""
+        names = [curve.name for curve in self.curves]
+        return [
+            name if names.count(name) == 1 else f"{name} {names[: index + 1].count(name)}"
+            for index, name in enumerate(names)
+        ]
 
     def as_dict(self) -> dict[str, Any]:
         """For machines: plain numbers, words and lists, groups first."""
@@ -133,7 +158,7 @@ class GroupFacts:
 
     def as_dict(self) -> dict[str, Any]:
         """For machines."""
-        shared = ("layer", "role", "optimizer", "lr_scale", "rule", "schedule")
+        shared = ("layer", "role", "optimizer", "lr_scale", "rule", "schedule", "curve")
         return {
             "index": self.index,
             **{name: getattr(self.first, name) for name in shared},

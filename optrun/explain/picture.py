@@ -23,25 +23,22 @@ def draw(facts: Facts, path: Path) -> Path:
         StorageError: The picture cannot be written.
     """
     theme = LIGHT
-    lines: dict[tuple[str, str], float] = {}
-    curves = {curve.name: curve for curve in facts.curves}
+    lines: dict[tuple[str, int], float] = {}
     for group in by_layer(groups_of(facts)):
-        key = (group.first.layer, group.first.schedule)
+        key = (group.first.layer, group.first.curve)
         lines[key] = max(lines.get(key, 0.0), group.lr_peaks[1])
     layered = len(set(lines.values())) > 1
     figure = new_figure(10.0, 4.2, theme)
     grid = figure.add_gridspec(1, 2 if layered else 1, width_ratios=[1.5, 1] if layered else [1])
     ax = figure.add_subplot(grid[0, 0])
     subtitle = f"{facts.optimizer} on {facts.model}, {facts.param_groups} groups"
-    assumed = facts.steps_from == "assumed"
-    style_axes(
-        ax, theme, title=f"lr: {facts.scheduler}", subtitle=subtitle, xlabel="% of the run" if assumed else "step"
-    )
+    xlabel = "step" if facts.in_steps else "% of the run"
+    style_axes(ax, theme, title=f"lr: {facts.scheduler}", subtitle=subtitle, xlabel=xlabel)
     highest = max(lines.values(), default=1.0)
-    for (layer, name), peak in lines.items():
-        curve = curves[name]
-        top = max(curve.multipliers) or 1.0
-        steps = [100 * step / facts.steps for step in curve.steps] if assumed else curve.steps
+    for (layer, index), peak in lines.items():
+        curve = facts.curves[index]
+        top = curve.peak or 1.0
+        steps = curve.steps if facts.in_steps else [100 * step / facts.steps for step in curve.steps]
         main = peak == highest
         ax.plot(
             steps,

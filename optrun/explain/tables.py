@@ -74,14 +74,19 @@ def _headline(facts: Facts) -> RenderableType:
     )
     for index, rule in enumerate(facts.rules):
         grid.add_row("" if index else "rules", rule)
-    warmup = f", {facts.warmup_steps:,} of them warm-up" if facts.warmup_steps and facts.steps_from != "assumed" else ""
-    if facts.steps_from == "assumed":
-        share = f", warm-up {facts.warmup_steps / facts.steps:.0%}" if facts.warmup_steps else ""
-        length = f"over a run whose length follows from the data{share}"
-    else:
-        length = f"over {facts.steps:,} steps{warmup}"
-    grid.add_row("schedule", Text.assemble((facts.scheduler, "bold"), f" {length}"))
+    grid.add_row("schedule", Text.assemble((facts.scheduler, "bold"), f" {_length(facts)}"))
     return grid
+
+
+def _length(facts: Facts) -> str:
+    """Over which steps, and how many of them warm-up: as the configuration has it, in steps or as shares."""
+    climb = facts.warmup_steps
+    if facts.steps_from != "assumed":
+        return f"over {facts.steps:,} steps" + (f", {climb:,} of them warm-up" if climb else "")
+    share = facts.warmup_share
+    warmup = f", warm-up {f'{climb:,} steps' if share is None else f'{share:.0%}'}" if climb else ""
+    drawn = f"; drawn for {facts.steps:,} steps" if facts.in_steps else ""
+    return f"over a run whose length follows from the data{warmup}{drawn}"
 
 
 # -- tables -----------------------------------------------------------------------------------------------------------
@@ -114,7 +119,7 @@ def _fitting(facts: Facts, console: Console, *, all_tensors: bool) -> Table:
         layers=varies("layer"),
         optimizers=varies("optimizer"),
         adapted=any(tensor.adapted is not None for tensor in facts.tensors),
-        schedules=varies("schedule"),
+        schedules=varies("curve"),
         bars=varies("lr_peak"),
         rules=varies("rule"),
         params=True,
@@ -144,6 +149,7 @@ def _fitting(facts: Facts, console: Console, *, all_tensors: bool) -> Table:
 def _rows(facts: Facts, show: _Columns, *, all_tensors: bool, widest: int) -> Table:
     table = _table(facts, show, all_tensors=all_tensors)
     top = max((tensor.lr_peak for tensor in facts.tensors), default=0.0)
+    labels = facts.curve_labels
     last: GroupFacts | None = None
     for group in by_layer(groups_of(facts)):
         rows = [GroupFacts(group.index, [tensor]) for tensor in group.tensors] if all_tensors else [group]
@@ -153,12 +159,12 @@ def _rows(facts: Facts, show: _Columns, *, all_tensors: bool, widest: int) -> Ta
             if last is not None and (new_layer or (all_tensors and not show.layers and last.index != row.index)):
                 table.add_section()
             cells = [Text(layer, style="bold" if new_layer else "dim")] if show.layers else []
-            table.add_row(*cells, *_cells(row, top, show, widest, all_tensors=all_tensors))
+            table.add_row(*cells, *_cells(row, top, labels[row.first.curve], show, widest, all_tensors=all_tensors))
             last = row
     return table
 
 
-def _cells(row: GroupFacts, top: float, show: _Columns, widest: int, *, all_tensors: bool) -> list[Text]:
+def _cells(row: GroupFacts, top: float, label: str, show: _Columns, widest: int, *, all_tensors: bool) -> list[Text]:
     first = row.first
     own = first.rule.split(" ")[0] if first.rule.startswith("rules[") else ""
     rule = own if show.short_rules else broken(first.rule, widest)
@@ -173,7 +179,7 @@ def _cells(row: GroupFacts, top: float, show: _Columns, widest: int, *, all_tens
         *([Text(shape if all_tensors else str(len(row.tensors)))] if show.middle else []),
         *([Text(count(row.parameters))] if show.params else []),
         Text(size(row.state_bytes)),
-        *([Text(first.schedule)] if show.schedules else []),
+        *([Text(label)] if show.schedules else []),
         *([Text(rule, style="dim")] if show.rules else []),
     ]
 
@@ -249,23 +255,22 @@ def _memory(facts: Facts) -> Table:
 
 def _schedule(facts: Facts, width: int) -> RenderableType:
     """The lr of a group of scale 1 over the run, one curve for each different schedule."""
-    top = max((max(curve.multipliers) for curve in facts.curves), default=0.0) * facts.lr
+    top = max((curve.peak for curve in facts.curves), default=0.0) * facts.lr
     shown = facts.curves[: len(COLOURS)]
     drawn = [(curve.steps, [facts.lr * value for value in curve.multipliers]) for curve in shown]
-    assumed = facts.steps_from == "assumed"
     lines = line_plot(
         drawn,
         width=min(width, 100),
         height=PLOT_HEIGHT,
         top=top or 1.0,
-        left_label="start" if assumed else "step 0",
-        right_label="end" if assumed else f"{facts.steps - 1:,}",
+        left_label="step 0" if facts.in_steps else "start",
+        right_label=f"{facts.steps - 1:,}" if facts.in_steps else "end",
     )
     title = Text("learning rate", style="bold")
     if len(facts.curves) > 1:
         title.append("  ")
-        for index, curve in enumerate(shown):
-            title.append(f" ━ {curve.name}", style=COLOURS[index])
+        for label, colour in zip(facts.curve_labels, COLOURS, strict=False):
+            title.append(f" ━ {label}", style=colour)
     return Group(title, *lines)
 
 

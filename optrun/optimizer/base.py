@@ -38,6 +38,9 @@ class NamedOptimizer(Optimizer):
     """Option -> checker, for the options this class checks itself."""
     OPTIMIZER_WIDE: ClassVar[frozenset[str]] = frozenset()
     """Options that no group may override."""
+    SLOTS: ClassVar[Mapping[str, str]] = {}
+    """Option -> state tensor it needs where it is set, for classes that make that with a parameter's first state only;
+    a state saved without it cannot be stepped."""
 
     _lr_driven_by: str | None
     """Name of the schedule that writes the groups' lr; set by whoever drives it."""

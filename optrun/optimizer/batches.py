@@ -96,7 +96,8 @@ def gather(
                 grad = _sparse(grad, name, type(optimizer).__name__, sparse(group))
             state = optimizer.state[param]
             if not state:
-                _fill(state, param, slots, master=bool(group.get("master_weights")))
+                _fill(state, param, slots)
+            _keep_master(state, param, wanted=bool(group.get("master_weights")))
             state["step"] = (group["step"] if count_globally else state["step"]) + 1
             batch = batches.setdefault(
                 (param.device, working_dtype(param.dtype), *options_key),
@@ -129,12 +130,19 @@ def _sparse(grad: Tensor, name: str, owner: str, policy: str) -> Tensor:
     return grad.coalesce()
 
 
-def _fill(state: dict[str, Any], param: Tensor, slots: Sequence[str], *, master: bool) -> None:
+def _fill(state: dict[str, Any], param: Tensor, slots: Sequence[str]) -> None:
     dtype = working_dtype(param.dtype)
     state["step"] = 0
     for slot in slots:
         state[slot] = torch.zeros_like(param, dtype=dtype, memory_format=torch.preserve_format)
-    if master and param.dtype != dtype:
+
+
+def _keep_master(state: dict[str, Any], param: Tensor, *, wanted: bool) -> None:
+    """Make or drop the float32 copy: the state may have been saved, and loaded, with the other choice."""
+    dtype = working_dtype(param.dtype)
+    if not wanted or param.dtype == dtype:
+        state.pop("master_weight", None)
+    elif "master_weight" not in state:
         state["master_weight"] = param.detach().to(dtype=dtype, copy=True)
 
 

@@ -147,10 +147,10 @@ def _split_for_muon(groups: Sequence[Mapping[str, Any]], scale: float) -> list[d
             split.append({**group, "params": hidden})
         if rest:
             scaled = {**group, "params": rest, "optimizer": COMPANION}
-            if "lr" in group:
-                scaled["lr"] = group["lr"] * scale
-            if "lr_scale" in group or "lr" not in group:
+            if "lr_scale" in group or "lr" not in group:  # otherwise lr is absolute, and no scale is meant for it
                 scaled["lr_scale"] = group.get("lr_scale", 1.0) * scale
+                if "lr" in group:
+                    scaled["lr"] = group["lr"] * scale
             split.append(scaled)
     return split
 

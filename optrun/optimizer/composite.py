@@ -46,7 +46,9 @@ class Composite(NamedOptimizer):
         self.members: dict[str, NamedOptimizer] = {}
         self._options = {name: dict(options) for name, options in members.items()}
         self._main = next(iter(members))
+        self._waiting: list[tuple[str, dict[str, Any]]] = []
         super().__init__(params, {"lr": lr})
+        self._build_members()
 
     def _register_hooks(self) -> None:
         """None: every member counts its own steps and sets its own functions of them."""
@@ -72,20 +74,43 @@ class Composite(NamedOptimizer):
             raise TypeError("Composite takes group dicts with the key 'params'.")
         rest = dict(param_group)
         name = rest.pop("optimizer", self._main)
-        member = self.members.get(name)
-        if member is None:
-            options: dict[str, Any] = {"lr": self._base_functions.get("lr", self.defaults["lr"])}
-            member = _class_of(name)([rest], **{**options, **self._options.get(name, {})})
-            member.state = self.state
-            member._lr_driven_by = self._lr_driven_by
-            self.members[name] = member
+        if not self._built:
+            self._waiting.append((name, rest))
+            return
+        if name in self.members:
+            self.members[name].add_param_group(rest)
         else:
-            member.add_param_group(rest)
-        group = member.param_groups[-1]
+            self._add_member(name, [rest])
+        self._take(name, -1)
+        self._refuse_taken_names()
+
+    def _build_members(self) -> None:
+        """Each with all of its groups at once: name patterns and a `name_dict` are held against all of their names."""
+        groups: dict[str, list[dict[str, Any]]] = {}
+        for name, group in self._waiting:
+            groups.setdefault(name, []).append(group)
+        for name, own in groups.items():
+            self._add_member(name, own)
+        places = {name: iter(range(len(own))) for name, own in groups.items()}
+        for name, _ in self._waiting:
+            self._take(name, next(places[name]))
+        self._waiting = []
+        self._refuse_taken_names()
+
+    def _add_member(self, name: str, groups: list[dict[str, Any]]) -> None:
+        options: dict[str, Any] = {"lr": self._base_functions.get("lr", self.defaults["lr"])}
+        member = _class_of(name)(groups, **{**options, **self._options.get(name, {})})
+        member.state = self.state
+        member._lr_driven_by = self._lr_driven_by
+        self.members[name] = member
+
+    def _take(self, name: str, place: int) -> None:
+        """A member's group comes next among all groups."""
+        member = self.members[name]
+        group = member.param_groups[place]
         group["optimizer"] = name
         self.param_groups.append(group)
-        self._functions.append(member._functions[-1])
-        self._refuse_taken_names()
+        self._functions.append(member._functions[place])
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:

@@ -9,7 +9,19 @@ from torch import Tensor
 
 from optrun.optimizer.arguments import known_keys, not_negative
 
-DESCRIPTIVE_KEYS = frozenset({"param_names", "lr_scale", "layer_id", "layer", "role", "rule", "initial_lr", "schedule"})
+DESCRIPTIVE_KEYS = frozenset(
+    {
+        "param_names",
+        "lr_scale",
+        "layer_id",
+        "layer",
+        "role",
+        "rule",
+        "initial_lr",
+        "initial_weight_decay",
+        "schedule",
+    }
+)
 """Keys that are there to be read and logged; no update rule looks at them."""
 
 COUNTER_KEYS = frozenset({"step"})

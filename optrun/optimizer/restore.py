@@ -94,7 +94,8 @@ def restored(
         state_dict: In torch's layout; `params` may hold numbers or names.
 
     Returns:
-        State by parameter, and the groups in the optimizer's order with the saved options.
+        State by parameter, and the groups in the optimizer's order with the saved options, and the optimizer's own
+        where none was saved.
 
     Raises:
         ValueError: With the first parameter missing, extra or of another shape, or where the saved groups are divided
@@ -115,8 +116,7 @@ def restored(
                 f"the group of {names[0]!r} was stepped by {saved_group.get('optimizer')}, "
                 f"now by {own_group.get('optimizer')}."
             )
-        described = {key: own_group[key] for key in ("params", "param_names") if key in own_group}
-        groups.append({key: deepcopy(v) for key, v in saved_group.items() if key not in described} | described)
+        groups.append(_restored_group(own_group, saved_group))
         for name, param in zip(names, own_group["params"], strict=True):
             entries = state_dict["state"].get(sources[name][1])
             if entries is None:
@@ -125,7 +125,19 @@ def restored(
                 if isinstance(value, Tensor):
                     refuse_foreign(name, param, value, str(key))
             state[param] = {key: placed(value, param, own_group, str(key)) for key, value in entries.items()}
+        if "step" not in saved_group:  # torch counts for each parameter alone
+            steps = [int(state[param]["step"]) for param in own_group["params"] if "step" in state.get(param, ())]
+            groups[-1]["step"] = max(steps, default=0)
     return state, groups
+
+
+def _restored_group(own: Mapping[str, Any], saved: Mapping[str, Any]) -> dict[str, Any]:
+    """The saved options over the optimizer's own, which has keys that torch's optimizers know nothing of."""
+    kept = dict(own)
+    if "step" in saved:
+        kept.pop("lr_scale", None)  # a group of ours without a scale has an absolute lr
+    described = {key: own[key] for key in ("params", "param_names") if key in own}
+    return kept | {key: deepcopy(value) for key, value in saved.items()} | described
 
 
 def _sources(

@@ -83,7 +83,8 @@ def load_named_state(optimizer: Optimizer, tensors: Mapping[str, Tensor], meta: 
         meta: What came with them.
 
     Raises:
-        ValueError: With the first parameter or tensor that is missing, extra or of another shape.
+        ValueError: With the first parameter or tensor that is missing, extra or of another shape, or that an option
+            needs and was not saved.
     """
     if meta.get("format") != FORMAT:
         raise ValueError(f"optimizer state of format {meta.get('format')!r}: this version reads format {FORMAT}.")
@@ -102,6 +103,7 @@ def load_named_state(optimizer: Optimizer, tensors: Mapping[str, Tensor], meta: 
     own_groups = {name: group for group in optimizer.param_groups for name in group["param_names"]}
     for name, entries in meta["state"].items():
         param = params[name]
+        _refuse_missing(optimizer, own_groups[name], name, entries)
         values = {key: _unpacked(value, tensors, unused) for key, value in entries.items()}
         loaded[param] = {
             key: _sharded(placed(value, param, own_groups[name], key), param) for key, value in values.items()
@@ -128,8 +130,8 @@ def group_differences(optimizer: Optimizer, meta: Mapping[str, Any]) -> list[str
         meta: From `named_state`.
 
     Returns:
-        Empty where all options agree. `lr` is compared as it was before any schedule where both sides know it, and not
-        at all where only one does.
+        Empty where all options agree. `lr` and `weight_decay` are compared as they were before any schedule where both
+        sides know it, and not at all where only one does.
     """
     saved = {name: group for group in meta["groups"] for name in group["param_names"]}
     found: dict[str, list[str]] = {}
@@ -138,8 +140,8 @@ def group_differences(optimizer: Optimizer, meta: Mapping[str, Any]) -> list[str
             if name not in saved:
                 continue
             for key in _options(optimizer, group):
-                scheduled = "initial_lr" in group or "initial_lr" in saved[name]
-                compared = "initial_lr" if key == "lr" and scheduled else key
+                initial = f"initial_{key}"
+                compared = initial if initial in group or initial in saved[name] else key
                 if compared not in group or compared not in saved[name]:
                     continue
                 before, now = saved[name][compared], _described(group[compared])
@@ -159,6 +161,16 @@ def _params(optimizer: Optimizer) -> dict[str, Tensor]:
         for group in optimizer.param_groups
         for name, param in zip(group["param_names"], group["params"], strict=True)
     }
+
+
+def _refuse_missing(optimizer: Optimizer, group: Mapping[str, Any], name: str, entries: Mapping[str, Any]) -> None:
+    """Raise where an option of a group needs a state tensor that the run it was saved by did not keep."""
+    stepper = getattr(optimizer, "members", {}).get(group.get("optimizer"), optimizer)
+    for option, slot in getattr(stepper, "SLOTS", {}).items():
+        if entries and group[option] and slot not in entries:
+            raise ValueError(
+                f"parameter {name!r}: the saved state has no {slot!r}, which {option}={group[option]} needs."
+            )
 
 
 def _options(optimizer: Optimizer, group: Mapping[str, Any]) -> list[str]:

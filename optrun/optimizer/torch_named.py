@@ -66,6 +66,7 @@ class AdamW(NamedOptimizer, torch.optim.AdamW):
     """
 
     CHECKS: ClassVar[Mapping[str, Check]] = _ADAM
+    SLOTS: ClassVar[Mapping[str, str]] = {"amsgrad": "max_exp_avg_sq"}
 
     def __init__(
         self,
@@ -96,6 +97,7 @@ class Adam(NamedOptimizer, torch.optim.Adam):
     """torch's Adam, with coupled decay, fused where it can be. Keywords as in `AdamW`."""
 
     CHECKS: ClassVar[Mapping[str, Check]] = _ADAM
+    SLOTS: ClassVar[Mapping[str, str]] = {"amsgrad": "max_exp_avg_sq"}
 
     def __init__(
         self,
@@ -158,6 +160,7 @@ class RMSprop(NamedOptimizer, torch.optim.RMSprop):
         "centered": arguments.flag,
         "foreach": arguments.optional_flag,
     }
+    SLOTS: ClassVar[Mapping[str, str]] = {"momentum": "momentum_buffer", "centered": "grad_avg"}
 
 
 class NAdam(NamedOptimizer, torch.optim.NAdam):

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import math
 import numbers
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 from torch.optim import Optimizer
 
@@ -68,7 +68,7 @@ def build_scheduler(
         name = getattr(config_or_name, "__name__", type(config_or_name).__name__)
         return Scheduler(optimizer, [config_or_name] * len(groups), name=name)
     config = choice("scheduler", SCHEMAS, config_or_name, options)
-    of_groups = [_config_of_group(group, config) for group in groups]
+    of_groups = [config_of_group(group, config) for group in groups]
     plateaus = [_plateau(of_group, base_lr) for of_group in of_groups]
     watching = [of_group.metric for of_group in of_groups if isinstance(of_group, PlateauConfig)]
     if len(set(watching)) > 1:
@@ -78,7 +78,7 @@ def build_scheduler(
         optimizer,
         lr_curves,
         name=config.name,
-        weight_decay_curves=_weight_decay_curves(config, lr_curves, num_training_steps),
+        weight_decay_curves=_weight_decay_curves(config, len(groups), num_training_steps),
         plateaus=plateaus,
         metric=watching[0] if watching else None,
     )
@@ -172,7 +172,12 @@ def _final(config: SchedulerConfig, lr: float) -> float:
     return config.min_lr / lr
 
 
-def _config_of_group(group: Mapping[str, Any], default: SchedulerConfig) -> SchedulerConfig:
+def config_of_group(group: Mapping[str, Any], default: SchedulerConfig) -> SchedulerConfig:
+    """What a group follows: a schedule of its own, or the run's.
+
+    Raises:
+        ConfigError: A schedule that is none.
+    """
     own = group.get("schedule")
     if own is None:
         return default
@@ -205,15 +210,15 @@ def _plateau(config: SchedulerConfig, lr: float) -> Plateau | None:
 
 
 def _weight_decay_curves(
-    config: SchedulerConfig, lr_curves: list[Curve], num_training_steps: int
-) -> list[Curve] | None:
+    config: SchedulerConfig, groups: int, num_training_steps: int
+) -> Sequence[Curve] | Literal["lr"] | None:
     if config.weight_decay_curve is None:
         return None
     if config.weight_decay_curve is WeightDecayCurve.lr:
-        return lr_curves
+        return "lr"
     shape = curves.linear if config.weight_decay_curve is WeightDecayCurve.linear else curves.cosine
     assert config.weight_decay_final_ratio is not None
-    return [partial(shape, decay_steps=num_training_steps, final=config.weight_decay_final_ratio)] * len(lr_curves)
+    return [partial(shape, decay_steps=num_training_steps, final=config.weight_decay_final_ratio)] * groups
 
 
 Builder: TypeAlias = Callable[[Any, int, float], Curve]

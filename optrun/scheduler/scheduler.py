@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -38,7 +38,7 @@ class Scheduler:
         curves: Sequence[Curve],
         *,
         name: str,
-        weight_decay_curves: Sequence[Curve] | None = None,
+        weight_decay_curves: Sequence[Curve] | Literal["lr"] | None = None,
         plateaus: Sequence[Plateau | None] | None = None,
         metric: str | None = None,
     ) -> None:
@@ -48,7 +48,8 @@ class Scheduler:
             optimizer: Any torch optimizer.
             curves: One per group.
             name: What `set_lr` names when it refuses.
-            weight_decay_curves: One per group, multipliers of the decay it was built with; None leaves it alone.
+            weight_decay_curves: One per group, multipliers of the decay it was built with; "lr": the group's multiplier
+                of the lr, plateau included; None leaves it alone.
             plateaus: One per group, or None for a group whose lr does not look at the metric.
             metric: What the plateaus watch.
 
@@ -60,7 +61,7 @@ class Scheduler:
         self.metric = metric
         self.global_step = 0
         self._curves = list(curves)
-        self._weight_decay_curves = None if weight_decay_curves is None else list(weight_decay_curves)
+        self._weight_decay_curves = weight_decay_curves
         self._plateaus = list(plateaus) if plateaus is not None else [None] * len(self._curves)
         _refuse_functions(optimizer, name, weight_decay=weight_decay_curves is not None)
         for group in optimizer.param_groups:
@@ -139,9 +140,11 @@ class Scheduler:
 
     def _apply(self) -> None:
         for index, group in enumerate(self.optimizer.param_groups):
-            _set(group, "lr", group["initial_lr"] * self.multiplier(self.global_step, index))
-            if self._weight_decay_curves is not None and "weight_decay" in group:
-                scale = self._weight_decay_curves[index](self.global_step)
+            multiplier = self.multiplier(self.global_step, index)
+            _set(group, "lr", group["initial_lr"] * multiplier)
+            decays = self._weight_decay_curves
+            if decays is not None and "weight_decay" in group:
+                scale = multiplier if isinstance(decays, str) else decays[index](self.global_step)
                 _set(group, "weight_decay", group["initial_weight_decay"] * scale)
 
 

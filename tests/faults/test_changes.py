@@ -133,6 +133,21 @@ def test_another_optimizer_is_refused_by_name_unless_told(straight: Straight, go
     assert "starts anew" not in said
 
 
+def test_an_option_that_needs_another_state_is_refused_before_anything_is_written(
+    straight: Straight, go: Go, tmp_path: Path
+) -> None:
+    run = straight.cut(tmp_path / "run", 3)
+    before = (run.path / "config.yaml").read_bytes()
+    code, said = go("resume=run", "optimizer.amsgrad=true")
+    assert code == 2
+    assert "optimizer.amsgrad=True: the saved optimizer state does not fit: parameter 'transformer.wte.weight'" in said
+    assert "has no 'max_exp_avg_sq', which amsgrad=True needs" in said
+    assert "checkpoint.on_other_optimizer=reset" in said
+    assert (run.path / "config.yaml").read_bytes() == before
+    assert go("resume=run", "optimizer.amsgrad=true", "checkpoint.on_other_optimizer=reset")[0] == 0
+    assert "transformer.wte.weight/max_exp_avg_sq" in load_checkpoint(run.checkpoint(STEPS)).optimizer
+
+
 @pytest.mark.parametrize(
     ("word", "said"),
     [

@@ -7,6 +7,7 @@ import json
 from pathlib import Path
 
 import pytest
+from matplotlib.figure import Figure
 from rich.console import Console
 from rich.text import Text
 
@@ -14,6 +15,7 @@ from optrun import explain as verb
 from optrun.config import store
 from optrun.config.run import RunConfig
 from optrun.errors import ConfigError, StorageError
+from optrun.explain import picture
 from optrun.explain.build import explain
 from optrun.explain.facts import Facts, groups_of
 from optrun.explain.plot import line_plot
@@ -67,6 +69,14 @@ def test_the_optimizers_own_exemptions_and_ratios_count() -> None:
     assert {tensor.lr_peak for tensor in wdl.tensors} == {1.0}
 
 
+@pytest.mark.parametrize("scheduler", ["cosine", "noam", "inverse_sqrt"])
+def test_a_decay_that_climbs_with_the_lr_is_a_decay(scheduler: str) -> None:
+    words = ("optimizer=lamb", f"scheduler={scheduler}", "scheduler.num_warmup_steps=10", "training.max_steps=100")
+    plain, curved = _facts(*words), _facts(*words, "scheduler.weight_decay_curve=lr")
+    assert [(t.weight_decay, t.adapted) for t in curved.tensors] == [(t.weight_decay, t.adapted) for t in plain.tensors]
+    assert {(t.weight_decay, t.adapted) for t in curved.tensors} == {(0.01, True), (0.0, False)}
+
+
 def test_muon_says_who_steps_what() -> None:
     facts = _facts("optimizer=muon")
     steppers = {tensor.name: tensor.optimizer for tensor in facts.tensors}
@@ -91,6 +101,29 @@ def test_rules_schedules_and_frozen_parameters() -> None:
     assert "frozen: transformer.ln_f.weight, transformer.ln_f.bias" in text
 
 
+def test_curves_of_one_name_are_told_apart(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    facts = _facts(
+        "scheduler=linear",
+        "training.max_steps=10",
+        "lr=1.0",
+        "param_groups.rules=[{pattern: wpe, schedule: {name: linear, num_warmup_steps: 5}}, "
+        "{pattern: ln_f, schedule: linear}, {pattern: wte, schedule: constant}]",
+    )
+    curve = {tensor.name: tensor.curve for tensor in facts.tensors}
+    wpe, own = curve["transformer.wpe.weight"], curve["transformer.h.0.ln_1.weight"]
+    assert curve["transformer.ln_f.weight"] == own != wpe
+    assert facts.curves[wpe].multipliers[0] == 0.0
+    assert facts.curves[own].multipliers[0] == 1.0
+    assert sorted(facts.curve_labels) == ["constant", "linear 1", "linear 2"]
+    text = "\n".join(_shown(facts, 140))
+    assert all(text.count(label) >= 2 for label in facts.curve_labels), "in the column and over the plot"
+    figures: list[Figure] = []
+    monkeypatch.setattr(picture, "save_png", lambda figure, path: figures.append(figure))
+    picture.draw(facts, tmp_path / "x.png")
+    drawn = [list(line.get_ydata()) for line in figures[0].axes[0].lines]
+    assert sorted(drawn) == sorted(curve.multipliers for curve in facts.curves)
+
+
 def test_length_of_the_run(tmp_path: Path) -> None:
     assert _facts().steps_from == "assumed"
     table = tmp_path / "train.csv"
@@ -108,6 +141,56 @@ def test_length_of_the_run(tmp_path: Path) -> None:
     facts = _facts(*words)
     assert (facts.steps, facts.steps_from, facts.warmup_steps) == (15, "data", 3)
     assert _facts(*words, "data.max_train_examples=16").steps == 6
+
+
+LISTED = ",".join(["0.5"] * 299 + ["2.0"])
+
+
+@pytest.mark.parametrize(
+    ("words", "steps", "peak"),
+    [
+        (("scheduler=inverse_sqrt", "scheduler.num_warmup_steps=10", "training.max_steps=100000"), 100_000, 1.0),
+        (("scheduler=noam", "scheduler.num_warmup_steps=7", "training.max_steps=10000000"), 10_000_000, 1.0),
+        (("scheduler=piecewise", "scheduler.values=[1,3,1]", "scheduler.boundaries=[7001,7003]"), 14_006, 3.0),
+        (("scheduler=piecewise", f"scheduler.values=[{LISTED}]", "scheduler.boundaries=null"), 300, 2.0),
+        (("scheduler=cosine", "scheduler.num_warmup_steps=2000"), 4000, 1.0),
+        (("scheduler=multistep", "scheduler.warmup_ratio=0.1", "scheduler.milestones=[50]"), 490, 1.0),
+        (("scheduler=multistep", "scheduler.warmup_ratio=0.07", "scheduler.milestones=[7,900]"), 85, 1.0),
+        (("scheduler=linear", "scheduler.num_warmup_steps=10", "training.max_steps=6"), 6, 0.5),
+        (("param_groups.rules=[{pattern: wpe, schedule: {name: linear, num_warmup_steps: 900}}]",), 1800, 1.0),
+    ],
+)
+def test_the_peak_is_the_highest_of_all_steps(words: tuple[str, ...], steps: int, peak: float) -> None:
+    """However short the climb, and over a run that is long enough for the steps that are named."""
+    facts = _facts(*words, "lr=1.0")
+    assert facts.steps == steps
+    assert {tensor.lr_peak for tensor in facts.tensors} == {peak}
+    for curve in facts.curves:
+        assert curve.peak == max(curve.multipliers) == peak
+        assert len(curve.steps) < 520
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("scheduler.warmup_ratio=0.1",), "length follows from the data, warm-up 10%"),
+        (("scheduler.num_warmup_steps=2000",), "from the data, warm-up 2,000 steps; drawn for 4,000 steps"),
+        (
+            ("scheduler=multistep", "scheduler.warmup_ratio=0.1", "scheduler.milestones=[50]"),
+            "from the data, warm-up 10%; drawn for 490 steps",
+        ),
+        (("scheduler.num_warmup_steps=20", "training.max_steps=80"), "over 80 steps, 20 of them warm-up"),
+    ],
+)
+def test_what_was_given_in_steps_is_told_in_steps(words: tuple[str, ...], said: str) -> None:
+    text = "\n".join(_shown(_facts(*words), 140))
+    assert said in text
+    assert ("step 0" in text) == ("steps" in said)
+
+
+def test_a_list_shorter_than_the_run_is_refused_where_its_length_is_known() -> None:
+    with pytest.raises(ConfigError, match="2 values for a run of 3 steps"):
+        _facts("scheduler=piecewise", "scheduler.values=[1,1]", "scheduler.boundaries=null", "training.max_steps=3")
 
 
 @pytest.mark.parametrize("width", [80, 100, 140])

@@ -14,13 +14,15 @@ import pytest
 import torch
 import yaml
 
-from optrun.config.optimizer import SCHEMAS, OptimizerConfig
+from optrun.config import store
+from optrun.config.optimizer import SCHEMAS, AdamWDLConfig, OptimizerConfig
 from optrun.errors import ConfigError
 from optrun.optimizer.base import NamedOptimizer
 from optrun.optimizer.build import build_optimizer, choice_of
 from optrun.optimizer.composite import Composite
 from optrun.optimizer.footprint import state_bytes
 from optrun.optimizer.table import CLASSES
+from optrun.param_groups import build_param_groups
 
 CONF = Path(__file__).parents[3] / "conf" / "optimizer"
 
@@ -96,6 +98,9 @@ def test_every_choice_builds(choice: str) -> None:
         ("adamw", {"weight_decay": -1.0}, r"optimizer.weight_decay=-1.0"),
         ("adamax", {"weight_decay": -1.0}, r"optimizer.weight_decay=-1.0"),
         ("adamwdl", {"decay_form": "twice"}, r"optimizer.decay_form=twice: expected one of documented, paddlenlp"),
+        ("adamwdl", {"name_dict": "encoder"}, r"optimizer.name_dict=encoder: expected a mapping from parameter names"),
+        ("adamwdl", {"name_dict": {}}, r"optimizer.name_dict=\{\}: expected a mapping from parameter names"),
+        ("adamwdl", {"name_dict": {"fc": 3}}, r"optimizer.name_dict\[fc\]=3: expected a name with encoder.layers"),
         ("lazy_adam", {"loss_scale": 0.0}, r"optimizer.loss_scale=0.0"),
         ("sgd", {"nesterov": True, "momentum": 0.0}, r"optimizer.nesterov=True: expected a momentum above 0"),
         ("rmsprop", {"alpha": 1.0}, r"optimizer.alpha=1.0: expected a number in \[0, 1\)"),
@@ -107,6 +112,19 @@ def test_every_choice_builds(choice: str) -> None:
 def test_values_out_of_range_are_refused_by_key(choice: str, overrides: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         config(choice, **overrides)
+
+
+def test_name_dict_from_the_command_line() -> None:
+    hydra = store.open_hydra()
+    name_dict = {group["params"][0][0]: f"encoder.layers.{i}.{i}" for i, group in enumerate(groups())}
+    given = ", ".join(f"{name}: {place}" for name, place in name_dict.items())
+    words = ["optimizer=adamwdl", "optimizer.layerwise_decay=0.5", f"optimizer.name_dict={{{given}}}"]
+    typed = store.typed(store.without_hydra(store.compose(hydra, "config", words))).optimizer
+    assert isinstance(typed, AdamWDLConfig)
+    assert typed.name_dict == name_dict
+    typed.n_layers = len(name_dict)
+    optimizer = build_optimizer(typed, groups(), lr=0.1)
+    assert list(optimizer.lr_ratios.values()) == [0.5**5, 0.5**4, 0.5**3, 0.5**2, 0.5]  # type: ignore[attr-defined]
 
 
 def test_names_that_do_not_exist() -> None:
@@ -132,6 +150,17 @@ def test_muon_takes_hidden_matrices_and_no_others() -> None:
         "muon": ["hidden.weight", "out.weight"],
     }
     assert {group["optimizer"]: group["lr"] for group in optimizer.param_groups} == {"muon": 0.1, "adamw": 0.05}
+
+
+def test_the_companions_scale_leaves_an_absolute_lr_alone() -> None:
+    hydra = store.open_hydra()
+    words = ["optimizer=muon", "optimizer.companion_lr_scale=0.5", "lr=0.02"]
+    rules = "param_groups.rules=[{pattern: bias, lr: 1e-3}, {pattern: '^embed', lr_scale: 0.1}]"
+    typed = store.typed(store.without_hydra(store.compose(hydra, "config", [*words, rules])))
+    model = torch.nn.ModuleDict({"embed": torch.nn.Embedding(64, 16), "hidden": torch.nn.Linear(16, 32)})
+    optimizer = build_optimizer(typed.optimizer, build_param_groups(model, typed.param_groups, lr=0.02), lr=0.02)
+    lr = {name: group["lr"] for group in optimizer.param_groups for name in group["param_names"]}
+    assert lr == pytest.approx({"embed.weight": 0.02 * 0.1 * 0.5, "hidden.weight": 0.02, "hidden.bias": 1e-3})
 
 
 def test_muon_leaves_heads_alone() -> None:
@@ -180,6 +209,28 @@ def test_a_rule_may_name_another_optimizer() -> None:
         other.load_state_dict(optimizer.state_dict())
     same = build_optimizer("lamb", [{**group, "optimizer": "lamb"} for group in groups()], lr=0.1)
     assert not isinstance(same, Composite)
+
+
+def test_patterns_and_name_dicts_are_held_against_all_groups_of_a_member() -> None:
+    """Whichever comes first, and in the order that was given."""
+    given = groups()
+    given[1]["optimizer"] = "sgd"
+    order = [group["params"][0][0] for group in given]
+    lamb = build_optimizer(config("lamb", exclude_from_weight_decay=["out"]), given, lr=0.1)
+    assert isinstance(lamb, Composite)
+    assert [name for group in lamb.param_groups for name in group["param_names"]] == order
+    out = lamb.named_params()["out.weight"]
+    assert (lamb.members["lamb"].decays(out), lamb.members["sgd"].decays(out)) == (False, True)
+    of_members = {id(group): name for name, member in lamb.members.items() for group in member.param_groups}
+    assert of_members == {id(group): group["optimizer"] for group in lamb.param_groups}
+    with pytest.raises(ConfigError, match=r"'hidden.weight' matches none of 4 parameter names"):
+        build_optimizer(config("lamb", exclude_from_weight_decay=["hidden.weight"]), given, lr=0.1)
+    names = {name: f"encoder.layers.0.{name}" for name in order if name != "hidden.weight"}
+    wdl = build_optimizer("adamwdl", given, lr=0.1, name_dict=names, layerwise_decay=0.5, n_layers=1)
+    assert isinstance(wdl, Composite)
+    assert wdl.members["adamwdl"].lr_ratios == dict.fromkeys(names, 0.5)  # type: ignore[attr-defined]
+    with pytest.raises(ConfigError, match=r"two parameters are called 'out.bias'"):
+        build_optimizer("lamb", [*given, {**groups()[-1], "optimizer": "sgd"}], lr=0.1)
 
 
 def test_composites_count_a_closure_once() -> None:

@@ -11,9 +11,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from optrun.optimizer import AdamW, Lamb
+from optrun.optimizer import AdamW, Lamb, torch_named
+from optrun.optimizer.build import build_optimizer
 from optrun.optimizer.restore import canonical
 from optrun.optimizer.state import group_differences, load_named_state, named_state
+from optrun.scheduler import Scheduler, build_scheduler
 from tests.optimizer_cases import set_grads, toy
 
 
@@ -122,6 +124,30 @@ def test_a_schedule_is_no_difference() -> None:
     assert group_differences(fresh, meta)[0].startswith("lr was 0.1, is 0.3")
 
 
+def decaying(groups: list[tuple[list[str], float]]) -> tuple[Lamb, Scheduler]:
+    """LAMB over toy parameters in groups of names and weight decay, both lr and decay on a schedule."""
+    params = toy()
+    built = [{"params": [(n, params[n]) for n in names], "weight_decay": decay} for names, decay in groups]
+    optimizer = Lamb(built, lr=0.1)
+    return optimizer, build_scheduler(optimizer, "linear", num_training_steps=10, weight_decay_curve="lr")
+
+
+def test_a_scheduled_weight_decay_is_the_new_configurations() -> None:
+    single = [(["body.weight", "body.bias", "gain", "start"], 0.01)]
+    standard = [(["body.weight"], 0.3), (["body.bias", "gain", "start"], 0.0)]
+    for before, now in ((single, standard), (standard, single)):
+        optimizer, scheduler = decaying(before)
+        scheduler.step()
+        tensors, meta = named_state(optimizer)
+        fresh, resumed = decaying(now)
+        load_named_state(fresh, tensors, json.loads(json.dumps(meta)))
+        resumed.load_state_dict({**scheduler.state_dict(), "plateaus": [None] * len(now)})
+        assert [group["weight_decay"] for group in fresh.param_groups] == pytest.approx([0.9 * wd for _, wd in now])
+        assert any(said.startswith("weight_decay was ") for said in group_differences(fresh, meta))
+    same, _ = decaying(standard)
+    assert group_differences(same, named_state(decaying(standard)[0])[1]) == []
+
+
 def test_groups_may_be_divided_otherwise() -> None:
     params, optimizer = trained()
     tensors, meta = named_state(optimizer)
@@ -138,6 +164,54 @@ def test_groups_may_be_divided_otherwise() -> None:
     uneven["groups"][0]["step"] = 1
     with pytest.raises(ValueError, match="joins saved groups that counted differently"):
         load_named_state(Lamb(toy().items()), named_state(fresh)[0], uneven)
+
+
+@pytest.mark.parametrize(
+    ("name", "option", "value", "slot"),
+    [
+        ("adamw", "amsgrad", True, "max_exp_avg_sq"),
+        ("adam", "amsgrad", True, "max_exp_avg_sq"),
+        ("rmsprop", "centered", True, "grad_avg"),
+        ("rmsprop", "momentum", 0.9, "momentum_buffer"),
+    ],
+)
+@pytest.mark.parametrize("beside", [False, True], ids=["alone", "composite"])
+def test_an_option_that_needs_a_state_of_its_own_is_refused(
+    name: str, option: str, value: Any, slot: str, beside: bool
+) -> None:
+    def build(**options: Any) -> torch.optim.Optimizer:
+        groups = [{"params": [pair], **options} for pair in toy().items()]
+        if beside:
+            groups[1] = {"params": groups[1]["params"], "optimizer": "sgd"}
+        optimizer = build_optimizer(name, groups, lr=0.1)
+        set_grads({f"{i}": group["params"][0] for i, group in enumerate(optimizer.param_groups)}, 0)
+        return optimizer
+
+    saved, fresh = build(), build(**{option: value})
+    saved.step()
+    with pytest.raises(ValueError, match=f"'body.weight': the saved state has no '{slot}', which {option}={value} nee"):
+        load_named_state(fresh, *named_state(saved))
+    assert not fresh.state, "nothing is changed where it refuses"
+    fresh.step()
+    without = build()
+    load_named_state(without, *named_state(fresh))
+    without.step()
+
+
+@pytest.mark.parametrize("before", [False, True])
+def test_master_weights_are_made_or_dropped_as_the_new_configuration_says(before: bool) -> None:
+    saved_params, params = toy(torch.bfloat16), toy(torch.bfloat16)
+    saved = Lamb(saved_params.items(), master_weights=before)
+    set_grads(saved_params, 0)
+    saved.step()
+    fresh = Lamb(params.items(), master_weights=not before)
+    load_named_state(fresh, *named_state(saved))
+    set_grads(params, 1)
+    fresh.step()
+    for param in params.values():
+        assert ("master_weight" in fresh.state[param]) is not before
+        if not before:
+            assert torch.equal(fresh.state[param]["master_weight"].bfloat16(), param)
 
 
 def test_another_optimizer_or_format_is_refused() -> None:
@@ -184,6 +258,39 @@ def test_unnamed_parameters_load_by_position() -> None:
         Lamb([params["gain"]]).load_state_dict(one.state_dict())
     with pytest.raises(ValueError, match="'group 0 parameter 0' has shape"):
         Lamb([torch.nn.Parameter(torch.ones(3)) for _ in range(4)]).load_state_dict(one.state_dict())
+
+
+@pytest.mark.parametrize("named", [False, True])
+@pytest.mark.parametrize("name", ["AdamW", "Adam", "SGD", "RMSprop", "NAdam", "RAdam", "Adafactor"])
+def test_the_state_dict_of_torchs_own_class_goes_on(name: str, named: bool) -> None:
+    theirs, ours = toy(), toy()
+    options = {"momentum": 0.9} if name in ("SGD", "RMSprop") else {}
+    torchs = getattr(torch.optim, name)(list(theirs.items() if named else theirs.values()), lr=0.1, **options)
+    optimizer = getattr(torch_named, name)(ours.items(), lr=0.3)
+    for step in range(4):
+        set_grads(theirs, step)
+        torchs.step()
+        if step == 2:
+            for key, param in theirs.items():
+                ours[key].data.copy_(param.data)
+            optimizer.load_state_dict(torchs.state_dict())
+    set_grads(ours, 3)
+    optimizer.step()
+    for key, param in theirs.items():
+        torch.testing.assert_close(ours[key], param)
+    assert optimizer.get_lr() == 0.1
+    optimizer.set_lr(0.05)
+    assert optimizer.param_groups[0]["lr"] == 0.05
+    if name != "SGD":
+        assert optimizer.param_groups[0]["step"] == 4
+
+
+def test_an_absolute_lr_stays_absolute_in_a_state_dict() -> None:
+    saved = Lamb([{"params": list(toy().items()), "lr": 0.5}])
+    fresh = Lamb(toy().items(), lr=0.1)
+    fresh.load_state_dict(saved.state_dict())
+    fresh.set_lr(0.2)
+    assert fresh.param_groups[0]["lr"] == 0.5
 
 
 def test_something_else_is_no_state_dict() -> None:

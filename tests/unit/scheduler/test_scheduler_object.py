@@ -109,6 +109,24 @@ def test_weight_decay_moves_where_there_is_some(options: dict[str, Any], expecte
     assert seen == pytest.approx(expected, rel=1e-5)
 
 
+def test_weight_decay_with_the_lr_follows_a_plateau_too() -> None:
+    """Also in a group that follows another schedule, and after a resume."""
+
+    def build() -> tuple[torch.optim.SGD, Scheduler]:
+        optimizer = _sgd({"weight_decay": 0.1}, {"weight_decay": 0.1, "schedule": "constant"})
+        options = {"factor": 0.5, "patience": 0, "weight_decay_curve": "lr"}
+        return optimizer, build_scheduler(optimizer, "plateau", num_training_steps=9, **options)
+
+    optimizer, scheduler = build()
+    for loss in (1.0, 1.0, 1.0):
+        scheduler.observe(loss)
+    resumed, again = build()
+    again.load_state_dict(json.loads(json.dumps(scheduler.state_dict())))
+    for one in (optimizer, resumed):
+        assert _lrs(one) == [0.25, 1.0]
+        assert [group["weight_decay"] for group in one.param_groups] == [0.025, 0.1]
+
+
 def test_a_tensor_lr_is_written_in_place() -> None:
     optimizer = torch.optim.Adam([torch.nn.Parameter(torch.ones(2))], lr=torch.tensor(1.0))
     lr = optimizer.param_groups[0]["lr"]

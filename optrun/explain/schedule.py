@@ -1,0 +1,116 @@
+"""The curves of a configuration: how long a run they are shown over, where their peaks are, who follows which."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+
+from torch.optim import Optimizer
+
+from optrun.config.scheduler import PiecewiseConfig, SchedulerConfig
+from optrun.explain.facts import CurveFacts
+from optrun.scheduler import Scheduler
+from optrun.scheduler.build import config_of_group, num_warmup_steps_of
+from optrun.scheduler.curves import Curve
+
+ASSUMED_STEPS = 1000
+"""Length of a run where only the data knows it, and no schedule names a step."""
+
+SAMPLES = 481
+"""Points of a curve that are kept, besides the steps its schedule names and its peak."""
+
+_LENGTHS = ("num_warmup_steps", "decay_steps", "num_decay_steps", "step_size")
+_PLACES = ("milestones", "boundaries")
+
+
+def named_steps(config: SchedulerConfig) -> list[int]:
+    """What a schedule gives in steps rather than as a share of the run.
+
+    Example:
+        >>> from optrun.config.choice import choice
+        >>> from optrun.config.scheduler import SCHEMAS
+        >>> named_steps(choice("scheduler", SCHEMAS, "multistep", {"milestones": [30, 80], "warmup_ratio": 0.1}))
+        [30, 80]
+    """
+    found = [getattr(config, key, None) for key in _LENGTHS]
+    for key in _PLACES:
+        found += getattr(config, key, None) or []
+    if isinstance(config, PiecewiseConfig) and config.boundaries is None:
+        found.append(len(config.values))
+    return [steps for steps in found if steps]
+
+
+def assumed_steps(configs: Sequence[SchedulerConfig]) -> int:
+    """A length for a run of which only the data knows the real one.
+
+    Long enough for the steps that schedules name, and where some lengths would be refused, one that is not.
+
+    Args:
+        configs: Of all groups.
+    """
+    steps = max([ASSUMED_STEPS, *(2 * named for config in configs for named in named_steps(config))])
+    for config in configs:
+        if isinstance(config, PiecewiseConfig) and config.boundaries is None:
+            steps = min(steps, len(config.values))
+    for config in configs:
+        places = [place for key in _PLACES for place in getattr(config, key, None) or []]
+        if places and config.warmup_ratio:
+            steps = min(steps, int(places[0] / config.warmup_ratio))
+            while steps > 1 and num_warmup_steps_of(config, steps) >= places[0]:
+                steps -= 1  # so that the climb has its peak
+    return max(steps, 1)
+
+
+def curves_of(
+    scheduler: Scheduler, optimizer: Optimizer, config: SchedulerConfig, steps: int
+) -> tuple[list[CurveFacts], dict[int, int]]:
+    """Every different curve, and which one each group follows.
+
+    Args:
+        scheduler: At step 0.
+        optimizer: Its groups may have schedules of their own.
+        config: The run's.
+        steps: Length of the run.
+    """
+    curves: list[CurveFacts] = []
+    curve_of: dict[int, int] = {}
+    seen: list[tuple[SchedulerConfig, int]] = []
+    for index, group in enumerate(optimizer.param_groups):
+        own = config_of_group(group, config)
+        place = next((place for other, place in seen if other == own), None)
+        if place is None:
+            curve = _sampled(partial(scheduler.multiplier, group_index=index), own, steps)
+            if curve not in curves:
+                curves.append(curve)
+            place = curves.index(curve)
+            seen.append((own, place))
+        curve_of[index] = place
+    return curves, curve_of
+
+
+def _sampled(curve: Curve, config: SchedulerConfig, steps: int) -> CurveFacts:
+    at = set(_spread(0, steps - 1))
+    turns = [num_warmup_steps_of(config, steps), *named_steps(config)]
+    at |= {near for turn in turns for near in (turn - 1, turn, turn + 1) if 0 <= near < steps}
+    if isinstance(config, PiecewiseConfig) and config.boundaries is None:
+        peak = max(range(steps), key=curve)  # any of them, and there is a number for each
+    else:
+        peak = _peak(curve, sorted(at))
+    kept = sorted(at | {peak})
+    return CurveFacts(config.name, kept, [curve(step) for step in kept], curve(peak))
+
+
+def _spread(first: int, last: int) -> list[int]:
+    """At most `SAMPLES` steps from the first to the last, both among them."""
+    count = min(SAMPLES, last - first + 1)
+    return sorted({first + round(index * (last - first) / max(count - 1, 1)) for index in range(count)})
+
+
+def _peak(curve: Curve, points: list[int]) -> int:
+    """The step with the highest value: around the best of the points, ever closer, until no step is left out."""
+    while True:
+        best = points.index(max(points, key=curve))
+        around = points[max(best - 1, 0) : best + 2]
+        if around[-1] - around[0] < len(around):
+            return points[best]
+        points = sorted({*_spread(around[0], around[-1]), points[best]})
