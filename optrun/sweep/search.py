@@ -13,7 +13,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from hydra._internal.hydra import Hydra
-from hydra.core.override_parser.types import IntervalSweep, Override, RangeSweep
 
 from optrun.artifacts.lock import RunLock
 from optrun.config.saved import flat
@@ -26,8 +25,9 @@ from optrun.sweep.jobs import Composer, Job, build_jobs, label_of, parse
 
 try:
     import optuna
-    from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
     from optuna.trial import FrozenTrial, TrialState
+
+    from optrun.sweep.space import some, space_of, word
 except ImportError as error:
     raise ConfigError("hydra/sweeper=optuna needs Optuna: install optrun[sweep].") from error
 
@@ -79,13 +79,8 @@ class Search:
                 "hydra/sweeper=optuna: nothing to search over. Give a range or a list, such as "
                 "lr='tag(log, interval(1e-4, 1e-1))' or optimizer=lamb,adamw."
             )
-        self.space = {str(override.get_key_element()): distribution(override) for override in swept}
-        values = flat(self._job({key: _some(found) for key, found in self.space.items()}).values)
-        for override in swept:  # what the run takes as a whole number is searched as one
-            found = self.space[str(override.get_key_element())]
-            if isinstance(found, FloatDistribution) and type(values.get(override.key_or_group)) is int:
-                self.space[str(override.get_key_element())] = _whole_numbers(found)
-        self.example = self._job({key: _some(found) for key, found in self.space.items()})
+        self.space = space_of(swept, lambda params: flat(self._job(params).values))
+        self.example = self._job({key: some(found) for key, found in self.space.items()})
         """A trial that may never be: what is common to all can be seen in it."""
 
     def __call__(self, driver: Driver) -> None:
@@ -122,7 +117,7 @@ class Search:
         return "max" if self.example.values["task"]["name"] in _JUDGED_BY_SCORE else "min"
 
     def _job(self, params: Mapping[str, Any]) -> Job:
-        words = [_word(key, value) for key, value in params.items()]
+        words = [word(key, value) for key, value in params.items()]
         job = build_jobs(self.compose, [[*self.fixed, *words]])[0]
         return Job(job.name, job.digest, job.words, job.values, label_of(words))
 
@@ -225,59 +220,3 @@ def _asking(sweep: SweepDir) -> Iterator[None]:
             if time.monotonic() > patience:
                 raise
             time.sleep(0.05)
-
-
-# The space ------------------------------------------------------------------------------------------------------------
-
-
-def distribution(override: Override) -> Any:
-    """A word of Hydra's grammar as a distribution of Optuna's.
-
-    `interval(a, b)` is a number in between, and `int(interval(a, b))` a whole one; `tag(log, ...)` makes either
-    logarithmic; `range(a, b, step)` keeps its grid; everything else is a choice.
-
-    Raises:
-        ConfigError: An interval that is empty, or logarithmic at 0.
-    """
-    value, key = override.value(), override.key_or_group
-    log = "log" in getattr(value, "tags", ())
-    try:
-        if isinstance(value, IntervalSweep):
-            ends: tuple[Any, Any] = (value.start, value.end)  # annotated as float, whole all the same
-            if all(isinstance(end, int) for end in ends):
-                return IntDistribution(*ends, log=log)
-            return FloatDistribution(float(ends[0]), float(ends[1]), log=log)
-        if isinstance(value, RangeSweep) and not log and not value.shuffle:
-            return _grid(value)
-    except ValueError as error:
-        raise ConfigError(f"{override.input_line}: {error}") from error
-    choices = [str(choice) for choice in override.sweep_string_iterator()]
-    if len(set(choices)) != len(choices):
-        raise ConfigError(f"{key}: a value stands twice in {override.input_line}.")
-    return CategoricalDistribution(choices)
-
-
-def _whole_numbers(found: Any) -> Any:
-    return IntDistribution(int(found.low), int(found.high), log=found.log, step=int(found.step or 1))
-
-
-def _grid(value: RangeSweep) -> Any:
-    start, stop, step = value.start, value.stop, value.step
-    assert start is not None
-    assert stop is not None
-    if all(isinstance(number, int) for number in (start, stop, step)):
-        last = start + (max(0, -(-int(stop - start) // int(step))) - 1) * step  # the end is not part of a range
-        return IntDistribution(int(start), int(last), step=int(step))
-    count = len([None for _ in value.range()])
-    return FloatDistribution(float(start), float(start + (count - 1) * step), step=float(step))
-
-
-def _some(found: Any) -> Any:
-    """Any value of a distribution, to see what a trial resolves to."""
-    if isinstance(found, CategoricalDistribution):
-        return found.choices[0]
-    return int(found.low) if found.low == int(found.low) else found.low
-
-
-def _word(key: str, value: Any) -> str:
-    return f"{key}={value!r}" if isinstance(value, float) else f"{key}={value}"

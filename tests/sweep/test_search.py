@@ -10,11 +10,13 @@ import optuna
 import pytest
 from hydra.core.config_store import ConfigStore
 
+from optrun.config.overrides import checked
 from optrun.config.store import compose, open_hydra
 from optrun.config.sweeper import OptunaConfig, Sampler
 from optrun.sweep.halving import survivors
 from optrun.sweep.jobs import Composer, parse
-from optrun.sweep.search import _JUDGED_BY_SCORE, Search, distribution
+from optrun.sweep.search import _JUDGED_BY_SCORE, Search
+from optrun.sweep.space import distribution
 from tests.running import summary
 from tests.sweep import forked
 from tests.sweep.forked import STEPS, ForkServer, jobs, result, same, steps, sweep, whole
@@ -54,16 +56,42 @@ def test_grammar(word: str, expected: object) -> None:
 
 def test_whole_numbers_stay_whole() -> None:
     """Hydra reads the ends of an interval as floats, whatever the key."""
+    words = ["training.per_device_train_batch_size=interval(2,8)", "optimizer.weight_decay=interval(0,1)"]
+    assert search(words).space == {
+        "training.per_device_train_batch_size": optuna.distributions.IntDistribution(2, 8),
+        "optimizer.weight_decay": optuna.distributions.FloatDistribution(0.0, 1.0),
+    }
+
+
+@pytest.mark.parametrize(
+    ("word", "expected"),
+    [
+        ("model.config.resid_pdrop=interval(0,0.5)", optuna.distributions.FloatDistribution(0.0, 0.5)),
+        ("model.config.resid_pdrop=interval(0,1)", optuna.distributions.FloatDistribution(0.0, 1.0)),
+        ("model.config.resid_pdrop=range(0,1,0.5)", optuna.distributions.FloatDistribution(0.0, 0.5, step=0.5)),
+        ("model.config.n_layer=interval(1,8)", optuna.distributions.IntDistribution(1, 8)),
+        ("model.config.n_layer=interval(1.0,8.0)", optuna.distributions.IntDistribution(1, 8)),
+        ("model.config.n_inner=interval(8,32)", optuna.distributions.IntDistribution(8, 32)),
+        ("model.config.n_inner=float(interval(8,32))", optuna.distributions.FloatDistribution(8.0, 32.0)),
+        ("model.config.layer_norm_epsilon=interval(0,0.5)", optuna.distributions.FloatDistribution(0.0, 0.5)),
+        ("model.config.layer_norm_epsilon=interval(0.0,1.0)", optuna.distributions.FloatDistribution(0.0, 1.0)),
+        ("training.eval_steps=interval(2,8)", optuna.distributions.IntDistribution(2, 8)),
+    ],
+)
+def test_numbers_below_an_open_mapping(word: str, expected: object) -> None:
+    """By the value that stands there without the word; where there is none, by how both ends are written."""
+    (found,) = search([word]).space.values()
+    assert found == expected
+
+
+def search(words: list[str]) -> Search:
+    """A search over words of the command line."""
     hydra = open_hydra()
     options = OptunaConfig(
         name="optuna", params={}, retry_failed=False, max_batch_size=None, rungs=[], reduction_factor=2, n_trials=1,
         n_jobs=1, sampler=Sampler.tpe, seed=0, storage=None,
     )  # fmt: skip
-    words = ["training.per_device_train_batch_size=interval(2,8)", "optimizer.weight_decay=interval(0,1)"]
-    assert Search(hydra, Composer(hydra, "config"), options, words).space == {
-        "training.per_device_train_batch_size": optuna.distributions.IntDistribution(2, 8),
-        "optimizer.weight_decay": optuna.distributions.FloatDistribution(0.0, 1.0),
-    }
+    return Search(hydra, Composer(hydra, "config"), options, checked(hydra, "config", words, sweep=True))
 
 
 @pytest.mark.slow
