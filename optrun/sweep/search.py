@@ -15,6 +15,7 @@ from typing import Any
 from hydra._internal.hydra import Hydra
 
 from optrun.artifacts.lock import RunLock
+from optrun.artifacts.provenance import identity
 from optrun.config.saved import flat
 from optrun.config.sweeper import OptunaConfig, Sampler
 from optrun.errors import ConfigError, LockedError
@@ -27,11 +28,11 @@ try:
     import optuna
     from optuna.trial import FrozenTrial, TrialState
 
+    from optrun.sweep import study as study_of
     from optrun.sweep.space import some, space_of, word
 except ImportError as error:
     raise ConfigError("hydra/sweeper=optuna needs Optuna: install optrun[sweep].") from error
 
-_STUDY = "optrun"
 # The direction is needed before a first trial has run; every trial's summary is held against it.
 _MINIMISED = ("loss", "perplexity", "mse", "mae")
 _JUDGED_BY_SCORE = ("sequence_classification", "token_classification", "image_classification")
@@ -89,7 +90,7 @@ class Search:
         with _no_experimental_warnings():
             study = self._open(driver.sweep)
             driver.board.expected = self.options.n_trials
-            self._know_before(study, driver)
+            self._go_back_to(study, driver, self._know_before(study, driver))
             while not driver.stop.requested and not driver.out_of_time:
                 wave = self._wave(study, driver)
                 if not wave:
@@ -99,13 +100,28 @@ class Search:
     # The study ------------------------------------------------------------------------------------------------------
 
     def _open(self, sweep: SweepDir) -> Any:
-        url = self.options.storage or f"sqlite:///{sweep.study.resolve()}"
-        return optuna.create_study(
-            storage=url,
-            study_name=_STUDY,
-            direction="minimize" if self.mode() == "min" else "maximize",
-            load_if_exists=True,
-        )
+        place = study_of.STORAGE if self.options.storage else str(sweep.study)
+        with _asking(sweep):
+            found = study_of.open_study(self.options.storage or f"sqlite:///{sweep.study.resolve()}", self.mode())
+            study_of.refuse_other(found, place, self.space, self.shared())
+        return found
+
+    def shared(self) -> dict[str, Any]:
+        """What every trial has alike, by dotted name, and what judges it.
+
+        Values that follow from a searched number, as `model.config.n_positions` does from `data.max_length`, are not
+        among them: the range may change while the study lasts.
+        """
+        ends = {key: getattr(found, "high", some(found)) for key, found in self.space.items()}
+        one, other = (flat(identity(values)) for values in (self.example.values, self._job(ends).values))
+        searched = {key.lstrip("+") for key in self.space}
+        alike = {key: value for key, value in one.items() if key not in searched and other.get(key) == value}
+        metric = self.example.values["checkpoint"]["metric"]
+        return {
+            **alike,
+            "checkpoint.metric": metric if metric is None or "/" in metric else f"eval/{metric}",
+            "checkpoint.mode": self.mode(),
+        }
 
     def mode(self) -> str:
         """Which direction of the objective is better: `checkpoint.mode`, or what belongs to the metric."""
@@ -122,27 +138,52 @@ class Search:
         return Job(job.name, job.digest, job.words, job.values, label_of(words))
 
     def _whole(self, trial: FrozenTrial) -> bool:
-        """Whether a trial has all its parameters; a process that was killed while asking leaves one that has not."""
-        return set(trial.params) == set(self.space)
+        return study_of.whole(trial, self.space) and study_of.proposed(trial)
 
-    def _know_before(self, study: Any, driver: Driver) -> None:
+    def _know_before(self, study: Any, driver: Driver) -> list[tuple[FrozenTrial, Job]]:
+        """Trials that ended in earlier starts, with their jobs.
+
+        Raises:
+            ConfigError: They ended in another sweep directory.
+        """
         trials = study.get_trials(deepcopy=False)
-        for trial in trials:
-            if trial.params and not self._whole(trial):
-                gone = sorted(set(trial.params) ^ set(self.space))
-                if trial.state != TrialState.RUNNING:
-                    raise ConfigError(
-                        f"{driver.sweep.study}: this study searched over {', '.join(sorted(trial.params))}, and now "
-                        f"{', '.join(gone)} differs. A study keeps its space: choose another hydra.sweep.dir."
-                    )
-        ended = [trial for trial in trials if trial.state.is_finished() and self._whole(trial)]
-        driver.add(self._job(trial.params) for trial in ended)
+        over = [trial for trial in trials if trial.state.is_finished() and self._whole(trial)]
+        ended = [(trial, self._job(trial.params)) for trial in over]
+        if self.options.storage is not None:
+            self._refuse_elsewhere(driver.sweep, ended)
+        driver.add(job for _, job in ended)
         under_way = sum(trial.state == TrialState.RUNNING and self._whole(trial) for trial in trials)
         left = max(0, self.options.n_trials - len(ended) - under_way)
         driver.view.note(
             f"study of {self.options.n_trials} trials -> {driver.sweep.path} · {len(ended)} done before · "
             f"{under_way} under way · {left} to propose"
         )
+        return ended
+
+    def _refuse_elsewhere(self, sweep: SweepDir, ended: Sequence[tuple[FrozenTrial, Job]]) -> None:
+        for trial, job in ended:
+            if trial.state == TrialState.COMPLETE and sweep.state(job.name).status == "new":
+                raise ConfigError(
+                    f"hydra.sweeper.storage: trial {trial.number} of this study is done, and its job {job.name} is not "
+                    f"in hydra.sweep.dir={sweep.path}. Give the hydra.sweep.dir that the study began with, or another "
+                    "hydra.sweeper.storage."
+                )
+
+    def _go_back_to(self, study: Any, driver: Driver, ended: Sequence[tuple[FrozenTrial, Job]]) -> None:
+        """Bring to their end what earlier starts left, and let the study know.
+
+        That is a job that is gone, one that failed and is to be tried again, and one that a rung stopped where there
+        are no rungs now.
+        """
+        at_rest = {job.name for trial, job in ended if trial.state == TrialState.PRUNED and self.options.rungs}
+        jobs = {job.name: job for _, job in ended if job.name not in at_rest}
+        driver.advance(list(jobs.values()))
+        with _asking(driver.sweep):
+            for trial, job in ended:
+                state = driver.board.states[job.name]
+                if state.status == "finished" and state.best is not None and state.best == state.best:
+                    self._check_mode(state)
+                    study_of.tell_again(study, trial, state.best)
 
     def _wave(self, study: Any, driver: Driver) -> list[tuple[int, Job]]:
         """The next trials: those that were under way, then new ones."""
