@@ -242,9 +242,11 @@ def _no_experimental_warnings() -> Iterator[None]:
 
 
 def _report(study: Any, number: int, step: int, value: float | None) -> None:
-    """Let the sampler know of a rung, once."""
+    """Let the sampler know of a rung, once; of no number, nothing."""
+    if value is None or value != value:
+        return
     frozen = study.get_trials(deepcopy=False)[number]
-    if frozen.state == TrialState.RUNNING and step not in frozen.intermediate_values and value is not None:
+    if frozen.state == TrialState.RUNNING and step not in frozen.intermediate_values:
         optuna.trial.Trial(study, frozen._trial_id).report(value, step)
 
 
