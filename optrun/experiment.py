@@ -192,7 +192,7 @@ class _Work:
         clean_leftovers(self.run)
         opened = Opened(None, [])
         if resume is not None:
-            opened = open_checkpoint(self.run, resume, allow_nonfinite=self.config.checkpoint.allow_nonfinite)
+            opened = open_checkpoint(self.run, resume, self.config.checkpoint)
         for sentence in opened.said:
             self.display.note(sentence)
         if opened.snapshot is None:

@@ -86,10 +86,19 @@ def config_digest(values: Mapping[str, Any]) -> str:
     Returns:
         16 hexadecimal digits.
     """
+    text = json.dumps(identity(values), sort_keys=True, default=str)
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def identity(values: Mapping[str, Any]) -> dict[str, Any]:
+    """What of a resolved configuration can change a result.
+
+    Args:
+        values: Plain.
+    """
     kept = {key: value for key, value in values.items() if key not in NOT_IDENTITY}
     if isinstance(kept.get("training"), Mapping):
         kept["training"] = {k: v for k, v in kept["training"].items() if k not in NOT_IDENTITY_OF_TRAINING}
     if isinstance(kept.get("optimizer"), Mapping):
         kept["optimizer"] = {key: value for key, value in kept["optimizer"].items() if key != "default_lr"}
-    text = json.dumps(kept, sort_keys=True, default=str)
-    return hashlib.sha256(text.encode()).hexdigest()[:16]
+    return kept

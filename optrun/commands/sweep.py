@@ -64,7 +64,8 @@ def sweep(hydra: Hydra, line: Line, cfg: DictConfig) -> int:
         finally:
             view.stop()
             driver.close()
-            driver.write_result()
+            if driver.board.jobs:  # a start that was refused leaves the result of the one before
+                driver.write_result()
         return _close(driver, folder, console)
 
 

@@ -186,7 +186,9 @@ def _typed_values(override: Override) -> list[Any]:
         return [override.value()]
     swept = override.value()
     if isinstance(swept, IntervalSweep):
-        return [swept.start, swept.end]
+        # Hydra reads them as floats, also where a key takes whole numbers.
+        ends = [float(end) for end in (swept.start, swept.end) if end is not None]
+        return [int(end) if end.is_integer() else end for end in ends]
     return list(override.sweep_iterator())
 
 

@@ -8,11 +8,12 @@ from pathlib import Path
 from typing import Any
 
 from optrun.artifacts.checkpoint import Snapshot, checkpoint_folders, load_checkpoint, set_aside
-from optrun.artifacts.metrics import read_metrics
+from optrun.artifacts.metrics import read_metrics, read_summary
 from optrun.artifacts.retention import step_of
 from optrun.artifacts.run_dir import RunDir
 from optrun.artifacts.tensor_file import first_not_finite
-from optrun.errors import CheckpointError, StorageError
+from optrun.config.checkpoint import CheckpointConfig
+from optrun.errors import CheckpointError, ConfigError, StorageError
 
 
 @dataclass
@@ -24,7 +25,8 @@ class ResumePoint:
     changes: dict[str, tuple[Any, Any]] = field(default_factory=dict)
     """Dotted key to the value the run had and the one it has now."""
     start_over: bool = False
-    """Where the run ended before its first save: begin it again in the same directory, instead of refusing."""
+    """Where the run ended before its first save, or saves nothing: begin it again in the same directory, instead of
+    refusing."""
 
 
 @dataclass
@@ -62,18 +64,20 @@ def refuse_links(run: RunDir) -> None:
             raise StorageError(f"{path}: a link: a run writes nothing outside of its own directory. Remove it.")
 
 
-def open_checkpoint(run: RunDir, resume: ResumePoint, *, allow_nonfinite: bool) -> Opened:
+def open_checkpoint(run: RunDir, resume: ResumePoint, saving: CheckpointConfig) -> Opened:
     """The snapshot to go on from; nothing on the disk is changed.
 
     Args:
         run: The run directory; its lock is held.
         resume: What was asked for.
-        allow_nonfinite: Whether weights with NaN or infinity will do.
+        saving: Whether the run saves, and whether weights with NaN or infinity will do.
 
     Raises:
         CheckpointError: The checkpoint that was asked for is damaged, or none is whole; every one is listed with its
             reason.
+        ConfigError: The run is finished, and saved nothing that it could be prolonged from.
     """
+    allow_nonfinite = saving.allow_nonfinite
     folders = checkpoint_folders(run)
     if resume.checkpoint is not None:
         snapshot = _load(resume.checkpoint, allow_nonfinite)
@@ -95,13 +99,18 @@ def open_checkpoint(run: RunDir, resume: ResumePoint, *, allow_nonfinite: bool) 
             f"{run.path}: no checkpoint is whole, and nothing is started over unasked:{listed}\nRestore one from a "
             "backup, or start a new run in another directory."
         )
-    _refuse_lost_history(run)
+    # As the run was before this start: one whose checkpoints were removed does not begin again by checkpoint=none.
+    saves, _ = resume.changes.get("checkpoint.enabled", (saving.enabled, None))
+    _refuse_lost_history(run, saves=saves)
+    if not saves:
+        _refuse_finished(run)
+    why = "ended before its first save" if saves else "saves nothing (checkpoint=none)"
     if not resume.start_over:
         raise CheckpointError(
-            f"{run.path}: this run has no checkpoint: it ended before its first save. resume=latest or resume=auto "
-            f"with hydra.run.dir={run.path} starts it over in the same directory."
+            f"{run.path}: this run has no checkpoint: it {why}. resume=latest or resume=auto with "
+            f"hydra.run.dir={run.path} starts it over in the same directory."
         )
-    return Opened(None, [f"{run.path}: this run ended before its first save; it starts over from step 0."])
+    return Opened(None, [f"{run.path}: this run {why}; it starts over from step 0."])
 
 
 def _load(folder: Path, allow_nonfinite: bool) -> Snapshot:
@@ -117,8 +126,12 @@ def _load(folder: Path, allow_nonfinite: bool) -> Snapshot:
     return snapshot
 
 
-def _refuse_lost_history(run: RunDir) -> None:
+def _refuse_lost_history(run: RunDir, *, saves: bool) -> None:
     """Where checkpoints were made once and are gone, beginning again would hide it.
+
+    Args:
+        run: Has no checkpoint.
+        saves: Whether it was one that makes them.
 
     Raises:
         CheckpointError: There are traces of checkpoints.
@@ -130,8 +143,25 @@ def _refuse_lost_history(run: RunDir) -> None:
                 f"{run.checkpoints}: there were checkpoints, and none is left to go on from (found: "
                 f"{', '.join(sorted(traces)[:5])}). Start a new run in another directory."
             )
-    elif run.metrics.is_file() and read_metrics(run.metrics).records:
+    elif saves and run.metrics.is_file() and read_metrics(run.metrics).records:
         raise CheckpointError(
-            f"{run.checkpoints}: missing, although the run had begun: it was removed, or the run saves nothing "
-            "(checkpoint=none). Start a new run in another directory."
+            f"{run.checkpoints}: missing, although the run had begun: it was removed. Start a new run in another "
+            "directory."
+        )
+
+
+def _refuse_finished(run: RunDir) -> None:
+    """A result that is there is not thrown away to begin again.
+
+    Raises:
+        ConfigError: The run is finished; no other error, since its summary is to stay what it is.
+    """
+    try:
+        finished = read_summary(run.summary).get("status") == "finished"
+    except (OSError, ValueError):
+        return
+    if finished:
+        raise ConfigError(
+            f"{run.path}: this run is finished, and it saved nothing to go on from (checkpoint=none). Start a new run "
+            "in another directory."
         )

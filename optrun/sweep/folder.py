@@ -13,7 +13,7 @@ from typing import Any
 
 from optrun.artifacts.atomic import replace_text
 from optrun.artifacts.lock import RunLock
-from optrun.artifacts.metrics import from_json, read_summary, to_json, write_summary
+from optrun.artifacts.metrics import from_json, read_metrics, read_summary, to_json, write_summary
 from optrun.artifacts.run_dir import RunDir
 
 
@@ -26,7 +26,7 @@ class Record:
     open: str | None = None
     """The sweep process whose worker is at it; None: it was left in order."""
     rungs: dict[str, float | None] = field(default_factory=dict)
-    """Step to the best value until then; None: none that is a number."""
+    """Step to the best value until then, NaN where it was no number; None: it was not evaluated until then."""
     stopped_at: int | None = None
     """The rung at which it was found too weak to go on."""
 
@@ -163,6 +163,25 @@ class SweepDir:
             message=str(summary.get("message") or ""),
             seconds=float(summary.get("wall_seconds") or 0.0),
         )
+
+    def best_until(self, name: str, step: int) -> float | None:
+        """The best value of a job's metric up to a step, whatever came after it.
+
+        Returns:
+            NaN where it was no number; None where it was not evaluated until then.
+        """
+        state = self.state(name)
+        if state.metric is None:
+            return None
+        try:
+            steps, values = read_metrics(self.run(name).metrics).series(state.metric)
+        except OSError:
+            return None
+        best: float | None = None
+        for at, value in zip(steps, values, strict=True):
+            if at <= step and (best is None or state.better(value, best)):
+                best = value
+        return best
 
     def write_failure(self, name: str, message: str, values: dict[str, Any]) -> None:
         """A job that failed where it could not say so itself; the caller holds the lock.

@@ -6,6 +6,7 @@ whole length throughout: a rung is a pause.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Protocol
 
@@ -17,7 +18,7 @@ class Told(Protocol):
     """Hears of values at rungs."""
 
     def __call__(self, job: Job, step: int, value: float | None) -> None:
-        """The best value of a job until a step; None: none that is a number."""
+        """The best value of a job until a step, NaN where it was no number; None: it has none."""
 
 
 def survivors(values: Mapping[str, float | None], mode: str, factor: int) -> list[str]:
@@ -44,6 +45,10 @@ def survivors(values: Mapping[str, float | None], mode: str, factor: int) -> lis
 def through_rungs(driver: Driver, jobs: Sequence[Job], told: Told | None = None) -> None:
     """Bring jobs to their end, rung by rung.
 
+    Nobody is ranked before all have reached the rung: where the time of one is up, the next start goes on with it. A
+    job that was beyond the rung before there were rungs competes with what it had there; where it was not evaluated
+    until then there is nothing to compare, and it goes on.
+
     Args:
         driver: Of the sweep; has the rungs among its options.
         jobs: They compete with each other.
@@ -52,24 +57,25 @@ def through_rungs(driver: Driver, jobs: Sequence[Job], told: Told | None = None)
     alive = list(jobs)
     for rung in driver.options.rungs:
         driver.advance(alive, rung)
-        if driver.stop.requested:
+        if driver.stop.requested or any(job.name in driver.out_of_time for job in alive):
             return
-        values = {job.name: _at_rung(driver, job, rung) for job in alive}
+        found = {job.name: _at_rung(driver, job, rung) for job in alive}
+        values = {name: value for name, value in found.items() if value is not None}
         if told is not None:
             for job in alive:
-                told(job, rung, values[job.name])
+                told(job, rung, values.get(job.name))
         mode = next((state.mode for state in driver.board.states.values() if state.metric), "min")
         kept = set(survivors(values, mode, driver.options.reduction_factor))
-        weak = [job for job in alive if job.name not in kept and not driver.board.states[job.name].ended]
-        ranked = len([value for value in values.values() if value is not None])
+        weak = [job for job in alive if job.name in values.keys() - kept and not driver.board.states[job.name].ended]
+        ranked = len([value for value in values.values() if value == value])
         driver.rest(weak, rung, f"{len(kept)} of {ranked} go on")
-        alive = [job for job in alive if job.name in kept]
+        alive = [job for job in alive if job.name not in values.keys() - kept]
     driver.advance(alive)
 
 
 def _at_rung(driver: Driver, job: Job, rung: int) -> float | None:
-    """What a job had reached at a rung; a job that ended before it, its result; a failed one, nothing."""
-    state = driver.board.states[job.name]
-    if state.status == "failed":
-        return None
-    return driver.sweep.read_record(job.name).rungs.get(str(rung), state.best)
+    """What a job had reached at a rung, NaN for one that failed; None: it was not evaluated until then."""
+    if driver.board.states[job.name].status == "failed":
+        return math.nan
+    rungs = driver.sweep.read_record(job.name).rungs
+    return rungs[str(rung)] if str(rung) in rungs else driver.sweep.best_until(job.name, rung)

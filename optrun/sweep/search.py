@@ -13,9 +13,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from hydra._internal.hydra import Hydra
-from hydra.core.override_parser.types import IntervalSweep, Override, RangeSweep
 
 from optrun.artifacts.lock import RunLock
+from optrun.artifacts.provenance import identity
 from optrun.config.saved import flat
 from optrun.config.sweeper import OptunaConfig, Sampler
 from optrun.errors import ConfigError, LockedError
@@ -26,12 +26,13 @@ from optrun.sweep.jobs import Composer, Job, build_jobs, label_of, parse
 
 try:
     import optuna
-    from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
     from optuna.trial import FrozenTrial, TrialState
+
+    from optrun.sweep import study as study_of
+    from optrun.sweep.space import some, space_of, word
 except ImportError as error:
     raise ConfigError("hydra/sweeper=optuna needs Optuna: install optrun[sweep].") from error
 
-_STUDY = "optrun"
 # The direction is needed before a first trial has run; every trial's summary is held against it.
 _MINIMISED = ("loss", "perplexity", "mse", "mae")
 _JUDGED_BY_SCORE = ("sequence_classification", "token_classification", "image_classification")
@@ -79,13 +80,8 @@ class Search:
                 "hydra/sweeper=optuna: nothing to search over. Give a range or a list, such as "
                 "lr='tag(log, interval(1e-4, 1e-1))' or optimizer=lamb,adamw."
             )
-        self.space = {str(override.get_key_element()): distribution(override) for override in swept}
-        values = flat(self._job({key: _some(found) for key, found in self.space.items()}).values)
-        for override in swept:  # what the run takes as a whole number is searched as one
-            found = self.space[str(override.get_key_element())]
-            if isinstance(found, FloatDistribution) and type(values.get(override.key_or_group)) is int:
-                self.space[str(override.get_key_element())] = _whole_numbers(found)
-        self.example = self._job({key: _some(found) for key, found in self.space.items()})
+        self.space = space_of(swept, lambda params: flat(self._job(params).values))
+        self.example = self._job({key: some(found) for key, found in self.space.items()})
         """A trial that may never be: what is common to all can be seen in it."""
 
     def __call__(self, driver: Driver) -> None:
@@ -94,7 +90,7 @@ class Search:
         with _no_experimental_warnings():
             study = self._open(driver.sweep)
             driver.board.expected = self.options.n_trials
-            self._know_before(study, driver)
+            self._go_back_to(study, driver, self._know_before(study, driver))
             while not driver.stop.requested and not driver.out_of_time:
                 wave = self._wave(study, driver)
                 if not wave:
@@ -104,13 +100,28 @@ class Search:
     # The study ------------------------------------------------------------------------------------------------------
 
     def _open(self, sweep: SweepDir) -> Any:
-        url = self.options.storage or f"sqlite:///{sweep.study.resolve()}"
-        return optuna.create_study(
-            storage=url,
-            study_name=_STUDY,
-            direction="minimize" if self.mode() == "min" else "maximize",
-            load_if_exists=True,
-        )
+        place = study_of.STORAGE if self.options.storage else str(sweep.study)
+        with _asking(sweep):
+            found = study_of.open_study(self.options.storage or f"sqlite:///{sweep.study.resolve()}", self.mode())
+            study_of.refuse_other(found, place, self.space, self.shared())
+        return found
+
+    def shared(self) -> dict[str, Any]:
+        """What every trial has alike, by dotted name, and what judges it.
+
+        Values that follow from a searched number, as `model.config.n_positions` does from `data.max_length`, are not
+        among them: the range may change while the study lasts.
+        """
+        ends = {key: getattr(found, "high", some(found)) for key, found in self.space.items()}
+        one, other = (flat(identity(values)) for values in (self.example.values, self._job(ends).values))
+        searched = {key.lstrip("+") for key in self.space}
+        alike = {key: value for key, value in one.items() if key not in searched and other.get(key) == value}
+        metric = self.example.values["checkpoint"]["metric"]
+        return {
+            **alike,
+            "checkpoint.metric": metric if metric is None or "/" in metric else f"eval/{metric}",
+            "checkpoint.mode": self.mode(),
+        }
 
     def mode(self) -> str:
         """Which direction of the objective is better: `checkpoint.mode`, or what belongs to the metric."""
@@ -122,32 +133,57 @@ class Search:
         return "max" if self.example.values["task"]["name"] in _JUDGED_BY_SCORE else "min"
 
     def _job(self, params: Mapping[str, Any]) -> Job:
-        words = [_word(key, value) for key, value in params.items()]
+        words = [word(key, value) for key, value in params.items()]
         job = build_jobs(self.compose, [[*self.fixed, *words]])[0]
         return Job(job.name, job.digest, job.words, job.values, label_of(words))
 
     def _whole(self, trial: FrozenTrial) -> bool:
-        """Whether a trial has all its parameters; a process that was killed while asking leaves one that has not."""
-        return set(trial.params) == set(self.space)
+        return study_of.whole(trial, self.space) and study_of.proposed(trial)
 
-    def _know_before(self, study: Any, driver: Driver) -> None:
+    def _know_before(self, study: Any, driver: Driver) -> list[tuple[FrozenTrial, Job]]:
+        """Trials that ended in earlier starts, with their jobs.
+
+        Raises:
+            ConfigError: They ended in another sweep directory.
+        """
         trials = study.get_trials(deepcopy=False)
-        for trial in trials:
-            if trial.params and not self._whole(trial):
-                gone = sorted(set(trial.params) ^ set(self.space))
-                if trial.state != TrialState.RUNNING:
-                    raise ConfigError(
-                        f"{driver.sweep.study}: this study searched over {', '.join(sorted(trial.params))}, and now "
-                        f"{', '.join(gone)} differs. A study keeps its space: choose another hydra.sweep.dir."
-                    )
-        ended = [trial for trial in trials if trial.state.is_finished() and self._whole(trial)]
-        driver.add(self._job(trial.params) for trial in ended)
+        over = [trial for trial in trials if trial.state.is_finished() and self._whole(trial)]
+        ended = [(trial, self._job(trial.params)) for trial in over]
+        if self.options.storage is not None:
+            self._refuse_elsewhere(driver.sweep, ended)
+        driver.add(job for _, job in ended)
         under_way = sum(trial.state == TrialState.RUNNING and self._whole(trial) for trial in trials)
         left = max(0, self.options.n_trials - len(ended) - under_way)
         driver.view.note(
             f"study of {self.options.n_trials} trials -> {driver.sweep.path} · {len(ended)} done before · "
             f"{under_way} under way · {left} to propose"
         )
+        return ended
+
+    def _refuse_elsewhere(self, sweep: SweepDir, ended: Sequence[tuple[FrozenTrial, Job]]) -> None:
+        for trial, job in ended:
+            if trial.state == TrialState.COMPLETE and sweep.state(job.name).status == "new":
+                raise ConfigError(
+                    f"hydra.sweeper.storage: trial {trial.number} of this study is done, and its job {job.name} is not "
+                    f"in hydra.sweep.dir={sweep.path}. Give the hydra.sweep.dir that the study began with, or another "
+                    "hydra.sweeper.storage."
+                )
+
+    def _go_back_to(self, study: Any, driver: Driver, ended: Sequence[tuple[FrozenTrial, Job]]) -> None:
+        """Bring to their end what earlier starts left, and let the study know.
+
+        That is a job that is gone, one that failed and is to be tried again, and one that a rung stopped where there
+        are no rungs now.
+        """
+        at_rest = {job.name for trial, job in ended if trial.state == TrialState.PRUNED and self.options.rungs}
+        jobs = {job.name: job for _, job in ended if job.name not in at_rest}
+        driver.advance(list(jobs.values()))
+        with _asking(driver.sweep):
+            for trial, job in ended:
+                state = driver.board.states[job.name]
+                if state.status == "finished" and state.best is not None and state.best == state.best:
+                    self._check_mode(state)
+                    study_of.tell_again(study, trial, state.best)
 
     def _wave(self, study: Any, driver: Driver) -> list[tuple[int, Job]]:
         """The next trials: those that were under way, then new ones."""
@@ -206,9 +242,11 @@ def _no_experimental_warnings() -> Iterator[None]:
 
 
 def _report(study: Any, number: int, step: int, value: float | None) -> None:
-    """Let the sampler know of a rung, once."""
+    """Let the sampler know of a rung, once; of no number, nothing."""
+    if value is None or value != value:
+        return
     frozen = study.get_trials(deepcopy=False)[number]
-    if frozen.state == TrialState.RUNNING and step not in frozen.intermediate_values and value is not None:
+    if frozen.state == TrialState.RUNNING and step not in frozen.intermediate_values:
         optuna.trial.Trial(study, frozen._trial_id).report(value, step)
 
 
@@ -225,59 +263,3 @@ def _asking(sweep: SweepDir) -> Iterator[None]:
             if time.monotonic() > patience:
                 raise
             time.sleep(0.05)
-
-
-# The space ------------------------------------------------------------------------------------------------------------
-
-
-def distribution(override: Override) -> Any:
-    """A word of Hydra's grammar as a distribution of Optuna's.
-
-    `interval(a, b)` is a number in between, and `int(interval(a, b))` a whole one; `tag(log, ...)` makes either
-    logarithmic; `range(a, b, step)` keeps its grid; everything else is a choice.
-
-    Raises:
-        ConfigError: An interval that is empty, or logarithmic at 0.
-    """
-    value, key = override.value(), override.key_or_group
-    log = "log" in getattr(value, "tags", ())
-    try:
-        if isinstance(value, IntervalSweep):
-            ends: tuple[Any, Any] = (value.start, value.end)  # annotated as float, whole all the same
-            if all(isinstance(end, int) for end in ends):
-                return IntDistribution(*ends, log=log)
-            return FloatDistribution(float(ends[0]), float(ends[1]), log=log)
-        if isinstance(value, RangeSweep) and not log and not value.shuffle:
-            return _grid(value)
-    except ValueError as error:
-        raise ConfigError(f"{override.input_line}: {error}") from error
-    choices = [str(choice) for choice in override.sweep_string_iterator()]
-    if len(set(choices)) != len(choices):
-        raise ConfigError(f"{key}: a value stands twice in {override.input_line}.")
-    return CategoricalDistribution(choices)
-
-
-def _whole_numbers(found: Any) -> Any:
-    return IntDistribution(int(found.low), int(found.high), log=found.log, step=int(found.step or 1))
-
-
-def _grid(value: RangeSweep) -> Any:
-    start, stop, step = value.start, value.stop, value.step
-    assert start is not None
-    assert stop is not None
-    if all(isinstance(number, int) for number in (start, stop, step)):
-        last = start + (max(0, -(-int(stop - start) // int(step))) - 1) * step  # the end is not part of a range
-        return IntDistribution(int(start), int(last), step=int(step))
-    count = len([None for _ in value.range()])
-    return FloatDistribution(float(start), float(start + (count - 1) * step), step=float(step))
-
-
-def _some(found: Any) -> Any:
-    """Any value of a distribution, to see what a trial resolves to."""
-    if isinstance(found, CategoricalDistribution):
-        return found.choices[0]
-    return int(found.low) if found.low == int(found.low) else found.low
-
-
-def _word(key: str, value: Any) -> str:
-    return f"{key}={value!r}" if isinstance(value, float) else f"{key}={value}"

@@ -106,7 +106,8 @@ class SweepTask:
             sweep.write_record(name, record)
         state = sweep.state(name)
         if self.stop_at is not None and (state.step >= self.stop_at or state.ended):
-            record.rungs[str(self.stop_at)] = state.best
+            # Its best may be of later: a job that was cut further on, or ended, without rungs.
+            record.rungs[str(self.stop_at)] = sweep.best_until(name, self.stop_at)
             sweep.write_record(name, record)
         return said
 

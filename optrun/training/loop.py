@@ -362,7 +362,10 @@ class Loop:
             else f"the time budget is spent (training.max_seconds={self.training.max_seconds:g})"
         )
         if not self.saving.enabled:
-            raise StoppedEarly(f"{why} after step {step}; checkpoint=none: nothing was saved.")
+            raise StoppedEarly(
+                f"{why} after step {step}; checkpoint=none: nothing was saved. Begin again at step 0 with: optrun "
+                f"resume=auto hydra.run.dir={self.run.path}"
+            )
         if step == 0:
             raise StoppedEarly(
                 f"{why} before the first step: there is nothing to save yet. Start again with: {self._again()}"

@@ -105,6 +105,27 @@ def test_a_recipe_may_ask_to_go_on(straight: Straight, go: Go, tmp_path: Path) -
     assert "Did you mean resume=latest?" in said
 
 
+def test_a_run_that_saves_nothing_starts_over_in_place(straight: Straight, go: Go, tmp_path: Path) -> None:
+    """Cut short, it begins again where that is asked for; finished, it stays what it is."""
+    words = [*straight.words_with("checkpoint=none"), "hydra.run.dir=run"]
+    code, said = go(*words, "training.max_seconds=1e-9")
+    assert code == 75
+    assert "nothing was saved" in said
+    assert "resume=auto" in said
+    code, said = go("resume=run")
+    assert code == 4
+    assert "saves nothing (checkpoint=none)" in said
+    code, said = go(*words, "training.max_seconds=null", "resume=auto")
+    assert code == 0
+    assert "starts over from step 0" in said
+    assert records(tmp_path / "run") == records(straight.path)
+    for changed in ([], ["training.max_steps=9"]):
+        code, said = go("resume=auto", "hydra.run.dir=run", *changed)
+        assert code == 2
+        assert "is finished" in said
+        assert summary(tmp_path / "run")["status"] == "finished"
+
+
 LEFT = [
     [],
     [".hydra/"],
@@ -146,6 +167,9 @@ def test_a_folder_of_checkpoints_that_is_gone_is_not_made_anew(straight: Straigh
     shutil.rmtree(run.checkpoints)
     code, said = go("resume=auto", "hydra.run.dir=run")
     assert code == 4
+    assert "it was removed" in said
+    code, said = go("resume=auto", "hydra.run.dir=run", "checkpoint=none")
+    assert code == 4, "that nothing is saved from now on does not bring back what was"
     assert "it was removed" in said
     run.checkpoints.mkdir()
     (run.checkpoints / "damaged-step-00000004-1").mkdir()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 from pathlib import Path
 
@@ -10,11 +11,14 @@ import optuna
 import pytest
 from hydra.core.config_store import ConfigStore
 
+from optrun.config.overrides import checked
 from optrun.config.store import compose, open_hydra
 from optrun.config.sweeper import OptunaConfig, Sampler
 from optrun.sweep.halving import survivors
 from optrun.sweep.jobs import Composer, parse
-from optrun.sweep.search import _JUDGED_BY_SCORE, Search, distribution
+from optrun.sweep.search import _JUDGED_BY_SCORE, Search
+from optrun.sweep.space import distribution
+from optrun.training.step import Stepper
 from tests.running import summary
 from tests.sweep import forked
 from tests.sweep.forked import STEPS, ForkServer, jobs, result, same, steps, sweep, whole
@@ -54,16 +58,42 @@ def test_grammar(word: str, expected: object) -> None:
 
 def test_whole_numbers_stay_whole() -> None:
     """Hydra reads the ends of an interval as floats, whatever the key."""
+    words = ["training.per_device_train_batch_size=interval(2,8)", "optimizer.weight_decay=interval(0,1)"]
+    assert search(words).space == {
+        "training.per_device_train_batch_size": optuna.distributions.IntDistribution(2, 8),
+        "optimizer.weight_decay": optuna.distributions.FloatDistribution(0.0, 1.0),
+    }
+
+
+@pytest.mark.parametrize(
+    ("word", "expected"),
+    [
+        ("model.config.resid_pdrop=interval(0,0.5)", optuna.distributions.FloatDistribution(0.0, 0.5)),
+        ("model.config.resid_pdrop=interval(0,1)", optuna.distributions.FloatDistribution(0.0, 1.0)),
+        ("model.config.resid_pdrop=range(0,1,0.5)", optuna.distributions.FloatDistribution(0.0, 0.5, step=0.5)),
+        ("model.config.n_layer=interval(1,8)", optuna.distributions.IntDistribution(1, 8)),
+        ("model.config.n_layer=interval(1.0,8.0)", optuna.distributions.IntDistribution(1, 8)),
+        ("model.config.n_inner=interval(8,32)", optuna.distributions.IntDistribution(8, 32)),
+        ("model.config.n_inner=float(interval(8,32))", optuna.distributions.FloatDistribution(8.0, 32.0)),
+        ("model.config.layer_norm_epsilon=interval(0,0.5)", optuna.distributions.FloatDistribution(0.0, 0.5)),
+        ("model.config.layer_norm_epsilon=interval(0.0,1.0)", optuna.distributions.FloatDistribution(0.0, 1.0)),
+        ("training.eval_steps=interval(2,8)", optuna.distributions.IntDistribution(2, 8)),
+    ],
+)
+def test_numbers_below_an_open_mapping(word: str, expected: object) -> None:
+    """By the value that stands there without the word; where there is none, by how both ends are written."""
+    (found,) = search([word]).space.values()
+    assert found == expected
+
+
+def search(words: list[str]) -> Search:
+    """A search over words of the command line."""
     hydra = open_hydra()
     options = OptunaConfig(
         name="optuna", params={}, retry_failed=False, max_batch_size=None, rungs=[], reduction_factor=2, n_trials=1,
         n_jobs=1, sampler=Sampler.tpe, seed=0, storage=None,
     )  # fmt: skip
-    words = ["training.per_device_train_batch_size=interval(2,8)", "optimizer.weight_decay=interval(0,1)"]
-    assert Search(hydra, Composer(hydra, "config"), options, words).space == {
-        "training.per_device_train_batch_size": optuna.distributions.IntDistribution(2, 8),
-        "optimizer.weight_decay": optuna.distributions.FloatDistribution(0.0, 1.0),
-    }
+    return Search(hydra, Composer(hydra, "config"), options, checked(hydra, "config", words, sweep=True))
 
 
 @pytest.mark.slow
@@ -78,6 +108,82 @@ def test_a_longer_study_begins_with_the_shorter_one(place: Path) -> None:
     assert len({trial.params["lr"] for trial in grown}) == 3
     values = sorted(summary(job)["metrics"]["best"]["eval/loss"]["value"] for job in jobs())
     assert values == sorted(trial.value for trial in grown)
+
+
+def test_a_study_keeps_what_it_compares(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Its space, the configuration around it, and what judges it; how it is logged, and the range, may change."""
+    words = [*SEARCH, "optimizer=lamb,adamw", "training.max_steps=1", "hydra.sweeper.n_trials=1"]
+    words = list({word.split("=")[0]: word for word in words}.values())
+
+    def line(*changed: str) -> list[str]:
+        return list({word.split("=")[0]: word for word in [*words, *changed]}.values())
+
+    assert sweep(*words) == 0
+    before = Path("sweep/sweep.json").read_bytes()
+    for changed, said in [
+        ("training.max_steps=2", "training.max_steps=1 then, 2 now"),
+        ("optimizer.weight_decay=0.25", "optimizer.weight_decay=0.01 then, 0.25 now"),
+        ("checkpoint.metric=perplexity", 'checkpoint.metric=null then, "eval/perplexity" now'),
+        ("checkpoint.mode=max", 'checkpoint.mode="min" then, "max" now'),
+        ("optimizer=lamb,adamw,sgd", "optimizer was searched over lamb,adamw, and now over lamb,adamw,sgd"),
+        ("lr=interval(1e-4,1e-1)", "lr was searched over tag(log, interval(0.0001, 0.1)), and now over interval("),
+        ("lr=1e-3,2e-3", "and now over 0.001,0.002"),
+        ("seed=1,2", "seed differs"),
+    ]:
+        for count in (1, 3):
+            assert sweep(*line(changed, f"hydra.sweeper.n_trials={count}")) == 2, changed
+            assert said in capsys.readouterr().err
+    assert Path("sweep/sweep.json").read_bytes() == before
+    assert ForkServer.launches == [1]
+    assert sweep(*line("lr=tag(log,interval(1e-3,1e-1))", "training.logging_steps=5", "checkpoint.keep_last=1")) == 0
+    assert ForkServer.launches == [1]
+
+
+def test_a_storage_of_ones_own_belongs_to_one_sweep(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = [*SEARCH, "hydra.sweeper.n_trials=1", "hydra.sweeper.storage=sqlite:///mine.db"]
+    assert sweep(*words) == 0
+    assert sweep(*words) == 0
+    assert sweep(*words, folder="elsewhere") == 2
+    assert "hydra.sweep.dir=elsewhere" in capsys.readouterr().err
+    assert sweep(*words, "seed=3", folder="elsewhere") == 2
+    assert "another hydra.sweeper.storage" in capsys.readouterr().err
+    assert ForkServer.launches == [1]
+
+
+def test_what_a_study_left_is_brought_to_its_end(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A trial that failed is tried again where that is asked for, one whose job is gone always; neither twice."""
+    words = [*SEARCH, "hydra.sweeper.n_trials=2"]
+    original = Stepper.__call__
+
+    def fail(self: Stepper, batches: list[dict]) -> object:
+        if not (place / "failed").exists():
+            (place / "failed").touch()
+            raise RuntimeError("can't allocate memory")
+        return original(self, batches)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Stepper, "__call__", fail)
+        assert sweep(*words) == 1
+    assert [trial.state.name for trial in trials()] == ["FAIL", "COMPLETE"]
+    assert sweep(*words) == 1
+    assert ForkServer.launches == [1, 1]
+    for _ in range(2):
+        assert sweep(*words, "hydra.sweeper.retry_failed=true") == 0
+        assert [trial.state.name for trial in trials()] == ["FAIL", "COMPLETE", "COMPLETE"]
+    assert ForkServer.launches == [1, 1, 1]
+    late, first = trials()[2], trials()[0]
+    assert (late.params, late.value) == (first.params, summary(job_of(first))["metrics"]["best"]["eval/loss"]["value"])
+    shutil.rmtree(job_of(first))
+    assert sweep(*words) == 0
+    assert ForkServer.launches == [1, 1, 1, 1]
+    assert len(trials()) == 3
+    assert all(whole(job, 3) for job in jobs())
+
+
+def job_of(trial: optuna.trial.FrozenTrial) -> Path:
+    """The job of a trial that searched the learning rate."""
+    (found,) = [job for job in jobs() if f"-lr{trial.params['lr']:g}-" in job.name]
+    return found
 
 
 @pytest.mark.slow
@@ -130,6 +236,14 @@ def test_halving_prunes_trials(place: Path) -> None:
     assert sorted(trial.state.name for trial in found) == ["COMPLETE", "COMPLETE", "PRUNED", "PRUNED"]
     assert all(list(trial.intermediate_values) == [1] for trial in found)
     assert sum(len(steps(job)) for job in jobs()) == 2 * 3 + 2 * 1
+    ForkServer.launches.clear()
+    assert sweep(*words) == 0
+    assert ForkServer.launches == []
+    for _ in range(2):
+        assert sweep(*words[:-1]) == 0, "without rungs, the others are brought to their end"
+        assert [trial.state.name for trial in trials()[4:]] == ["COMPLETE"] * 2
+    assert ForkServer.launches == [2]
+    assert all(whole(job, 3) for job in jobs())
 
 
 def test_halving_without_checkpoints_is_refused(place: Path) -> None:

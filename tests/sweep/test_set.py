@@ -15,7 +15,7 @@ from optrun.commands.sweep import _folder as sweep_folder
 from optrun.config import store
 from optrun.sweep.jobs import Composer
 from optrun.training.step import Stepper
-from tests.running import optrun, summary
+from tests.running import optrun, records, summary
 from tests.sweep import forked
 from tests.sweep.forked import SAVE, STEPS, ForkServer, jobs, result, same, steps, sweep, whole
 
@@ -158,6 +158,17 @@ def test_time_budgets_end_jobs_not_the_sweep(place: Path, undisturbed: Path) -> 
     assert ForkServer.launches == [2]
     assert sweep("lr=1e-3,2e-3") == 0
     assert all(same(job, undisturbed / job.name) for job in jobs())
+
+
+def test_jobs_that_save_nothing_begin_again(place: Path, undisturbed: Path) -> None:
+    words = ["lr=1e-3,2e-3", "checkpoint=none"]
+    assert sweep(*words, "training.max_seconds=1e-9") == 75
+    assert [steps(job) for job in jobs()] == [[1], [1]]
+    assert sweep(*words) == 0
+    for job in jobs():
+        assert whole(job)
+        assert records(job) == records(undisturbed / job.name)
+        assert not (job / "checkpoints").exists()
 
 
 @pytest.mark.parametrize("file", ["summary.json", "metrics.jsonl", "record"])

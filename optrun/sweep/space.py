@@ -1,0 +1,115 @@
+"""The space of a search: words of Hydra's grammar as distributions of Optuna's."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from hydra.core.override_parser.types import IntervalSweep, Override, RangeSweep
+from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
+
+from optrun.errors import ConfigError
+
+_WHOLE_ENDS = re.compile(r"interval\(\s*(?:\w+\s*=\s*)?[+-]?[\d_]+\s*,\s*(?:\w+\s*=\s*)?[+-]?[\d_]+\s*\)")
+
+Resolve = Callable[[Mapping[str, Any]], Mapping[str, Any]]
+"""Values of some searched words to every value of the configuration, by dotted name."""
+
+
+def space_of(swept: Sequence[Override], resolve: Resolve) -> dict[str, Any]:
+    """What is searched, by key as on the command line; where the run takes whole numbers, they are whole.
+
+    Args:
+        swept: Words with several values.
+        resolve: Composes.
+
+    Raises:
+        ConfigError: A range that means nothing.
+    """
+    space = {str(override.get_key_element()): distribution(override) for override in swept}
+    lowest = {key: some(found) for key, found in space.items()}
+    numbers = [key for key, found in space.items() if isinstance(found, FloatDistribution)]
+    with_words = resolve(lowest)
+    without = resolve({key: value for key, value in lowest.items() if key not in numbers})
+    for override in swept:
+        key, name = str(override.get_key_element()), override.key_or_group
+        if key in numbers and _is_whole(override, space[key], without.get(name), with_words.get(name)):
+            space[key] = _whole_numbers(space[key])
+    return space
+
+
+def _is_whole(override: Override, found: Any, before: Any, after: Any) -> bool:
+    """Whether a key takes whole numbers.
+
+    A schema makes the low end what the key takes. An open mapping keeps what it is given: there the value counts that
+    stands without the word, and where there is none, whether both ends were written as whole numbers.
+
+    Args:
+        override: The word.
+        found: What it means if it is not.
+        before: The value of the key without the word; None: it has none.
+        after: The low end, written without a point where that is possible, as the configuration took it.
+    """
+    if type(after) is not int or (found.step is not None and found.step != int(found.step)):
+        return False
+    if type(before) in (int, float):
+        return type(before) is int
+    if override.is_add() or override.is_force_add():
+        line = str(override.input_line)
+        return "float(" not in line and _WHOLE_ENDS.search(line) is not None
+    return True
+
+
+def distribution(override: Override) -> Any:
+    """A word of Hydra's grammar as a distribution of Optuna's.
+
+    `interval(a, b)` is a number in between, and `int(interval(a, b))` a whole one; `tag(log, ...)` makes either
+    logarithmic; `range(a, b, step)` keeps its grid; everything else is a choice.
+
+    Raises:
+        ConfigError: An interval that is empty, or logarithmic at 0.
+    """
+    value, key = override.value(), override.key_or_group
+    log = "log" in getattr(value, "tags", ())
+    try:
+        if isinstance(value, IntervalSweep):
+            ends: tuple[Any, Any] = (value.start, value.end)  # annotated as float, whole all the same
+            if all(isinstance(end, int) for end in ends):
+                return IntDistribution(*ends, log=log)
+            return FloatDistribution(float(ends[0]), float(ends[1]), log=log)
+        if isinstance(value, RangeSweep) and not log and not value.shuffle:
+            return _grid(value)
+    except ValueError as error:
+        raise ConfigError(f"{override.input_line}: {error}") from error
+    choices = [str(choice) for choice in override.sweep_string_iterator()]
+    if len(set(choices)) != len(choices):
+        raise ConfigError(f"{key}: a value stands twice in {override.input_line}.")
+    return CategoricalDistribution(choices)
+
+
+def _whole_numbers(found: Any) -> Any:
+    return IntDistribution(int(found.low), int(found.high), log=found.log, step=int(found.step or 1))
+
+
+def _grid(value: RangeSweep) -> Any:
+    start, stop, step = value.start, value.stop, value.step
+    assert start is not None
+    assert stop is not None
+    if all(isinstance(number, int) for number in (start, stop, step)):
+        last = start + (max(0, -(-int(stop - start) // int(step))) - 1) * step  # the end is not part of a range
+        return IntDistribution(int(start), int(last), step=int(step))
+    count = len([None for _ in value.range()])
+    return FloatDistribution(float(start), float(start + (count - 1) * step), step=float(step))
+
+
+def some(found: Any) -> Any:
+    """Any value of a distribution, to see what a trial resolves to; whole where it can be, which every number takes."""
+    if isinstance(found, CategoricalDistribution):
+        return found.choices[0]
+    return int(found.low) if found.low == int(found.low) else found.low
+
+
+def word(key: str, value: Any) -> str:
+    """A value of a trial as on the command line."""
+    return f"{key}={value!r}" if isinstance(value, float) else f"{key}={value}"

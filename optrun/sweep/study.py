@@ -1,0 +1,138 @@
+"""What a study of Optuna's is bound to: its space, the configuration that its trials share, and what judges them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+import optuna
+from optuna.distributions import check_distribution_compatibility
+from optuna.trial import FrozenTrial, TrialState
+
+from optrun.errors import ConfigError
+
+STORAGE = "hydra.sweeper.storage"
+"""How a message names a storage that is not the sweep's own; its URL may hold a password."""
+_NAME = "optrun"
+_SHARED = "optrun:configuration"
+_AGAIN = "optrun:again"
+_SHOWN = 3
+
+
+def open_study(url: str, mode: str) -> Any:
+    """The study of a storage, made where there is none.
+
+    Args:
+        url: Of Optuna's.
+        mode: Which direction of the objective is better; one that is there keeps its own.
+    """
+    return optuna.create_study(
+        storage=url,
+        study_name=_NAME,
+        direction="minimize" if mode == "min" else "maximize",
+        load_if_exists=True,
+    )
+
+
+def whole(trial: FrozenTrial, space: Mapping[str, Any]) -> bool:
+    """Whether a trial has all its parameters; a process that was killed while asking leaves one that has not."""
+    return set(trial.params) == set(space)
+
+
+def proposed(trial: FrozenTrial) -> bool:
+    """Whether a sampler proposed it; otherwise it is the late result of one that was given up."""
+    return _AGAIN not in trial.user_attrs
+
+
+def refuse_other(study: Any, place: str, space: Mapping[str, Any], shared: Mapping[str, Any]) -> None:
+    """A study compares like with like; what it searches and shares is kept with it at the first start.
+
+    Args:
+        study: Changed where it does not say yet what its trials share.
+        place: How a message names it, and what to choose another of.
+        space: Distributions by key.
+        shared: What every trial has alike, by dotted name, plain.
+
+    Raises:
+        ConfigError: Another space, or another configuration around it.
+    """
+    for trial in study.get_trials(deepcopy=False):
+        if trial.params:
+            _refuse_other_space(trial, place, space)
+    now = {key: json.dumps(value, sort_keys=True, default=str) for key, value in shared.items()}
+    then = study.user_attrs.get(_SHARED)
+    if then is None:
+        study.set_user_attr(_SHARED, now)
+        return
+    other = [key for key in {**then, **now} if then.get(key) != now.get(key)]
+    if other:
+        said = ", ".join(f"{key}={then.get(key, 'null')} then, {now.get(key, 'null')} now" for key in other[:_SHOWN])
+        more = f" and {len(other) - _SHOWN} more" if len(other) > _SHOWN else ""
+        raise ConfigError(
+            f"{place}: another configuration than this study began with: {said}{more}. A study compares trials that "
+            f"share all but what is searched: {_elsewhere(place)}"
+        )
+
+
+def _refuse_other_space(trial: FrozenTrial, place: str, space: Mapping[str, Any]) -> None:
+    if not whole(trial, space):
+        if trial.state == TrialState.RUNNING:
+            return
+        gone = sorted(set(trial.params) ^ set(space))
+        raise ConfigError(
+            f"{place}: this study searched over {', '.join(sorted(trial.params))}, and now {', '.join(gone)} differs. "
+            f"A study keeps its space: {_elsewhere(place)}"
+        )
+    for key, now in space.items():
+        then = trial.distributions[key]
+        try:
+            check_distribution_compatibility(then, now)
+        except ValueError as error:
+            raise ConfigError(
+                f"{place}: {key.lstrip('+')} was searched over {described(then)}, and now over {described(now)}. A "
+                f"study keeps its choices and scales: {_elsewhere(place)}"
+            ) from error
+
+
+def _elsewhere(place: str) -> str:
+    also = f" and another {STORAGE}" if place == STORAGE else ""
+    return f"give what it began with, or choose another hydra.sweep.dir{also}."
+
+
+def described(found: Any) -> str:
+    """A distribution as on the command line, about.
+
+    Example:
+        >>> described(optuna.distributions.IntDistribution(1, 8, log=True))
+        'tag(log, int(interval(1, 8)))'
+        >>> described(optuna.distributions.CategoricalDistribution(["lamb", "adamw"]))
+        'lamb,adamw'
+    """
+    if isinstance(found, optuna.distributions.CategoricalDistribution):
+        return ",".join(map(str, found.choices))
+    text = f"interval({found.low}, {found.high})"
+    if isinstance(found, optuna.distributions.IntDistribution):
+        text = f"int({text})"
+    return f"tag(log, {text})" if found.log else text
+
+
+def tell_again(study: Any, trial: FrozenTrial, value: float) -> None:
+    """Let a study know of the result of a trial that ended without one, once; what has ended cannot be told itself.
+
+    Args:
+        study: Nobody else changes it meanwhile.
+        trial: Failed or pruned.
+        value: What its job came to in the end.
+    """
+    told = {known.user_attrs.get(_AGAIN) for known in study.get_trials(deepcopy=False)}
+    if trial.number in told or trial.state == TrialState.COMPLETE:
+        return
+    study.add_trial(
+        optuna.trial.create_trial(
+            value=value,
+            params=trial.params,
+            distributions=trial.distributions,
+            user_attrs={_AGAIN: trial.number},
+        )
+    )
