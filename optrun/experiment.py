@@ -23,11 +23,12 @@ from optrun.config.run import RunConfig
 from optrun.config.training import OnNonfinite
 from optrun.errors import ConfigError, StoppedEarly
 from optrun.model.weights import load_model_tensors
-from optrun.preparation import Prepared, prepare
+from optrun.preparation import Learnt, Prepared, prepare
 from optrun.publish import publish
 from optrun.report.curves import draw_curves
 from optrun.restore.loading import go_back
 from optrun.restore.opening import Opened, ResumePoint, open_checkpoint, refuse_links
+from optrun.restore.place import class_names, not_held_back, refuse_other_words
 from optrun.restore.snapshot import Snapshots
 from optrun.restore.space import checkpoint_bytes, space_warning
 from optrun.summary import Summary
@@ -159,7 +160,7 @@ class _Work:
             display.note(sentence)
         self._write_config()
         if prepared.tokenizer is not None:
-            prepared.tokenizer.save_pretrained(str(run.path / "tokenizer"))
+            prepared.tokenizer.save_pretrained(str(run.tokenizer))
         self.summary.begin(
             model=prepared.model,
             task=prepared.task,
@@ -284,23 +285,38 @@ def _sample(config: RunConfig, task: Task, prepared: Prepared) -> tuple[str, str
     )
 
 
-def evaluate_checkpoint(config: RunConfig, checkpoint: Path) -> tuple[int, int, dict[str, float]]:
+@dataclass
+class Evaluated:
+    """What an evaluation of a checkpoint found."""
+
+    step: int
+    examples: int
+    metrics: dict[str, float]
+    """Names with prefix `eval/` to values."""
+    warning: str | None
+
+
+def evaluate_checkpoint(config: RunConfig, run: RunDir, checkpoint: Path) -> Evaluated:
     """Metrics of a checkpoint on the evaluation split of a configuration.
+
+    What the weights were trained with stays with them, whatever the configuration's training data is now: a tokenizer
+    that was trained for them is that of the run, the classes are those of the checkpoint.
 
     Args:
         config: Which data and task, and where to run.
+        run: The run it belongs to.
         checkpoint: Whole.
 
-    Returns:
-        Optimizer steps done, evaluation examples, names with prefix `eval/` to values.
-
     Raises:
-        ConfigError: Data that does not fit.
+        ConfigError: Data that does not fit, or a tokenizer that is not the one it was trained with.
         CheckpointError: The checkpoint is damaged, or its weights do not fit the model.
     """
     device = pick_device(config.training.device)
     snapshot = load_checkpoint(checkpoint)
-    prepared = prepare(config)
+    tokenizer = run.tokenizer if (run.tokenizer / "tokenizer.json").is_file() else None
+    prepared = prepare(config, Learnt(tokenizer, class_names(snapshot.state["model_config"])))
+    refuse_other_words(snapshot.state, prepared.tokenizer)
+    warning = not_held_back(snapshot.state, prepared.task.eval) if prepared.cut_from_train else None
     load_model_tensors(prepared.model, snapshot.model)
     model = prepared.model.to(device)
     _, feed = build_feeds(config, prepared.task, device)
@@ -312,4 +328,5 @@ def evaluate_checkpoint(config: RunConfig, checkpoint: Path) -> tuple[int, int, 
         to_device=placed.to_device,
         autocast=placed.autocast,
     )
-    return snapshot.global_step, len(prepared.task.eval), {f"eval/{name}": value for name, value in found.items()}
+    metrics = {f"eval/{name}": value for name, value in found.items()}
+    return Evaluated(snapshot.global_step, len(prepared.task.eval), metrics, warning)

@@ -19,7 +19,7 @@ from optrun.restore.place import move, plan_values
 from optrun.training.state import TrainState
 from tests.faults.checkpoints import edit_manifest
 from tests.faults.runs import STEPS, Go, Straight
-from tests.running import records, summary, tensors
+from tests.running import TINY_BERT, records, summary, tensors, write_labelled
 
 HARMLESS = [
     "training.logging_steps=2",
@@ -218,6 +218,24 @@ def test_other_rows_without_a_word_are_refused(straight: Straight, go: Go, tmp_p
     code, said = go("resume=run", "training.max_steps=3")
     assert code == 2
     assert "rows, their order or their content changed" in said or "the tokenizer is another one" in said
+
+
+def test_other_classes_are_refused(go: Go, tmp_path: Path) -> None:
+    """With a tokenizer that stays, other training rows may only rename what the weights tell apart."""
+    write_labelled(tmp_path)
+    words = [*TINY_BERT, "task=sequence_classification", "data=files", "training.max_steps=1"]
+    assert go(*words, "data.train=train.csv", "hydra.run.dir=first")[0] == 0
+    words += ["model.tokenizer=first/tokenizer", "data.train=train.csv", "data.eval=train.csv"]
+    assert go(*words, "hydra.run.dir=run")[0] == 0
+    text = Path("train.csv").read_text()
+    Path("train.csv").write_text(text.replace(",odd", ",bird"))
+    Path("more.csv").write_text(text.replace(",odd", ",bird"))
+    for word in ("training.max_steps=2", "data.train=more.csv"):
+        code, said = go("resume=run", "training.max_steps=2", word)
+        assert code == 2
+        assert "the classes are bird, even, and the trained weights tell even, odd apart" in said
+    Path("more.csv").write_text(text + "one more,odd\n")
+    assert go("resume=run", "training.max_steps=2", "data.train=more.csv", "data.eval=more.csv")[0] == 0
 
 
 def test_another_seed_begins_a_new_epoch(straight: Straight, go: Go, tmp_path: Path) -> None:
