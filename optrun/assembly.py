@@ -28,7 +28,7 @@ from optrun.scheduler import build_scheduler
 from optrun.scheduler.build import warmup_note
 from optrun.task import Task
 from optrun.training.learner import Learner
-from optrun.training.ranking import Ranking, best_mode
+from optrun.training.ranking import Ranking, best_mode, rank_by
 from optrun.training.state import TrainState
 from optrun.training.step import Stepper
 
@@ -98,6 +98,7 @@ def assemble(
     whole = math.ceil(config.training.num_train_epochs * plan.steps_per_epoch) - state.data_shift
     total = config.training.max_steps or max(1, whole)
     ranking = ranking_of(config, task)
+    notes += [note for note in [rank_by(state, ranking)] if note is not None]
     stepper = _stepper(config, model, task, device, total)
     notes += [note for note in [warmup_note(config.scheduler, total)] if note is not None]
     if stepper.scheduler.metric is not None:

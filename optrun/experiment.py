@@ -246,7 +246,9 @@ class _Work:
                 constants=start.constants,
                 allow_nonfinite=config.checkpoint.allow_nonfinite,
             ),
-            restore=lambda step: go_back(run, step, config.checkpoint.save_steps, model, stepper, device),
+            restore=lambda step: go_back(
+                run, step, config.checkpoint.save_steps, model, stepper, device, start.ranking
+            ),
             display=display,
             track=tracker.log,
             summarise=self.summary.write,

@@ -9,8 +9,8 @@ from typing import Any
 
 from optrun.artifacts.checkpoint import Snapshot, checkpoint_folders, load_checkpoint, set_aside
 from optrun.artifacts.metrics import read_metrics
-from optrun.artifacts.retention import step_of
-from optrun.artifacts.run_dir import RunDir
+from optrun.artifacts.retention import pointed, step_of
+from optrun.artifacts.run_dir import BEST, LAST, RunDir
 from optrun.artifacts.tensor_file import first_not_finite
 from optrun.errors import CheckpointError, StorageError
 
@@ -48,6 +48,9 @@ class Opened:
         for folders, why in ((self.damaged, "damaged"), (self.superseded, "superseded")):
             for folder in folders:
                 said.append(f"{folder.name} was renamed to {set_aside(folder, why).name}")
+                for pointer in (folder.with_name(BEST), folder.with_name(LAST)):
+                    if pointer.is_file() and pointed(pointer) is None:
+                        pointer.unlink()  # the next save says anew which ones they are
         return said
 
 
