@@ -154,7 +154,8 @@ class _Work:
         opened = self._open(resume)
         snapshot = opened.snapshot
         prepared = self._prepare(snapshot)
-        start = assemble(config, self.values, prepared, snapshot, device)
+        began = None if resume is None else resume.began
+        start = assemble(config, self.values, prepared, snapshot, device, began)
         state, total = start.state, start.total
         for sentence in [*start.notes, *opened.settle(), *prepared.notes]:
             display.note(sentence)

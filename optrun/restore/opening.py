@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from optrun.artifacts.checkpoint import Snapshot, checkpoint_folders, load_checkpoint, set_aside
 from optrun.artifacts.metrics import read_metrics
@@ -21,8 +20,8 @@ class ResumePoint:
 
     checkpoint: Path | None
     """A checkpoint asked for by name; None: the newest that is whole."""
-    changes: dict[str, tuple[Any, Any]] = field(default_factory=dict)
-    """Dotted key to the value the run had and the one it has now."""
+    began: Path | None = None
+    """The folder that relative paths of its configuration start from; None: the current one."""
     start_over: bool = False
     """Where the run ended before its first save: begin it again in the same directory, instead of refusing."""
 
