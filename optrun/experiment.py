@@ -26,6 +26,7 @@ from optrun.model.weights import load_model_tensors
 from optrun.preparation import Learnt, Prepared, prepare
 from optrun.publish import publish
 from optrun.report.curves import draw_curves
+from optrun.restore.changes import refuse_idle
 from optrun.restore.loading import go_back
 from optrun.restore.opening import Opened, ResumePoint, open_checkpoint, refuse_links
 from optrun.restore.place import class_names, not_held_back, refuse_other_words
@@ -94,11 +95,12 @@ def train(
         if resume is None and (run.metrics.exists() or run.checkpoints.exists()):
             raise ConfigError(f"{run.path}: another process has run in this directory meanwhile. Choose another one.")
         summary = Summary(run, config, values, invocation.argv, invocation.config_name, invocation.overrides)
-        finished = resume is not None and summary.take_up() == "finished"
+        if resume is not None:
+            summary.take_up()
         try:
             with _status(summary, display):
                 work = _Work(config, values, run, display, summary, interrupts, begun)
-                return work.train(resume, stop_at, finished=finished)
+                return work.train(resume, stop_at)
         finally:
             if run.metrics.is_file():
                 with contextlib.suppress(OSError):  # a picture less; what ended the run is what counts
@@ -107,9 +109,11 @@ def train(
 
 @contextmanager
 def _status(summary: Summary, display: Display) -> Iterator[None]:
-    """However it ends, the summary says how."""
+    """However it ends, the summary says how; but that of a finished run stays while nothing was done to it."""
 
     def end(status: str, message: str) -> None:
+        if summary.finished_before and not summary.begun:
+            return
         try:
             summary.end(status, message)
         except OSError as error:  # a full disk must not hide why the run ended
@@ -138,13 +142,12 @@ class _Work:
     interrupts: Interrupts
     begun: float
 
-    def train(self, resume: ResumePoint | None, stop_at: int | None, *, finished: bool) -> Outcome:
+    def train(self, resume: ResumePoint | None, stop_at: int | None) -> Outcome:
         """From the checkpoint, or the start, to the end.
 
         Args:
             resume: Where to go on; None: from the start.
             stop_at: Pause after this step.
-            finished: Whether the run ended well before.
         """
         config, run, display = self.config, self.run, self.display
         require_tracker(config.tracking)
@@ -157,6 +160,10 @@ class _Work:
         began = None if resume is None else resume.began
         start = assemble(config, self.values, prepared, snapshot, device, began)
         state, total = start.state, start.total
+        if snapshot is not None and state.global_step >= total and not state.unfinished:
+            refuse_idle(start.changes, state.global_step)
+            if self.summary.finished_before:
+                return self._leave(start)
         for sentence in [*start.notes, *opened.settle(), *prepared.notes]:
             display.note(sentence)
         self._write_config()
@@ -174,10 +181,6 @@ class _Work:
         self.summary.optimizer = start.learner.stepper.optimizer
         if resume is not None:
             self.summary.resumed(state.global_step, start.changes, start.notes)
-        if finished and state.global_step >= total and not state.unfinished:
-            display.note(f"all {total} steps are done; nothing to train. training.max_steps=N prolongs the run.")
-            self.summary.end("finished", "")
-            return Outcome(run, self.summary.values)
         if state.global_step < total or state.unfinished:
             # The line of an unfinished step is still to be written; those of the end of a shorter run go.
             take_up(run.metrics, state.global_step - state.unfinished)
@@ -188,6 +191,17 @@ class _Work:
         publish(run, prepared.model, prepared.tokenizer, self.summary.values, dict(self.values), sample)
         self.summary.end("finished", "")
         return Outcome(run, self.summary.values, sample)
+
+    def _leave(self, start: Start) -> Outcome:
+        """Nothing is computed for a finished run; harmless changes are recorded."""
+        for sentence in start.notes:
+            self.display.note(sentence)
+        self.display.note(f"all {start.total} steps are done; nothing to train. training.max_steps=N prolongs the run.")
+        self.summary.values["status"] = "finished"
+        if start.changes:
+            self._write_config()
+            self.summary.resumed(start.state.global_step, start.changes, start.notes)
+        return Outcome(self.run, self.summary.values)
 
     def _open(self, resume: ResumePoint | None) -> Opened:
         clean_leftovers(self.run)
