@@ -6,29 +6,29 @@ import json
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
-from optrun.artifacts.checkpoint import Snapshot, plain_numbers
+from optrun.artifacts.checkpoint import Snapshot
 from optrun.artifacts.provenance import config_digest
 from optrun.clip import build_clip
 from optrun.config.run import RunConfig
-from optrun.config.saved import differences
 from optrun.data.loader import Feed, Plan
 from optrun.errors import ConfigError, OptrunError, nearest
 from optrun.optimizer.build import build_optimizer
 from optrun.param_groups import build_param_groups
 from optrun.preparation import Prepared
-from optrun.restore.changes import table
+from optrun.restore.changes import changes_since, table
 from optrun.restore.loading import environment, other_environment, put_back, train_state
 from optrun.restore.place import move, plan_values, refuse_other_data, vocabulary_digest
 from optrun.scheduler import build_scheduler
 from optrun.scheduler.build import warmup_note
 from optrun.task import Task
 from optrun.training.learner import Learner
-from optrun.training.ranking import Ranking, best_mode
+from optrun.training.ranking import Ranking, best_mode, rank_by
 from optrun.training.state import TrainState
 from optrun.training.step import Stepper
 
@@ -53,6 +53,7 @@ def assemble(
     prepared: Prepared,
     snapshot: Snapshot | None,
     device: torch.device,
+    began: Path | None = None,
 ) -> Start:
     """Everything that trains, standing where the snapshot says.
 
@@ -62,6 +63,7 @@ def assemble(
         prepared: Data and model; the model is moved to the device.
         snapshot: Of the checkpoint to go on from; None: from the start.
         device: Where to train.
+        began: The folder that relative paths of the snapshot's configuration start from; None: the current one.
 
     Raises:
         ConfigError: Options that do not fit the task or the model.
@@ -90,7 +92,7 @@ def assemble(
     notes: list[str] = []
     changes: dict[str, tuple[Any, Any]] = {}
     if snapshot is not None:
-        changes = differences(plain_numbers(snapshot.state["config"]), values)
+        changes = changes_since(snapshot, values, began)
         refuse_other_data(snapshot.state, constants, changes)
         state = train_state(snapshot)
         moved = move(snapshot.state["plan"], state, plan, fingerprint)
@@ -98,6 +100,7 @@ def assemble(
     whole = math.ceil(config.training.num_train_epochs * plan.steps_per_epoch) - state.data_shift
     total = config.training.max_steps or max(1, whole)
     ranking = ranking_of(config, task)
+    notes += [note for note in [rank_by(state, ranking)] if note is not None]
     stepper = _stepper(config, model, task, device, total)
     notes += [note for note in [warmup_note(config.scheduler, total)] if note is not None]
     if stepper.scheduler.metric is not None:

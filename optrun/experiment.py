@@ -23,11 +23,13 @@ from optrun.config.run import RunConfig
 from optrun.config.training import OnNonfinite
 from optrun.errors import EXIT_FAILED, ConfigError, StoppedEarly
 from optrun.model.weights import load_model_tensors
-from optrun.preparation import Prepared, prepare
+from optrun.preparation import Learnt, Prepared, prepare
 from optrun.publish import publish
 from optrun.report.curves import draw_curves
+from optrun.restore.changes import refuse_idle
 from optrun.restore.loading import go_back
 from optrun.restore.opening import Opened, ResumePoint, open_checkpoint, refuse_links
+from optrun.restore.place import class_names, not_held_back, refuse_other_words
 from optrun.restore.snapshot import Snapshots
 from optrun.restore.space import checkpoint_bytes, space_warning
 from optrun.summary import Summary
@@ -93,11 +95,12 @@ def train(
         if resume is None and (run.metrics.exists() or run.checkpoints.exists()):
             raise ConfigError(f"{run.path}: another process has run in this directory meanwhile. Choose another one.")
         summary = Summary(run, config, values, invocation.argv, invocation.config_name, invocation.overrides)
-        finished = resume is not None and summary.take_up() == "finished"
+        if resume is not None:
+            summary.take_up()
         try:
             with _status(summary, display):
                 work = _Work(config, values, run, display, summary, interrupts, begun)
-                return work.train(resume, stop_at, finished=finished)
+                return work.train(resume, stop_at)
         finally:
             if run.metrics.is_file():
                 with contextlib.suppress(OSError):  # a picture less; what ended the run is what counts
@@ -106,9 +109,11 @@ def train(
 
 @contextmanager
 def _status(summary: Summary, display: Display) -> Iterator[None]:
-    """However it ends, the summary says how."""
+    """However it ends, the summary says how; but that of a finished run stays while nothing was done to it."""
 
     def end(status: str, error: BaseException) -> None:
+        if summary.finished_before and not summary.begun:
+            return
         try:
             summary.end(status, str(error) or type(error).__name__, getattr(error, "exit_code", EXIT_FAILED))
         except OSError as error:  # a full disk must not hide why the run ended
@@ -137,13 +142,12 @@ class _Work:
     interrupts: Interrupts
     begun: float
 
-    def train(self, resume: ResumePoint | None, stop_at: int | None, *, finished: bool) -> Outcome:
+    def train(self, resume: ResumePoint | None, stop_at: int | None) -> Outcome:
         """From the checkpoint, or the start, to the end.
 
         Args:
             resume: Where to go on; None: from the start.
             stop_at: Pause after this step.
-            finished: Whether the run ended well before.
         """
         config, run, display = self.config, self.run, self.display
         require_tracker(config.tracking)
@@ -153,14 +157,19 @@ class _Work:
         opened = self._open(resume)
         snapshot = opened.snapshot
         prepared = self._prepare(snapshot)
-        start = assemble(config, self.values, prepared, snapshot, device)
+        began = None if resume is None else resume.began
+        start = assemble(config, self.values, prepared, snapshot, device, began)
         state, total = start.state, start.total
+        if snapshot is not None and state.global_step >= total and not state.unfinished:
+            refuse_idle(start.changes, state.global_step)
+            if self.summary.finished_before:
+                return self._leave(start)
         for sentence in [*start.notes, *opened.settle(), *prepared.notes]:
             display.note(sentence)
         self._write_config()
         if prepared.tokenizer is not None:
-            with storing(run.path / "tokenizer"):
-                prepared.tokenizer.save_pretrained(str(run.path / "tokenizer"))
+            with storing(run.tokenizer):
+                prepared.tokenizer.save_pretrained(str(run.tokenizer))
         self.summary.begin(
             model=prepared.model,
             task=prepared.task,
@@ -173,10 +182,6 @@ class _Work:
         self.summary.optimizer = start.learner.stepper.optimizer
         if resume is not None:
             self.summary.resumed(state.global_step, start.changes, start.notes)
-        if finished and state.global_step >= total and not state.unfinished:
-            display.note(f"all {total} steps are done; nothing to train. training.max_steps=N prolongs the run.")
-            self.summary.end("finished", "")
-            return Outcome(run, self.summary.values)
         if state.global_step < total or state.unfinished:
             # The line of an unfinished step is still to be written; those of the end of a shorter run go.
             take_up(run.metrics, state.global_step - state.unfinished)
@@ -187,6 +192,17 @@ class _Work:
         publish(run, prepared.model, prepared.tokenizer, self.summary.values, dict(self.values), sample)
         self.summary.end("finished", "")
         return Outcome(run, self.summary.values, sample)
+
+    def _leave(self, start: Start) -> Outcome:
+        """Nothing is computed for a finished run; harmless changes are recorded."""
+        for sentence in start.notes:
+            self.display.note(sentence)
+        self.display.note(f"all {start.total} steps are done; nothing to train. training.max_steps=N prolongs the run.")
+        self.summary.values["status"] = "finished"
+        if start.changes:
+            self._write_config()
+            self.summary.resumed(start.state.global_step, start.changes, start.notes)
+        return Outcome(self.run, self.summary.values)
 
     def _open(self, resume: ResumePoint | None) -> Opened:
         clean_leftovers(self.run)
@@ -246,7 +262,9 @@ class _Work:
                 constants=start.constants,
                 allow_nonfinite=config.checkpoint.allow_nonfinite,
             ),
-            restore=lambda step: go_back(run, step, config.checkpoint.save_steps, model, stepper, device),
+            restore=lambda step: go_back(
+                run, step, config.checkpoint.save_steps, model, stepper, device, start.ranking
+            ),
             display=display,
             track=tracker.log,
             summarise=self.summary.write,
@@ -290,23 +308,38 @@ def _sample(config: RunConfig, task: Task, prepared: Prepared, display: Display)
         return None
 
 
-def evaluate_checkpoint(config: RunConfig, checkpoint: Path) -> tuple[int, int, dict[str, float]]:
+@dataclass
+class Evaluated:
+    """What an evaluation of a checkpoint found."""
+
+    step: int
+    examples: int
+    metrics: dict[str, float]
+    """Names with prefix `eval/` to values."""
+    warning: str | None
+
+
+def evaluate_checkpoint(config: RunConfig, run: RunDir, checkpoint: Path) -> Evaluated:
     """Metrics of a checkpoint on the evaluation split of a configuration.
+
+    What the weights were trained with stays with them, whatever the configuration's training data is now: a tokenizer
+    that was trained for them is that of the run, the classes are those of the checkpoint.
 
     Args:
         config: Which data and task, and where to run.
+        run: The run it belongs to.
         checkpoint: Whole.
 
-    Returns:
-        Optimizer steps done, evaluation examples, names with prefix `eval/` to values.
-
     Raises:
-        ConfigError: Data that does not fit.
+        ConfigError: Data that does not fit, or a tokenizer that is not the one it was trained with.
         CheckpointError: The checkpoint is damaged, or its weights do not fit the model.
     """
     device = pick_device(config.training.device)
     snapshot = load_checkpoint(checkpoint)
-    prepared = prepare(config)
+    tokenizer = run.tokenizer if (run.tokenizer / "tokenizer.json").is_file() else None
+    prepared = prepare(config, Learnt(tokenizer, class_names(snapshot.state["model_config"])))
+    refuse_other_words(snapshot.state, prepared.tokenizer)
+    warning = not_held_back(snapshot.state, prepared.task.eval) if prepared.cut_from_train else None
     load_model_tensors(prepared.model, snapshot.model)
     model = prepared.model.to(device)
     _, feed = build_feeds(config, prepared.task, device)
@@ -318,4 +351,5 @@ def evaluate_checkpoint(config: RunConfig, checkpoint: Path) -> tuple[int, int, 
         to_device=placed.to_device,
         autocast=placed.autocast,
     )
-    return snapshot.global_step, len(prepared.task.eval), {f"eval/{name}": value for name, value in found.items()}
+    metrics = {f"eval/{name}": value for name, value in found.items()}
+    return Evaluated(snapshot.global_step, len(prepared.task.eval), metrics, warning)

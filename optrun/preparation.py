@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -14,7 +15,7 @@ from optrun.data.source import load_source
 from optrun.model.build import ModelSpec, build_model, special_ids
 from optrun.model.configuration import refuse_unknown
 from optrun.model.images import load_image_preparation
-from optrun.model.tokenizer import load_tokenizer, train_tokenizer
+from optrun.model.tokenizer import load_tokenizer, saved_tokenizer, train_tokenizer
 from optrun.task import Task, build_task
 from optrun.task.build import task_class
 
@@ -27,10 +28,26 @@ class Prepared:
     tokenizer: Any
     model: Any
     notes: list[str]
+    cut_from_train: bool
+    """Whether the evaluation rows were held back from the training rows."""
 
 
-def prepare(config: RunConfig) -> Prepared:
+@dataclass
+class Learnt:
+    """What a trained model took from its training data besides its weights."""
+
+    tokenizer: Path | None
+    """Folder of the tokenizer that was trained for it; None: there is none."""
+    classes: list[str] | None
+    """Names by number; None: it has no classes."""
+
+
+def prepare(config: RunConfig, learnt: Learnt | None = None) -> Prepared:
     """Data, tokenizer, task, model, in this order; the model's name, keys and head are looked at first.
+
+    Args:
+        config: Typed and checked.
+        learnt: Stands where the training data would be asked otherwise; None: they are asked.
 
     Raises:
         ConfigError: Anything in data or model that does not fit.
@@ -43,11 +60,14 @@ def prepare(config: RunConfig) -> Prepared:
     refuse_unknown(config.model, kind.auto_class)
     packing = bool(getattr(config.task, "packing", False))
     source = load_source(config.data, seed=config.seed, documents=packing)
+    source.classes = None if learnt is None else learnt.classes
     on_text = kind.text_kind != "none"
     if on_text:
         tokenizer = load_tokenizer(config.model, words=kind.reads_words)
     else:
         tokenizer = load_image_preparation(config.model)
+    if tokenizer is None and learnt is not None and learnt.tokenizer is not None:
+        tokenizer = saved_tokenizer(learnt.tokenizer)
     if tokenizer is None:
         assert isinstance(config.model, FromConfigConfig)
         tokenizer = train_tokenizer(
@@ -64,4 +84,4 @@ def prepare(config: RunConfig) -> Prepared:
     )
     torch.manual_seed(config.seed)
     model, notes = build_model(config.model, spec)
-    return Prepared(task, tokenizer, model, [*cached, *source.notes, *task.notes, *notes])
+    return Prepared(task, tokenizer, model, [*cached, *source.notes, *task.notes, *notes], source.cut_from_train)

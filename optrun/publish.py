@@ -134,7 +134,7 @@ def export(run: RunDir, checkpoint: Path, destination: Path) -> str:
 def _tokenizer(run: RunDir) -> Any | None:
     import transformers
 
-    folder = run.path / "tokenizer"
+    folder = run.tokenizer
     if not folder.is_dir():
         return None
     if (folder / "preprocessor_config.json").is_file():

@@ -22,6 +22,7 @@ from optrun.training.state import TrainState
 _TAKEN_UP = (
     *("started_at", "command", "config_name", "overrides", "resumes"),
     *("global_step", "max_steps", "epoch", "wall_seconds", "metrics", "perf"),
+    *("main_metric", "model", "data", "versions", "hardware", "git"),
 )
 
 
@@ -55,6 +56,8 @@ class Summary:
         self.config = config
         self.config_values = dict(values)
         self.begun = False
+        self.finished_before = False
+        """Whether the run came to its good end at an earlier start."""
         self.state: TrainState | None = None
         self.device = torch.device("cpu")
         self.optimizer: torch.optim.Optimizer | None = None
@@ -78,22 +81,18 @@ class Summary:
             "resumes": [],
         }
 
-    def take_up(self) -> str | None:
-        """Go on with the summary that is there: when it was started, by which command, how often it was resumed.
-
-        Returns:
-            The status it had; None where it cannot be read.
-        """
+    def take_up(self) -> None:
+        """Go on with the summary that is there: when it was started, by which command, how often it was resumed."""
         try:
             before = read_summary(self.run.summary)
         except (OSError, ValueError):
-            return None  # torn away with the process that wrote it: what it knew is in the checkpoint
+            return  # torn away with the process that wrote it: what it knew is in the checkpoint
         command = self.values["command"]
         for key in _TAKEN_UP:
             if key in before:
                 self.values[key] = before[key]
         self.values["resume_command"] = command
-        return str(before.get("status"))
+        self.finished_before = before.get("status") == "finished"
 
     def flat_config(self) -> dict[str, Any]:
         """Dotted names to values."""

@@ -5,7 +5,8 @@ Steps decide, as integers; never the time of a file. A folder counts when it is 
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
+from itertools import islice
 from pathlib import Path
 
 from optrun.artifacts.atomic import DOOMED, remove_folder, replace_text
@@ -77,6 +78,14 @@ class Retention:
         """This one was written, flushed and committed just now."""
         self._whole[folder.name] = _signature(folder)
 
+    def whole(self, steps: Iterable[int], count: int) -> list[int]:
+        """The first `count` of these steps whose checkpoints are there and whole."""
+        folders = ((step, self.run.checkpoint(step)) for step in steps)
+        return [step for step, _ in islice(filter(lambda found: self._is_there(found[1]), folders), count)]
+
+    def _is_there(self, folder: Path) -> bool:
+        return folder.is_dir() and not folder.is_symlink() and self._is_whole(folder)
+
     def __call__(self, keep: Collection[int]) -> list[Path]:
         """Delete the others, after a new one was committed.
 
@@ -117,9 +126,12 @@ def _signature(folder: Path) -> _Signature:
     return tuple(found)
 
 
-def point_best(run: RunDir, global_step: int) -> None:
-    """Let `checkpoints/best` say which one is best."""
-    replace_text(run.best, step_name(global_step) + "\n")
+def point_best(run: RunDir, global_step: int | None) -> None:
+    """Let `checkpoints/best` say which one is best; None: it is not known of any."""
+    if global_step is not None:
+        replace_text(run.best, step_name(global_step) + "\n")
+    elif run.best.is_file():
+        run.best.unlink()
 
 
 def pointed(pointer: Path) -> Path | None:

@@ -14,6 +14,7 @@ SUMMARY = "summary.json"
 CURVES = "curves.png"
 CHECKPOINTS = "checkpoints"
 MODEL = "model"
+TOKENIZER = "tokenizer"
 LOG = "optrun.log"
 TRACKING = "tracking.json"
 LOCK = ".lock"
@@ -105,6 +106,11 @@ class RunDir:
     def model(self) -> Path:
         """The final model in `save_pretrained` form."""
         return self.path / MODEL
+
+    @property
+    def tokenizer(self) -> Path:
+        """The tokenizer, or image preparation, in `save_pretrained` form."""
+        return self.path / TOKENIZER
 
     @property
     def log(self) -> Path:

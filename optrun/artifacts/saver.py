@@ -20,8 +20,10 @@ class Order:
 
     snapshot: Snapshot
     """Its tensors belong to the writer until the result is taken."""
-    best: Sequence[int]
-    """Steps with the best metric, best first; kept."""
+    ranked: Sequence[int]
+    """Steps by their metric, best first, also those that have no checkpoint."""
+    keep_best: int
+    """How many of the best that are whole are kept."""
     keep: Collection[int]
     """Other steps to be kept."""
     before_commit: Callable[[], None]
@@ -83,10 +85,9 @@ class Saver:
         try:
             place = save_checkpoint(self.run, order.snapshot, order.before_commit)
             self.retention.trust(place)
-            there = [step for step in order.best if self.run.checkpoint(step).is_dir()]
-            if there:
-                point_best(self.run, there[0])
-            self.retention({*order.best, *order.keep, order.snapshot.global_step})
+            best = self.retention.whole(order.ranked, order.keep_best)
+            point_best(self.run, best[0] if best else None)
+            self.retention({*best, *order.keep, order.snapshot.global_step})
         except OSError as refused:
             error = StorageError(f"{refused.filename or self.run.checkpoints}: {refused.strerror or refused}.")
         except BaseException as failure:  # carried to the thread that asked, which raises it

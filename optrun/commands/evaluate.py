@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 
 from optrun.commands.words import take_apart
 from optrun.errors import EXIT_DONE, ConfigError
@@ -11,7 +12,8 @@ USAGE = """
 optrun evaluate RUN_DIR|CHECKPOINT [KEY=VALUE ...] [--json]
 
 Metrics of a checkpoint (of a run: its newest) on the evaluation split, with the configuration it was trained with and
-the changes given here, such as data.eval=other.tsv. Nothing is written. --json prints one JSON object.
+the changes given here, such as data.eval=other.tsv. Tokenizer and classes are those it was trained with. Nothing is
+written. --json prints one JSON object.
 """
 
 
@@ -49,19 +51,24 @@ def run(argv: list[str]) -> int:
     from optrun.experiment import evaluate_checkpoint
     from optrun.training.progress import number
 
-    step, examples, metrics = evaluate_checkpoint(config, checkpoint)
+    found = evaluate_checkpoint(config, run_dir, checkpoint)
+    if found.warning is not None:
+        sys.stderr.write(f"optrun: {found.warning}\n")
     if "--json" in words.flags:
         from optrun.artifacts.metrics import to_json
 
-        print(json.dumps(to_json({"checkpoint": str(checkpoint), "step": step, "examples": examples, **metrics})))  # noqa: T201
+        numbers = {"checkpoint": str(checkpoint), "step": found.step, "examples": found.examples, **found.metrics}
+        print(json.dumps(to_json(numbers)))  # noqa: T201
         return EXIT_DONE
     console = Console()
     table = Table(
-        title=f"{checkpoint} · step {step:,} · {examples:,} examples", title_justify="left", title_style="dim"
+        title=f"{checkpoint} · step {found.step:,} · {found.examples:,} examples",
+        title_justify="left",
+        title_style="dim",
     )
     table.add_column("metric")
     table.add_column("value", justify="right")
-    for name, value in metrics.items():
+    for name, value in found.metrics.items():
         table.add_row(name, number(value))
     console.print(table)
     return EXIT_DONE

@@ -338,14 +338,14 @@ def _resume(hydra: Hydra, config_name: str, args: argparse.Namespace, argv: list
         raise ConfigError(f"{other[0]}: has no effect on a run that goes on; leave it out.")
     _refuse_other_recipe(target.run, args.config_name)
     before = saved.with_schemas(saved.read_config(target.run.config), str(target.run.config))
-    take_home(before, began_in(target.run.hydra))
+    began = began_in(target.run.hydra)
+    take_home(before, began)
     after = saved.changed(hydra, before, own)
     refuse_stored_trust(after, own)
     config = store.typed(after)
     values = saved.plain(after)
     from optrun.restore.opening import ResumePoint
 
-    changes = saved.differences(saved.plain(before), values)
-    point = ResumePoint(target.checkpoint, changes, start_over=value in ("latest", "auto"))
+    point = ResumePoint(target.checkpoint, began, start_over=value in ("latest", "auto"))
     execute(config, values, target.run, argv, config_name, own, point)
     return EXIT_DONE

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import glob
+import os
 from pathlib import Path
 from typing import Any
 
@@ -42,6 +43,24 @@ def take_home(cfg: DictConfig, folder: Path | None) -> None:
             OmegaConf.update(cfg, key, _from(folder, value))
         elif OmegaConf.is_list(value):
             OmegaConf.update(cfg, key, [_from(folder, item) for item in value])
+
+
+def same_place(before: Any, after: Any, folder: Path | None) -> bool:
+    """Whether two values of such a key lead to the same files.
+
+    Args:
+        before: As a checkpoint of the run has it.
+        after: As it is in force, seen from here.
+        folder: Where the run was started from; None: it is not known, and taken to be here.
+    """
+    return bool(_whole(before, folder or Path.cwd()) == _whole(after, Path.cwd()))
+
+
+def _whole(value: Any, folder: Path) -> Any:
+    """A value with every path in it as a whole one, as far as it leads somewhere."""
+    if isinstance(value, list):
+        return [_whole(item, folder) for item in value]
+    return os.path.normpath(_from(folder, value)) if isinstance(value, str) else value
 
 
 def _from(folder: Path, value: Any) -> Any:

@@ -51,6 +51,8 @@ class Source:
     """A text whose continuation shows a person what a language model learnt from this source."""
     cut_from_train: bool = False
     """Whether the evaluation rows were held back from the training rows."""
+    classes: list[str] | None = None
+    """The classes by number, where a trained model has them already; None: those of the training rows."""
     notes: list[str] = field(default_factory=list)
     """What was decided where the configuration was silent; shown to the user."""
 

@@ -61,6 +61,26 @@ def load_tokenizer(config: ModelConfig, *, words: bool = False) -> Any | None:
     return tokenizer
 
 
+def saved_tokenizer(folder: Path) -> Any:
+    """A tokenizer that was trained here and saved with its run, as it was in use there.
+
+    Args:
+        folder: Where `save_pretrained` put it.
+
+    Raises:
+        ConfigError: It cannot be loaded.
+    """
+    from transformers import AutoTokenizer
+
+    try:
+        return AutoTokenizer.from_pretrained(str(folder))
+    except Exception as error:  # OSError, ValueError, and what a damaged file brings
+        raise ConfigError(
+            f"{folder}: the tokenizer of the run cannot be loaded: {in_one_line(error)}. Restore the folder, or remove "
+            "it: with the data the run was trained on the same one is trained again."
+        ) from error
+
+
 def _begins_without_space(tokenizer: Any) -> bool:
     backend = getattr(tokenizer, "backend_tokenizer", None)
     if backend is None:

@@ -3,7 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
+
+from optrun.artifacts.checkpoint import Snapshot, plain_numbers
+from optrun.config.began import PATHS, same_place
+from optrun.config.saved import differences
+from optrun.errors import ConfigError
 
 Changes = Mapping[str, tuple[Any, Any]]
 
@@ -57,6 +63,43 @@ def meaning(key: str) -> str:
 def may_change_data(changes: Changes) -> bool:
     """Whether a key that says which examples there are was changed."""
     return any(key.startswith(("data.", "task.")) for key in changes)
+
+
+def changes_since(snapshot: Snapshot, values: Mapping[str, Any], began: Path | None) -> dict[str, tuple[Any, Any]]:
+    """Dotted key to the value a checkpoint was saved with and the one in force.
+
+    A path that was relative to where the run began, and is a whole one now, is no change: it would count as the word
+    that permits other rows.
+
+    Args:
+        snapshot: Of the checkpoint.
+        values: In force; resolved and plain.
+        began: The folder the run was started from; None: it is not known.
+    """
+    found = differences(plain_numbers(snapshot.state["config"]), values)
+    return {key: pair for key, pair in found.items() if key not in PATHS or not same_place(*pair, began)}
+
+
+def refuse_idle(changes: Changes, done: int) -> None:
+    """Where every step is done, a change is no part of how the results came about, and must not stand beside them.
+
+    Args:
+        changes: Since the last checkpoint.
+        done: Steps, as many as are wanted, or more.
+
+    Raises:
+        ConfigError: One of them would say that something else was computed.
+    """
+    idle = [
+        f"{key}={_shown(now)} (was {_shown(before)})"
+        for key, (before, now) in changes.items()
+        if meaning(key) != "harmless"
+    ]
+    if idle:
+        raise ConfigError(
+            f"{', '.join(idle)}: all {done} steps are done, so nothing would be computed with it. "
+            f"training.max_steps=N with more than {done} prolongs the run; without this change it stays as it is."
+        )
 
 
 def table(changes: Changes) -> str:

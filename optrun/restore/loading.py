@@ -17,6 +17,7 @@ from optrun.errors import CheckpointError, ConfigError, NonFiniteError, OptrunEr
 from optrun.model.weights import load_model_tensors, model_tensors
 from optrun.optimizer.state import load_named_state, named_state
 from optrun.restore.changes import Changes
+from optrun.training.ranking import Ranking, rank_by
 from optrun.training.state import TrainState, restore_random_states
 from optrun.training.step import Stepper
 
@@ -110,6 +111,8 @@ def _put_back_schedule(saved: dict[str, Any], stepper: Stepper) -> list[str]:
                 )
             scheduler.load_state_dict({**own, "global_step": saved["global_step"]})
         else:
+            forgotten, saved = _of_this_metric(saved, own)
+            said += forgotten
             scheduler.load_state_dict(saved)
         before, now = saved["last_lr"], scheduler.get_last_lr()
     except (KeyError, TypeError, ValueError) as error:
@@ -117,6 +120,30 @@ def _put_back_schedule(saved: dict[str, Any], stepper: Stepper) -> list[str]:
     if before != now:
         said.append(f"learning rate of the next step: {max(before):g} with the saved configuration, {max(now):g} now")
     return said
+
+
+def _of_this_metric(saved: dict[str, Any], own: dict[str, Any]) -> tuple[list[str], dict[str, Any]]:
+    """A schedule's state without what it saw of another metric, or in another direction, than the one it watches now.
+
+    Args:
+        saved: Of the checkpoint.
+        own: Of the schedule as it was built.
+
+    Returns:
+        A sentence for the user where something was forgotten, and the state to load.
+    """
+
+    def watched(state: dict[str, Any]) -> list[Any]:
+        return [state["metric"], *(plateau and plateau.get("mode") for plateau in state["plateaus"])]
+
+    if "metric" not in saved or watched(saved) == watched(own):
+        return [], saved
+    plateaus = [plateau and {**plateau, "best": None, "num_bad": 0} for plateau in saved["plateaus"]]
+    sentence = (
+        f"the schedule {own['name']} watches {own['metric']} from here on: what it saw of {saved['metric']} is "
+        "forgotten, the reductions it made stay"
+    )
+    return [sentence], {**saved, "plateaus": plateaus}
 
 
 def environment(device: torch.device) -> dict[str, Any]:
@@ -140,7 +167,13 @@ def other_environment(snapshot: Snapshot, device: torch.device) -> str | None:
 
 
 def go_back(
-    run: RunDir, step: int, every: int | None, model: Any, stepper: Stepper, device: torch.device
+    run: RunDir,
+    step: int,
+    every: int | None,
+    model: Any,
+    stepper: Stepper,
+    device: torch.device,
+    ranking: Ranking,
 ) -> TrainState:
     """Put everything back to the last scheduled checkpoint at or before a step, in the middle of a run.
 
@@ -151,6 +184,7 @@ def go_back(
         model: In use.
         stepper: In use.
         device: Where it computes.
+        ranking: In force; the checkpoint may be older than that.
 
     Raises:
         NonFiniteError: There is no such checkpoint.
@@ -176,4 +210,6 @@ def go_back(
     for later in checkpoints.checkpoint_folders(run):
         if step_of(later) > snapshot.global_step:
             set_aside(later, "superseded")
-    return train_state(snapshot)
+    state = train_state(snapshot)
+    rank_by(state, ranking)
+    return state

@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from optrun.artifacts.checkpoint import Snapshot, checkpoint_folders, load_checkpoint, set_aside
 from optrun.artifacts.metrics import read_metrics, read_summary
-from optrun.artifacts.retention import step_of
-from optrun.artifacts.run_dir import RunDir
+from optrun.artifacts.retention import pointed, step_of
+from optrun.artifacts.run_dir import BEST, LAST, RunDir
 from optrun.artifacts.tensor_file import first_not_finite
 from optrun.config.checkpoint import CheckpointConfig
 from optrun.errors import CheckpointError, ConfigError, StorageError
@@ -22,8 +21,8 @@ class ResumePoint:
 
     checkpoint: Path | None
     """A checkpoint asked for by name; None: the newest that is whole."""
-    changes: dict[str, tuple[Any, Any]] = field(default_factory=dict)
-    """Dotted key to the value the run had and the one it has now."""
+    began: Path | None = None
+    """The folder that relative paths of its configuration start from; None: the current one."""
     start_over: bool = False
     """Where the run ended before its first save, or saves nothing: begin it again in the same directory, instead of
     refusing."""
@@ -50,6 +49,9 @@ class Opened:
         for folders, why in ((self.damaged, "damaged"), (self.superseded, "superseded")):
             for folder in folders:
                 said.append(f"{folder.name} was renamed to {set_aside(folder, why).name}")
+                for pointer in (folder.with_name(BEST), folder.with_name(LAST)):
+                    if pointer.is_file() and pointed(pointer) is None:
+                        pointer.unlink()  # the next save says anew which ones they are
         return said
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from optrun.data.loader import Plan
@@ -37,22 +37,34 @@ def vocabulary_digest(tokenizer: Any | None) -> str:
     return hashlib.sha256(json.dumps(sorted(tokenizer.get_vocab().items())).encode()).hexdigest()[:16]
 
 
+def class_names(model_config: Mapping[str, Any]) -> list[str]:
+    """The classes by number, as a transformers configuration has them after JSON."""
+    named = model_config.get("id2label") or {}
+    return [str(named[number]) for number in sorted(named, key=int)]
+
+
 def refuse_other_data(saved: Mapping[str, Any], now: Mapping[str, Any], changes: Changes) -> None:
     """Data that changed without a word of the configuration changing is a mistake.
 
     Args:
         saved: `state.json`.
-        now: `plan` and `tokenizer` as the next checkpoint will say them.
+        now: `plan`, `tokenizer` and `model_config` as the next checkpoint will say them.
         changes: Since the checkpoint.
 
     Raises:
         ConfigError: The examples, or what their numbers mean, are not those the run was started with.
     """
+    named = ", ".join(key for key in changes if key.startswith(("data.", "task.", "model.")) or key == "seed")
     if saved["tokenizer"] != now["tokenizer"]:
-        named = ", ".join(key for key in changes if key.startswith(("data.", "task.", "model.")) or key == "seed")
         raise ConfigError(
             f"{named or 'the data'}: with this change the tokenizer is another one, and the trained weights would read "
             "other words. Start a new run."
+        )
+    classes, others = class_names(saved.get("model_config", {})), class_names(now["model_config"])
+    if classes and classes != others:
+        raise ConfigError(
+            f"{named or 'the data'}: with this change the classes are {_some(others)}, and the trained weights tell "
+            f"{_some(classes)} apart, in this order: they would mean other labels. Start a new run."
         )
     before, fingerprint = saved["plan"]["fingerprint"], now["plan"]["fingerprint"]
     if before != fingerprint and not may_change_data(changes):
@@ -61,6 +73,44 @@ def refuse_other_data(saved: Mapping[str, Any], now: Mapping[str, Any], changes:
             f"the data is not what the run was started with (fingerprint {before} then, {fingerprint} now): rows, "
             f"their order or their content changed{why}. Restore it, or start a new run."
         )
+
+
+def refuse_other_words(saved: Mapping[str, Any], tokenizer: Any) -> None:
+    """Weights say nothing of texts in another tokenizer's numbers.
+
+    Args:
+        saved: `state.json`.
+        tokenizer: Of the model that the weights are for.
+
+    Raises:
+        ConfigError: It is not the one the checkpoint was trained with.
+    """
+    if saved["tokenizer"] != vocabulary_digest(tokenizer):
+        raise ConfigError(
+            "with this data and model the tokenizer is another one than the checkpoint was trained with, and its "
+            "weights would read other words. Leave data.train, model.path and model.tokenizer as they were, or name "
+            "the run's own: model.tokenizer=RUN_DIR/tokenizer."
+        )
+
+
+def not_held_back(saved: Mapping[str, Any], evaluation: Any) -> str | None:
+    """A warning where rows cut off for evaluation are not those of the run; else None.
+
+    Args:
+        saved: `state.json`.
+        evaluation: Examples that were cut off from the training rows just now.
+    """
+    if saved["plan"]["fingerprint"].split("-")[1] == evaluation.fingerprint()[:16]:
+        return None
+    return (
+        "warning: the evaluation examples are not those that were held back when the checkpoint was trained: the data, "
+        "its preparation or the seed is another one, so that it may have been trained on some of them. Name rows it "
+        "has not seen with data.eval."
+    )
+
+
+def _some(classes: Sequence[str]) -> str:
+    return ", ".join(classes[:12]) + (", ..." if len(classes) > 12 else "")
 
 
 def move(before: Mapping[str, Any], state: TrainState, plan: Plan, fingerprint: str) -> str | None:

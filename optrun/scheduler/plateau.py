@@ -71,8 +71,9 @@ class Plateau:
         return gain > self.threshold
 
     def state_dict(self) -> dict[str, Any]:
-        """What changes from evaluation to evaluation; JSON-able."""
-        return {"multiplier": self.multiplier, "best": self.best, "num_bad": self.num_bad, "cooling": self.cooling}
+        """What changes from evaluation to evaluation, and which direction that was seen in; JSON-able."""
+        counted = {"multiplier": self.multiplier, "best": self.best, "num_bad": self.num_bad, "cooling": self.cooling}
+        return {**counted, "mode": self.mode}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on from `state_dict()`."""

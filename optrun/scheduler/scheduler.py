@@ -113,6 +113,7 @@ class Scheduler:
         """Where the schedule stands; JSON-able. The curves are configuration and not in it."""
         return {
             "name": self.name,
+            "metric": self.metric,
             "global_step": self.global_step,
             "last_lr": self.get_last_lr(),
             "plateaus": [None if plateau is None else plateau.state_dict() for plateau in self._plateaus],

@@ -129,8 +129,7 @@ class SweepTask:
             return  # it got there, and was killed before it could say so
         resume = None
         if begun is not None or run.metrics.exists() or run.checkpoints.exists():
-            before = saved.read_config(run.config) if run.config.is_file() else values
-            resume = ResumePoint(None, saved.differences(before, values), start_over=True)
+            resume = ResumePoint(None, start_over=True)
         display = PlainDisplay(Console(quiet=True))
         with outcome.run_log(run):
             outcome.introduce(display, config, run)

@@ -89,7 +89,8 @@ def label_name(value: Any, declared: Sequence[str], split: Split, name: str, row
 def class_names(source: Source, name: str, labels: Iterable[str], held: Iterable[str] = ()) -> list[str]:
     """The classes of a label column, in the order of their numbers.
 
-    A `ClassLabel` feature brings its own order; labels that are all numbers are ordered as numbers, others as text.
+    Those of a trained model are what they are. Otherwise a `ClassLabel` feature brings its own order; labels that are
+    all numbers are ordered as numbers, others as text.
 
     Args:
         source: Whose training split says what classes there are.
@@ -100,6 +101,8 @@ def class_names(source: Source, name: str, labels: Iterable[str], held: Iterable
     Raises:
         ConfigError: Fewer than two classes, or fractions.
     """
+    if source.classes is not None:
+        return source.classes
     split = source.train
     declared = declared_names(split.rows.features[name])
     distinct = set(labels) | set(held)
@@ -134,12 +137,12 @@ class ClassNumbers:
 
     Args:
         names: Classes by number.
-        known_from: Which split the classes come from, for the message.
+        source: Where they come from, for the message.
     """
 
-    def __init__(self, names: Sequence[str], known_from: str) -> None:
+    def __init__(self, names: Sequence[str], source: Source) -> None:
         self.names = list(names)
-        self.known_from = known_from
+        self.known_from = source.train.key if source.classes is None else "the checkpoint"
         self._number = {name: number for number, name in enumerate(names)}
         self._by_value = {_number(name): number for number, name in enumerate(names)}
 
@@ -178,7 +181,7 @@ def row_classes(source: Source, train_column: str, eval_column: str) -> tuple[li
     """
     train, held = labels_of(source.train, train_column), labels_of(source.eval, eval_column)
     names = class_names(source, train_column, train, held if source.cut_from_train else ())
-    numbered = ClassNumbers(names, source.train.key)
+    numbered = ClassNumbers(names, source)
     return names, numbered.all(source.train, train), numbered.all(source.eval, held)
 
 

@@ -88,7 +88,7 @@ class TokenClassification(Task):
         seed: int | None,
     ) -> Any:
         words = words_column(source, split, label_column(source, split, USUAL_LABEL_LISTS))
-        numbered = ClassNumbers(self.labels, source.train.key)
+        numbered = ClassNumbers(self.labels, source)
         lists = _word_lists(split, words)
         full: list[Row] = []
         for row, (texts, names) in enumerate(zip(lists, labels, strict=True)):

@@ -75,7 +75,6 @@ class Loop:
         self.learner = learner
         self.run = run
         self.training = training
-        self.ranking = ranking
         self.total = total
         self.state = state
         self.display = display
@@ -328,8 +327,7 @@ class Loop:
             return
         asked, self.interrupts.save_requested = self.interrupts.save_requested, False
         due = last or asked or saving.scheduled(step)
-        if evaluated and saving.config.keep_best:
-            due = due or step in self.ranking.best(self.state.ranking, saving.config.keep_best)
+        due = due or (evaluated and saving.among_best())
         if due:
             begun = self.clock()
             saving.save()

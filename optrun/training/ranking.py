@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from optrun.training.state import TrainState
+
 
 @dataclass
 class Ranking:
@@ -21,11 +23,11 @@ class Ranking:
             return value == value
         return value < other if self.mode == "min" else value > other
 
-    def best(self, ranking: Mapping[str, float], count: int) -> list[int]:
-        """The `count` best steps, best first; of equals the earlier."""
+    def best(self, ranking: Mapping[str, float]) -> list[int]:
+        """All steps, best first; of equals the earlier. A NaN has no place."""
         sign = 1 if self.mode == "min" else -1
         finite = [(sign * value, int(step)) for step, value in ranking.items() if value == value]
-        return [step for _, step in sorted(finite)[:count]]
+        return [step for _, step in sorted(finite)]
 
 
 def best_mode(name: str, ranking: Ranking) -> str:
@@ -33,3 +35,26 @@ def best_mode(name: str, ranking: Ranking) -> str:
     if name == ranking.metric:
         return ranking.mode
     return "min" if name.rsplit("/", 1)[-1] in ("loss", "perplexity", "mse", "mae") else "max"
+
+
+def rank_by(state: TrainState, ranking: Ranking) -> str | None:
+    """Values of one metric, in one direction, rank checkpoints: those of another are forgotten.
+
+    Args:
+        state: Of a checkpoint, or new; changed in place.
+        ranking: From here on.
+
+    Returns:
+        A sentence for the user where something was forgotten.
+    """
+    before, state.ranked_by = state.ranked_by, f"{ranking.metric} {ranking.mode}"
+    if before in ("", state.ranked_by):
+        return None
+    metric, mode = before.rsplit(" ", 1)
+    old = Ranking(metric, mode)
+    state.best = {name: held for name, held in state.best.items() if best_mode(name, old) == best_mode(name, ranking)}
+    state.ranking = {}
+    return (
+        f"checkpoints are ranked by {ranking.metric} ({ranking.mode}) from here on; the earlier ones were ranked by "
+        f"{metric} ({mode}), and none of them counts as best"
+    )

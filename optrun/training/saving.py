@@ -107,8 +107,15 @@ class Saving:
 
     def _order(self, snapshot: Snapshot) -> Order:
         keep = [step for step in self._scheduled_on_disk()[:1] if self.keep_scheduled]
-        best = self.ranking.best(self.state.ranking, self.config.keep_best)
-        return Order(snapshot, best, keep, self.sync)
+        ranked = self.ranking.best(self.state.ranking)
+        return Order(snapshot, ranked, self.config.keep_best, keep, self.sync)
+
+    def among_best(self) -> bool:
+        """Whether the present state is among the best of those that are on the disk, or on their way there."""
+        present = self.state.global_step
+        there = {present, self._submitted, *map(retention.step_of, checkpoint_folders(self.run))}
+        ranked = [step for step in self.ranking.best(self.state.ranking) if step in there]
+        return present in ranked[: self.config.keep_best]
 
     def _scheduled_on_disk(self) -> list[int]:
         steps = [retention.step_of(folder) for folder in checkpoint_folders(self.run)]

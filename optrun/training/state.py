@@ -37,7 +37,8 @@ class TrainState:
     """Metric name to its last value."""
     ranking: dict[str, float] = field(default_factory=dict)
     """Step (as text) to the value of the metric that ranks checkpoints."""
-
+    ranked_by: str = ""
+    """That metric, a space, `min` or `max`."""
     grad_norm: float = 0.0
     """Global gradient norm of the last step, before clipping."""
     lrs: dict[str, float] = field(default_factory=dict)

@@ -19,7 +19,7 @@ from optrun.restore.place import move, plan_values
 from optrun.training.state import TrainState
 from tests.faults.checkpoints import edit_manifest
 from tests.faults.runs import STEPS, Go, Straight
-from tests.running import records, summary, tensors
+from tests.running import TINY_BERT, TINY_GPT, records, summary, tensors, write_labelled, write_text
 
 HARMLESS = [
     "training.logging_steps=2",
@@ -235,6 +235,24 @@ def test_other_rows_without_a_word_are_refused(straight: Straight, go: Go, tmp_p
     assert "rows, their order or their content changed" in said or "the tokenizer is another one" in said
 
 
+def test_other_classes_are_refused(go: Go, tmp_path: Path) -> None:
+    """With a tokenizer that stays, other training rows may only rename what the weights tell apart."""
+    write_labelled(tmp_path)
+    words = [*TINY_BERT, "task=sequence_classification", "data=files", "training.max_steps=1"]
+    assert go(*words, "data.train=train.csv", "hydra.run.dir=first")[0] == 0
+    words += ["model.tokenizer=first/tokenizer", "data.train=train.csv", "data.eval=train.csv"]
+    assert go(*words, "hydra.run.dir=run")[0] == 0
+    text = Path("train.csv").read_text()
+    Path("train.csv").write_text(text.replace(",odd", ",bird"))
+    Path("more.csv").write_text(text.replace(",odd", ",bird"))
+    for word in ("training.max_steps=2", "data.train=more.csv"):
+        code, said = go("resume=run", "training.max_steps=2", word)
+        assert code == 2
+        assert "the classes are bird, even, and the trained weights tell even, odd apart" in said
+    Path("more.csv").write_text(text + "one more,odd\n")
+    assert go("resume=run", "training.max_steps=2", "data.train=more.csv", "data.eval=more.csv")[0] == 0
+
+
 def test_another_seed_begins_a_new_epoch(straight: Straight, go: Go, tmp_path: Path) -> None:
     run = straight.cut(tmp_path / "run", 3)
     code, said = go("resume=run", "seed=1")
@@ -256,6 +274,36 @@ def test_changed_rows_are_refused(straight: Straight, go: Go, tmp_path: Path) ->
     assert "the data is not what the run was started with" in said
     assert go("resume=run")[0] == 0
     straight.same(run)
+
+
+def test_another_folder_is_no_permission_to_change_rows(
+    go: Go, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A relative path means the same file from anywhere: its rows are compared, and no change is recorded."""
+    corpus = write_text(tmp_path, 150)
+    words = [*TINY_GPT, "data=files", "data.train=[corpus.txt]", "training.logging_steps=1", "checkpoint.keep_last=9"]
+    assert go(*words, "training.max_steps=2", "checkpoint.save_steps=1", "hydra.run.dir=run")[0] == 0
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    text = corpus.read_text()
+    corpus.write_text(text.replace("quick brown", "brown quick", 1))
+    code, said = go("resume=../run", "training.max_steps=3")
+    assert code == 2
+    assert "the data is not what the run was started with" in said
+    corpus.write_text(text)
+    code, said = go("resume=../run", "training.max_steps=3")
+    assert code == 0
+    assert "\n  data.train " not in said
+    assert set(summary(Path("../run"))["resumes"][-1]["changes"]) == {"training.max_steps"}
+    # The run's configuration names the whole path by now, its older checkpoints do not.
+    monkeypatch.chdir(tmp_path)
+    corpus.write_text(text.replace("quick brown", "brown quick", 1))
+    code, said = go("resume=run/checkpoints/step-00000001")
+    assert code == 2
+    assert "the data is not what the run was started with" in said
+    shutil.copy(corpus, "other.txt")
+    assert go("resume=run", "data.train=[other.txt]", "training.max_steps=4")[0] == 0
+    assert "data.train" in summary(Path("run"))["resumes"][-1]["changes"]
 
 
 def test_another_batch_size_goes_on_behind_what_was_seen(straight: Straight, go: Go, tmp_path: Path) -> None:

@@ -1,0 +1,157 @@
+"""Which checkpoint is best: by one metric at a time, and among those that can be opened."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from optrun import experiment
+from optrun.artifacts import saver
+from optrun.artifacts.checkpoint import Snapshot, save_checkpoint
+from optrun.artifacts.run_dir import RunDir
+from optrun.errors import StorageError
+from optrun.training import evaluation
+from tests.resume.test_exact import causal_lm
+from tests.running import optrun, records, summary
+
+Evaluations = Callable[[Sequence[float], Sequence[float]], None]
+"""What the next evaluations find: losses, accuracies."""
+
+
+@pytest.fixture
+def find(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Evaluations:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(experiment, "draw_curves", lambda path: None)
+    left: list[dict[str, float]] = []
+    monkeypatch.setattr(evaluation, "evaluate", lambda *_, **__: left.pop(0))
+
+    def told(losses: Sequence[float], accuracies: Sequence[float]) -> None:
+        left[:] = [
+            {"loss": loss, "perplexity": 1.0, "accuracy": accuracy}
+            for loss, accuracy in zip(losses, accuracies, strict=True)
+        ]
+
+    return told
+
+
+def words(folder: Path, steps: int, *more: str) -> list[str]:
+    """Evaluated and saved at every step; the newest and the best are kept."""
+    each = ["training.eval_steps=1", "training.logging_steps=1", "checkpoint.save_steps=1", "checkpoint.keep_last=1"]
+    return [*causal_lm(folder), *each, f"training.max_steps={steps}", "hydra.run.dir=run", *more]
+
+
+def there() -> tuple[list[int], str]:
+    """Steps on the disk, and what `best` says; nothing dangles."""
+    run = RunDir("run")
+    assert optrun("verify", "run") == 0
+    best = run.best.read_text().strip() if run.best.exists() else ""
+    return sorted(int(path.name.split("-")[1]) for path in run.checkpoints.glob("step-*")), best
+
+
+def test_another_metric_ranks_anew(find: Evaluations, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Losses are not compared with accuracies: 3.0 would be the best accuracy for good."""
+    find([0.5, 2.0, 3.0], [0.1, 0.2, 0.3])
+    assert optrun(*words(tmp_path, 3)) == 0
+    assert there() == ([1, 3], "step-00000001")
+    capsys.readouterr()
+    find([0.9, 0.8, 0.7], [0.4, 0.3, 0.2])
+    assert optrun("resume=run", "checkpoint.metric=eval/accuracy", "training.max_steps=6") == 0
+    assert "ranked by eval/accuracy (max) from here on" in capsys.readouterr().out
+    assert there() == ([4, 6], "step-00000004")
+    assert summary(Path("run"))["metrics"]["best"]["eval/accuracy"] == {"value": 0.4, "step": 4}
+    assert summary(Path("run"))["metrics"]["best"]["eval/loss"] == {"value": 0.5, "step": 1}
+
+
+def test_another_direction_ranks_anew(find: Evaluations, tmp_path: Path) -> None:
+    find([0.5, 2.0, 3.0], [0.1, 0.2, 0.3])
+    assert optrun(*words(tmp_path, 3)) == 0
+    find([0.9, 1.0, 0.7], [0.4, 0.3, 0.2])
+    assert optrun("resume=run", "checkpoint.mode=max", "training.max_steps=6") == 0
+    assert there() == ([5, 6], "step-00000005")
+    best = summary(Path("run"))["metrics"]["best"]
+    assert best["eval/loss"] == {"value": 1.0, "step": 5}
+    assert best["eval/accuracy"] == {"value": 0.4, "step": 4}
+
+
+def test_the_same_metric_by_its_name_is_no_other(
+    find: Evaluations, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    find([0.5, 2.0], [0.1, 0.2])
+    assert optrun(*words(tmp_path, 2)) == 0
+    find([0.9, 0.8], [0.4, 0.3])
+    assert optrun("resume=run", "checkpoint.metric=loss", "checkpoint.mode=min", "training.max_steps=4") == 0
+    assert "from here on" not in capsys.readouterr().out.replace("what is computed from here on", "")
+    assert there() == ([1, 4], "step-00000001")
+
+
+def test_nothing_is_best_before_the_first_evaluation_by_another_metric(find: Evaluations, tmp_path: Path) -> None:
+    """The old best goes with the newest; what named it goes too."""
+    find([0.5, 2.0], [0.1, 0.2])
+    assert optrun(*words(tmp_path, 2)) == 0
+    more = ["checkpoint.metric=accuracy", "training.eval_steps=9", "training.max_seconds=1e-9", "training.max_steps=9"]
+    assert optrun("resume=run", *more) == 75
+    assert there() == ([3], "")
+
+
+def test_a_plateau_of_another_metric_begins_anew(
+    find: Evaluations, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Rising accuracies are no failure to get above the best loss."""
+    find([5.0, 5.0, 5.0], [0.1, 0.1, 0.1])
+    plateau = ["scheduler=plateau", "scheduler.patience=0", "scheduler.factor=0.5", "lr=1e-3"]
+    assert optrun(*words(tmp_path, 3, *plateau)) == 0
+    assert [record["train/lr"] for record in records(Path("run"))] == [1e-3, 1e-3, 5e-4]
+    capsys.readouterr()
+    find([5.0] * 3, [0.1, 0.2, 0.3])
+    changes = ["scheduler.metric=eval/accuracy", "scheduler.mode=max", "training.max_steps=6"]
+    assert optrun("resume=run", *changes) == 0
+    assert "what it saw of eval/loss is forgotten" in capsys.readouterr().out
+    rates = [record["train/lr"] for record in records(Path("run"))]
+    assert rates[3:] == [2.5e-4] * 3, "reduced twice before, and never after"
+
+
+def test_what_was_never_saved_takes_no_place(
+    find: Evaluations, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The best step fails to be saved: the best that is there stays, and better ones than it are kept."""
+
+    def save(run: RunDir, taken: Snapshot, before_commit: Any = None) -> Path:
+        if taken.global_step == 3:
+            raise StorageError("full")
+        return save_checkpoint(run, taken, before_commit)
+
+    monkeypatch.setattr(saver, "save_checkpoint", save)
+    find([3.0, 2.0, 0.5, 2.5, 2.6, 2.7], [0.1] * 6)
+    assert optrun(*words(tmp_path, 6)) == 0
+    assert there() == ([2, 6], "step-00000002")
+    find([1.0, 1.1, 1.2], [0.1] * 3)
+    assert optrun("resume=run", "checkpoint.save_steps=null", "training.max_steps=9") == 0
+    assert there() == ([7, 9], "step-00000007")
+
+
+def test_what_was_deleted_takes_no_place(find: Evaluations, tmp_path: Path) -> None:
+    find([3.0, 0.5, 2.0, 2.2], [0.1] * 4)
+    assert optrun(*words(tmp_path, 4)) == 0
+    assert there() == ([2, 4], "step-00000002")
+    shutil.rmtree(RunDir("run").checkpoint(2))
+    find([2.1, 2.3, 2.4], [0.1] * 3)
+    assert optrun("resume=run", "checkpoint.keep_best=2", "training.max_steps=7") == 0
+    assert there() == ([4, 5, 7], "step-00000005")
+    find([2.5, 2.6], [0.1] * 2)
+    assert optrun("resume=run", "checkpoint.keep_best=0", "training.max_steps=9") == 0
+    assert there() == ([9], "")
+
+
+def test_the_best_that_is_put_aside_is_no_longer_named(find: Evaluations, tmp_path: Path) -> None:
+    """Going on from an older checkpoint and ending before the next save."""
+    find([3.0, 2.0, 0.5], [0.1] * 3)
+    given = [word for word in words(tmp_path, 3) if word != "checkpoint.keep_last=1"]
+    assert optrun(*given, "checkpoint.keep_last=9") == 0
+    find([], [])  # the first evaluation fails
+    with pytest.raises(IndexError):
+        optrun(f"resume={RunDir('run').checkpoint(1)}")
+    assert there() == ([1], "")
