@@ -21,7 +21,7 @@ from optrun.artifacts.run_dir import RunDir
 from optrun.assembly import Start, assemble, build_feeds
 from optrun.config.run import RunConfig
 from optrun.config.training import OnNonfinite
-from optrun.errors import EXIT_FAILED, ConfigError, StoppedEarly
+from optrun.errors import EXIT_DONE, EXIT_FAILED, ConfigError, StoppedEarly
 from optrun.model.weights import load_model_tensors
 from optrun.preparation import Learnt, Prepared, prepare
 from optrun.publish import publish
@@ -198,7 +198,7 @@ class _Work:
         for sentence in start.notes:
             self.display.note(sentence)
         self.display.note(f"all {start.total} steps are done; nothing to train. training.max_steps=N prolongs the run.")
-        self.summary.values["status"] = "finished"
+        self.summary.values.update(status="finished", exit_code=EXIT_DONE)
         if start.changes:
             self._write_config()
             self.summary.resumed(start.state.global_step, start.changes, start.notes)
@@ -208,7 +208,7 @@ class _Work:
         clean_leftovers(self.run)
         opened = Opened(None, [])
         if resume is not None:
-            opened = open_checkpoint(self.run, resume, self.config.checkpoint)
+            opened = open_checkpoint(self.run, resume, allow_nonfinite=self.config.checkpoint.allow_nonfinite)
         for sentence in opened.said:
             self.display.note(sentence)
         if opened.snapshot is None:

@@ -346,6 +346,7 @@ def _resume(hydra: Hydra, config_name: str, args: argparse.Namespace, argv: list
     values = saved.plain(after)
     from optrun.restore.opening import ResumePoint
 
-    point = ResumePoint(target.checkpoint, began, start_over=value in ("latest", "auto"))
+    over = value in ("latest", "auto")
+    point = ResumePoint(target.checkpoint, began, saved=bool(before.checkpoint.enabled), start_over=over)
     execute(config, values, target.run, argv, config_name, own, point)
     return EXIT_DONE

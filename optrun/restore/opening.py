@@ -11,7 +11,6 @@ from optrun.artifacts.metrics import read_metrics, read_summary
 from optrun.artifacts.retention import pointed, step_of
 from optrun.artifacts.run_dir import BEST, LAST, RunDir
 from optrun.artifacts.tensor_file import first_not_finite
-from optrun.config.checkpoint import CheckpointConfig
 from optrun.errors import CheckpointError, ConfigError, StorageError
 
 
@@ -23,6 +22,9 @@ class ResumePoint:
     """A checkpoint asked for by name; None: the newest that is whole."""
     began: Path | None = None
     """The folder that relative paths of its configuration start from; None: the current one."""
+    saved: bool = True
+    """Whether the run was one that saves before this start: one whose checkpoints were removed does not begin again by
+    checkpoint=none."""
     start_over: bool = False
     """Where the run ended before its first save, or saves nothing: begin it again in the same directory, instead of
     refusing."""
@@ -66,20 +68,19 @@ def refuse_links(run: RunDir) -> None:
             raise StorageError(f"{path}: a link: a run writes nothing outside of its own directory. Remove it.")
 
 
-def open_checkpoint(run: RunDir, resume: ResumePoint, saving: CheckpointConfig) -> Opened:
+def open_checkpoint(run: RunDir, resume: ResumePoint, *, allow_nonfinite: bool) -> Opened:
     """The snapshot to go on from; nothing on the disk is changed.
 
     Args:
         run: The run directory; its lock is held.
         resume: What was asked for.
-        saving: Whether the run saves, and whether weights with NaN or infinity will do.
+        allow_nonfinite: Whether weights with NaN or infinity will do.
 
     Raises:
         CheckpointError: The checkpoint that was asked for is damaged, or none is whole; every one is listed with its
             reason.
         ConfigError: The run is finished, and saved nothing that it could be prolonged from.
     """
-    allow_nonfinite = saving.allow_nonfinite
     folders = checkpoint_folders(run)
     if resume.checkpoint is not None:
         snapshot = _load(resume.checkpoint, allow_nonfinite)
@@ -101,12 +102,10 @@ def open_checkpoint(run: RunDir, resume: ResumePoint, saving: CheckpointConfig) 
             f"{run.path}: no checkpoint is whole, and nothing is started over unasked:{listed}\nRestore one from a "
             "backup, or start a new run in another directory."
         )
-    # As the run was before this start: one whose checkpoints were removed does not begin again by checkpoint=none.
-    saves, _ = resume.changes.get("checkpoint.enabled", (saving.enabled, None))
-    _refuse_lost_history(run, saves=saves)
-    if not saves:
+    _refuse_lost_history(run, saves=resume.saved)
+    if not resume.saved:
         _refuse_finished(run)
-    why = "ended before its first save" if saves else "saves nothing (checkpoint=none)"
+    why = "ended before its first save" if resume.saved else "saves nothing (checkpoint=none)"
     if not resume.start_over:
         raise CheckpointError(
             f"{run.path}: this run has no checkpoint: it {why}. resume=latest or resume=auto with "

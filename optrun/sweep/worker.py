@@ -129,7 +129,8 @@ class SweepTask:
             return  # it got there, and was killed before it could say so
         resume = None
         if begun is not None or run.metrics.exists() or run.checkpoints.exists():
-            resume = ResumePoint(None, start_over=True)
+            before = saved.read_config(run.config) if run.config.is_file() else values
+            resume = ResumePoint(None, saved=before["checkpoint"]["enabled"], start_over=True)
         display = PlainDisplay(Console(quiet=True))
         with outcome.run_log(run):
             outcome.introduce(display, config, run)
