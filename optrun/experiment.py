@@ -7,41 +7,36 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
 
 from optrun.artifacts.atomic import replace_text, storing
-from optrun.artifacts.checkpoint import Snapshot, load_checkpoint, make_place
+from optrun.artifacts.checkpoint import Snapshot, make_place
 from optrun.artifacts.lock import RunLock
 from optrun.artifacts.metrics import take_up, truncate_after
 from optrun.artifacts.retention import clean_leftovers
 from optrun.artifacts.run_dir import RunDir
-from optrun.assembly import Start, assemble, build_feeds
+from optrun.assembly import Start, assemble
 from optrun.config.run import RunConfig
 from optrun.config.training import OnNonfinite
 from optrun.errors import EXIT_DONE, EXIT_FAILED, ConfigError, StoppedEarly
-from optrun.model.weights import load_model_tensors
-from optrun.preparation import Learnt, Prepared, prepare
+from optrun.preparation import Prepared, prepare
 from optrun.publish import publish
 from optrun.report.curves import draw_curves
 from optrun.restore.changes import refuse_idle
 from optrun.restore.loading import go_back
 from optrun.restore.opening import Opened, ResumePoint, open_checkpoint, refuse_links
-from optrun.restore.place import class_names, not_held_back, refuse_other_words
 from optrun.restore.snapshot import Snapshots
 from optrun.restore.space import checkpoint_bytes, space_warning
 from optrun.summary import Summary
 from optrun.task import Task
 from optrun.tracking import build_tracker, require_tracker
 from optrun.training.device import pick_device
-from optrun.training.evaluate import evaluate
 from optrun.training.interrupts import Interrupts, Stopped
 from optrun.training.loop import Loop
 from optrun.training.progress import Display
 from optrun.training.state import restore_random_states, seed_random_states
-from optrun.training.step import Arithmetic
 
 
 @dataclass
@@ -306,50 +301,3 @@ def _sample(config: RunConfig, task: Task, prepared: Prepared, display: Display)
         said = f"{type(error).__name__}: {error}".splitlines()[0]
         display.note(f"warning: task.prompt could not be continued ({said}); the model is published without a sample.")
         return None
-
-
-@dataclass
-class Evaluated:
-    """What an evaluation of a checkpoint found."""
-
-    step: int
-    examples: int
-    metrics: dict[str, float]
-    """Names with prefix `eval/` to values."""
-    warning: str | None
-
-
-def evaluate_checkpoint(config: RunConfig, run: RunDir, checkpoint: Path) -> Evaluated:
-    """Metrics of a checkpoint on the evaluation split of a configuration.
-
-    What the weights were trained with stays with them, whatever the configuration's training data is now: a tokenizer
-    that was trained for them is that of the run, the classes are those of the checkpoint.
-
-    Args:
-        config: Which data and task, and where to run.
-        run: The run it belongs to.
-        checkpoint: Whole.
-
-    Raises:
-        ConfigError: Data that does not fit, or a tokenizer that is not the one it was trained with.
-        CheckpointError: The checkpoint is damaged, or its weights do not fit the model.
-    """
-    device = pick_device(config.training.device)
-    snapshot = load_checkpoint(checkpoint)
-    tokenizer = run.tokenizer if (run.tokenizer / "tokenizer.json").is_file() else None
-    prepared = prepare(config, Learnt(tokenizer, class_names(snapshot.state["model_config"])))
-    refuse_other_words(snapshot.state, prepared.tokenizer)
-    warning = not_held_back(snapshot.state, prepared.task.eval) if prepared.cut_from_train else None
-    load_model_tensors(prepared.model, snapshot.model)
-    model = prepared.model.to(device)
-    _, feed = build_feeds(config, prepared.task, device)
-    placed = Arithmetic(device, config.training.precision.value)
-    found = evaluate(
-        model,
-        feed.evaluation(config.training.per_device_eval_batch_size),
-        prepared.task.evaluation(),
-        to_device=placed.to_device,
-        autocast=placed.autocast,
-    )
-    metrics = {f"eval/{name}": value for name, value in found.items()}
-    return Evaluated(snapshot.global_step, len(prepared.task.eval), metrics, warning)

@@ -48,7 +48,7 @@ def run(argv: list[str]) -> int:
     from rich.console import Console
     from rich.table import Table
 
-    from optrun.experiment import evaluate_checkpoint
+    from optrun.evaluation import evaluate_checkpoint
     from optrun.training.progress import number
 
     found = evaluate_checkpoint(config, run_dir, checkpoint)

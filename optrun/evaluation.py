@@ -1,0 +1,64 @@
+"""A checkpoint and a configuration to metrics: `optrun evaluate`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from optrun.artifacts.checkpoint import load_checkpoint
+from optrun.artifacts.run_dir import RunDir
+from optrun.assembly import build_feeds
+from optrun.config.run import RunConfig
+from optrun.model.weights import load_model_tensors
+from optrun.preparation import Learnt, prepare
+from optrun.restore.place import class_names, not_held_back, refuse_other_words
+from optrun.training.device import pick_device
+from optrun.training.evaluate import evaluate
+from optrun.training.step import Arithmetic
+
+
+@dataclass
+class Evaluated:
+    """What an evaluation of a checkpoint found."""
+
+    step: int
+    examples: int
+    metrics: dict[str, float]
+    """Names with prefix `eval/` to values."""
+    warning: str | None
+
+
+def evaluate_checkpoint(config: RunConfig, run: RunDir, checkpoint: Path) -> Evaluated:
+    """Metrics of a checkpoint on the evaluation split of a configuration.
+
+    What the weights were trained with stays with them, whatever the configuration's training data is now: a tokenizer
+    that was trained for them is that of the run, the classes are those of the checkpoint.
+
+    Args:
+        config: Which data and task, and where to run.
+        run: The run it belongs to.
+        checkpoint: Whole.
+
+    Raises:
+        ConfigError: Data that does not fit, or a tokenizer that is not the one it was trained with.
+        CheckpointError: The checkpoint is damaged, or its weights do not fit the model.
+    """
+    device = pick_device(config.training.device)
+    snapshot = load_checkpoint(checkpoint)
+    tokenizer = run.tokenizer if (run.tokenizer / "tokenizer.json").is_file() else None
+    prepared = prepare(config, Learnt(tokenizer, class_names(snapshot.state["model_config"])))
+    refuse_other_words(snapshot.state, prepared.tokenizer)
+    warning = not_held_back(snapshot.state, prepared.task.eval) if prepared.cut_from_train else None
+    load_model_tensors(prepared.model, snapshot.model)
+    model = prepared.model.to(device)
+    _, feed = build_feeds(config, prepared.task, device)
+    placed = Arithmetic(device, config.training.precision.value)
+    found = evaluate(
+        model,
+        feed.evaluation(config.training.per_device_eval_batch_size),
+        prepared.task.evaluation(),
+        to_device=placed.to_device,
+        autocast=placed.autocast,
+    )
+    metrics = {f"eval/{name}": value for name, value in found.items()}
+    return Evaluated(snapshot.global_step, len(prepared.task.eval), metrics, warning)
