@@ -13,6 +13,8 @@ from optrun.artifacts.retention import Retention, point_best
 from optrun.artifacts.run_dir import RunDir
 from optrun.errors import StorageError
 
+_LOOK_SECONDS = 0.2
+
 
 @dataclass
 class Order:
@@ -73,7 +75,9 @@ class Saver:
         """
         if self._thread is None or (not wait and self._thread.is_alive()):
             return None
-        self._thread.join()
+        while self._thread.is_alive():
+            # A signal that the kernel hands to another thread wakes nobody here: its handler runs at the next look.
+            self._thread.join(_LOOK_SECONDS)
         self._thread = None
         result, self._result = self._result, None
         return result

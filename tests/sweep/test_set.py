@@ -90,7 +90,9 @@ def test_out_of_memory_is_a_row(place: Path, monkeypatch: pytest.MonkeyPatch) ->
     assert sweep("training.per_device_train_batch_size=4,8") == 1
     rows = result()
     assert rows["training.per_device_train_batch_size=4"]["status"] == "finished"
-    assert rows["training.per_device_train_batch_size=8"]["message"].startswith("out of memory")
+    assert rows["training.per_device_train_batch_size=8"]["message"].startswith(
+        "step 1: out of memory with micro-batches"
+    )
 
 
 def die_at(monkeypatch: pytest.MonkeyPatch, step: int, marks: Path, times: int) -> None:
