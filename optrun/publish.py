@@ -36,6 +36,9 @@ def write_model(
         config: Resolved configuration, for the card.
         sample: Prompt and continuation, for the card.
     """
+    import transformers
+
+    transformers.utils.logging.disable_progress_bar()  # the verbs say what they do in one line
     model.save_pretrained(str(folder))
     if tokenizer is not None:
         tokenizer.save_pretrained(str(folder))
