@@ -6,7 +6,7 @@ import multiprocessing
 import signal
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from types import FrameType
 
 from optrun.errors import OptrunError, is_out_of_memory
@@ -132,8 +132,7 @@ def _timed_out(error: BaseException | None) -> bool:
     return False
 
 
-@contextmanager
-def of_memory(global_step: int, micro_batches: list[Batch]) -> Iterator[None]:
+def of_memory(global_step: int, micro_batches: list[Batch]) -> AbstractContextManager[None]:
     """A step for which memory does not suffice.
 
     Args:
@@ -143,20 +142,14 @@ def of_memory(global_step: int, micro_batches: list[Batch]) -> Iterator[None]:
     Raises:
         OptrunError: In its place.
     """
-    try:
-        yield
-    except (MemoryError, RuntimeError) as error:
-        if not is_out_of_memory(error):
-            raise
-        raise OptrunError(
-            f"step {global_step + 1}: out of memory with micro-batches of {_shapes(micro_batches[0])}. {_said(error)}"
-            "Give a smaller training.per_device_train_batch_size and more training.gradient_accumulation_steps, "
-            "training.precision=bf16 or training.gradient_checkpointing=true."
-        ) from error
+    return _memory(
+        lambda: f"step {global_step + 1}: out of memory with micro-batches of {_shapes(micro_batches[0])}",
+        "Give a smaller training.per_device_train_batch_size and more training.gradient_accumulation_steps, "
+        "training.precision=bf16 or training.gradient_checkpointing=true.",
+    )
 
 
-@contextmanager
-def of_memory_in_evaluation(batch: Batch) -> Iterator[None]:
+def of_memory_in_evaluation(batch: Batch) -> AbstractContextManager[None]:
     """A batch of an evaluation for which memory does not suffice.
 
     Args:
@@ -165,22 +158,22 @@ def of_memory_in_evaluation(batch: Batch) -> Iterator[None]:
     Raises:
         OptrunError: In its place.
     """
+    return _memory(
+        lambda: f"evaluation: out of memory with batches of {_shapes(batch)}",
+        "Give a smaller training.per_device_eval_batch_size, or training.precision=bf16.",
+    )
+
+
+@contextmanager
+def _memory(where: Callable[[], str], advice: str) -> Iterator[None]:
     try:
         yield
     except (MemoryError, RuntimeError) as error:
         if not is_out_of_memory(error):
             raise
-        raise OptrunError(
-            f"evaluation: out of memory with batches of {_shapes(batch)}. {_said(error)}Give a smaller "
-            "training.per_device_eval_batch_size, or training.precision=bf16."
-        ) from error
+        line = next(iter(str(error).splitlines()), "").rstrip(". ")
+        raise OptrunError(". ".join(filter(None, [where(), line, advice]))) from error
 
 
 def _shapes(batch: Batch) -> str:
     return ", ".join(f"{name} {tuple(tensor.shape)}" for name, tensor in batch.items())
-
-
-def _said(error: BaseException) -> str:
-    """The first line, as a sentence before another one."""
-    line = next(iter(str(error).splitlines()), "").rstrip(". ")
-    return f"{line}. " if line else ""
