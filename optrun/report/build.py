@@ -24,6 +24,7 @@ from optrun.report.tables import (
     arms_table,
     cost_table,
     escape_markdown,
+    filled,
     ranking_table,
     run_facts,
     runs_csv,
@@ -110,7 +111,8 @@ def print_report(made: Report, console: Console) -> None:
         if rest:
             shown = runs_table(rest[:20], findings.keys, findings.metric, findings.mode)
             title = f"{len(rest)} of {len(findings.runs)} runs without a result"
-            console.print(to_rich(shown, title=title + (", the first 20" if len(rest) > 20 else "")))
+            title += ", the first 20" if len(rest) > 20 else ""
+            console.print(to_rich(filled(shown), title=title, width=console.width))
     for caution in made.warnings:
         console.print(Text.assemble((f"{caution.kind}: ", "bold yellow"), caution.text))
     if made.warnings:

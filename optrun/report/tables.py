@@ -133,6 +133,17 @@ def runs_table(runs: Sequence[Run], keys: Sequence[str], metric: str, mode: str)
     return table
 
 
+def filled(table: Table) -> Table:
+    """The columns in which something stands, for a terminal that has no room for the others."""
+    kept = [index for index in range(len(table.columns)) if any(row[index] not in ("", NONE) for row in table.rows)]
+    return Table(
+        [table.columns[index] for index in kept],
+        [table.numeric[index] for index in kept],
+        [[row[index] for index in kept] for row in table.rows],
+        table.styles,
+    )
+
+
 def run_facts(run: Run, metric: str, mode: str) -> Table:
     """One run in a few lines: a name and a value each."""
     table = Table(["", ""], [False, False])

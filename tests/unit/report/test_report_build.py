@@ -309,3 +309,20 @@ def test_markdown_tables_have_as_many_cells_as_columns(made: tuple[Report, str])
     table = ranking_table(made[0].findings)
     lines = to_markdown(table).splitlines()
     assert {line.count(" | ") for line in lines} == {len(table.columns) - 1}
+
+
+def test_in_a_narrow_terminal_no_word_of_a_run_without_a_result_breaks(tmp_path: Path, make_run: MakeRun) -> None:
+    for seed in range(3):
+        make_run(tmp_path / f"adamw-lr0.001-seed{seed}", seed=seed, max_steps=40)
+    stopped = {"exit_code": 3, "metrics": {}}
+    lost = make_run(tmp_path / "sgd-lr1-seed0", optimizer="sgd", lr=1.0, max_steps=40, status="failed", summary=stopped)
+    (lost / "metrics.jsonl").write_text("")
+    screen = Console(width=80, file=io.StringIO())
+    report([tmp_path], console=screen)
+    assert isinstance(screen.file, io.StringIO)
+    table = screen.file.getvalue().split("1 of 4 runs without a result")[1].splitlines()
+    head, row = table[2], table[4]
+    assert head.split()[:4] == ["run", "settings", "seed", "status"]
+    assert row.split()[:1] == ["sgd-lr1-seed0"]
+    assert "failed" in row
+    assert "best" not in head, "nothing stands there"
