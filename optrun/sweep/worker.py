@@ -23,6 +23,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from optrun.artifacts.provenance import config_digest
 from optrun.artifacts.run_dir import RunDir, parse_step
+from optrun.artifacts.run_manifest import recorded
 from optrun.config import saved, store
 from optrun.errors import EXIT_STOPPED_EARLY, ConfigError, LockedError, OptrunError, StoppedEarly, is_out_of_memory
 from optrun.sweep.folder import Record, SweepDir
@@ -128,6 +129,8 @@ class SweepTask:
         if self.stop_at is not None and begun is not None and begun >= self.stop_at:
             return  # it got there, and was killed before it could say so
         resume = None
+        with recorded(run.hydra, written=True):
+            """Hydra notes each launch of a job before it calls this."""
         if begun is not None or run.metrics.exists() or run.checkpoints.exists():
             before = saved.read_config(run.config) if run.config.is_file() else values
             resume = ResumePoint(None, saved=before["checkpoint"]["enabled"], start_over=True)
@@ -262,7 +265,7 @@ def _watching(stop: Path) -> Iterator[None]:
 
 
 def _log(run: RunDir, text: str) -> None:
-    with contextlib.suppress(OSError), run.log.open("a", encoding="utf-8") as file:
+    with contextlib.suppress(OSError, OptrunError), recorded(run.log), run.log.open("a", encoding="utf-8") as file:
         file.write(f"{time.strftime('%Y-%m-%d %H:%M:%S')}  {text}\n")
 
 
