@@ -13,6 +13,7 @@ from optrun.config.run import RunConfig
 from optrun.model.weights import load_model_tensors
 from optrun.preparation import Learnt, prepare
 from optrun.restore.place import class_names, not_held_back, refuse_other_words
+from optrun.restore.state_file import refuse_garbage
 from optrun.training.device import pick_device
 from optrun.training.evaluate import evaluate
 from optrun.training.step import Arithmetic
@@ -47,6 +48,7 @@ def evaluate_checkpoint(config: RunConfig, run: RunDir, checkpoint: Path) -> Eva
     refuse_damaged(run, f"{HYDRA}/*", f"{TOKENIZER}/*")
     device = pick_device(config.training.device)
     snapshot = load_checkpoint(checkpoint)
+    refuse_garbage(checkpoint, snapshot.state)
     tokenizer = run.tokenizer if (run.tokenizer / "tokenizer.json").is_file() else None
     prepared = prepare(config, Learnt(tokenizer, class_names(snapshot.state["model_config"])))
     refuse_other_words(snapshot.state, prepared.tokenizer)

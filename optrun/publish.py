@@ -20,6 +20,7 @@ from optrun.errors import CheckpointError
 from optrun.model.weights import load_model_tensors
 from optrun.report.card import model_card
 from optrun.restore.place import vocabulary_digest
+from optrun.restore.state_file import refuse_garbage
 
 
 def write_model(
@@ -123,6 +124,7 @@ def export(run: RunDir, checkpoint: Path, destination: Path) -> str:
 
     refuse_damaged(run, SUMMARY, f"{TOKENIZER}/*")
     snapshot = load_checkpoint(checkpoint)
+    refuse_garbage(checkpoint, snapshot.state)
     values = dict(snapshot.state["model_config"])
     name = str(snapshot.state["model_class"])
     kind = getattr(transformers, name, None)

@@ -15,6 +15,7 @@ from optrun.artifacts.run_dir import BEST, CURVES, HYDRA, LAST, LOG, METRICS, MO
 from optrun.artifacts.run_manifest import APART, RunManifest, matches, read_run_manifest
 from optrun.artifacts.tensor_file import first_not_finite
 from optrun.errors import CheckpointError, ConfigError, StorageError
+from optrun.restore.state_file import refuse_garbage
 
 
 @dataclass
@@ -143,6 +144,7 @@ def open_checkpoint(run: RunDir, resume: ResumePoint, *, allow_nonfinite: bool) 
 
 def _load(folder: Path, allow_nonfinite: bool) -> Snapshot:
     snapshot = load_checkpoint(folder)
+    refuse_garbage(folder, snapshot.state)
     if not allow_nonfinite:
         names: Sequence[str] = snapshot.state.get("trainable", ())
         bad = first_not_finite({name: snapshot.model[name] for name in names if name in snapshot.model})
