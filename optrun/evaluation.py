@@ -45,7 +45,7 @@ def evaluate_checkpoint(config: RunConfig, run: RunDir, checkpoint: Path) -> Eva
         ConfigError: Data that does not fit, or a tokenizer that is not the one it was trained with.
         CheckpointError: The checkpoint, or what is read of the run, is damaged, or its weights do not fit the model.
     """
-    refuse_damaged(run, f"{HYDRA}/*", f"{TOKENIZER}/*")
+    refuse_damaged(run, f"{HYDRA}/hydra.yaml", f"{TOKENIZER}/*")
     device = pick_device(config.training.device)
     snapshot = load_checkpoint(checkpoint)
     refuse_garbage(checkpoint, snapshot.state)

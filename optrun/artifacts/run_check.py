@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,6 +15,7 @@ from optrun.artifacts.run_dir import RunDir
 from optrun.artifacts.run_manifest import APART, CHECKPOINT, Entry, Sealed, files_of, matches, read_run_manifest
 from optrun.errors import CheckpointError
 
+_HALF = re.compile(rf"\.{re.escape(names.MANIFEST)}\.\d+\.tmp")
 _TRIES = 5
 """A run that goes on may write its manifest while its files are read; then they are read again."""
 
@@ -81,6 +83,8 @@ def _judge(run: RunDir, name: str, sealed: Sealed, checked: Checked) -> None:
     if entry is None:
         if matches(name, APART):
             checked.open[name] = "not covered: a library's own, or set aside"
+        elif _HALF.fullmatch(name) and not path.is_symlink():
+            checked.open[name] = "left by a process that was killed while it sealed: it goes at the next start"
         elif matches(name, sealed.writing) and not path.is_symlink():
             checked.open[name] = "not covered yet: written after the last seal"
         else:

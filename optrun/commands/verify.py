@@ -63,7 +63,7 @@ def _verify(word: str) -> int:
             if name in of_run.wrong:
                 verdict = Text("damaged", style="red")
             elif name in of_run.open:
-                verdict = Text(of_run.open[name], style="yellow")
+                verdict = Text("not covered", style="yellow")
             elif matches(name, (CHECKPOINT,)):
                 continue  # it has a row of its own
             else:
@@ -93,6 +93,9 @@ def _verify(word: str) -> int:
         if pointer.is_file() and pointed(pointer) is None:
             wrong.append(f"{pointer}: names a checkpoint that is not there.")
     console.print(table)
+    for reason in dict.fromkeys(of_run.open.values()):
+        listed = ", ".join(name for name, said in of_run.open.items() if said == reason)
+        console.print(Text(printable(f"{listed}: {reason}")), soft_wrap=True)
     for sentence in wrong:
         sys.stderr.write(f"optrun: {printable(sentence)}\n")
     return EXIT_NO_CHECKPOINT if wrong else EXIT_DONE

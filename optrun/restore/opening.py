@@ -89,7 +89,7 @@ def open_manifest(run: RunDir, note: Callable[[str], None]) -> tuple[RunManifest
     Raises:
         CheckpointError: The metrics, or what Hydra noted of the start, were changed: nothing is written behind them.
     """
-    refuse_damaged(run, METRICS, f"{HYDRA}/*")
+    refuse_damaged(run, METRICS, f"{HYDRA}/hydra.yaml")
     wrong = check_run(run, (SUMMARY, f"{TOKENIZER}/*", f"{MODEL}/*", LOG, CURVES)).wrong
     for said in wrong.values():
         note(f"warning: {said} Nothing of it is used.")
