@@ -11,7 +11,19 @@ from optrun.artifacts.checkpoint import Snapshot, checkpoint_folders, load_check
 from optrun.artifacts.metrics import read_metrics, read_summary
 from optrun.artifacts.retention import pointed, step_of
 from optrun.artifacts.run_check import check_run, refuse_damaged
-from optrun.artifacts.run_dir import BEST, CURVES, HYDRA, LAST, LOG, METRICS, MODEL, SUMMARY, TOKENIZER, RunDir
+from optrun.artifacts.run_dir import (
+    BEST,
+    CURVES,
+    HYDRA,
+    LAST,
+    LOG,
+    MANIFEST,
+    METRICS,
+    MODEL,
+    SUMMARY,
+    TOKENIZER,
+    RunDir,
+)
 from optrun.artifacts.run_manifest import APART, RunManifest, matches, read_run_manifest
 from optrun.artifacts.tensor_file import first_not_finite
 from optrun.errors import CheckpointError, ConfigError, StorageError
@@ -91,8 +103,8 @@ def open_manifest(run: RunDir, note: Callable[[str], None]) -> tuple[RunManifest
     """
     refuse_damaged(run, METRICS, f"{HYDRA}/hydra.yaml")
     wrong = check_run(run, (SUMMARY, f"{TOKENIZER}/*", f"{MODEL}/*", LOG, CURVES)).wrong
-    for said in wrong.values():
-        note(f"warning: {said} Nothing of it is used.")
+    for name, said in wrong.items():
+        note(f"warning: {said} {'They are taken as they are.' if name == MANIFEST else 'Nothing of it is used.'}")
     return RunManifest(run, read_run_manifest(run)), SUMMARY not in wrong
 
 
