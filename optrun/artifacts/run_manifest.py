@@ -27,7 +27,7 @@ from optrun.artifacts.atomic import replace_bytes, replace_text, sync_folder
 from optrun.artifacts.lock import RunLock
 from optrun.artifacts.manifest import CONTENT, seal
 from optrun.artifacts.run_dir import RunDir, parse_step
-from optrun.errors import CheckpointError, LockedError
+from optrun.errors import CheckpointError, LockedError, StorageError
 
 FORMAT = 1
 _LIMIT = 64 * 2**20
@@ -50,6 +50,8 @@ APART = (
     *(f"{names.CHECKPOINTS}/damaged-*", f"{names.CHECKPOINTS}/superseded-*"),
 )
 """Never sealed: kept by a tracker's library in its own way, or put aside for a person to look at and delete."""
+WRITTEN = tuple(sorted({pattern.split("/")[0] for pattern in (*_OWN, *APART)}))
+"""Names in a run directory that a run writes to."""
 
 _Signature = tuple[int, int, int]
 
@@ -360,7 +362,7 @@ def recorded(*paths: Path, written: bool = False) -> Iterator[None]:
                 if written:
                     manifest.forget(patterns)
                 stack.enter_context(manifest.rewriting(*patterns))
-            except LockedError:
+            except (LockedError, StorageError):
                 if not all(matches(name, (*FLEETING, *GROWING)) for name in inside):
                     raise
             except CheckpointError:

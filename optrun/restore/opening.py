@@ -24,7 +24,7 @@ from optrun.artifacts.run_dir import (
     TOKENIZER,
     RunDir,
 )
-from optrun.artifacts.run_manifest import APART, RunManifest, matches, read_run_manifest
+from optrun.artifacts.run_manifest import APART, WRITTEN, RunManifest, matches, read_run_manifest
 from optrun.artifacts.tensor_file import first_not_finite
 from optrun.errors import CheckpointError, ConfigError, StorageError
 from optrun.restore.state_file import refuse_garbage
@@ -83,7 +83,8 @@ def refuse_links(run: RunDir) -> None:
     for folder, folders, files in os.walk(run.path):
         for path in (Path(folder, name) for name in (*folders, *files)):
             inside = path.relative_to(run.path).as_posix()
-            if path.is_symlink() and not (matches(inside, APART) and path.resolve().is_relative_to(run.path.resolve())):
+            theirs = matches(inside, APART) and path.resolve().is_relative_to(run.path.resolve())
+            if path.is_symlink() and matches(inside.split("/")[0], WRITTEN) and not theirs:
                 raise StorageError(f"{path}: a link: a run writes nothing outside of its own directory. Remove it.")
         folders[:] = [name for name in folders if Path(folder, name) != run.checkpoints]
 

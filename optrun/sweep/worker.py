@@ -118,7 +118,7 @@ class SweepTask:
         from optrun import outcome
         from optrun.commands.train import refuse_stored_trust
         from optrun.experiment import Invocation, train
-        from optrun.restore.opening import ResumePoint
+        from optrun.restore.opening import ResumePoint, refuse_links
         from optrun.training.progress import PlainDisplay
 
         refuse_stored_trust(own, self.trusting)
@@ -130,11 +130,12 @@ class SweepTask:
             return  # it got there, and was killed before it could say so
         resume = None
         with recorded(run.hydra, written=True):
-            """Hydra notes each launch of a job before it calls this."""
+            pass  # Hydra notes each launch of a job before it calls this
         if begun is not None or run.metrics.exists() or run.checkpoints.exists():
             before = saved.read_config(run.config) if run.config.is_file() else values
             resume = ResumePoint(None, saved=before["checkpoint"]["enabled"], start_over=True)
         display = PlainDisplay(Console(quiet=True))
+        refuse_links(run)
         with outcome.run_log(run):
             outcome.introduce(display, config, run)
             invocation = Invocation([*self.options, *words], self.config_name, words)

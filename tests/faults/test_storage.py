@@ -26,6 +26,7 @@ from optrun.artifacts.manifest import problems
 from optrun.artifacts.metrics import MetricsWriter, read_metrics
 from optrun.artifacts.retention import latest_whole
 from optrun.artifacts.run_dir import RunDir
+from optrun.artifacts.run_manifest import RunManifest
 from optrun.commands.train import refuse_used
 from optrun.data.loader import Feed
 from optrun.errors import StorageError
@@ -241,12 +242,12 @@ def test_a_model_that_cannot_be_published(straight: Straight, tmp_path: Path, pa
             model.save_pretrained = lambda folder: None
         resource.setrlimit(resource.RLIMIT_FSIZE, (5000, 5000))
         try:
-            publish(RunDir(tmp_path), model, tokenizer, {}, {}, None)
+            publish(RunManifest(RunDir(tmp_path)), model, tokenizer, {}, {}, None)
         except StorageError as error:
             os._exit(74 if "model: cannot be written: File too large" in str(error) else 1)
 
     assert in_child(work) == 74
-    assert list(tmp_path.iterdir()) == []
+    assert [path.name for path in tmp_path.iterdir()] == ["run_manifest.json"]
 
 
 def test_a_folder_that_may_only_be_read(memory_path: Path) -> None:
