@@ -11,6 +11,8 @@ from pathlib import Path
 import pytest
 from hydra.types import RunMode
 
+from optrun.artifacts.run_check import problems_of
+from optrun.artifacts.run_dir import RunDir
 from optrun.commands.sweep import _folder as sweep_folder
 from optrun.config import store
 from optrun.sweep.jobs import Composer
@@ -70,6 +72,7 @@ def test_failures_are_rows(place: Path) -> None:
     assert ForkServer.launches == []
     assert sweep(*words, "hydra.sweeper.retry_failed=true") == 1
     assert ForkServer.launches == [2]
+    assert [problems_of(RunDir(Path("sweep") / name)) for name in rows] == [[], [], []]
 
 
 def test_an_impossible_network_is_a_row(place: Path) -> None:
