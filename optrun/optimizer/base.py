@@ -38,6 +38,8 @@ class NamedOptimizer(Optimizer):
     """Option -> checker, for the options this class checks itself."""
     OPTIMIZER_WIDE: ClassVar[frozenset[str]] = frozenset()
     """Options that no group may override."""
+    STATE: ClassVar[tuple[str, ...]] = ()
+    """What is kept for every parameter that was stepped, besides `step`."""
     SLOTS: ClassVar[Mapping[str, str]] = {}
     """Option -> state tensor it needs where it is set, for classes that make that with a parameter's first state only;
     a state saved without it cannot be stepped."""
@@ -247,6 +249,15 @@ class NamedOptimizer(Optimizer):
 
     # -- state --------------------------------------------------------------------------------------------------------
 
+    def kept_state(self, param: Tensor, group: Mapping[str, Any]) -> set[str]:
+        """Keys of a parameter's state once it was stepped with a group's options; without `step` and master weight."""
+        del param
+        return {*self.STATE, *(slot for option, slot in self.SLOTS.items() if group[option])}
+
+    def state_dict(self) -> dict[str, Any]:
+        """As torch's, with the name of the class that it is for under `optimizer`."""
+        return {**super().state_dict(), "optimizer": type(self).__name__}
+
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Load by parameter name, keep every dtype; without names by position, as torch does.
 
@@ -254,16 +265,28 @@ class NamedOptimizer(Optimizer):
             state_dict: From `state_dict()`, or from torch's `get_optimizer_state_dict`.
 
         Raises:
-            ValueError: With the first parameter that is missing, extra or of another shape.
+            ValueError: Another optimizer's state; or with the first parameter that is missing, extra or of another
+                shape.
         """
         for pre_hook in self._optimizer_load_state_dict_pre_hooks.values():
             changed = pre_hook(self, state_dict)
             if changed is not None:
                 state_dict = changed
+        self._refuse_other_formula(state_dict)
         state, groups = restored(self, state_dict)
         self.__setstate__({"state": state, "param_groups": groups})
         for post_hook in self._optimizer_load_state_dict_post_hooks.values():
             post_hook(self)
+
+    def _refuse_other_formula(self, state_dict: Mapping[str, Any]) -> None:
+        """What torch's classes keep in their groups would come along, though this class has no such option."""
+        for key, own in (("maximize", False), ("decoupled_weight_decay", None)):
+            now = self.defaults.get(key, own)
+            if now is None or key in _keywords(type(self)) or "optimizer" in state_dict:
+                continue
+            for group in state_dict.get("param_groups", ()):
+                if "optimizer" not in group and group.get(key, now) != now:
+                    raise ValueError(f"the state was saved with {key}={group[key]}: {type(self).__name__} has {now}.")
 
     def __getstate__(self) -> dict[str, Any]:
         """As torch's, with what copies need besides."""
