@@ -332,6 +332,9 @@ def _before_step(optimizer: Optimizer, _args: Any, _kwargs: Any) -> None:
 
 
 def _after_step(optimizer: Optimizer, _args: Any, _kwargs: Any) -> None:
+    found_inf = getattr(optimizer, "found_inf", None)
+    if found_inf is not None and found_inf.item():
+        return  # torch.amp.GradScaler lets a fused step run, which then changes nothing
     if any(param.grad is not None for group in optimizer.param_groups for param in group["params"]):
         for group in optimizer.param_groups:
             group["step"] += 1
