@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import sys
 from collections.abc import Callable, Mapping, Sequence, Set
 from typing import Any, ClassVar, Self, TypeAlias
 
@@ -11,6 +12,7 @@ from torch.optim import Optimizer
 
 from optrun.optimizer import arguments
 from optrun.optimizer.arguments import Check, known_keys
+from optrun.optimizer.drivers import scheduler_over
 from optrun.optimizer.groups import folded, listed_params, names_of
 from optrun.optimizer.patterns import matching
 from optrun.optimizer.restore import restored
@@ -48,6 +50,8 @@ class NamedOptimizer(Optimizer):
     """Name of the schedule that writes the groups' lr; set by whoever drives it."""
     _functions: list[dict[str, Callable[[int], float]]]
     """Per group, the options that are functions of the step."""
+    _references: int | None = None
+    """References to this optimizer when no scheduler was found among them."""
     _undecayed: Set[Tensor] = frozenset()
     """Parameters that a rule of the optimizer's own exempts from decay; looked up in `_resolve`."""
 
@@ -209,7 +213,7 @@ class NamedOptimizer(Optimizer):
             TypeError: For anything but a number.
             ValueError: For a number that is negative or not finite.
         """
-        driver = self.lr_driver()
+        driver = self.lr_driver() or self._scheduler_outside()
         if driver is not None:
             raise RuntimeError(
                 f"set_lr({value!r}) refused: {driver} drives the learning rate and would overwrite it. "
@@ -220,6 +224,15 @@ class NamedOptimizer(Optimizer):
         for group in self.param_groups:
             if "lr_scale" in group:
                 group["lr"] = base * group["lr_scale"]
+
+    def _scheduler_outside(self) -> str | None:
+        """As `scheduler_over`; not looked for again where nothing has come to refer to this optimizer since."""
+        references = sys.getrefcount(self)
+        if references == self._references:
+            return None
+        found = scheduler_over(self)
+        self._references = references if found is None else None
+        return found
 
     # -- configuration ------------------------------------------------------------------------------------------------
 
