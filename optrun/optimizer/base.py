@@ -13,7 +13,7 @@ from torch.optim import Optimizer
 from optrun.optimizer import arguments
 from optrun.optimizer.arguments import Check, known_keys
 from optrun.optimizer.drivers import scheduler_over
-from optrun.optimizer.groups import folded, listed_params, names_of
+from optrun.optimizer.groups import folded, given_names, listed_params, names_of, refuse_repeats
 from optrun.optimizer.patterns import matching
 from optrun.optimizer.restore import restored
 
@@ -116,22 +116,12 @@ class NamedOptimizer(Optimizer):
             if key not in param_group and key not in functions:
                 functions[key] = function
         group["params"] = listed_params(group["params"])
-        if len({id(_tensor(entry)) for entry in group["params"]}) < len(group["params"]):
-            raise ValueError("a parameter appears twice in one group.")
+        refuse_repeats([*self.named_params().items(), *given_names(group["params"], len(self.param_groups))])
         group.setdefault("step", self.param_groups[0]["step"] if self.param_groups else 0)
         super().add_param_group(group)
         self._functions.append(functions)
-        self._refuse_taken_names()
         if self._built:
             self._resolve()
-
-    def _refuse_taken_names(self) -> None:
-        taken: set[str] = set()
-        for group in self.param_groups:
-            for name in group.get("param_names", ()):
-                if name in taken:
-                    raise ValueError(f"two parameters are called {name!r}: names must tell them apart.")
-                taken.add(name)
 
     def named_params(self) -> dict[str, Tensor]:
         """Every parameter by its name, in group order; unnamed ones by their position."""
@@ -318,10 +308,6 @@ class NamedOptimizer(Optimizer):
             for key, function in functions.items():
                 value = self.CHECKS.get(key, arguments.finite)(key, function(group["step"]))
                 group[key] = value * group.get("lr_scale", 1.0) if key == "lr" else value
-
-
-def _tensor(entry: Any) -> Any:
-    return entry[1] if isinstance(entry, tuple) else entry
 
 
 def _keywords(cls: type[Optimizer]) -> list[str]:
