@@ -18,10 +18,7 @@ at its peak, weight decay, adaptation, parameters and the bytes its state will t
   --json      one JSON object
   --png FILE  the schedule and the peaks of the groups as a picture
 """
-OPTIONS = {
-    "--all": False, "--json": False, "--png": True,
-    "-cn": True, "--config-name": True, "-cd": True, "--config-dir": True,
-}  # fmt: skip
+OPTIONS = {"--all": False, "--json": False, "--png": True, "--config-name": True, "--config-dir": True}
 
 
 def run(argv: list[str]) -> int:
@@ -42,8 +39,8 @@ def run(argv: list[str]) -> int:
             "stands in its config.yaml."
         )
     flags = words.flags
-    hydra = store.open_hydra(flags.get("--config-dir") or flags.get("-cd"))
-    name = flags.get("-cn") or flags.get("--config-name") or store.DEFAULT_CONFIG
+    hydra = store.open_hydra(flags.get("--config-dir"))
+    name = flags.get("--config-name") or store.DEFAULT_CONFIG
     checked = words_of.checked(hydra, name, words.overrides, sweep=False)
     cfg = store.without_hydra(store.compose(hydra, name, checked))
     refuse_stored_trust(cfg, checked)
