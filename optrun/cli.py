@@ -24,6 +24,8 @@ VERBS = {
     "verify": "optrun.commands.verify",
 }
 TRAIN = "optrun.commands.train"
+ASKED = (["query=bash"], ["query=fish"], ["query=zsh"])
+"""What the function of a shell says after `-sc` at each TAB; answered before Hydra is imported."""
 _STORAGE = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EROFS, errno.ESTALE}
 """What the operating system says of a disk, also where it names no file."""
 
@@ -86,6 +88,8 @@ def _run(argv: list[str]) -> int:
             return EXIT_DONE
         if argv and argv[0] in VERBS:
             module, words = VERBS[argv[0]], argv[1:]
+        elif argv[:1] == ["-sc"] and argv[1:2] in ASKED and "COMP_LINE" in os.environ:
+            module, words = "optrun.commands.completion", argv[1:]
         else:
             module, words = TRAIN, argv
         code: int = importlib.import_module(module).run(words)

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-from optrun.commands.train import refuse_stored_trust
 from optrun.commands.words import take_apart
-from optrun.config import overrides as words_of
-from optrun.config import store
 from optrun.errors import EXIT_DONE, ConfigError
 
 USAGE = """
@@ -38,6 +35,10 @@ def run(argv: list[str]) -> int:
             f"{resume[0]}: explain shows what a configuration means, not a run. Leave it out; what a run computes "
             "stands in its config.yaml."
         )
+    from optrun.commands.train import refuse_stored_trust
+    from optrun.config import overrides as words_of
+    from optrun.config import store
+
     flags = words.flags
     hydra = store.open_hydra(flags.get("--config-dir"))
     name = flags.get("--config-name") or store.DEFAULT_CONFIG

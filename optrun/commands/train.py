@@ -145,10 +145,10 @@ def _check_completion(words: list[str]) -> None:
         ConfigError: With the words it takes.
     """
     asked, _, shell = words[0].partition("=") if len(words) == 1 else ("", "", "")
-    if asked not in ("install", "uninstall", "query") or shell not in ("bash", "fish", "zsh"):
-        raise ConfigError(f"-sc {' '.join(words)}: expected install=SHELL or uninstall=SHELL, one of bash, fish, zsh.")
-    if asked == "query" and "COMP_LINE" not in os.environ:
+    if asked == "query":
         raise ConfigError(f"-sc {words[0]}: this is what the shell asks, with the line so far in COMP_LINE.")
+    if asked not in ("install", "uninstall") or shell not in ("bash", "fish", "zsh"):
+        raise ConfigError(f"-sc {' '.join(words)}: expected install=SHELL or uninstall=SHELL, one of bash, fish, zsh.")
 
 
 def _is_resume(word: str) -> bool:
