@@ -277,7 +277,7 @@ def forget_unbegun(run: RunDir) -> None:
     if run.summary.exists() or run.metrics.exists():
         return
     shutil.rmtree(run.hydra, ignore_errors=True)
-    for leftover in (run.config, run.log, run.lock):
+    for leftover in (run.config, run.log, run.lock, run.manifest):
         leftover.unlink(missing_ok=True)
     with contextlib.suppress(OSError):  # something of the user's is in it
         run.path.rmdir()
@@ -300,9 +300,11 @@ def execute(
     from rich.console import Console
 
     from optrun import experiment, outcome
+    from optrun.restore.opening import refuse_links
     from optrun.training.progress import make_display
 
     console = Console()
+    refuse_links(run)  # the log is the first that would be written through one
     with outcome.run_log(run):
         display = make_display(
             console, f"optrun · {config.task.name} · {config.model.name} · {config.optimizer.name} · lr {config.lr:g}"
