@@ -3,7 +3,6 @@
 import copy
 import warnings
 from pathlib import Path
-from typing import Any
 
 from hydra._internal.config_loader_impl import ConfigLoaderImpl
 from hydra._internal.hydra import Hydra
@@ -26,7 +25,7 @@ from optrun.config.refusals import interpolation, refusal
 from optrun.config.refused import refuse_code, refuse_secrets
 from optrun.config.run import RunConfig
 from optrun.config.yaml_files import READ, Repository, shown
-from optrun.errors import ConfigError, did_you_mean
+from optrun.errors import ConfigError
 
 DEFAULT_CONFIG = "config"
 _NEEDED_AT_ONCE = ("resume", "hydra.mode", "hydra.run.dir", "hydra.sweep.dir")
