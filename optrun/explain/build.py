@@ -44,6 +44,7 @@ def explain(config: RunConfig, model: nn.Module | None = None) -> Facts:
     if model is None:
         model, said = build_model(config.model, _spec(config, notes), meta=True)
         notes += said
+    notes += [note for note in [config.default_lr_note()] if note is not None]
     known, steps_from = _steps(config)
     decay = getattr(config.optimizer, "weight_decay", None)
     groups = build_param_groups(model, config.param_groups, lr=config.lr, weight_decay=decay)

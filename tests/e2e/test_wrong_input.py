@@ -68,6 +68,7 @@ COMMAND_LINE = [
     (["resume=laest"], ["resume=laest", "Did you mean resume=latest?"]),
     (["--config-dir", "nowhere"], ["nowhere", "no such folder"]),
     (["model=pretrained"], ["model.path", "missing"]),
+    (["model=pretrained", "model.path=x", "model.default_lr_factor=-1"], ["model.default_lr_factor=-1", "above 0"]),
     (["model=pretrained", "model.path=no/such"], ["model.path=no/such"]),
     (["model=from_config", "model.model_type=gpt3"], ["gpt3", "gpt2"]),
     # What no data can make right is refused before data is read: the file is not there.
