@@ -39,7 +39,10 @@ class PretrainedConfig(ModelConfig):
         expect(bool(self.path.strip()), "model.path", repr(self.path), "a hub name or a local folder")
         factor = self.default_lr_factor
         expect(
-            factor is None or 0 < factor < math.inf, "model.default_lr_factor", factor, "a number above 0, or null for 1"
+            factor is None or 0 < factor < math.inf,
+            "model.default_lr_factor",
+            factor,
+            "a number above 0, or null for 1",
         )
 
 

@@ -104,9 +104,12 @@ def _refuse_seer(config: ModelConfig, model: Any) -> None:
     finally:
         model.train(training)
     if float((first - second).abs().max()) > 1e-5 * max(1.0, float(first.abs().max())):
+        knowingly = (
+            "" if getattr(model.config, "is_decoder", None) is not False else " or model.config.is_decoder=true,"
+        )
         raise ConfigError(
             f"model={config.name}: {type(model).__name__} sees the tokens after the one it predicts, so task=causal_lm "
-            "would teach it nothing. Take a decoder such as gpt2 or llama, or task=masked_lm."
+            f"would teach it nothing. Take a decoder such as gpt2 or llama,{knowingly} or task=masked_lm."
         )
 
 

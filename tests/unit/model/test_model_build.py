@@ -17,6 +17,7 @@ from optrun.config.choice import choice
 from optrun.config.model import SCHEMAS, ModelConfig
 from optrun.errors import ConfigError
 from optrun.model.build import ModelSpec, build_model, special_ids
+from optrun.model.configuration import refuse_unknown
 from optrun.model.tokenizer import load_tokenizer, train_tokenizer
 
 TEXTS = ["the cat sat on a mat", "Anna Smith went to Paris and Berlin with Bob"] * 3
@@ -55,8 +56,8 @@ ARCHITECTURES = [
     (CAUSAL, "phi", COMMON),
     (CAUSAL, "opt", {**COMMON, "ffn_dim": 16, "word_embed_proj_dim": 16, "intermediate_size": None}),
     (CAUSAL, "mamba", {"hidden_size": 16, "num_hidden_layers": 1, "state_size": 4}),
-    (CAUSAL, "bert", COMMON),
-    (CAUSAL, "bart", BART),
+    (CAUSAL, "bert", {**COMMON, "is_decoder": True}),
+    (CAUSAL, "bart", {**BART, "is_decoder": True}),
     (MASKED, "bert", COMMON),
     (MASKED, "roberta", COMMON),
     (MASKED, "deberta-v2", COMMON),
@@ -176,6 +177,15 @@ def test_special_tokens_reach_the_model() -> None:
         ),
         (MASKED, "gpt2", GPT2, r"transformers has no AutoModelForMaskedLM of the architecture gpt2"),
         (SEQ2SEQ, "gpt2", GPT2, r"no AutoModelForSeq2SeqLM of the architecture gpt2"),
+        (CAUSAL, "bert", COMMON, r"bert is an encoder.*gpt2 or llama, or task=masked_lm; model.config.is_decoder=true"),
+        (CAUSAL, "bart", BART, r"bart is an encoder-decoder.*task=seq2seq_lm; model.config.is_decoder=true"),
+        (CAUSAL, "bert-generation", COMMON, r"BertGenerationDecoder sees the tokens .*model.config.is_decoder=true"),
+        (
+            MASKED,
+            "bert",
+            {**COMMON, "is_decoder": True},
+            r"is_decoder=true, and sees nothing behind a mask.*task=causal",
+        ),
         (CAUSAL, "xlnet", XLNET, r"XLNetLMHeadModel sees the tokens after the one it predicts"),
         (CAUSAL, "llama", {**GROUPED, "hidden_act": "nix"}, r"model=from_config: cannot be built for this task: .*nix"),
     ],
@@ -189,6 +199,17 @@ def test_scratch_refusals(auto_class: str, model_type: str, values: dict[str, An
 def test_an_unknown_value_inside_a_part_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"model.config.text_config.hiden_size: .*Did you mean hidden_size"):
         build_model(scratch("gemma3", {"text_config": {"hiden_size": 8}}), spec(CAUSAL), meta=True)
+
+
+@pytest.mark.parametrize("meta", [False, True])
+def test_an_encoder_with_weights_is_no_decoder_unless_told(bert: Path, meta: bool) -> None:
+    with pytest.raises(ConfigError, match=r"model.path=.*: bert is an encoder.*model.config.is_decoder=true"):
+        build_model(pretrained(bert), spec(CAUSAL), meta=meta)
+    with pytest.raises(ConfigError, match=r"bert is an encoder"):
+        refuse_unknown(pretrained(bert), CAUSAL)
+    refuse_unknown(pretrained(bert, config={"is_decoder": True}), CAUSAL)
+    knowingly, _ = build_model(pretrained(bert, config={"is_decoder": True}), spec(CAUSAL), meta=meta)
+    assert knowingly.config.is_decoder
 
 
 # With weights ---------------------------------------------------------------------------------------------------------
