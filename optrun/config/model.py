@@ -42,7 +42,7 @@ class PretrainedConfig(ModelConfig):
             factor is None or 0 < factor < math.inf,
             "model.default_lr_factor",
             factor,
-            "a number above 0, or null for 1",
+            "a number above 0, or null",
         )
 
 

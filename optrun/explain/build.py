@@ -123,9 +123,10 @@ def _spec(config: RunConfig, notes: list[str]) -> ModelSpec:
     tokenizer = None
     if not own:
         from optrun.model.tokenizer import load_tokenizer
+        from optrun.model.tokenizer import vocab_size as entries
 
         tokenizer = load_tokenizer(config.model)
-    vocab_size = getattr(config.model, "vocab_size", None) if own else len(tokenizer) if tokenizer else None
+    vocab_size = getattr(config.model, "vocab_size", None) if own else entries(tokenizer) if tokenizer else None
     return ModelSpec(
         auto_class=auto_class,
         max_length=_positions(config),

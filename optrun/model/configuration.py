@@ -77,8 +77,10 @@ def refuse_unknown(config: ModelConfig, auto_class: str) -> None:
         ConfigError: An architecture that does not exist, or one without a head for the task; a path that is no model; a
             name that the architecture's configuration does not have.
     """
-    values = _defaults(config) if isinstance(config, FromConfigConfig) else None
-    if isinstance(config, PretrainedConfig):
+    if isinstance(config, FromConfigConfig):
+        values = _defaults(config)
+    else:
+        assert isinstance(config, PretrainedConfig)
         values = _loaded(config)
     _refuse_names(values, config.config, "model.config")
     _refuse_no_head(config, values, auto_class)
