@@ -11,12 +11,11 @@ import torch
 from optrun import hub
 from optrun.config.model import FromConfigConfig
 from optrun.config.run import RunConfig
-from optrun.data.cache import discarded
 from optrun.data.source import load_source
 from optrun.model.build import ModelSpec, build_model, special_ids
 from optrun.model.configuration import refuse_unknown
 from optrun.model.images import load_image_preparation
-from optrun.model.tokenizer import load_tokenizer, saved_tokenizer, train_tokenizer, vocab_size
+from optrun.model.tokenizer import load_tokenizer, other_ids, saved_tokenizer, train_tokenizer, vocab_size
 from optrun.task import Task, build_task
 from optrun.task.build import task_class
 from optrun.task.facts import DataFacts, data_facts
@@ -88,5 +87,5 @@ def prepare(config: RunConfig, learnt: Learnt | None = None) -> Prepared:
     )
     torch.manual_seed(config.seed)
     model, notes = build_model(config.model, spec)
-    notes = [*discarded(), *cached, *source.notes, *task.notes, *notes]
+    notes = [*cached, *other_ids(config.model, tokenizer), *source.notes, *task.notes, *notes]
     return Prepared(task, tokenizer, model, notes, source.cut_from_train, facts)

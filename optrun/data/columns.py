@@ -257,7 +257,7 @@ def refuse_mixed(split: Split, column: str) -> None:
             if here and kind and here != kind:
                 raise ConfigError(
                     f"{split.key}: column {column} mixes kinds of values: row {split.number(where)} has "
-                    f"{_short(first)}, row {split.number(row)} has {_short(value)}. Write all as texts, or all as numbers."
+                    f"{_short(first)}, row {split.number(row)} has {_short(value)}. Write all of them alike."
                 )
             kind, where, first = (kind, where, first) if kind else (here, row, value)
     if kind in ("a number", "true or false"):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from itertools import chain, islice
 from pathlib import Path
 from typing import Any
@@ -84,6 +85,25 @@ def _refuse_empty(key: str, name: str, tokenizer: Any) -> None:
         f"special tokens, so every text would be lost. It is read from {', '.join(wanted)}{beside}. Put the files "
         "there, or name another with model.tokenizer."
     )
+
+
+def other_ids(config: ModelConfig, tokenizer: Any) -> list[str]:
+    """A sentence where a tokenizer was named that gives its tokens other ids than the model's own."""
+    if config.tokenizer is None or not isinstance(config, PretrainedConfig):
+        return []
+    try:
+        own = load_tokenizer(replace(config, tokenizer=None))
+    except ConfigError:
+        return []  # the model has none
+    assert own is not None
+    before, entries = own.get_vocab(), tokenizer.get_vocab()
+    other = sum(before.get(token) != number for token, number in entries.items()) / len(entries)
+    if other < 0.1:
+        return []
+    return [
+        f"warning: model.tokenizer={config.tokenizer}: {100 * other:.0f} % of its entries have another id than in the "
+        "model's own tokenizer, and their embeddings were trained for other tokens"
+    ]
 
 
 def saved_tokenizer(folder: Path) -> Any:
