@@ -12,8 +12,10 @@ from torch.optim import Optimizer
 
 from optrun.clip import build_clip
 from optrun.config.clip import NormClipConfig, ValueClipConfig
+from optrun.config.kind import kind_of
 from optrun.config.model import FromConfigConfig
 from optrun.config.run import RunConfig
+from optrun.config.task import SCHEMAS
 from optrun.data.cache import discarded
 from optrun.errors import ConfigError, OptrunError
 from optrun.explain.data import Sampled, look_at
@@ -114,7 +116,7 @@ def _rules_in_words(config: RunConfig) -> list[str]:
 
 def _spec(config: RunConfig, notes: list[str]) -> ModelSpec:
     """What the task asks of the model, as far as it is known without data."""
-    task, auto_class = config.task.name, task_class(config.task).auto_class
+    task, auto_class = kind_of("task", SCHEMAS, config.task), task_class(config.task).auto_class
     if task == "image_classification":
         size = getattr(config.task, "image_size", None)
         notes.append("The number of classes comes from the data; here it is the model's own.")
