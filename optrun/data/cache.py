@@ -122,6 +122,16 @@ def cached(kind: str, key: str, make: Callable[[Path], None]) -> Path:
     return place
 
 
+def place_for(kind: str, key: str) -> Path:
+    """A folder for a library that keeps its own files; temporary where the cache cannot be written."""
+    place = cache_dir() / kind / key
+    try:
+        place.mkdir(parents=True, exist_ok=True)
+    except OSError:
+        return _temporary()
+    return place if os.access(place, os.W_OK) else _temporary()
+
+
 def discarded() -> list[str]:
     """A sentence for each entry that was discarded since this was last asked."""
     told = _discarded.copy()
@@ -163,7 +173,7 @@ def _checksum(path: Path) -> str:
 def _discard(place: Path, damage: str) -> bool:
     """Take an entry away; who has it mapped keeps what was mapped. False where it cannot be removed."""
     aside = place.with_name(f".making-{place.name[:16]}-{os.getpid()}")
-    _discarded.append(f"{place}: this part of the cache was damaged ({damage}); it is left aside and made anew")
+    _discarded.append(f"{place}: this part of the cache was damaged ({damage}); it is not used, and made anew")
     try:
         place.rename(aside)
     except FileNotFoundError:

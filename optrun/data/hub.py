@@ -7,7 +7,7 @@ from typing import Any
 
 from optrun import hub
 from optrun.config.data import HubConfig
-from optrun.data.cache import digest, digest_of
+from optrun.data.cache import digest, digest_of, place_for
 from optrun.data.files import kept_rows, quiet, reason
 from optrun.data.source import Split
 from optrun.errors import ConfigError, OptrunError, did_you_mean
@@ -61,18 +61,22 @@ def _load(config: HubConfig) -> Any:
             if not local.is_dir():
                 return datasets.load_dataset(config.path, name=config.subset, revision=config.revision)
 
+            # A folder's files are part of the address: `datasets` alone would trust their times.
+            key = digest(str(local.resolve()), str(config.subset), str(config.revision), _listing(local))
+
             def read(cache_dir: str) -> Any:
+                # Rows may name images that were taken out of an archive: these stay.
+                extracted = datasets.DownloadConfig(cache_dir=str(place_for("extracted", key)))
                 # resolved: `datasets` makes a name of the folder's, and "." has none
                 return datasets.load_dataset(
                     str(local.resolve()),
                     name=config.subset,
                     revision=config.revision,
                     cache_dir=cache_dir,
+                    download_config=extracted,
                     keep_in_memory=False,
                 )
 
-            # A folder's files are part of the address: `datasets` alone would trust their times.
-            key = digest(str(local.resolve()), str(config.subset), str(config.revision), _listing(local))
             return kept_rows("folders", key, read)
     except OptrunError:
         raise

@@ -22,7 +22,7 @@ from optrun.task.facts import DataFacts, data_facts
 MOST_BYTES = 256 << 20
 """Files larger than this together are read by a run alone."""
 MOST_ROWS = 2_000
-MOST_CHARACTERS = 1_000_000
+MOST_CHARACTERS = 2_000_000
 """What is looked at of a split; all of it where there is less."""
 
 
@@ -34,7 +34,7 @@ class Sampled:
         train_rows: Rows there are.
         eval_rows: Likewise; held back from the training rows where no evaluation data are named.
         looked_at: How many of both were looked at.
-        facts: Of those; None where they are images.
+        facts: Of those; None where they are images, or single texts that are too long.
     """
 
     train_rows: int
@@ -69,6 +69,8 @@ def look_at(config: RunConfig, notes: list[str]) -> Sampled | None:
     # A label that the sample has in its evaluation rows alone is one that all of the training rows may have.
     some = replace(source, train=_some(source.train), eval=_some(source.eval), cut_from_train=True, notes=[])
     looked_at = len(some.train.rows), len(some.eval.rows)
+    if 0 in looked_at:  # a single text of more characters than that
+        return Sampled(*sizes, looked_at=(0, 0), facts=None)
     whole = looked_at == sizes
     try:
         facts = _facts(config, source if whole else some)
@@ -98,7 +100,10 @@ def _left_to_the_run(config: RunConfig) -> str | None:
     else:
         return None
     size = sum(path.stat().st_size for path in files)
-    return f"The data are {size >> 20:,} MiB, and looked at when a run begins, not here." if size > MOST_BYTES else ""
+    needed = config.training.max_steps is None and not getattr(config.task, "packing", False)
+    if needed or size <= MOST_BYTES:
+        return ""
+    return f"The data are {size >> 20:,} MiB, and looked at when a run begins, not here."
 
 
 def _some(split: Split) -> Split:
@@ -109,7 +114,7 @@ def _some(split: Split) -> Split:
     characters = 0
     for place, row in zip(order, split.rows.select(order), strict=True):
         characters += sum(map(_characters, row.values()))
-        if characters > MOST_CHARACTERS and kept:
+        if characters > MOST_CHARACTERS:
             break
         kept.append(place)
     return split if len(kept) == count else split.take(np.sort(np.array(kept, dtype=np.int64)))

@@ -20,6 +20,7 @@ from optrun.outcome import data_check
 ROLE_STYLES = {
     "matrix": "bold",
     "head": "bold",
+    "lora": "bold",
     "embedding": "cyan",
     "norm": "magenta",
     "bias": "green",
