@@ -111,6 +111,12 @@ def load_named_state(optimizer: Optimizer, tensors: Mapping[str, Tensor], meta: 
     for key, value in meta["shared"]:
         loaded[key] = placed(_unpacked(value, tensors, unused), next(iter(params.values())), {}, str(key))
     counters = _counters(optimizer, meta, tensors, unused)
+    for group, values in zip(optimizer.param_groups, counters, strict=True):
+        for key, value in values.items():
+            if isinstance(group.get(key), (int, float)) and not isinstance(value, (int, float)):
+                raise ValueError(
+                    f"the group of {group['param_names'][0]!r} counted {key}={value!r}, which is no number."
+                )
     if unused:
         raise ValueError(f"the saved state has a tensor {min(unused)!r}, which belongs to nothing.")
     for key in _counting_attributes(optimizer):
