@@ -13,7 +13,7 @@ from torch.optim import Optimizer
 from optrun.config.optimizer import SCHEMAS, OptimizerConfig, PytorchOptimizerConfig
 from optrun.errors import ConfigError, did_you_mean
 from optrun.optimizer.composite import Composite
-from optrun.optimizer.foreign import build_pytorch_optimizer
+from optrun.optimizer.foreign import build_pytorch_optimizer, library_class
 from optrun.optimizer.table import CLASSES
 
 COMPANION = "adamw"
@@ -39,6 +39,16 @@ def options_of(config: OptimizerConfig) -> dict[str, Any]:
     """The constructor's keywords in a configuration, words as strings; without `lr`, which stands at the top level."""
     options = {f.name: getattr(config, f.name) for f in fields(config) if f.name not in ("name", "default_lr")}
     return {key: value.value if isinstance(value, Enum) else value for key, value in options.items()}
+
+
+def require_optimizer(config: OptimizerConfig) -> None:
+    """Refuse an optimizer of another library that is not installed or not offered, before anything is read.
+
+    Raises:
+        ConfigError: With the reason.
+    """
+    if isinstance(config, PytorchOptimizerConfig):
+        library_class(config.name)
 
 
 def build_optimizer(
@@ -75,7 +85,9 @@ def build_optimizer(
     try:
         if isinstance(config, PytorchOptimizerConfig):
             decay, kwargs = config.weight_decay, config.kwargs
-            return build_pytorch_optimizer(config.name, param_groups, lr=lr, weight_decay=decay, **kwargs)
+            return build_pytorch_optimizer(
+                config.name, param_groups, lr=lr, divide=hidden_and_rest, weight_decay=decay, **kwargs
+            )
         groups, members = divided(choice, given, param_groups)
         if len(members) == 1 and all(group["optimizer"] == choice for group in groups):
             for group in groups:
@@ -131,18 +143,23 @@ def is_hidden_matrix(param: Tensor, role: str | None) -> bool:
     return short >= 8 and long <= 8 * short
 
 
+def hidden_and_rest(group: Mapping[str, Any]) -> tuple[list[Any], list[Any]]:
+    """The parameters of a group that Muon steps, and the others."""
+    hidden: list[Any] = []
+    rest: list[Any] = []
+    for pair in group["params"]:
+        is_head = group.get("layer") == "head"
+        (hidden if is_hidden_matrix(_tensor(pair), group.get("role")) and not is_head else rest).append(pair)
+    return hidden, rest
+
+
 def _split_for_muon(groups: Sequence[Mapping[str, Any]], scale: float) -> list[dict[str, Any]]:
     split: list[dict[str, Any]] = []
     for group in groups:
         if group["optimizer"] != "muon":
             split.append(dict(group))
             continue
-        hidden: list[Any] = []
-        rest: list[Any] = []
-        for pair in group["params"]:
-            param = _tensor(pair)
-            is_head = group.get("layer") == "head"
-            (hidden if is_hidden_matrix(param, group.get("role")) and not is_head else rest).append(pair)
+        hidden, rest = hidden_and_rest(group)
         if hidden:
             split.append({**group, "params": hidden})
         if rest:

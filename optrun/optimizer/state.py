@@ -11,15 +11,21 @@ from collections import deque
 from collections.abc import Mapping
 from typing import Any
 
+import torch
 from torch import Tensor
 from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.optim import Optimizer
 
+from optrun.optimizer.averaged import averages
 from optrun.optimizer.base import NamedOptimizer
 from optrun.optimizer.groups import DESCRIPTIVE_KEYS
+from optrun.optimizer.library import is_helper, new_helper
 from optrun.optimizer.restore import placed, refuse_difference
 
 FORMAT = 1
+
+TRAINED = "training_weight"
+"""Weights as they are trained, where the model is saved with those to evaluate."""
 
 _NOT_OPTIONS = DESCRIPTIVE_KEYS | {"params"}
 
@@ -32,7 +38,8 @@ def named_state(optimizer: Optimizer) -> tuple[dict[str, Tensor], dict[str, Any]
 
     Returns:
         Tensors under "<parameter>/<state key>", references and not copies; and a dict that JSON can hold: the other
-        state values, where each tensor belongs, every group's options and counters, and every parameter's shape.
+        state values, where each tensor belongs, every group's options and counters, and every parameter's shape. An
+        optimizer with weights of its own for evaluation gives those it trains, too.
 
     Raises:
         ValueError: Where parameters have no names.
@@ -68,6 +75,8 @@ def named_state(optimizer: Optimizer) -> tuple[dict[str, Tensor], dict[str, Any]
         "attributes": {key: _packed(vars(optimizer)[key], key, {}) for key in _counting_attributes(optimizer)},
         "groups": groups,
     }
+    if averages(optimizer):
+        tensors |= {f"{name}/{TRAINED}": param.detach() for name, param in params.items()}
     return tensors, meta
 
 
@@ -111,6 +120,8 @@ def load_named_state(optimizer: Optimizer, tensors: Mapping[str, Tensor], meta: 
     for key, value in meta["shared"]:
         loaded[key] = placed(_unpacked(value, tensors, unused), next(iter(params.values())), {}, str(key))
     counters = _counters(optimizer, meta, tensors, unused)
+    trained = {name: tensors[f"{name}/{TRAINED}"] for name in params if f"{name}/{TRAINED}" in tensors}
+    unused -= {f"{name}/{TRAINED}" for name in trained if averages(optimizer)}
     if unused:
         raise ValueError(f"the saved state has a tensor {min(unused)!r}, which belongs to nothing.")
     for key in _counting_attributes(optimizer):
@@ -120,6 +131,9 @@ def load_named_state(optimizer: Optimizer, tensors: Mapping[str, Tensor], meta: 
     optimizer.state.update(loaded)
     for group, values in zip(optimizer.param_groups, counters, strict=True):
         group.update(values)
+    with torch.no_grad():
+        for name, value in trained.items():
+            params[name].copy_(_sharded(value.to(params[name].device), params[name]))
 
 
 def group_differences(optimizer: Optimizer, meta: Mapping[str, Any]) -> list[str]:
@@ -180,7 +194,7 @@ def _options(optimizer: Optimizer, group: Mapping[str, Any]) -> list[str]:
             *(member.defaults for member in getattr(optimizer, "members", {}).values())
         )
     else:
-        given = set(inspect.signature(type(optimizer)).parameters)
+        given = {*inspect.signature(type(optimizer)).parameters, *getattr(optimizer, "group_keys", ())}
     return [key for key in group if key in given and key not in _NOT_OPTIONS]
 
 
@@ -218,6 +232,7 @@ def _counters(
             before, now = unpacked[i].get("optimizer"), group.get("optimizer")
             if before != now:
                 raise ValueError(f"parameter {name!r} was stepped by {before}, now by {now}.")
+            _refuse_other_form(optimizer, group, meta["groups"][saved[name]], name)
         if any(other != found[0] for other in found[1:]):
             raise ValueError(
                 f"the group of {group['param_names'][0]!r} joins saved groups that counted differently: "
@@ -225,6 +240,20 @@ def _counters(
             )
         out.append(found[0] if found else {})
     return out
+
+
+def _refuse_other_form(optimizer: Optimizer, group: Mapping[str, Any], saved: Mapping[str, Any], name: str) -> None:
+    """Raise where an optimizer of another library has another switch, word or count than the state was made with.
+
+    Whether its state fits, only that library could say, and it says so by a traceback at the next step or not at all.
+    """
+    if isinstance(optimizer, NamedOptimizer):
+        return
+    for key in _options(optimizer, group):
+        before, now = saved.get(key), _described(group[key])
+        plain = isinstance(before, int | str | None) and isinstance(now, int | str | None)
+        if plain and (key in saved or key in getattr(optimizer, "group_keys", ())) and before != now:
+            raise ValueError(f"parameter {name!r}: {key} was {before}, is {now}; the state is that of {key}={before}.")
 
 
 def _packed(value: Any, where: str, tensors: dict[str, Tensor]) -> Any:
@@ -242,6 +271,8 @@ def _packed(value: Any, where: str, tensors: dict[str, Tensor]) -> Any:
         return {"deque": [value.maxlen, [_packed(entry, f"{where}/{i}", tensors) for i, entry in enumerate(value)]]}
     if isinstance(value, Mapping):
         return {"dict": [[key, _packed(entry, f"{where}/{key}", tensors)] for key, entry in value.items()]}
+    if is_helper(value):
+        return {"helper": [type(value).__name__, _packed(vars(value), where, tensors)]}
     raise TypeError(f"optimizer state {where} is a {type(value).__name__}, which cannot be kept in a file.")
 
 
@@ -273,6 +304,8 @@ def _unpacked(value: Any, tensors: Mapping[str, Tensor], unused: set[str]) -> An
         return {key: _unpacked(entry, tensors, unused) for key, entry in content}
     if kind == "deque":
         return deque((_unpacked(entry, tensors, unused) for entry in content[1]), maxlen=content[0])
+    if kind == "helper":
+        return new_helper(content[0], _unpacked(content[1], tensors, unused))
     entries = [_unpacked(entry, tensors, unused) for entry in content]
     return entries if kind == "list" else tuple(entries)
 
