@@ -12,6 +12,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from optrun.config import store
+from optrun.config.optimizer import refuse_few_bits
 from optrun.config.types import expected_type, in_yaml
 from optrun.errors import ConfigError, did_you_mean, nearest
 
@@ -208,6 +209,8 @@ def _check_choice(hydra: Hydra, override: Override, *, sweep: bool) -> None:
         )
     for value in _values(override):
         if value not in options:
+            if group == "optimizer":
+                refuse_few_bits(group, str(value))
             raise ConfigError(
                 f"{group}={value}: no such {group}. {did_you_mean(value, options)}"
                 + (f" Choices: {', '.join(sorted(options))}." if nearest(value, options) else "")

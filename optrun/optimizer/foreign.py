@@ -10,7 +10,7 @@ from typing import Any
 
 from torch.optim import Optimizer
 
-from optrun.config.optimizer import SCHEMAS
+from optrun.config.optimizer import SCHEMAS, refuse_few_bits
 from optrun.errors import ConfigError, did_you_mean
 from optrun.optimizer.arguments import known_keys
 from optrun.optimizer.averaged import averages
@@ -38,6 +38,7 @@ def library_class(name: str) -> Any:
     classes = [value for value in vars(importlib.import_module(LIBRARY)).values() if _is_optimizer(value)]
     known = {cls.__name__.lower(): cls for cls in classes}
     if name.lower() not in known:
+        refuse_few_bits("optimizer.name", name)
         raise ConfigError(
             f"optimizer.name={name}: pytorch_optimizer has no such optimizer. {did_you_mean(name, known)}"
         )
@@ -145,11 +146,11 @@ def _refuse_without(
         wanted = parameter.default is parameter.empty and parameter.kind is not parameter.VAR_KEYWORD
         if wanted and key not in ("params", "lr", *options):
             raise ConfigError(f"optimizer.name={name}: {cls.__name__} needs {key}: give optimizer.kwargs.{key}=VALUE.")
-    key, value, otherwise = WANTED.get(kind, ("", None, ""))
-    if key and options.get(key) != value:
+    key, value, why = WANTED.get(kind, ("", None, ""))
+    met = bool(options.get(key)) if isinstance(value, float) else options.get(key) == value
+    if not met:
         raise ConfigError(
-            f"optimizer.name={name}: {cls.__name__} {otherwise}, and lr and the schedule would be ignored: "
-            f"give optimizer.kwargs.{key}={str(value).lower()}."
+            f"optimizer.name={name}: {cls.__name__} {why}: give optimizer.kwargs.{key}={str(value).lower()}."
         )
     if kind in MARKED and not any(group.get(MARKED[kind]) for group in groups):
         raise ConfigError(

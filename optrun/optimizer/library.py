@@ -23,12 +23,14 @@ REFUSED: Mapping[str, tuple[str, str]] = {
 }
 """By lower-case name: why one is not offered, and what of the same library is."""
 
+_IGNORED = "lr and the schedule of this run would be ignored"
 WANTED: Mapping[str, tuple[str, Any, str]] = {
-    "adafactor": ("relative_step", False, "takes a learning rate of its own"),
-    "apollodqn": ("warmup_steps", 0, "warms up by itself, from a learning rate of its own"),
-    "ranger21": ("disable_lr_scheduler", True, "runs a schedule of its own over the one of this run"),
+    "adafactor": ("relative_step", False, f"takes a learning rate of its own, {_IGNORED}"),
+    "apollodqn": ("warmup_steps", 0, f"warms up by itself from a learning rate of its own, {_IGNORED}"),
+    "pid": ("momentum", 0.9, "without a momentum keeps neither integral nor derivative, and is plain SGD"),
+    "ranger21": ("disable_lr_scheduler", True, f"runs a schedule of its own, {_IGNORED}"),
 }
-"""A keyword with the value without which `lr` and the schedule would be ignored, and what happens otherwise."""
+"""A keyword without which one is not what its name says, its value (for a fraction: any above 0), and the reason."""
 
 FLAGS: Mapping[str, str] = {
     "adago": "use_muon",

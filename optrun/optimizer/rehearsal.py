@@ -123,7 +123,7 @@ def _resumed(build: Build, kinds: Sequence[Mapping[str, Any]]) -> _Trial:
     with evaluation_weights(first.optimizer):
         weights = {name: param.detach().clone() for name, param in first.params.items()}
     tensors, meta = named_state(first.optimizer)
-    saved = {name: tensor.detach().clone() for name, tensor in tensors.items()}
+    saved = {name: tensor.detach().clone(memory_format=torch.contiguous_format) for name, tensor in tensors.items()}
     again = _Trial(build, kinds)
     with torch.no_grad():
         for name, param in again.params.items():

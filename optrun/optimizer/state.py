@@ -72,7 +72,10 @@ def named_state(optimizer: Optimizer) -> tuple[dict[str, Tensor], dict[str, Any]
         "params": {name: list(param.shape) for name, param in params.items()},
         "state": state,
         "shared": shared,
-        "attributes": {key: _packed(vars(optimizer)[key], key, {}) for key in _counting_attributes(optimizer)},
+        "attributes": {
+            key: _packed(value.state_dict() if hasattr(value, "state_dict") else value, key, {})
+            for key, value in _counting_attributes(optimizer).items()
+        },
         "groups": groups,
     }
     if averages(optimizer):
@@ -124,9 +127,13 @@ def load_named_state(optimizer: Optimizer, tensors: Mapping[str, Tensor], meta: 
     unused -= {f"{name}/{TRAINED}" for name in trained if averages(optimizer)}
     if unused:
         raise ValueError(f"the saved state has a tensor {min(unused)!r}, which belongs to nothing.")
-    for key in _counting_attributes(optimizer):
+    for key, own in _counting_attributes(optimizer).items():
         if key in meta["attributes"]:
-            setattr(optimizer, key, _unpacked(meta["attributes"][key], {}, set()))
+            value = _unpacked(meta["attributes"][key], {}, set())
+            if hasattr(own, "load_state_dict"):
+                own.load_state_dict(value)
+            else:
+                setattr(optimizer, key, value)
     optimizer.state.clear()
     optimizer.state.update(loaded)
     for group, values in zip(optimizer.param_groups, counters, strict=True):
@@ -198,16 +205,18 @@ def _options(optimizer: Optimizer, group: Mapping[str, Any]) -> list[str]:
     return [key for key in group if key in given and key not in _NOT_OPTIONS]
 
 
-def _counting_attributes(optimizer: Optimizer) -> list[str]:
-    """Numbers that optimizers of other libraries keep on themselves and were not given."""
+def _counting_attributes(optimizer: Optimizer) -> dict[str, Any]:
+    """Numbers, and objects with a state, that optimizers of other libraries keep on themselves and were not given."""
     if isinstance(optimizer, NamedOptimizer):
-        return []
+        return {}
     given = inspect.signature(type(optimizer)).parameters
-    return [
-        key
+    return {
+        key: value
         for key, value in vars(optimizer).items()
-        if type(value) in (int, float) and key not in given and not key.startswith("_")
-    ]
+        if (type(value) in (int, float) or hasattr(value, "load_state_dict"))
+        and key not in given
+        and not key.startswith("_")
+    }
 
 
 def _counters(
@@ -259,7 +268,7 @@ def _refuse_other_form(optimizer: Optimizer, group: Mapping[str, Any], saved: Ma
 def _packed(value: Any, where: str, tensors: dict[str, Tensor]) -> Any:
     if isinstance(value, Tensor):
         tensors[where] = value
-        return {"tensor": [where, list(value.shape)]}
+        return {"tensor": [where, list(value.shape), *_order(value)]}
     if value is None or isinstance(value, (bool, int, str)):
         return value
     if isinstance(value, float):
@@ -276,6 +285,18 @@ def _packed(value: Any, where: str, tensors: dict[str, Tensor]) -> Any:
     raise TypeError(f"optimizer state {where} is a {type(value).__name__}, which cannot be kept in a file.")
 
 
+def _order(value: Tensor) -> list[list[int]]:
+    """How the dimensions lie in memory, where it is not as in a file; products round otherwise over another order."""
+    strides = value.stride()
+    order = sorted(range(value.dim()), key=lambda place: -strides[place])
+    return [order] if not value.is_contiguous() and value.permute(order).is_contiguous() else []
+
+
+def _in_order(value: Tensor, order: list[int]) -> Tensor:
+    inverse = [order.index(place) for place in range(len(order))]
+    return value.permute(order).contiguous().permute(inverse)
+
+
 def _described(value: Any) -> Any:
     """A group's option for comparison: what no file can hold, by its text."""
     try:
@@ -289,7 +310,7 @@ def _unpacked(value: Any, tensors: Mapping[str, Tensor], unused: set[str]) -> An
         return value
     ((kind, content),) = value.items()
     if kind == "tensor":
-        key, shape = content
+        key, shape, *order = content
         if key not in tensors:
             raise ValueError(f"the saved state lacks the tensor {key!r}.")
         if list(tensors[key].shape) != shape:
@@ -297,7 +318,7 @@ def _unpacked(value: Any, tensors: Mapping[str, Tensor], unused: set[str]) -> An
                 f"the tensor {key!r} has shape {tuple(tensors[key].shape)}, it was saved with {tuple(shape)}."
             )
         unused.discard(key)
-        return tensors[key]
+        return _in_order(tensors[key], order[0]) if order else tensors[key]
     if kind == "float":
         return float(content)
     if kind == "dict":
