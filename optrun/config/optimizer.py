@@ -5,7 +5,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
-from typing import Any
+from typing import Any, ClassVar
 
 from optrun.config.checks import expect, expect_fraction, expect_not_negative, expect_one_of, expect_positive
 from optrun.errors import ConfigError
@@ -294,6 +294,8 @@ class MuonConfig(_DecaysForward):
 class PytorchOptimizerConfig(OptimizerConfig):
     """`optimizer=pytorch_optimizer optimizer.name=...`: an optimizer of that library, by its name there."""
 
+    named_by_library: ClassVar[bool] = True
+    """So that its name may be that of one of our choices."""
     kwargs: dict[str, Any]
     """Its own keywords; an unknown one is an error."""
 

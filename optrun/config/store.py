@@ -32,6 +32,7 @@ from optrun.config import (
     training,
 )
 from optrun.config.folders import config_dir, recipes_dir
+from optrun.config.kind import kind_of
 from optrun.config.refused import refuse_code, refuse_secrets
 from optrun.config.run import RunConfig
 from optrun.errors import ConfigError, did_you_mean
@@ -186,8 +187,8 @@ def typed(cfg: DictConfig) -> RunConfig:
         cfg: A composed configuration without Hydra's node.
 
     Raises:
-        ConfigError: For a mandatory value that is missing, an interpolation that leads nowhere, a value out of range;
-            for the name of code to run, and for a secret.
+        ConfigError: For a mandatory value that is missing, an interpolation that leads nowhere, a value out of range, a
+            choice that is built on none of ours; for the name of code to run, and for a secret.
     """
     refuse_code(cfg)
     refuse_secrets(cfg)
@@ -204,14 +205,6 @@ def typed(cfg: DictConfig) -> RunConfig:
         raise ConfigError(_first_line(error)) from error
     if not isinstance(config, RunConfig):
         raise ConfigError("this configuration is not built on `config`: begin its defaults list with `- config`.")
+    for group, schemas in GROUPS.items():
+        kind_of(group, schemas, getattr(config, group))
     return config
-
-
-def schema_of(group: str, name: str) -> type[Any]:
-    """The dataclass of a choice, by the `name` that stands in its values."""
-    choices = GROUPS[group]
-    if name in choices:
-        return choices[name]
-    if group == "optimizer" and "pytorch_optimizer" in choices:
-        return choices["pytorch_optimizer"]  # there `name` is the library's
-    raise ConfigError(f"{group}.name={name}: {did_you_mean(name, choices)}")

@@ -10,6 +10,7 @@ from typing import Any
 from torch import Tensor
 from torch.optim import Optimizer
 
+from optrun.config.kind import kind_of
 from optrun.config.optimizer import SCHEMAS, OptimizerConfig, PytorchOptimizerConfig
 from optrun.errors import ConfigError, did_you_mean
 from optrun.optimizer.composite import Composite
@@ -29,10 +30,7 @@ def choice_of(config: OptimizerConfig) -> str:
     Raises:
         ConfigError: For a class that is no choice.
     """
-    for choice, schema in SCHEMAS.items():
-        if type(config) is schema:
-            return choice
-    raise ConfigError(f"{type(config).__name__} is no optimizer configuration. Valid: {', '.join(SCHEMAS)}.")
+    return kind_of("optimizer", SCHEMAS, config)
 
 
 def options_of(config: OptimizerConfig) -> dict[str, Any]:

@@ -352,7 +352,7 @@ def _not_in_warmup(key: str, steps: list[int], climb: int) -> None:
 
 
 _BUILDERS: dict[type[SchedulerConfig], Builder] = {
-    configs.SchedulerConfig: _constant,
+    configs.ConstantConfig: _constant,
     configs.LinearConfig: _linear,
     configs.CosineConfig: _cosine,
     configs.PolynomialConfig: _polynomial,
