@@ -325,7 +325,9 @@ def _check_value(base: DictConfig, word: str, override: Override, *, sweep: bool
         raise ConfigError(f"{word}: {key} cannot be taken away; give it a value, or null where the comment allows it.")
     for value in _typed_values(override):
         assign(base, key, _plain(value))
-    return f"{key}={word.split('=', 1)[1]}"
+    node = OmegaConf.select(base, key, throw_on_missing=False)
+    whole = isinstance(node, DictConfig) and OmegaConf.get_type(node) is dict  # open: Hydra adds to it, or refuses
+    return f"{'++' if whole else ''}{key}={word.split('=', 1)[1]}"
 
 
 def _plain(value: Any) -> Any:

@@ -10,7 +10,7 @@ LIBRARY = "pytorch_optimizer"
 
 REFUSED: Mapping[str, tuple[str, str]] = {
     "adahessian": (
-        "needs the second derivatives of the loss (create_graph), which a step here does not compute",
+        "needs second derivatives of the loss (create_graph), which a step here does not compute",
         "soap",
     ),
     "sophiah": ("needs second derivatives of the loss (create_graph), which a step here does not compute", "soap"),

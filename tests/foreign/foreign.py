@@ -134,7 +134,7 @@ def examine(name: str) -> Row:
     except ConfigError as error:
         if kind not in GIVEN and kind not in RULES:
             return Row(name, REFUSED, str(error))
-        needs += [f"you give `optimizer.kwargs.{key}`" for key in GIVEN.get(kind, ())]
+        needs += [f"you give `optimizer.kwargs`: {', '.join(GIVEN[kind])}"] if kind in GIVEN else []
         needs += ["you mark groups by `param_groups.rules`"] if kind in RULES else []
         built = Half(config_of(kind, GIVEN.get(kind), RULES.get(kind, "[]")), Small, WHOLE)
     config = config_of(kind, GIVEN.get(kind, {}) | OFTEN.get(kind, {}), RULES.get(kind, "[]"))

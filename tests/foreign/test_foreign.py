@@ -256,15 +256,14 @@ def test_a_run_is_judged_saved_and_published_with_the_averaged_weights(
     monkeypatch.chdir(tmp_path)
     words = [*RUN, "optimizer.name=schedulefreeadamw", f"data.train={write_text(tmp_path, 200)}"]
     assert optrun(*words, "training.eval_steps=12", "training.max_steps=12", "hydra.run.dir=straight") == 0
-    often = ["training.eval_steps=5", "checkpoint.save_steps=2", "training.max_steps=12"]
-    assert optrun(*words, *often, "hydra.run.dir=often") == 0
-    assert optrun(*words, "training.eval_steps=4", "training.max_steps=7", "hydra.run.dir=stopped") == 0
+    often = ["training.eval_steps=4", "checkpoint.save_steps=2", "training.max_steps=7"]
+    assert optrun(*words, *often, "hydra.run.dir=stopped") == 0
     assert optrun("resume=stopped", "training.eval_steps=12", "training.max_steps=12") == 0
     ended = tensors(Path("straight"), 12)
-    assert tensors(Path("often"), 12) == tensors(Path("stopped"), 12) == ended
+    assert tensors(Path("stopped"), 12) == ended
     told = records(Path("straight"))[-1]
     assert records(Path("stopped"))[-1] == told
-    assert state(Path("often"), 12)["optimizer"] == state(Path("straight"), 12)["optimizer"]
+    assert state(Path("stopped"), 12)["optimizer"] == state(Path("straight"), 12)["optimizer"]
     # What is saved as the model is not what was trained, and is what was judged and what others load.
     name = "transformer.h.0.mlp.c_fc.weight"
     assert ended[f"model.safetensors:{name}"] != ended[f"optimizer.safetensors:{name}/training_weight"]
