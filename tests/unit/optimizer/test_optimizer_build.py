@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
-import sys
-import types
 from enum import Enum
 from pathlib import Path
 from typing import Any
@@ -291,43 +289,6 @@ def test_composites_count_a_closure_once() -> None:
     assert isinstance(first, torch.Tensor)
     assert calls == [1]
     assert optimizer.step(closure).item() < first.item()
-
-
-class Lion(torch.optim.Optimizer):
-    """Stands in for one of pytorch_optimizer's."""
-
-    def __init__(self, params: Any, lr: float = 1e-4, betas: tuple[float, float] = (0.9, 0.99), **kwargs: Any) -> None:
-        super().__init__(params, {"lr": lr, "betas": betas})
-
-
-@pytest.fixture
-def library(monkeypatch: pytest.MonkeyPatch) -> None:
-    module = types.ModuleType("pytorch_optimizer")
-    module.__spec__ = types.SimpleNamespace()  # type: ignore[assignment]
-    monkeypatch.setattr(Lion, "__module__", "pytorch_optimizer.optimizer.lion")
-    module.Lion = Lion  # type: ignore[attr-defined]
-    monkeypatch.setitem(sys.modules, "pytorch_optimizer", module)
-
-
-@pytest.mark.usefixtures("library")
-def test_another_library_by_its_names() -> None:
-    def build(name: str = "lion", given: Any = None, **options: Any) -> torch.optim.Optimizer:
-        return build_optimizer(config("pytorch_optimizer", name=name, **options), given or groups(), lr=0.1)
-
-    built = build("Lion", kwargs={"betas": (0.8, 0.9)})
-    assert isinstance(built, Lion)
-    assert built.param_groups[0]["param_names"] == ["embed.weight"]
-    with pytest.raises(
-        ConfigError, match=r"optimizer.name=lyon: pytorch_optimizer has no such optimizer. Did you mean"
-    ):
-        build("lyon")
-    with pytest.raises(ConfigError, match=r"pytorch_optimizer's Lion has no option 'bettas'. Did you mean betas"):
-        build(kwargs={"bettas": 1})
-    with pytest.raises(ConfigError, match=r"Lion has no option 'weight_decay'"):
-        build(weight_decay=0.1)
-    with pytest.raises(ConfigError, match=r"asks for optimizer=sgd"):
-        build(given=[{**groups()[0], "optimizer": "sgd"}])
-    assert set(state_bytes(config("pytorch_optimizer", name="lion"), groups()).values()) == {None}
 
 
 def test_another_library_that_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
