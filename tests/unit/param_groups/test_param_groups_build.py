@@ -130,6 +130,14 @@ def test_names_and_shapes_are_enough() -> None:
 # -- rules ------------------------------------------------------------------------------------------------------------
 
 
+def test_a_tensor_under_two_names_is_claimed_once_by_its_first() -> None:
+    shared, other = nn.Parameter(torch.ones(2, 3)), nn.Parameter(torch.ones(3))
+    groups = build_param_groups([("table", shared), ("bias", other), ("head", shared)], "single")
+    assert [name for group in groups for name, _ in group["params"]] == ["table", "bias"]
+    with pytest.raises(ConfigError, match="head is the same tensor as table"):
+        build_param_groups([("table", shared), ("head", shared)], "single", rules=[{"pattern": "head", "lr": 0.1}])
+
+
 def test_rules_override_in_order() -> None:
     rules = [
         {"pattern": r"classifier\.bias", "lr": 0.25},

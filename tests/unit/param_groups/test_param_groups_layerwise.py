@@ -65,6 +65,50 @@ def test_towers_have_their_own_depth() -> None:
     assert by_name(groups, "lr")["vision_model.embeddings.class_embedding"] == 0.0625
 
 
+def tower(path: str, depth: int) -> list[tuple[str, torch.Tensor]]:
+    """Names and shapes of a stack of blocks."""
+    kinds = {"query": (4, 4), "up": (8, 4), "down": (4, 8), "norm": (4,)}
+    return [
+        (f"{path}.layers.{block}.{kind}.weight", torch.ones(shape, requires_grad=True))
+        for block in range(depth)
+        for kind, shape in kinds.items()
+    ]
+
+
+def matrix(name: str, *shape: int) -> tuple[str, torch.Tensor]:
+    return name, torch.ones(shape or (4, 4), requires_grad=True)
+
+
+def test_names_alone_tell_what_lies_below_and_above_each_tower() -> None:
+    """Before a tower's blocks: its embeddings. Behind them: its head. Beside both towers: what its name says."""
+    params = [matrix("shared_embed.weight"), matrix("ears.weight")]
+    for side, depth in (("left", 2), ("right", 3)):
+        params += [matrix(f"{side}.first.weight"), *tower(side, depth), matrix(f"{side}.last.weight")]
+    layer = by_name(build_param_groups(params, "layerwise", decay_rate=0.5), "layer")
+    scale = by_name(build_param_groups(params, "layerwise", decay_rate=0.5), "lr_scale")
+    assert layer["left.first.weight"] == "left/embeddings"
+    assert layer["left.layers.1.up.weight"] == "left/layer_01"
+    assert layer["right.last.weight"] == layer["left.last.weight"] == layer["ears.weight"] == "head"
+    assert layer["shared_embed.weight"] == "embeddings"
+    assert scale["left.first.weight"] == 0.5**3
+    assert scale["shared_embed.weight"] == 0.5**4  # below the deeper of the two
+
+
+def test_what_lies_between_towers_belongs_to_the_nearest() -> None:
+    params = [matrix("text.shared_embed.weight"), *tower("text.left", 2), *tower("text.right", 2), *tower("vision", 4)]
+    scale = by_name(build_param_groups(params, "layerwise", decay_rate=0.5), "lr_scale")
+    assert scale["text.shared_embed.weight"] == 0.5**3
+    assert scale["vision.layers.0.up.weight"] == 0.5**4
+
+
+def test_a_token_or_position_that_the_model_holds_itself_is_below_the_blocks() -> None:
+    tokens = [matrix("cls_token", 1, 1, 4), matrix("pos_embed", 1, 9, 4), matrix("mixing", 3, 4)]
+    params = [*tokens, *tower("encoder", 2), matrix("head.weight")]
+    layer = by_name(build_param_groups(params, "layerwise"), "layer")
+    assert layer["cls_token"] == layer["pos_embed"] == "embeddings"
+    assert layer["mixing"] == layer["head.weight"] == "head"
+
+
 def test_stages_count_through() -> None:
     model = on_meta("swin", depths=[1, 2], num_heads=[1, 2], embed_dim=8)
     layer = by_name(build_param_groups(model, "layerwise", lr=1.0), "layer")
@@ -169,6 +213,20 @@ def test_a_function_in_its_place() -> None:
     assert lr["bert.encoder.layer.1.output.dense.bias"] == 1.0
     assert lr["bert.encoder.layer.0.output.dense.bias"] == 2.0
     assert {entry[:2] for entry in seen} == {(0.9, 3)}
+
+
+def test_a_function_reads_the_users_own_names() -> None:
+    names = {r"layer\.(\d+)\.": r"my.layers.\1", "word_embeddings": "embeddings"}
+    seen: dict[str, str] = {}
+
+    def function(_rate: float, structured: Any, _depth: int, param: NamedParam) -> float:
+        seen[param.name] = structured[param.name]
+        return 1.0
+
+    build_param_groups(bert(), "layerwise", name_dict=names, set_param_lr_fun=function)
+    assert seen["bert.encoder.layer.2.output.dense.weight"] == "my.layers.2"
+    assert seen["bert.embeddings.word_embeddings.weight"] == "embeddings"
+    assert seen["classifier.weight"] == "head"  # nobody said
 
 
 def test_a_function_must_return_a_number() -> None:
