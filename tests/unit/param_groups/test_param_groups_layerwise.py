@@ -94,6 +94,23 @@ def test_names_alone_tell_what_lies_below_and_above_each_tower() -> None:
     assert scale["shared_embed.weight"] == 0.5**4  # below the deeper of the two
 
 
+def test_blocks_built_alike_are_blocks_whatever_lists_they_hold() -> None:
+    """Experts are most of a block, and no layers of their own."""
+    params = []
+    for block in range(3):
+        params += [matrix(f"h.{block}.attention.weight"), matrix(f"h.{block}.norm.weight", 4)]
+        params += [matrix(f"h.{block}.experts.{n}.{kind}.weight", 8, 8) for n in range(4) for kind in ("up", "down")]
+    scale = by_name(build_param_groups(params, "layerwise", decay_rate=0.5), "lr_scale")
+    assert [scale[f"h.{block}.experts.{n}.up.weight"] for block, n in ((0, 0), (0, 3), (2, 1))] == [0.125, 0.125, 0.5]
+
+
+@pytest.mark.parametrize(("depth", "alone"), [(5, False), (6, True)])
+def test_a_deep_stack_is_a_tower_however_narrow(depth: int, alone: bool) -> None:
+    wide = [matrix(f"wide.layers.{n}.{kind}.weight", 200, 200) for n in range(2) for kind in ("up", "gate", "down")]
+    scale = by_name(build_param_groups([*wide, *tower("narrow", depth)], "layerwise", decay_rate=0.5), "lr_scale")
+    assert (scale["narrow.layers.0.up.weight"] == 0.5**depth) is alone
+
+
 def test_what_lies_between_towers_belongs_to_the_nearest() -> None:
     params = [matrix("text.shared_embed.weight"), *tower("text.left", 2), *tower("text.right", 2), *tower("vision", 4)]
     scale = by_name(build_param_groups(params, "layerwise", decay_rate=0.5), "lr_scale")
@@ -130,6 +147,12 @@ def test_an_untied_output_layer_is_the_head_whatever_its_name() -> None:
 def test_no_stack_of_blocks_is_refused_in_words() -> None:
     with pytest.raises(ConfigError, match=r"Sequential has no stack of blocks.*name_dict"):
         build_param_groups(nn.Sequential(nn.Linear(2, 2), nn.ReLU(), nn.Linear(2, 2)), "layerwise", lr=1.0)
+
+
+def test_a_list_of_single_matrices_is_no_stack_of_blocks() -> None:
+    params = [("heads." + str(n) + ".linear.weight", torch.ones(4, 4, requires_grad=True)) for n in range(3)]
+    with pytest.raises(ConfigError, match="has no stack of blocks"):
+        build_param_groups(params, "layerwise")
 
 
 def test_depth_may_be_given_as_more_than_found() -> None:
@@ -196,6 +219,8 @@ def test_name_dict_refusals(name_dict: dict[str, Any], message: str) -> None:
 def test_name_dict_beyond_n_layers() -> None:
     with pytest.raises(ConfigError, match="n_layers=2: name_dict names block 2, from 0"):
         build_param_groups(bert(), "layerwise", name_dict={r"layer\.(\d+)\.": r"\1"}, n_layers=2)
+    with pytest.raises(ConfigError, match="n_layers=2: name_dict names block 2 of text, from 0"):
+        build_param_groups(bert(), "layerwise", name_dict={r"layer\.(\d+)\.": r"text.layers.\1"}, n_layers=2)
 
 
 def test_a_function_in_its_place() -> None:
