@@ -223,9 +223,12 @@ def test_a_group_that_comes_later_goes_to_its_member() -> None:
     assert members(optimizer)["sgd"] == ["embed.weight", "known"]
     assert members(optimizer)["lamb"][-1] == "main"
     assert members(optimizer)["adamw"] == ["new"]
-    for param in late.values():
+    there = [param for group in given for _, param in group["params"]]
+    before = [param.clone() for param in there]
+    for param in (*late.values(), *there):
         param.grad = torch.ones_like(param)
     optimizer.step()
+    assert not any(torch.equal(param, was) for param, was in zip(there, before, strict=True))
     assert late["known"].tolist() == [0.5] * 3
     assert late["new"].tolist() == pytest.approx([(1 - 0.25 * 0.01) - 0.25] * 3)
     assert late["main"].tolist() != [1.0] * 3

@@ -111,6 +111,22 @@ def test_a_deep_stack_is_a_tower_however_narrow(depth: int, alone: bool) -> None
     assert (scale["narrow.layers.0.up.weight"] == 0.5**depth) is alone
 
 
+def test_towers_are_called_by_the_piece_that_tells_them_apart() -> None:
+    params = [*tower("model.encoder", 2), *tower("model.decoder.inner", 2)]
+    layer = by_name(build_param_groups(params, "layerwise"), "layer")
+    assert layer["model.encoder.layers.0.up.weight"] == "encoder/layer_00"
+    assert layer["model.decoder.inner.layers.1.up.weight"] == "decoder/layer_01"
+
+
+def test_lists_of_one_length_beside_each_other_are_one_stack() -> None:
+    """Attentions and feed-forwards kept apart: block i is element i of each."""
+    params = [matrix(f"m.attentions.{n}.{kind}.weight") for n in range(3) for kind in ("query", "key", "value")]
+    params += [matrix(f"m.ffns.{n}.{kind}.weight") for n in range(3) for kind in ("up", "gate", "down")]
+    layer = by_name(build_param_groups(params, "layerwise"), "layer")
+    for n in range(3):
+        assert layer[f"m.attentions.{n}.key.weight"] == layer[f"m.ffns.{n}.up.weight"] == f"layer_0{n}"
+
+
 def test_what_lies_between_towers_belongs_to_the_nearest() -> None:
     params = [matrix("text.shared_embed.weight"), *tower("text.left", 2), *tower("text.right", 2), *tower("vision", 4)]
     scale = by_name(build_param_groups(params, "layerwise", decay_rate=0.5), "lr_scale")
