@@ -102,6 +102,11 @@ def test_a_plan_is_what_decides_which_examples_come() -> None:
     state = TrainState(global_step=9, passed_steps=1)
     assert "26 examples of epoch 2 are left out" in str(move(values, state, Plan(50, 4, 2, 8), "a-b"))
     assert state.position == 14
+    state = TrainState(global_step=7)  # at the start of an epoch: nothing of it is left out
+    assert "new epoch; 0 examples of epoch 2 are left out" in str(move(values, state, Plan(50, 4, 2, 8), "a-b"))
+    state = TrainState(global_step=6)  # 48 of 50 were seen, and the last new step would begin before them
+    assert "2 are left out of this epoch" in str(move(values, state, Plan(50, 20, 1, 7), "a-b"))
+    assert state.position == 3
 
 
 def test_what_changed_is_told_and_idle_changes_are_refused(tmp_path: Path) -> None:
