@@ -102,7 +102,8 @@ def assemble(
     ranking = ranking_of(config, task)
     notes += [note for note in [rank_by(state, ranking)] if note is not None]
     stepper = _stepper(config, model, task, device, total)
-    notes += [note for note in [warmup_note(config.scheduler, total)] if note is not None]
+    default_lr = config.default_lr_note() if snapshot is None else None
+    notes += [note for note in [default_lr, warmup_note(config.scheduler, total)] if note is not None]
     if stepper.scheduler.metric is not None:
         known_metric(task, "scheduler.metric", stepper.scheduler.metric)
     if snapshot is not None:
