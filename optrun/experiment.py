@@ -145,7 +145,7 @@ class _Work:
             stop_at: Pause after this step.
         """
         config, run, display = self.config, self.run, self.display
-        require_tracker(config.tracking)
+        require_tracker(config.tracking.name)
         if config.training.on_nonfinite is OnNonfinite.rollback and not config.checkpoint.enabled:
             raise ConfigError("training.on_nonfinite=rollback: there is nothing to go back to with checkpoint=none.")
         device = pick_device(config.training.device)

@@ -18,6 +18,7 @@ from optrun.sweep.driver import Driver, Line, Stop, clean
 from optrun.sweep.folder import SweepDir
 from optrun.sweep.halving import through_rungs
 from optrun.sweep.view import make_view, short
+from optrun.tracking import require_tracker
 
 
 def sweep(hydra: Hydra, line: Line, cfg: DictConfig) -> int:
@@ -43,10 +44,10 @@ def sweep(hydra: Hydra, line: Line, cfg: DictConfig) -> int:
 
         search = Search(hydra, compose, options, grids[0])
         jobs: list[jobs_of.Job] = []
-        _refuse_trust([search.example], line)
+        _refuse_early([search.example], line)
     else:
         jobs = jobs_of.build_jobs(compose, (words for grid in grids for words in jobs_of.combinations(hydra, grid)))
-        _refuse_trust(jobs, line)
+        _refuse_early(jobs, line)
     folder = _folder(cfg)
     place = SweepDir(folder)
     place.prepare()
@@ -116,11 +117,13 @@ def _checked(hydra: Hydra, line: Line, params: dict[str, Any], grid: dict[str, A
     return words_of.checked(hydra, line.config_name, jobs_of.merged(below, own), sweep=True)
 
 
-def _refuse_trust(jobs: list[jobs_of.Job], line: Line) -> None:
+def _refuse_early(jobs: list[jobs_of.Job], line: Line) -> None:
+    """What every job would refuse by itself, before the first of them starts."""
     from optrun.commands.train import refuse_stored_trust
 
     for job in jobs:
         refuse_stored_trust(OmegaConf.create(dict(job.values)), line.words)
+        require_tracker(str(job.values["tracking"]["name"]))
 
 
 def _folder(cfg: DictConfig) -> Path:

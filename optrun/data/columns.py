@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from optrun.config.data import ColumnsConfig
+from optrun.data.shapes import USUAL_TEXTS, columns_in_words, is_nested
 from optrun.errors import ConfigError, nearest
 
 if TYPE_CHECKING:
@@ -16,7 +17,6 @@ if TYPE_CHECKING:
 ALL_KEYS = ("text_column", "eval_text_column", "text_pair_column", "label_column", "target_column", "image_column")
 USUAL_LABELS = ("label", "labels")
 USUAL_WORDS = ("tokens", "words")
-USUAL_TEXTS = ("text", "sentence", "content")
 
 
 def refuse_unused(columns: ColumnsConfig | None, used: Iterable[str], task: str) -> None:
@@ -85,7 +85,20 @@ def label_column(source: Source, split: Split, usual_names: Iterable[str] = USUA
         return usual[0]
     raise ConfigError(
         f"data.label_column is needed: {split.key} has no single column called {' or '.join(usual_names)}. "
-        f"Columns: {', '.join(there)}."
+        f"{columns_in_words(split.rows)}{_headless(split)}"
+    )
+
+
+def _headless(split: Split) -> str:
+    """A hint where the names of the columns are values: a file without a header line."""
+    names = split.rows.column_names
+    found = next(
+        (name for name in names if name in split.rows[:1000][name] and not is_nested(split.rows.features[name])), None
+    )
+    if found is None:
+        return ""
+    return (
+        f" {found!r} is a value of its column, too: the first line seems to be a row, and a line of names is missing."
     )
 
 
@@ -125,14 +138,17 @@ def text_column(source: Source, split: Split, taken: Iterable[str | None] = ()) 
         key = "data.text_column"
         error = missing_column(key, wanted, split)
         raise ConfigError(f"{error} data.eval_text_column names it where evaluation differs.") if evaluation else error
-    if len(candidates) == 1:
+    nested = [name for name in USUAL_TEXTS if name not in taken and is_nested(split.rows.features.get(name))]
+    if len(candidates) == 1 and not nested:
         return candidates[0]
     usual = [name for name in USUAL_TEXTS if name in candidates]
     if len(usual) == 1:
         return usual[0]
     said = f"several columns of texts ({', '.join(candidates)})" if candidates else "no column of texts"
+    if len(candidates) == 1:
+        said = f"no texts in column {nested[0]}, and {candidates[0]} may be something else"
     key = "data.eval_text_column" if evaluation and not candidates else "data.text_column"
-    raise ConfigError(f"{key} is needed: {split.key} has {said}. Columns: {', '.join(split.rows.column_names)}.")
+    raise ConfigError(f"{key} is needed: {split.key} has {said}. {columns_in_words(split.rows)}")
 
 
 def words_column(source: Source, split: Split, labels: str) -> str:
@@ -156,7 +172,7 @@ def words_column(source: Source, split: Split, labels: str) -> str:
         if len(found) != 1:
             raise ConfigError(
                 f"data.text_column is needed: {split.key} has no single column of word lists. "
-                f"Columns: {', '.join(split.rows.column_names)}.{_no_lists(split)}"
+                f"{columns_in_words(split.rows)}{_no_lists(split)}"
             )
         return found[0]
     if name not in candidates:
@@ -188,8 +204,7 @@ def target_column(source: Source, split: Split) -> str:
     if "target" in split.rows.column_names:
         return "target"
     raise ConfigError(
-        f"data.target_column is needed: {split.key} has no column called target. "
-        f"Columns: {', '.join(split.rows.column_names)}."
+        f"data.target_column is needed: {split.key} has no column called target. {columns_in_words(split.rows)}"
     )
 
 
@@ -207,7 +222,7 @@ def image_column(source: Source, split: Split) -> str:
         return found[0]
     raise ConfigError(
         f"data.image_column is needed: {split.key} has {'several columns' if found else 'no column'} of images. "
-        f"Columns: {', '.join(split.rows.column_names)}."
+        f"{columns_in_words(split.rows)}"
     )
 
 
@@ -247,7 +262,7 @@ def texts(split: Split, column: str) -> Iterator[str]:
             else:
                 raise ConfigError(
                     f"{split.key}: row {split.number(row)} has {_short(value)} in column {column}, where a text is "
-                    f"expected (the column is of type {split.rows.features[column]})."
+                    f"expected. {columns_in_words(split.rows)}"
                 )
 
 

@@ -9,6 +9,7 @@ import numpy as np
 
 from optrun.config.data import ColumnsConfig, DataConfig, FilesConfig, HubConfig, StdlibConfig
 from optrun.data.randomness import generator
+from optrun.data.shapes import is_nested
 from optrun.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -117,7 +118,12 @@ def cut(split: Split, fraction: float, *, seed: int, documents: bool) -> tuple[S
         ConfigError: Fewer than two rows that cannot be cut.
     """
     rows = split.rows
-    if documents and len(rows) < FEW_DOCUMENTS and rows.column_names == ["text"]:
+    if (
+        documents
+        and len(rows) < FEW_DOCUMENTS
+        and rows.column_names == ["text"]
+        and not is_nested(rows.features["text"])
+    ):
         return _cut_ends(split, fraction)
     if len(rows) < 2:
         raise ConfigError(f"{split.key}: one row cannot be cut into training and evaluation rows. Give data.eval.")

@@ -160,14 +160,14 @@ class Tolerant:
             )
 
 
-def require_tracker(config: TrackingConfig) -> None:
+def require_tracker(name: str) -> None:
     """Refuse a tracker whose package is missing, before anything is loaded.
 
     Raises:
         ConfigError: With the command that installs it.
     """
-    if config.name != "none" and importlib.util.find_spec(config.name) is None:
-        raise _not_installed(config.name, config.name)
+    if name != "none" and importlib.util.find_spec(name) is None:
+        raise _not_installed(name, name)
 
 
 def build_tracker(
