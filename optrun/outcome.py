@@ -100,11 +100,12 @@ def show(console: Console, outcome: Outcome) -> None:
     _results(console, summary)
     place = shown_path(outcome.run.path)
     quoted = shlex.quote(place)
+    chosen = "best" if summary.get("main_metric") else "last"
     rows = [
         ("written", place),
         ("resume", f"optrun resume={quoted} training.max_steps={2 * int(summary['max_steps'])}"),
-        ("evaluate", f"optrun evaluate {quoted}"),
-        ("export", f"optrun export {shlex.quote(str(Path(place) / 'checkpoints' / 'best'))} DEST"),
+        ("evaluate", f"optrun evaluate {quoted}" + ("" if summary.get("main_metric") else " data.eval=FILE")),
+        ("export", f"optrun export {shlex.quote(str(Path(place) / 'checkpoints' / chosen))} DEST"),
     ]
     if not outcome.run.checkpoints.is_dir():
         rows = rows[:1]
@@ -127,7 +128,7 @@ def _results(console: Console, summary: dict[str, Any]) -> None:
     for name in ("best", "at step", "last"):
         table.add_column(name, justify="right")
     metrics = summary["metrics"]
-    main = summary.get("main_metric", {}).get("name")
+    main = (summary.get("main_metric") or {}).get("name")
     names = [name for name in metrics["last"] if name.startswith(("eval/", "train/loss"))]
     for name in names:
         held = metrics["best"].get(name)

@@ -48,6 +48,8 @@ def sweep(hydra: Hydra, line: Line, cfg: DictConfig) -> int:
     else:
         jobs = jobs_of.build_jobs(compose, (words for grid in grids for words in jobs_of.combinations(hydra, grid)))
         _refuse_early(jobs, line)
+    if isinstance(options, OptunaConfig) or options.rungs:
+        _refuse_unjudged([search.example] if isinstance(options, OptunaConfig) else jobs)
     folder = _folder(cfg)
     place = SweepDir(folder)
     place.prepare()
@@ -124,6 +126,21 @@ def _refuse_early(jobs: list[jobs_of.Job], line: Line) -> None:
     for job in jobs:
         refuse_stored_trust(OmegaConf.create(dict(job.values)), line.words)
         require_tracker(str(job.values["tracking"]["name"]))
+
+
+def _refuse_unjudged(jobs: list[jobs_of.Job]) -> None:
+    """A search, or rungs, go by a metric; a plain grid may do without.
+
+    Raises:
+        ConfigError: The jobs have no rows to evaluate on.
+    """
+    for job in jobs:
+        data = job.values["data"]
+        if data["eval_fraction"] == 0 and data["name"] != "hub" and data.get("eval") is None:
+            raise ConfigError(
+                "data.eval_fraction=0: a search (hydra/sweeper=optuna) and rungs go by an evaluation, and there is "
+                "none. Give data.eval or a fraction above 0, and train on all rows when the choice is made."
+            )
 
 
 def _folder(cfg: DictConfig) -> Path:

@@ -117,6 +117,8 @@ def text_column(source: Source, split: Split, taken: Iterable[str | None] = ()) 
         ConfigError: No such column, no column of texts, or several.
     """
     columns = source.columns
+    if not len(split.rows):  # nothing to evaluate on has the columns of the training rows
+        split = source.train
     evaluation = split is source.eval
     if evaluation:
         name = named(columns, "eval_text_column", split)

@@ -44,6 +44,10 @@ class Examples:
         example.update({name: values[index] for name, values in self.scalars.items()})
         return example
 
+    def flat(self, name: str) -> np.ndarray:
+        """One of the flat arrays; empty where there was no text to make any of."""
+        return self.ragged.get(name, np.zeros(0, dtype="<i4"))
+
     def with_scalars(self, **scalars: np.ndarray) -> Examples:
         """The same examples with more values each."""
         return Examples(self.offsets, self.ragged, {**self.scalars, **scalars})

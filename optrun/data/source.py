@@ -46,6 +46,7 @@ class Source:
 
     train: Split
     eval: Split
+    """Without a row where none are wanted: `data.eval_fraction=0`."""
     columns: ColumnsConfig | None
     """Names of the columns, as configured; None: one column, `text`."""
     prompt: str | None = None
@@ -89,6 +90,10 @@ def load_source(config: DataConfig, *, seed: int, documents: bool) -> Source:
     if held is not None:
         notes = _common_files(config) if isinstance(config, FilesConfig) else []
         return Source(train=train, eval=held, columns=config, notes=notes)
+    if config.eval_fraction == 0:
+        nothing = Split(train.rows.select([]), f"{train.key} (held back)")
+        note = "data.eval_fraction=0: trained on all rows, evaluated on none"
+        return Source(train=train, eval=nothing, columns=config, notes=[note])
     train, held, note = cut(train, config.eval_fraction, seed=seed, documents=documents)
     return Source(train=train, eval=held, columns=config, cut_from_train=True, notes=[note])
 

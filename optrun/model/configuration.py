@@ -11,7 +11,7 @@ from typing import Any
 from optrun import hub
 from optrun.config.model import FromConfigConfig, ModelConfig, PretrainedConfig
 from optrun.errors import ConfigError, did_you_mean, nearest
-from optrun.model.folder import refuse_folder
+from optrun.model.folder import refuse_broken_weights, refuse_no_model
 from optrun.model.tokenizer import in_one_line
 
 _SPECIAL_IDS = ("pad_token_id", "bos_token_id", "eos_token_id", "cls_token_id", "sep_token_id")
@@ -142,7 +142,7 @@ def _loaded(config: PretrainedConfig) -> Any:
     from transformers import AutoConfig
 
     local = Path(config.path).expanduser()
-    refuse_folder(config.path)
+    refuse_no_model(config.path)
     if not local.exists() and not hub.may_be_name(config.path):
         raise ConfigError(f"model.path={config.path}: no such local folder (looked from {Path.cwd()}).")
     missing = hub.missing(config.path)
@@ -152,6 +152,7 @@ def _loaded(config: PretrainedConfig) -> Any:
         )
     except Exception as error:  # OSError, ValueError, and the hub client's own
         raise ConfigError(f"model.path={config.path}: {_why_not(config, error, missing)}") from error
+    refuse_broken_weights(config.path)
     return values
 
 

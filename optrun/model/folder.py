@@ -13,22 +13,33 @@ _LONGEST_HEADER = 100_000_000
 """Bytes; what the safetensors format allows."""
 
 
-def refuse_folder(path: str) -> None:
-    """Refuse a local path that holds no whole transformers model.
+def refuse_no_model(path: str) -> None:
+    """Refuse a local path that holds no transformers model.
 
     Args:
         path: As configured; a folder, or nothing.
 
     Raises:
-        ConfigError: A file; a run, a checkpoint or an adapter; no config.json; no safetensors; weights that are cut,
-            missing or a pointer of Git LFS.
+        ConfigError: A file; a run, a checkpoint or an adapter; no config.json.
     """
     folder = Path(path).expanduser()
     if folder.is_file():
         raise ConfigError(f"model.path={path}: this is a file. Give the folder that holds config.json.")
-    if not folder.is_dir():
-        return
-    said = _no_model(folder, path) or _no_weights(folder) or next(filter(None, map(_broken, _weights(folder))), None)
+    if folder.is_dir() and (said := _no_model(folder, path)) is not None:
+        raise ConfigError(f"model.path={path}: {said}")
+
+
+def refuse_broken_weights(path: str) -> None:
+    """Refuse a local folder whose weights are not there or not whole, by the headers of their files.
+
+    Args:
+        path: As configured; a folder, or nothing.
+
+    Raises:
+        ConfigError: No safetensors; a file that is cut, missing or a pointer of Git LFS.
+    """
+    folder = Path(path).expanduser()
+    said = _no_weights(folder) or next(filter(None, map(_broken, _weights(folder))), None) if folder.is_dir() else None
     if said is not None:
         raise ConfigError(f"model.path={path}: {said}")
 

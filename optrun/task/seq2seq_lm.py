@@ -89,7 +89,7 @@ class Seq2SeqLm(Task):
         targets = encoded(target, self.max_target_length, as_target=True)
         return Joined(
             encoded(text, self.max_length, as_target=False),
-            Examples(targets.offsets, {"labels": targets.ragged["input_ids"]}),
+            Examples(targets.offsets, {"labels": targets.flat("input_ids")}),
         )
 
     def needs(self) -> ModelNeeds:

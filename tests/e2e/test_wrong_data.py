@@ -7,7 +7,6 @@ a traceback, none trains in silence.
 from __future__ import annotations
 
 import copy
-import functools
 import gzip
 import io
 import json
@@ -19,13 +18,10 @@ from typing import Any
 
 import pytest
 
-from optrun.config import overrides as words_of
-from optrun.config import store
-from optrun.config.run import RunConfig
 from optrun.data.files import read_files
 from optrun.errors import ConfigError
 from optrun.preparation import prepare
-from tests.running import TINY_BERT, TINY_GPT, optrun, sentence, write_labelled
+from tests.running import TINY_BERT, TINY_GPT, composed, optrun, sentence, write_labelled
 
 # How it is asked for ----------------------------------------------------------------------------------------------
 
@@ -183,18 +179,9 @@ FILES: list[tuple[str, list[str], str, str | bytes, list[str]]] = [
 ]  # fmt: skip
 
 
-@functools.cache
-def composed(words: tuple[str, ...]) -> RunConfig:
-    """The configuration of a command line."""
-    hydra = store.open_hydra()
-    return store.typed(
-        store.without_hydra(store.compose(hydra, "config", words_of.checked(hydra, "config", list(words), sweep=False)))
-    )
-
-
 def refused(words: list[str], key: str, value: str, facts: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     """One message of one line with the facts in it, and not a word of a library beside it."""
-    config = copy.deepcopy(composed((*words, f"{key}=PLACE")))
+    config = copy.deepcopy(composed(*words, f"{key}=PLACE"))
     group, name = key.split(".")
     setattr(getattr(config, group), name, value)
     capsys.readouterr()
