@@ -17,8 +17,9 @@ from rich.panel import Panel
 from rich.table import Table
 
 from optrun.artifacts.run_dir import RunDir
+from optrun.artifacts.run_manifest import recorded
 from optrun.config.run import RunConfig
-from optrun.errors import printable
+from optrun.errors import OptrunError, printable
 from optrun.training.progress import Display, number, size, span
 
 if TYPE_CHECKING:
@@ -60,7 +61,10 @@ def run_log(run: RunDir) -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        logger.error("%s: %s", type(error).__name__, error)
+        with contextlib.ExitStack() as stack:
+            with contextlib.suppress(OptrunError, OSError):  # what is said last is sealed, too, where that can be
+                stack.enter_context(recorded(run.log))
+            logger.error("%s: %s", type(error).__name__, error)
         raise
     finally:
         logger.removeHandler(handler)

@@ -12,7 +12,7 @@ import torch
 
 from optrun.artifacts import provenance
 from optrun.artifacts.metrics import read_summary, write_summary
-from optrun.artifacts.run_dir import RunDir
+from optrun.artifacts.run_dir import MANIFEST, RunDir
 from optrun.config.run import RunConfig
 from optrun.config.saved import flat
 from optrun.errors import EXIT_DONE
@@ -63,6 +63,7 @@ class Summary:
         self.optimizer: torch.optim.Optimizer | None = None
         self.values: dict[str, Any] = {
             "format": 1,
+            "manifest": MANIFEST,
             "run_name": config.run_name or run.path.name,
             "status": "running",
             "message": "",

@@ -29,7 +29,7 @@ from optrun.errors import CheckpointError, NonFiniteError, StorageError
 
 TEMPORARY = ".saving-"
 REPLACED = ".replaced-"
-_MARGIN = 2**20
+MARGIN = 2**20
 """Room left for the manifest, folders and metrics."""
 
 
@@ -82,9 +82,9 @@ def save_checkpoint(run: RunDir, snapshot: Snapshot, before_commit: Callable[[],
             elif _same_counters(place, snapshot):
                 return place
         free = shutil.disk_usage(run.checkpoints).free
-        if free < snapshot.size + _MARGIN:
+        if free < snapshot.size + MARGIN:
             raise StorageError(
-                f"{place}: not saved: it needs {snapshot.size + _MARGIN:,} bytes, {free:,} are free. Older checkpoints "
+                f"{place}: not saved: it needs {snapshot.size + MARGIN:,} bytes, {free:,} are free. Older checkpoints "
                 "are untouched; make room."
             )
         if aside.is_dir() and not aside.is_symlink():
@@ -143,7 +143,7 @@ def _write(aside: Path, snapshot: Snapshot) -> None:
 def _amount(run: RunDir, snapshot: Snapshot) -> str:
     with contextlib.suppress(OSError):
         free = shutil.disk_usage(run.path).free
-        return f"it takes {snapshot.size + _MARGIN:,} bytes, {free:,} are free: make room"
+        return f"it takes {snapshot.size + MARGIN:,} bytes, {free:,} are free: make room"
     return "make room"
 
 

@@ -100,5 +100,7 @@ def identity(values: Mapping[str, Any]) -> dict[str, Any]:
     if isinstance(kept.get("training"), Mapping):
         kept["training"] = {k: v for k, v in kept["training"].items() if k not in NOT_IDENTITY_OF_TRAINING}
     if isinstance(kept.get("optimizer"), Mapping):
-        kept["optimizer"] = {key: value for key, value in kept["optimizer"].items() if key != "default_lr"}
+        # Its keys tell the library's kind, too: digests of before kinds were saved hold.
+        aside = ("default_lr", "kind") if kept["optimizer"].get("kind") == "pytorch_optimizer" else ("default_lr",)
+        kept["optimizer"] = {key: value for key, value in kept["optimizer"].items() if key not in aside}
     return kept

@@ -11,6 +11,7 @@ from omegaconf.errors import OmegaConfBaseException
 from rich.console import Console
 
 from optrun.config import overrides as words_of
+from optrun.config import saved
 from optrun.config.sweeper import GridConfig, OptunaConfig, SweeperConfig
 from optrun.errors import EXIT_STOPPED_EARLY, ConfigError, StorageError, printable
 from optrun.sweep import jobs as jobs_of
@@ -125,7 +126,8 @@ def _refuse_early(jobs: list[jobs_of.Job], line: Line) -> None:
 
     for job in jobs:
         refuse_stored_trust(OmegaConf.create(dict(job.values)), line.words)
-        require_tracker(str(job.values["tracking"]["name"]))
+    for job in {str(job.values["tracking"]): job for job in jobs}.values():
+        require_tracker(OmegaConf.to_object(saved.with_schemas(job.values, job.label).tracking))  # type: ignore[arg-type]
 
 
 def _refuse_unjudged(jobs: list[jobs_of.Job]) -> None:

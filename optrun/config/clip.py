@@ -9,9 +9,14 @@ from optrun.errors import ConfigError
 
 @dataclass(kw_only=True)
 class ClipConfig:
-    """`none`: gradients stay as they are; their global norm is measured and logged all the same."""
+    """What every choice has."""
 
     name: str
+
+
+@dataclass(kw_only=True)
+class NoClipConfig(ClipConfig):
+    """Gradients stay as they are; their global norm is measured and logged all the same."""
 
 
 @dataclass(kw_only=True)
@@ -91,7 +96,7 @@ def _check_values(min_value: float | None, max_value: float | None, *, optional:
 
 
 SCHEMAS: dict[str, type[ClipConfig]] = {
-    "none": ClipConfig,
+    "none": NoClipConfig,
     "global_norm": GlobalNormClipConfig,
     "norm": NormClipConfig,
     "value": ValueClipConfig,

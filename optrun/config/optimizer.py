@@ -4,7 +4,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
-from typing import Any
+from typing import Any, ClassVar
 
 from optrun.config.checks import expect, expect_fraction, expect_not_negative, expect_one_of, expect_positive
 
@@ -292,6 +292,8 @@ class MuonConfig(_DecaysForward):
 class PytorchOptimizerConfig(OptimizerConfig):
     """`optimizer=pytorch_optimizer optimizer.name=...`: an optimizer of that library, by its name there."""
 
+    named_by_library: ClassVar[bool] = True
+    """So that its name may be that of one of our choices."""
     kwargs: dict[str, Any]
     """Its own keywords; an unknown one is an error."""
 

@@ -38,7 +38,7 @@ class Dialect(Enum):
 
 @dataclass(kw_only=True)
 class ParamGroupsConfig:
-    """`single`: every parameter alike, weight decay on all of them, unless a rule says otherwise."""
+    """What every choice has."""
 
     name: str
     rules: list[dict[str, Any]]
@@ -49,6 +49,11 @@ class ParamGroupsConfig:
         """Refuse rules that say nothing, or something unknown."""
         for index, rule in enumerate(self.rules):
             _check_rule(f"param_groups.rules[{index}]", rule)
+
+
+@dataclass(kw_only=True)
+class SingleConfig(ParamGroupsConfig):
+    """Every parameter alike, weight decay on all of them, unless a rule says otherwise."""
 
 
 @dataclass(kw_only=True)
@@ -140,5 +145,5 @@ def _check_rule(key: str, rule: Any) -> None:
 SCHEMAS: dict[str, type[ParamGroupsConfig]] = {
     "standard": StandardConfig,
     "layerwise": LayerwiseConfig,
-    "single": ParamGroupsConfig,
+    "single": SingleConfig,
 }

@@ -10,8 +10,10 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from optrun.config import store
-from optrun.config.overrides import all_keys as keys_of
-from optrun.config.overrides import assign, open_prefix, parse, unknown_key
+from optrun.config.keys import all_keys as keys_of
+from optrun.config.keys import open_prefix, unknown_key
+from optrun.config.kind import KIND, kind_of, saved_kind, with_kind
+from optrun.config.overrides import assign, parse, refuse_twice
 from optrun.config.run import RunConfig
 from optrun.errors import ConfigError, did_you_mean
 
@@ -45,14 +47,16 @@ def with_schemas(values: Mapping[str, Any], where: str) -> DictConfig:
     Raises:
         ConfigError: A group is missing, or a key or type does not fit.
     """
-    tree = OmegaConf.structured(RunConfig)
-    for group in store.GROUPS:
+    tree, own = OmegaConf.structured(RunConfig), dict(values)
+    for group, schemas in store.GROUPS.items():
         section = values.get(group)
         if not isinstance(section, Mapping) or "name" not in section:
             raise ConfigError(f"{where}: group {group} is missing: this was not written by optrun.")
-        OmegaConf.update(tree, group, OmegaConf.structured(store.schema_of(group, str(section["name"]))), merge=False)
+        schema = schemas[saved_kind(group, schemas, section)]
+        OmegaConf.update(tree, group, OmegaConf.structured(schema), merge=False)
+        own[group] = {key: value for key, value in section.items() if key != KIND}
     try:
-        merged = OmegaConf.merge(tree, dict(values))
+        merged = OmegaConf.merge(tree, own)
     except OmegaConfBaseException as error:
         raise ConfigError(f"{where}: {str(error).splitlines()[0]}") from error
     assert isinstance(merged, DictConfig)
@@ -72,6 +76,7 @@ def changed(hydra: Hydra, cfg: DictConfig, overrides: list[str]) -> DictConfig:
     """
     result = cfg.copy()
     parsed = parse(overrides)
+    refuse_twice(parsed)
     for override in parsed:
         if override.is_sweep_override():
             raise ConfigError(f"{override.input_line}: several values are a sweep, which cannot be resumed as one run.")
@@ -91,15 +96,23 @@ def _change_choice(hydra: Hydra, cfg: DictConfig, override: Override) -> None:
     if value not in options:
         raise ConfigError(f"{group}={value}: no such {group}. {did_you_mean(value, options)}")
     chosen = store.without_hydra(store.compose(hydra, store.DEFAULT_CONFIG, [f"{group}={value}"]))
-    if OmegaConf.to_container(chosen[group]).get("name") == cfg[group].name:  # type: ignore[union-attr]
+    kinds = [kind_of(group, store.GROUPS[group], tree[group]) for tree in (chosen, cfg)]
+    if kinds[0] == kinds[1] and OmegaConf.to_container(chosen[group]).get("name") in (cfg[group].name, "???"):  # type: ignore[union-attr]
         return  # the choice that stands already, with the values that were given to it then
     OmegaConf.update(cfg, group, chosen[group], merge=False)
 
 
 def plain(cfg: DictConfig) -> dict[str, Any]:
-    """Resolved plain values; words for Enums."""
+    """Resolved plain values; words for Enums; the kind of each choice that has another name.
+
+    Raises:
+        ConfigError: A choice that is built on none of ours.
+    """
     values = OmegaConf.to_container(cfg, resolve=True, enum_to_str=True)
     assert isinstance(values, dict)
+    for group, schemas in store.GROUPS.items():
+        if group in values:
+            values[group] = with_kind(group, schemas, cfg[group], values[group])
     return {str(key): value for key, value in values.items()}
 
 
@@ -127,9 +140,23 @@ def differences(before: Mapping[str, Any], after: Mapping[str, Any]) -> dict[str
         >>> differences({"lr": 0.1, "seed": 0}, {"lr": 0.2, "seed": 0})
         {'lr': (0.1, 0.2)}
     """
-    old, new = flat(before), flat(after)
-    return {
+    old, new = flat(_with_all_kinds(before)), flat(_with_all_kinds(after))
+    found = {
         name: (old.get(name), new.get(name))
         for name in dict.fromkeys([*old, *new])
         if old.get(name) != new.get(name) and name != "resume"
     }
+    for group in store.GROUPS:
+        if f"{group}.name" in found:  # which says it already
+            found.pop(f"{group}.{KIND}", None)
+    return found
+
+
+def _with_all_kinds(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Saved values, as if the kind of every choice had been saved."""
+    filled = dict(values)
+    for group, schemas in store.GROUPS.items():
+        section = values.get(group)
+        if isinstance(section, Mapping) and "name" in section:
+            filled[group] = {KIND: saved_kind(group, schemas, section), **section}
+    return filled

@@ -48,7 +48,7 @@ class ThresholdMode(Enum):
 
 @dataclass(kw_only=True)
 class SchedulerConfig:
-    """`constant`: warm-up, then the peak; and what every schedule has."""
+    """What every schedule has."""
 
     name: str
     num_warmup_steps: int | None
@@ -81,6 +81,11 @@ class SchedulerConfig:
             self.weight_decay_final_ratio,
             f"{'a number' if needed else 'null'} with scheduler.weight_decay_curve={curve}",
         )
+
+
+@dataclass(kw_only=True)
+class ConstantConfig(SchedulerConfig):
+    """Warm-up, then the peak."""
 
 
 @dataclass(kw_only=True)
@@ -329,7 +334,7 @@ def _check_rising(key: str, steps: list[int]) -> None:
 
 
 SCHEMAS: dict[str, type[SchedulerConfig]] = {
-    "constant": SchedulerConfig,
+    "constant": ConstantConfig,
     "linear": LinearConfig,
     "cosine": CosineConfig,
     "polynomial": PolynomialConfig,

@@ -5,9 +5,14 @@ from dataclasses import dataclass
 
 @dataclass(kw_only=True)
 class TrackingConfig:
-    """`none`."""
+    """What every choice has."""
 
     name: str
+
+
+@dataclass(kw_only=True)
+class NoTrackingConfig(TrackingConfig):
+    """Nowhere."""
 
 
 @dataclass(kw_only=True)
@@ -25,6 +30,16 @@ class ProjectConfig(TrackingConfig):
 
 
 @dataclass(kw_only=True)
+class WandbConfig(ProjectConfig):
+    """`tracking=wandb`."""
+
+
+@dataclass(kw_only=True)
+class TrackioConfig(ProjectConfig):
+    """`tracking=trackio`."""
+
+
+@dataclass(kw_only=True)
 class MlflowConfig(TrackingConfig):
     """mlflow."""
 
@@ -34,9 +49,9 @@ class MlflowConfig(TrackingConfig):
 
 
 SCHEMAS: dict[str, type[TrackingConfig]] = {
-    "none": TrackingConfig,
+    "none": NoTrackingConfig,
     "tensorboard": TensorboardConfig,
-    "wandb": ProjectConfig,
-    "trackio": ProjectConfig,
+    "wandb": WandbConfig,
+    "trackio": TrackioConfig,
     "mlflow": MlflowConfig,
 }

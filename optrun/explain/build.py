@@ -14,9 +14,10 @@ from torch.optim import Optimizer
 from optrun.clip import build_clip
 from optrun.config.clip import NormClipConfig, ValueClipConfig
 from optrun.config.data import FilesConfig
+from optrun.config.kind import kind_of
 from optrun.config.model import FromConfigConfig
 from optrun.config.run import RunConfig
-from optrun.config.task import TaskConfig
+from optrun.config.task import SCHEMAS, TaskConfig
 from optrun.errors import ConfigError, OptrunError
 from optrun.explain.facts import CurveFacts, Facts, TensorFacts, total
 from optrun.explain.schedule import assumed_steps, curves_of, named_steps
@@ -111,7 +112,7 @@ def _rules_in_words(config: RunConfig) -> list[str]:
 
 def _spec(config: RunConfig, notes: list[str]) -> ModelSpec:
     """What the task asks of the model, as far as it is known without data."""
-    task, auto_class = config.task.name, task_class(config.task).auto_class
+    task, auto_class = kind_of("task", SCHEMAS, config.task), task_class(config.task).auto_class
     if task == "image_classification":
         size = getattr(config.task, "image_size", None)
         notes.append("The number of classes comes from the data; here it is the model's own.")

@@ -19,6 +19,7 @@ from optrun.explain.words import broken, count, rate, size, span
 ROLE_STYLES = {
     "matrix": "bold",
     "head": "bold",
+    "lora": "bold",
     "embedding": "cyan",
     "norm": "magenta",
     "bias": "green",

@@ -17,7 +17,7 @@ from torch.optim import Optimizer
 
 from optrun.optimizer.base import NamedOptimizer
 from optrun.optimizer.groups import DESCRIPTIVE_KEYS
-from optrun.optimizer.restore import placed, refuse_difference
+from optrun.optimizer.restore import placed, refuse_difference, refuse_other_state
 
 FORMAT = 1
 
@@ -103,7 +103,7 @@ def load_named_state(optimizer: Optimizer, tensors: Mapping[str, Tensor], meta: 
     own_groups = {name: group for group in optimizer.param_groups for name in group["param_names"]}
     for name, entries in meta["state"].items():
         param = params[name]
-        _refuse_missing(optimizer, own_groups[name], name, entries)
+        refuse_other_state(optimizer, own_groups[name], name, param, entries)
         values = {key: _unpacked(value, tensors, unused) for key, value in entries.items()}
         loaded[param] = {
             key: _sharded(placed(value, param, own_groups[name], key), param) for key, value in values.items()
@@ -111,6 +111,12 @@ def load_named_state(optimizer: Optimizer, tensors: Mapping[str, Tensor], meta: 
     for key, value in meta["shared"]:
         loaded[key] = placed(_unpacked(value, tensors, unused), next(iter(params.values())), {}, str(key))
     counters = _counters(optimizer, meta, tensors, unused)
+    for group, values in zip(optimizer.param_groups, counters, strict=True):
+        for key, value in values.items():
+            if isinstance(group.get(key), (int, float)) and not isinstance(value, (int, float)):
+                raise ValueError(
+                    f"the group of {group['param_names'][0]!r} counted {key}={value!r}, which is no number."
+                )
     if unused:
         raise ValueError(f"the saved state has a tensor {min(unused)!r}, which belongs to nothing.")
     for key in _counting_attributes(optimizer):
@@ -161,16 +167,6 @@ def _params(optimizer: Optimizer) -> dict[str, Tensor]:
         for group in optimizer.param_groups
         for name, param in zip(group["param_names"], group["params"], strict=True)
     }
-
-
-def _refuse_missing(optimizer: Optimizer, group: Mapping[str, Any], name: str, entries: Mapping[str, Any]) -> None:
-    """Raise where an option of a group needs a state tensor that the run it was saved by did not keep."""
-    stepper = getattr(optimizer, "members", {}).get(group.get("optimizer"), optimizer)
-    for option, slot in getattr(stepper, "SLOTS", {}).items():
-        if entries and group[option] and slot not in entries:
-            raise ValueError(
-                f"parameter {name!r}: the saved state has no {slot!r}, which {option}={group[option]} needs."
-            )
 
 
 def _options(optimizer: Optimizer, group: Mapping[str, Any]) -> list[str]:

@@ -42,7 +42,7 @@ def model_card(summary: Mapping[str, Any], config: Mapping[str, Any], *, name: s
     Returns:
         Markdown with YAML metadata on top: library, tags, pipeline, base model where it is a hub name, metrics.
     """
-    task = str(_get(config, "task", "name") or "")
+    task = str(_get(config, "task", "kind") or _get(config, "task", "name") or "")
     tag, auto_class, words = _TASKS.get(task, ("", "AutoModel", escape_markdown(task.replace("_", " "))))
     heading = plain(name) or _heading(config)
     parts = [

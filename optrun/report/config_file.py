@@ -38,14 +38,21 @@ def read_config(path: Path | str) -> dict[str, Any]:
 def flatten(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     """Dotted keys and their leaves; a list is one leaf, an empty mapping too.
 
+    A choice that goes by a name of its own is told with its kind: the library's `lamb` is not ours.
+
     Example:
         >>> flatten({"lr": 1.0, "optimizer": {"name": "lamb", "betas": [0.9, 0.999]}})
         {'lr': 1.0, 'optimizer.name': 'lamb', 'optimizer.betas': '[0.9, 0.999]'}
+        >>> flatten({"optimizer": {"kind": "pytorch_optimizer", "name": "lamb"}})
+        {'optimizer.name': 'lamb (pytorch_optimizer)'}
     """
     flat: dict[str, Any] = {}
     for key, value in config.items():
         name = f"{prefix}{key}"
         if isinstance(value, Mapping) and value:
+            if not prefix and {"kind", "name"} <= set(value):
+                kind = {"name": f"{value['name']} ({value['kind']})"}
+                value = {key: item for key, item in value.items() if key != "kind"} | kind
             flat.update(flatten(value, f"{name}."))
         else:
             flat[name] = value if isinstance(value, (str, int, float, bool, type(None))) else repr(value)

@@ -16,6 +16,7 @@ from hydra._internal.hydra import Hydra
 
 from optrun.artifacts.lock import RunLock
 from optrun.artifacts.provenance import identity
+from optrun.config.kind import KIND
 from optrun.config.saved import flat
 from optrun.config.sweeper import OptunaConfig, Sampler
 from optrun.errors import ConfigError, LockedError
@@ -130,7 +131,8 @@ class Search:
             return str(saving["mode"])
         if saving["metric"] is not None:
             return "min" if str(saving["metric"]).rsplit("/", 1)[-1] in _MINIMISED else "max"
-        return "max" if self.example.values["task"]["name"] in _JUDGED_BY_SCORE else "min"
+        task = self.example.values["task"]
+        return "max" if task.get(KIND, task["name"]) in _JUDGED_BY_SCORE else "min"
 
     def _job(self, params: Mapping[str, Any]) -> Job:
         words = [word(key, value) for key, value in params.items()]

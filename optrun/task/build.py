@@ -6,9 +6,9 @@ from collections.abc import Callable
 from typing import Any
 
 from optrun.config.data import DataConfig
-from optrun.config.task import TaskConfig
+from optrun.config.kind import kind_of
+from optrun.config.task import SCHEMAS, TaskConfig
 from optrun.data.source import Source
-from optrun.errors import ConfigError, did_you_mean
 from optrun.task.base import Task
 from optrun.task.causal_lm import CausalLm
 from optrun.task.image_classification import ImageClassification
@@ -31,11 +31,9 @@ def task_class(config: TaskConfig) -> Any:
     """The class of a task, before any data is read.
 
     Raises:
-        ConfigError: An unknown name.
+        ConfigError: A configuration that is no task's.
     """
-    if config.name not in TASKS:
-        raise ConfigError(f"task.name={config.name}: {did_you_mean(config.name, TASKS)}")
-    return TASKS[config.name]
+    return TASKS[kind_of("task", SCHEMAS, config)]
 
 
 def build_task(config: TaskConfig, data: DataConfig, source: Source, tokenizer: Any, *, seed: int) -> Task:

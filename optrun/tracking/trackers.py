@@ -14,7 +14,8 @@ from typing import Any, Protocol
 
 from optrun.artifacts.atomic import replace_text
 from optrun.artifacts.run_dir import TRACKING
-from optrun.config.tracking import MlflowConfig, ProjectConfig, TrackingConfig
+from optrun.config.kind import kind_of
+from optrun.config.tracking import SCHEMAS, MlflowConfig, ProjectConfig, TrackingConfig
 from optrun.errors import ConfigError
 
 _MLFLOW_PARAMS = 100
@@ -160,14 +161,15 @@ class Tolerant:
             )
 
 
-def require_tracker(name: str) -> None:
+def require_tracker(config: TrackingConfig) -> None:
     """Refuse a tracker whose package is missing, before anything is loaded.
 
     Raises:
         ConfigError: With the command that installs it.
     """
-    if name != "none" and importlib.util.find_spec(name) is None:
-        raise _not_installed(name, name)
+    kind = kind_of("tracking", SCHEMAS, config)
+    if kind != "none" and importlib.util.find_spec(kind) is None:
+        raise _not_installed(kind, kind)
 
 
 def build_tracker(
@@ -192,30 +194,31 @@ def build_tracker(
     Raises:
         ConfigError: Its package is not installed, or it cannot start.
     """
-    if config.name == "none":
+    kind = kind_of("tracking", SCHEMAS, config)
+    if kind == "none":
         return NoTracker()
     try:
-        tracker = _start(config, run_dir, run_name, values, start)
+        tracker = _start(kind, config, run_dir, run_name, values, start)
     except ConfigError:
         raise
     except Exception as error:  # each library has errors of its own
         raise ConfigError(
-            f"tracking={config.name}: cannot start: {type(error).__name__}: {' '.join(str(error).split())[:300]}. "
+            f"tracking={kind}: cannot start: {type(error).__name__}: {' '.join(str(error).split())[:300]}. "
             "tracking=none trains without it."
         ) from error
-    return Tolerant(tracker, config.name, complain or logging.getLogger("optrun").warning)
+    return Tolerant(tracker, kind, complain or logging.getLogger("optrun").warning)
 
 
 def _start(
-    config: TrackingConfig, run_dir: Path, run_name: str | None, values: Mapping[str, Any], start: int
+    kind: str, config: TrackingConfig, run_dir: Path, run_name: str | None, values: Mapping[str, Any], start: int
 ) -> Tracker:
-    if config.name == "tensorboard":
+    if kind == "tensorboard":
         return TensorboardTracker(run_dir, start)
     if isinstance(config, ProjectConfig):
-        return ProjectTracker(config.name, config, run_dir, run_name, values)
+        return ProjectTracker(kind, config, run_dir, run_name, values)
     if isinstance(config, MlflowConfig):
         return MlflowTracker(config, run_dir, run_name, values)
-    raise ConfigError(f"tracking={config.name}: no adapter for this choice.")
+    raise ConfigError(f"tracking={kind}: no adapter for this choice.")
 
 
 def _need(module: str, extra: str) -> Any:

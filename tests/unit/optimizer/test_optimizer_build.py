@@ -182,6 +182,48 @@ def test_muon_leaves_heads_alone() -> None:
     }
 
 
+def lora_groups(**rule: Any) -> list[dict[str, Any]]:
+    """A matrix and its adapter, named as peft names them; and the group's own words."""
+    names = {"q_proj.base_layer.weight": (32, 32), "q_proj.lora_A.default.weight": (8, 32)}
+    names["q_proj.lora_B.default.weight"] = (32, 8)
+    pairs = [(name, torch.nn.Parameter(torch.ones(shape))) for name, shape in names.items()]
+    return [{"params": pairs[:1]}, {"params": pairs[1:], **rule}]
+
+
+@pytest.mark.parametrize("role", [None, "lora"])
+def test_muon_leaves_the_factors_of_a_lora_to_its_companion(role: str | None) -> None:
+    """By name where no role is known: by shape alone, 8 x 32 would pass for a hidden matrix."""
+    given = lora_groups(**({} if role is None else {"role": role}))
+    factors = ["q_proj.lora_A.default.weight", "q_proj.lora_B.default.weight"]
+    assert members(build_optimizer("muon", given, lr=0.1)) == {"muon": ["q_proj.base_layer.weight"], "adamw": factors}
+    asked = [given[0], {**given[1], "optimizer": "muon"}]
+    assert members(build_optimizer("muon", asked, lr=0.1)) == {"muon": ["q_proj.base_layer.weight", *factors]}
+    with pytest.raises(ConfigError, match=r"optimizer=muon: .* factors of a LoRA, q_proj.lora_A.* nothing is left for"):
+        build_optimizer("muon", given[1:], lr=0.1)
+
+
+def test_the_factors_of_a_lora_have_a_role_of_their_own() -> None:
+    """So `optrun explain` shows them apart, with the optimizer that steps them; they decay as matrices do."""
+
+    class Adapted(torch.nn.Linear):
+        def __init__(self) -> None:
+            super().__init__(32, 32)
+            self.lora_A = torch.nn.ModuleDict({"default": torch.nn.Linear(32, 8, bias=False)})
+            self.lora_B = torch.nn.ModuleDict({"default": torch.nn.Linear(8, 32, bias=False)})
+            self.lora_embedding_A = torch.nn.ParameterDict({"default": torch.ones(8, 32)})
+
+    model = torch.nn.ModuleDict({"layers": torch.nn.ModuleList([Adapted(), Adapted()]), "lora_head": Adapted()})
+    for source in (model, model.named_parameters()):
+        roles = {
+            name: group["role"]
+            for group in build_param_groups(source, "standard", lr=0.1, weight_decay=0.01)
+            for name, _ in group["params"]
+            if group["weight_decay"] == 0.01
+        }
+        assert {name for name, role in roles.items() if role == "lora"} == {name for name in roles if ".lora_" in name}
+        assert roles["layers.0.weight"] == "matrix"
+
+
 def test_a_rule_may_name_another_optimizer() -> None:
     given = groups()
     given[0]["optimizer"] = "sgd"

@@ -38,6 +38,9 @@ EXPECTED: list[tuple[str, dict[str, Any], list[float]]] = [
     ("cosine", {"decay_steps": 2}, [1, 0.5, 0, 0, 0]),
     ("cosine", {"num_cycles": 2}, [1, 0.5, 1, 0.5, 0]),
     ("cosine", {"num_cycles": 2, "cycle_decay": 0.5}, [1, 0.5, 0.5, 0.25, 0]),
+    # The peak of a cycle falls no lower than the floor.
+    ("cosine", {"num_cycles": 2, "cycle_decay": 0.1, "min_lr": 0.5}, [1, 0.75, 0.5, 0.5, 0.5]),
+    ("cosine", {"num_cycles": 2, "cycle_decay": 0.6, "min_lr": 0.2}, [1, 0.6, 0.6, 0.4, 0.2]),
     ("cosine", {"num_cycles": 2, "cycle_mult": 3.0}, [1, 1, 0.75, 0.25, 0]),
     ("cosine", {"num_cycles": 2, "restarts": False, "decay_steps": 3}, [1, 0, 1, 0, 0]),
     ("polynomial", {}, [1, 0.5625, 0.25, 0.0625, 0]),

@@ -40,6 +40,26 @@ def test_step_0_is_set_on_construction_and_ratios_stay() -> None:
     assert scheduler.get_last_lr() == _lrs(optimizer)
 
 
+@pytest.mark.parametrize("name", ["linear", "cosine", "plateau"])
+def test_min_lr_is_that_of_the_base_and_not_of_the_largest_group(name: str) -> None:
+    """Scales may lie on both sides of 1, none may be 1, and a rule's absolute lr has no scale."""
+    optimizer = _sgd({"lr": 0.5, "lr_scale": 0.5}, {"lr": 2.0, "lr_scale": 2.0}, {"lr": 5.0})
+    options = {"patience": 0, "factor": 0.01} if name == "plateau" else {}
+    scheduler = build_scheduler(optimizer, name, num_training_steps=4, min_lr=0.1, **options)
+    for _ in range(4):
+        scheduler.step(*([1.0] if name == "plateau" else []))
+    assert _lrs(optimizer) == pytest.approx([0.05, 0.2, 0.5])
+    with pytest.raises(ConfigError, match=r"min_lr=1.5: expected at most the peak, lr=1.0"):
+        build_scheduler(
+            _sgd({"lr": 0.5, "lr_scale": 0.5}, {"lr": 2.0, "lr_scale": 2.0}), name, num_training_steps=4, min_lr=1.5
+        )
+    absolute = _sgd({"lr": 0.5}, {"lr": 2.0})
+    scheduler = build_scheduler(absolute, name, num_training_steps=4, min_lr=0.2, **options)
+    for _ in range(4):
+        scheduler.step(*([1.0] if name == "plateau" else []))
+    assert _lrs(absolute) == pytest.approx([0.05, 0.2])
+
+
 def test_config_instance_and_function_of_ones_own() -> None:
     optimizer = _sgd()
     config = choice("scheduler", SCHEMAS, "linear", {})

@@ -159,8 +159,8 @@ def test_a_missing_package_is_told_with_its_extra(tmp_path: Path, monkeypatch: p
         build_tracker(config(name), tmp_path, None, {})
     monkeypatch.setattr(importlib.util, "find_spec", lambda _: None)
     with pytest.raises(ConfigError, match=rf"tracking={name}: the package {name} is not installed"):
-        require_tracker(name)
-    require_tracker("none")
+        require_tracker(config(name))
+    require_tracker(config("none"))
 
 
 if importlib.util.find_spec("tensorboard") is not None:  # an extra: without it there is nothing to test

@@ -1,0 +1,89 @@
+"""Which choice a configuration is: told by its dataclass, and saved beside its values where the name does not say it.
+
+A name is free: in a choice of the user's own, built on one of ours, it is the user's, and under `pytorch_optimizer` it
+is the library's. So code never goes by it; it goes by the kind, and a run directory holds that.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from omegaconf import DictConfig, OmegaConf
+
+from optrun.errors import ConfigError, did_you_mean
+
+KIND = "kind"
+"""Beside `name` in the values of a run: the choice of ours that another name stands for."""
+
+Schemas = Mapping[str, type[Any]]
+"""The choices of a group and their dataclasses."""
+
+
+def kind_of(group: str, schemas: Schemas, config: Any) -> str:
+    """The choice that a configuration is, by its class.
+
+    Args:
+        group: For messages.
+        schemas: The group's choices.
+        config: An instance of one of them, or its node in a composed configuration.
+
+    Returns:
+        A key of `schemas`. Where choices share a class, and so what is done with them, the one of its name.
+
+    Raises:
+        ConfigError: No choice of that class, as for a file that is built on none; or it has the name of another one.
+    """
+    composed = isinstance(config, DictConfig)
+    schema = OmegaConf.get_type(config) if composed else type(config)
+    name = str(OmegaConf.select(config, "name") if composed else config.name)
+    kinds = [choice for choice, known in schemas.items() if known is schema]
+    if not kinds:
+        raise ConfigError(
+            f"{group}={name}: built on no choice of {group}. Begin its file with the one it changes, such as "
+            f"`defaults: [{next(iter(schemas))}, _self_]`; expected one of {', '.join(schemas)}."
+        )
+    if name in kinds:
+        return name
+    if name in schemas and not getattr(schema, "named_by_library", False):
+        raise ConfigError(
+            f"{group}.name={name}: that is the name of another {group}, and this one is {kinds[0]}. "
+            f"{group}={name} chooses it; a name of your own is one that no other has."
+        )
+    return kinds[0]
+
+
+def with_kind(group: str, schemas: Schemas, node: DictConfig, values: Mapping[str, Any]) -> dict[str, Any]:
+    """The plain values of a group as they are saved: with its kind, where the name is another.
+
+    Raises:
+        ConfigError: As `kind_of`.
+    """
+    kind = kind_of(group, schemas, node)
+    return dict(values) if kind == values.get("name") else {KIND: kind, **values}
+
+
+def saved_kind(group: str, schemas: Schemas, values: Mapping[str, Any]) -> str:
+    """The choice that saved values are of.
+
+    Runs of earlier versions have no kind in them: there the name says it where it is a choice with these keys, else
+    the keys do.
+
+    Raises:
+        ConfigError: There is no such choice, or more than one has these keys.
+    """
+    name = str(values["name"])
+    if KIND in values:
+        kind = str(values[KIND])
+        if kind not in schemas:
+            raise ConfigError(f"{group}.{KIND}={kind}: no such {group}. {did_you_mean(kind, schemas)}")
+        return kind
+    fitting = {choice: schema for choice, schema in schemas.items() if set(values) <= set(schema.__dataclass_fields__)}
+    if name in fitting or (name in schemas and not fitting):
+        return name
+    fewest = min((len(schema.__dataclass_fields__) for schema in fitting.values()), default=0)
+    nearest = {schema: choice for choice, schema in fitting.items() if len(schema.__dataclass_fields__) == fewest}
+    if len(nearest) == 1:
+        return next(iter(nearest.values()))
+    hint = f"Write `{KIND}: {' or '.join(nearest.values())}` beside it." if nearest else did_you_mean(name, schemas)
+    raise ConfigError(f"{group}.name={name}: its {KIND} was not saved, and its keys do not tell. {hint}")

@@ -1,0 +1,174 @@
+"""A run is trained, resumed and evaluated as the same kind, whatever its choices are called."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import yaml
+
+from optrun import experiment
+from optrun.config import store
+from optrun.config.kind import saved_kind
+from optrun.config.saved import changed, differences, plain, read_config, with_schemas
+from tests.running import TINY_GPT, optrun, records, tensors, write_labelled, write_text
+
+RUN = [
+    *(word.replace("n_layer=2", "n_layer=1") for word in TINY_GPT),
+    "data=files",
+    "training.per_device_train_batch_size=4",
+    "training.logging_steps=1",
+    "checkpoint.save_steps=2",
+]
+LIBRARY = ["lamb", "adafactor", "adamax", "radam", "muon", "lion"]
+"""Names of that library, all but the last names of ours, too."""
+OWN = {
+    "optimizer": ("adam", "betas: [0.8, 0.9]"),
+    "scheduler": ("inverse_time", "decay_rate: 0.5\ndecay_steps: 4"),
+    "clip": ("norm", "max_norm: 0.3"),
+    "param_groups": ("layerwise", "decay_rate: 0.7"),
+    "model": ("gpt_tiny", "vocab_size: 320"),
+    "data": ("files", "max_length: 16"),
+    "task": ("causal_lm", "sample_tokens: 0"),
+    "training": ("default", "logging_steps: 1"),
+    "checkpoint": ("default", "save_steps: 2"),
+    "tracking": ("tensorboard", ""),
+}
+"""A choice of ours for each group, and what a user's own one changes."""
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(experiment, "draw_curves", lambda path: None)
+    write_text(tmp_path, 60)
+    return tmp_path
+
+
+def write_own(group: str, kind: str, more: str, name: str = "mine") -> None:
+    folder = Path("conf", group)
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / f"{name}.yaml").write_text(f"defaults: [{kind}, _self_]\nname: {name}\n{more}\n")
+
+
+def trained(path: str, *words: str, steps: int = 4) -> None:
+    given = [*RUN, "data.train=corpus.txt", *words, f"training.max_steps={steps}"]
+    assert optrun(*given, f"hydra.run.dir={path}") == 0
+
+
+@pytest.mark.parametrize("name", LIBRARY)
+def test_every_name_of_the_library_is_taken_up_again(name: str) -> None:
+    hydra = store.open_hydra()
+    words = ["optimizer=pytorch_optimizer", f"optimizer.name={name}"]
+    cfg = store.without_hydra(store.compose(hydra, "config", words))
+    values = plain(cfg)
+    assert values["optimizer"]["kind"] == "pytorch_optimizer"
+    assert store.typed(with_schemas(values, "here")) == store.typed(cfg)
+    assert plain(changed(hydra, with_schemas(values, "here"), words)) == values
+
+
+@pytest.mark.parametrize("name", ["lamb", "radam"])
+def test_an_optimizer_of_the_library_with_the_name_of_one_of_ours(name: str, here: Path) -> None:
+    pytest.importorskip("pytorch_optimizer")
+    words = ["optimizer=pytorch_optimizer", f"optimizer.name={name}", "lr=1e-4", "scheduler=constant"]
+    trained("straight", *words)
+    trained("run", *words, steps=2)
+    assert read_config(Path("run/config.yaml"))["optimizer"]["kind"] == "pytorch_optimizer"
+    assert optrun("evaluate", "run") == 0
+    assert optrun("resume=run", "training.max_steps=4", "optimizer=pytorch_optimizer", f"optimizer.name={name}") == 0
+    assert tensors(here / "run", 4) == tensors(here / "straight", 4)
+    assert optrun("verify", "run") == 0
+
+
+def test_choices_of_the_users_own(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """All groups at once; resumed and evaluated without the files they came from."""
+    for group, (kind, more) in OWN.items():
+        write_own(group, kind, more)
+    own = [f"{group}=mine" for group in OWN]
+    small = [word for word in RUN if word.startswith("model.config.")]
+
+    def start(path: str, steps: int) -> None:
+        given = [*own, *small, "data.train=corpus.txt", f"training.max_steps={steps}"]
+        assert optrun("--config-dir", "conf", *given, f"hydra.run.dir={path}") == 0
+
+    start("straight", 4)
+    start("run", 2)
+    saved = read_config(Path("run/config.yaml"))
+    assert {group: saved[group]["kind"] for group in OWN} == {group: kind for group, (kind, _) in OWN.items()}
+    assert [saved[group]["name"] for group in OWN] == ["mine"] * len(OWN)
+    capsys.readouterr()
+    assert optrun("evaluate", "run", "--json") == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["step"] == 2
+    assert optrun("--config-dir", "conf", "resume=run", *own, "training.max_steps=4") == 0
+    assert "kind" not in capsys.readouterr().out
+    assert tensors(here / "run", 4) == tensors(here / "straight", 4)
+    assert records(here / "run") == records(here / "straight")
+    assert optrun("report", "run", "straight") == 0
+    assert "mine (adam)" in Path("run/report.md").read_text()
+
+
+def test_a_task_of_the_users_own_is_explained(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write_own("task", "sequence_classification", "")
+    write_labelled(here)
+    words = ["--config-dir", "conf", "task=mine", "model=bert_tiny", "data=files", "data.train=train.csv"]
+    assert optrun("explain", *words) == 0
+    said = capsys.readouterr().out
+    assert "BertForSequenceClassification" in said
+    assert "number of labels comes from the data" in said
+
+
+@pytest.mark.parametrize(
+    ("group", "text", "facts"),
+    [
+        ("optimizer", "name: mine\ndefault_lr: 0.1\nweight_decay: 0\n", ("optimizer=mine", "defaults: [", "adamw")),
+        ("clip", "name: mine\n", ("clip=mine", "global_norm")),
+        ("tracking", "name: mine\n", ("tracking=mine", "tensorboard")),
+        ("task", "name: mine\n", ("task=mine", "causal_lm")),
+        ("optimizer", "defaults: [lamb, _self_]\nname: adamw\n", ("optimizer.name=adamw", "this one is lamb")),
+        ("tracking", "defaults: [wandb, _self_]\nname: trackio\n", ("tracking.name=trackio", "this one is wandb")),
+    ],
+)
+def test_a_choice_that_is_none_or_another_is_refused(
+    group: str, text: str, facts: tuple[str, ...], here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Without a choice of ours beneath it, a file would be taken for one that does nothing."""
+    write_own(group, "", "")
+    Path("conf", group, "mine.yaml").write_text(text)
+    code = optrun("--config-dir", "conf", *RUN, "data.train=corpus.txt", f"{group}=mine", "hydra.run.dir=run")
+    said = capsys.readouterr().err
+    assert code == 2
+    assert [fact for fact in facts if fact not in said] == []
+    assert not Path("run").exists()
+
+
+def test_runs_of_before_kinds_were_saved(here: Path) -> None:
+    """By name where it is a choice with these keys, else by the keys."""
+    schemas = store.GROUPS["optimizer"]
+    foreign = {"default_lr": 0.1, "weight_decay": 0.0, "kwargs": {}}
+    assert saved_kind("optimizer", schemas, {"name": "lamb", **foreign}) == "pytorch_optimizer"
+    assert saved_kind("optimizer", schemas, {"name": "lion", **foreign}) == "pytorch_optimizer"
+    lamb = dict.fromkeys(schemas["lamb"].__dataclass_fields__, None)
+    assert saved_kind("optimizer", schemas, {**lamb, "name": "lamb"}) == "lamb"
+    assert saved_kind("optimizer", schemas, {**lamb, "name": "mine"}) == "lamb"
+    adam = dict.fromkeys(schemas["adam"].__dataclass_fields__, None)
+    with pytest.raises(Exception, match=r"optimizer\.name=mine.*kind: adamw or adam"):
+        saved_kind("optimizer", schemas, {**adam, "name": "mine"})
+    assert saved_kind("optimizer", schemas, {**adam, "name": "mine", "kind": "adam"}) == "adam"
+
+
+def test_an_old_run_of_the_library_goes_on(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("pytorch_optimizer")
+    words = ["optimizer=pytorch_optimizer", "optimizer.name=lamb"]
+    trained("run", *words, steps=2)
+    config = Path("run/config.yaml")
+    values = yaml.safe_load(config.read_text())
+    del values["optimizer"]["kind"]
+    config.write_text(yaml.safe_dump(values))
+    new = read_config(config) | {"optimizer": {"kind": "pytorch_optimizer", **values["optimizer"]}}
+    assert differences(values, new) == {}
+    assert with_schemas(values, "run").optimizer.name == "lamb"
+    capsys.readouterr()
+    assert optrun("resume=run", "training.max_steps=3") == 0
+    assert "kind" not in capsys.readouterr().out
