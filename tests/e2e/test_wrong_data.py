@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import copy
 import gzip
+import importlib.util
 import io
 import json
 import shutil
+import sys
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
@@ -402,3 +404,23 @@ def test_a_path_that_is_no_model_folder(
     message = capsys.readouterr().err.splitlines()[0]
     for fact in [f"model.path={path}", *facts]:
         assert fact in message
+
+
+# Libraries --------------------------------------------------------------------------------------------------------
+
+
+def test_a_missing_library_is_told_before_any_data_is_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The data are not there either, and that is not what is said."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setitem(sys.modules, "PIL", None)
+    refused([*IMAGES, "data=files"], "data.train", "no.csv", ["pillow", "pip install 'optrun[vision]'"], capsys)
+    found = importlib.util.find_spec
+    lacking = lambda name, *more: None if name == "trackio" else found(name, *more)  # noqa: E731
+    monkeypatch.setattr(importlib.util, "find_spec", lacking)
+    asked = ["tracking=trackio", "data=files", "data.train=no.csv"]
+    for words in (asked, [*asked, "-m", "lr=1e-3,2e-3"]):
+        assert optrun(*words) == 2
+        assert "pip install 'optrun[trackio]'" in capsys.readouterr().err
+    assert not list(tmp_path.glob("outputs/*/*"))
