@@ -59,7 +59,7 @@ def why_not(name: str, missing: str | None, error: BaseException) -> str:
         seen.append(cause)
         cause = cause.__cause__ or cause.__context__
     kinds = {kind.__name__ for each in seen for kind in type(each).__mro__}
-    if "GatedRepoError" in kinds or "gated" in str(error):
+    if "GatedRepoError" in kinds:
         return (
             f"the hub has it behind a gate. Ask for access at https://huggingface.co/{name}, then log in with `hf auth "
             "login` (or set HF_TOKEN)."

@@ -90,16 +90,13 @@ def label_column(source: Source, split: Split, usual_names: Iterable[str] = USUA
 
 
 def _headless(split: Split) -> str:
-    """A hint where the names of the columns are values: a file without a header line."""
-    names = split.rows.column_names
-    found = next(
-        (name for name in names if name in split.rows[:1000][name] and not is_nested(split.rows.features[name])), None
-    )
-    if found is None:
-        return ""
-    return (
-        f" {found!r} is a value of its column, too: the first line seems to be a row, and a line of names is missing."
-    )
+    """A hint where the name of a column of texts is one of them: a file without a header line."""
+    for name in _texts(split.rows):
+        if name in split.rows.select_columns([name])[:1000][name]:
+            return (
+                f" {name!r} is a value of its column, too: a line of names is missing, and a row stands in its place."
+            )
+    return ""
 
 
 def text_column(source: Source, split: Split, taken: Iterable[str | None] = ()) -> str:

@@ -44,7 +44,10 @@ def columns_in_words(rows: Dataset) -> str:
         if not is_nested(feature):
             said.append(name)
             continue
-        cell = next((value for value in rows[:100][name] if value and isinstance(value, dict | list)), None)
+        cell = next(
+            (value for value in rows.select_columns([name])[:100][name] if value and isinstance(value, dict | list)),
+            None,
+        )
         said.append(f"{name} ({_cell(cell)})")
         if rows.column_names == ["text"] and isinstance(cell, list) and not isinstance(cell[0], dict):
             advice = 'Where each row is a list, name what is in it: {"text": ..., "label": ...}, one object a line.'
