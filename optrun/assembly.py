@@ -104,7 +104,8 @@ def assemble(
         raise _no_evaluation(f"checkpoint.metric={config.checkpoint.metric}", "leave it null")
     notes += [note for note in [rank_by(state, ranking)] if note is not None]
     stepper = _stepper(config, model, task, device, total)
-    notes += [note for note in [warmup_note(config.scheduler, total)] if note is not None]
+    default_lr = config.default_lr_note() if snapshot is None else None
+    notes += [note for note in [default_lr, warmup_note(config.scheduler, total)] if note is not None]
     if stepper.scheduler.metric is not None:
         known_metric(task, "scheduler.metric", stepper.scheduler.metric)
         if not len(task.eval):

@@ -94,6 +94,7 @@ COMMAND_LINE = [
     (["-m", "lr=1,2", "run_name=${nosuch}"], ["run_name=${nosuch}", "there is no key nosuch"]),
     (["-m", "optimizer=adamw,sgd", "optimizer.always_adapt=true"], ["optimizer.always_adapt", "optimizer=lamb"]),
     (["model=pretrained"], ["model.path", "missing"]),
+    (["model=pretrained", "model.path=x", "model.default_lr_factor=-1"], ["model.default_lr_factor=-1", "above 0"]),
     (["model=pretrained", "model.path=no/such"], ["model.path=no/such"]),
     (["model=from_config", "model.model_type=gpt3"], ["gpt3", "gpt2"]),
     # What no data can make right is refused before data is read: the file is not there.
