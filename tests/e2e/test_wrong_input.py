@@ -28,7 +28,7 @@ COMMAND_LINE = [
     (["model.config=3"], ["model.config=3", "a mapping"]),
     (["param_groups.rules=a"], ["param_groups.rules=a", "a list"]),
     (["training.eval_steps=0"], ["training.eval_steps=0", "1 or more"]),
-    (["data.eval_fraction=1"], ["data.eval_fraction=1", "a number in (0, 1)"]),
+    (["data.eval_fraction=1"], ["data.eval_fraction=1", "a number in [0, 1)"]),
     (["training.max_grad_norm=1"], ["training.max_grad_norm", "called clip.max_norm"]),
     (["training.warmup_ratio=0.1"], ["training.warmup_ratio", "called scheduler.warmup_ratio"]),
     (["data.train=x.txt"], ["data.train", "belongs to data=files"]),
