@@ -22,6 +22,7 @@ from optrun.config.run import RunConfig
 from optrun.config.training import OnNonfinite
 from optrun.data.cache import discarded
 from optrun.errors import EXIT_DONE, EXIT_FAILED, ConfigError, StoppedEarly
+from optrun.optimizer.build import require_optimizer
 from optrun.outcome import data_check
 from optrun.preparation import Prepared, prepare
 from optrun.publish import publish, write_tokenizer
@@ -161,6 +162,7 @@ class _Work:
         """
         config, run, display = self.config, self.run, self.display
         require_tracker(config.tracking)
+        require_optimizer(config.optimizer)
         if config.training.on_nonfinite is OnNonfinite.rollback and not config.checkpoint.enabled:
             raise ConfigError("training.on_nonfinite=rollback: there is nothing to go back to with checkpoint=none.")
         device = pick_device(config.training.device)
@@ -197,8 +199,9 @@ class _Work:
         else:
             truncate_after(run.metrics, state.global_step, self.manifest.replace)
         self._loop(start, snapshot, device, stop_at)
-        sample = _sample(config, prepared.task, prepared, display)
-        publish(self.manifest, prepared.model, prepared.tokenizer, self.summary.values, dict(self.values), sample)
+        with start.learner.evaluation_weights():
+            sample = _sample(config, prepared.task, prepared, display)
+            publish(self.manifest, prepared.model, prepared.tokenizer, self.summary.values, dict(self.values), sample)
         self.summary.end("finished", "")
         return Outcome(run, self.summary.values, sample)
 

@@ -88,7 +88,7 @@ def introduce(display: Display, config: RunConfig, run: RunDir) -> None:
 
 def data_check(facts: DataFacts) -> list[str]:
     """A line for each split, and one for what a person should look at before it trains."""
-    splits = [("train", facts.train), ("eval", facts.eval)]
+    splits = [(name, split) for name, split in (("train", facts.train), ("eval", facts.eval)) if split.examples]
     cells = [[f"{split.examples:,} examples", *_tokens(split), *_labels(split)] for _, split in splits]
     lines = []
     for (name, split), row in zip(splits, cells, strict=True):
@@ -160,11 +160,12 @@ def show(console: Console, outcome: Outcome) -> None:
     _results(console, summary)
     place = shown_path(outcome.run.path)
     quoted = shlex.quote(place)
+    chosen = "best" if summary.get("main_metric") else "last"
     rows = [
         ("written", place),
         ("resume", f"optrun resume={quoted} training.max_steps={2 * int(summary['max_steps'])}"),
-        ("evaluate", f"optrun evaluate {quoted}"),
-        ("export", f"optrun export {shlex.quote(str(Path(place) / 'checkpoints' / 'best'))} DEST"),
+        ("evaluate", f"optrun evaluate {quoted}" + ("" if summary.get("main_metric") else " data.eval=FILE")),
+        ("export", f"optrun export {shlex.quote(str(Path(place) / 'checkpoints' / chosen))} DEST"),
     ]
     if not outcome.run.checkpoints.is_dir():
         rows = rows[:1]
@@ -187,7 +188,7 @@ def _results(console: Console, summary: dict[str, Any]) -> None:
     for name in ("best", "at step", "last"):
         table.add_column(name, justify="right")
     metrics = summary["metrics"]
-    main = summary.get("main_metric", {}).get("name")
+    main = (summary.get("main_metric") or {}).get("name")
     names = [name for name in metrics["last"] if name.startswith(("eval/", "train/loss"))]
     for name in names:
         held = metrics["best"].get(name)

@@ -11,6 +11,7 @@ import torch
 from optrun import hub
 from optrun.config.model import FromConfigConfig
 from optrun.config.run import RunConfig
+from optrun.data.images import need_pillow
 from optrun.data.source import load_source
 from optrun.model.build import ModelSpec, build_model, special_ids
 from optrun.model.configuration import refuse_unknown
@@ -45,7 +46,7 @@ class Learnt:
 
 
 def prepare(config: RunConfig, learnt: Learnt | None = None) -> Prepared:
-    """Data, tokenizer, task, model, in this order; the model's name, keys and head are looked at first.
+    """Tokenizer, data, task, model, in this order; the model's name, keys and head are looked at first.
 
     Args:
         config: Typed and checked.
@@ -60,14 +61,16 @@ def prepare(config: RunConfig, learnt: Learnt | None = None) -> Prepared:
         for part, key in ((config.model, "path"), (config.model, "tokenizer"), (config.data, "path"))
     )
     refuse_unknown(config.model, kind.auto_class)
+    on_text = kind.text_kind != "none"
+    if not on_text:
+        need_pillow()
+    # Before any row is read: what is wrong with it costs no one an hour.
+    tokenizer: Any = (
+        load_tokenizer(config.model, words=kind.reads_words) if on_text else load_image_preparation(config.model)
+    )
     packing = bool(getattr(config.task, "packing", False))
     source = load_source(config.data, seed=config.seed, documents=packing)
     source.classes = None if learnt is None else learnt.classes
-    on_text = kind.text_kind != "none"
-    if on_text:
-        tokenizer = load_tokenizer(config.model, words=kind.reads_words)
-    else:
-        tokenizer = load_image_preparation(config.model)
     if tokenizer is None and learnt is not None and learnt.tokenizer is not None:
         tokenizer = saved_tokenizer(learnt.tokenizer)
     if tokenizer is None:

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import fields
-from typing import Any
 
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig, Node, OmegaConf
 
 from optrun.config.elsewhere import KNOWN, counterpart, told
 from optrun.config.groups import GROUPS, choices_with, keys_of
@@ -65,16 +64,16 @@ def all_keys(base: DictConfig, prefix: str = "") -> list[str]:
     return keys
 
 
-def missing_keys(base: DictConfig) -> list[str]:
+def missing_keys(base: DictConfig, prefix: str = "") -> list[str]:
     """Every dotted key that has no value, sorted; interpolations are left alone."""
-    return sorted(key for key in all_keys(base) if _node(base, key)._is_missing())
-
-
-def _node(base: DictConfig, key: str) -> Any:
-    node: Any = base
-    for piece in key.split("."):
-        node = node._get_node(piece)
-    return node
+    keys = []
+    for name in base:  # not by `all_keys`: a parameter's name in a mapping has dots of its own
+        node = base._get_node(name)
+        if isinstance(node, Node) and node._is_missing():
+            keys.append(f"{prefix}{name!s}")
+        elif isinstance(node, DictConfig) and not node._is_none():
+            keys += missing_keys(node, f"{prefix}{name!s}.")
+    return sorted(keys)
 
 
 def unknown_key(base: DictConfig, key: str) -> ConfigError:
@@ -124,7 +123,7 @@ def unknown_hydra_key(keys: Iterable[str], key: str) -> ConfigError:
     if found is not None:
         return ConfigError(f"{key}: no such key. {told(found)}")
     siblings = [name[len(head) + 1 :] for name in keys if name.startswith(f"{head}.")]
-    near = did_you_mean(leaf, [name for name in siblings if "." not in name])
+    near = did_you_mean(leaf, [name for name in siblings if "." not in name and name[:1] != "_"])
     return ConfigError(f"{key}: no such key of Hydra's. {near}".strip())
 
 

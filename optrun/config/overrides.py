@@ -11,6 +11,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from optrun.config import store
 from optrun.config.keys import all_keys, open_prefix, unknown_hydra_group, unknown_hydra_key, unknown_key
+from optrun.config.optimizer import refuse_few_bits
 from optrun.config.types import expected_type, in_yaml
 from optrun.errors import ConfigError, did_you_mean, nearest
 
@@ -151,6 +152,8 @@ def _check_choice(hydra: Hydra, override: Override, *, sweep: bool) -> None:
         )
     for value in _values(override):
         if value not in options:
+            if group == "optimizer":
+                refuse_few_bits(group, str(value))
             raise ConfigError(
                 f"{group}={value}: no such {group}. {did_you_mean(value, options)}"
                 + (f" Choices: {', '.join(sorted(options))}." if nearest(value, options) else "")
@@ -212,7 +215,9 @@ def _check_value(base: DictConfig, word: str, override: Override, *, sweep: bool
         raise ConfigError(f"{word}: {key} cannot be taken away; give it a value, or null where the comment allows it.")
     for value in _typed_values(override):
         assign(base, key, _plain(value))
-    return f"{key}={word.split('=', 1)[1]}"
+    node = OmegaConf.select(base, key, throw_on_missing=False)
+    whole = isinstance(node, DictConfig) and OmegaConf.get_type(node) is dict  # open: Hydra adds to it, or refuses
+    return f"{'++' if whole else ''}{key}={word.split('=', 1)[1]}"
 
 
 def _plain(value: Any) -> Any:

@@ -55,13 +55,17 @@ class Examples:
         example.update({name: values[index] for name, values in self.scalars.items()})
         return example
 
+    def flat(self, name: str) -> np.ndarray:
+        """One of the flat arrays; empty where there was no text to make any of."""
+        return self.ragged.get(name, np.zeros(0, dtype="<i4"))
+
     def with_scalars(self, **scalars: np.ndarray) -> Examples:
         """The same examples with more values each."""
         return Examples(self.offsets, self.ragged, {**self.scalars, **scalars}, lost=self.lost, hashes=self.hashes)
 
     def renamed(self, names: Mapping[str, str]) -> Examples:
         """The same examples with other names for their flat arrays; one that is not named is left out."""
-        ragged = {new: self.ragged[old] for old, new in names.items()}
+        ragged = {new: self.flat(old) for old, new in names.items()}
         return Examples(self.offsets, ragged, self.scalars, lost=self.lost, hashes=self.hashes)
 
     @property

@@ -11,7 +11,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from optrun.data.cache import cached, digest, digest_files
+from optrun.data.content import COMPRESSED, ELSEWHERE, refuse_other_content
 from optrun.data.delimited import read_csv
+from optrun.data.shapes import refuse_one_object
 from optrun.errors import ConfigError, OptrunError
 
 if TYPE_CHECKING:
@@ -52,10 +54,12 @@ def read_files(key: str, paths: Any, *, documents: bool) -> Dataset:
     formats = {_format(key, path) for path in files}
     if len(formats) > 1:
         raise ConfigError(f"{key}: files of several formats ({', '.join(sorted(formats))}). Give files of one format.")
+    kind = formats.pop()
     for path in files:
         if path.stat().st_size == 0:
             raise ConfigError(f"{key}={path}: the file is empty.")
-    return _load(key, files, formats.pop(), documents=documents)
+        refuse_other_content(key, path, kind)
+    return _load(key, files, kind, documents=documents)
 
 
 def resolve(key: str, paths: Any) -> list[Path]:
@@ -85,7 +89,7 @@ def resolve(key: str, paths: Any) -> list[Path]:
 def _why_nothing(name: str) -> str:
     path = Path(name)
     if path.is_dir():
-        return "this is a folder. Give files or a glob, such as " + str(path / "*.jsonl") + "."
+        return _why_no_folder(path)
     if glob.has_magic(name):
         return "no file matches this glob."
     beside = {other.name: str(other) for other in path.parent.iterdir()} if path.parent.is_dir() else {}
@@ -97,12 +101,25 @@ def _why_nothing(name: str) -> str:
     return f"no such file (looked from {Path.cwd()})." + (f" Did you mean {close[0]}?" if close else "")
 
 
+def _why_no_folder(path: Path) -> str:
+    """What to give in place of a folder, by what is in it."""
+    endings = [other.suffix.lower() for other in sorted(path.glob("**/*"))[:1000]]
+    saved = any((path / name).is_file() for name in ("dataset_dict.json", "state.json"))
+    if saved or any(ELSEWHERE.get(ending) == ELSEWHERE[".png"] for ending in endings):
+        what = "save_to_disk wrote" if saved else "images lie in"
+        return f"this is a folder, one that {what}. Take data=hub data.path={path}."
+    known = next((ending for ending in endings if ending in FORMATS), ".jsonl")
+    return f"this is a folder. Give files or a glob, such as {path / ('*' + known)}."
+
+
 def _format(key: str, path: Path) -> str:
     suffixes = [suffix.lower() for suffix in path.suffixes]
-    if suffixes and suffixes[-1] in (".gz", ".bz2", ".xz", ".zst"):
+    if suffixes and suffixes[-1] in COMPRESSED:
         suffixes.pop()
-    if not suffixes or suffixes[-1] not in FORMATS:
-        raise ConfigError(f"{key}={path}: unknown format. Known endings: {', '.join(FORMATS)} (also with .gz).")
+    ending = suffixes[-1] if suffixes else ""
+    if ending not in FORMATS:
+        what = f"unknown format: {ELSEWHERE[ending]}" if ending in ELSEWHERE else "unknown format"
+        raise ConfigError(f"{key}={path}: {what}. Known endings: {', '.join(FORMATS)} (also with .gz).")
     return FORMATS[suffixes[-1]]
 
 
@@ -114,6 +131,8 @@ def _load(key: str, files: list[Path], kind: str, *, documents: bool) -> Dataset
     )
     if len(rows) == 0:
         raise ConfigError(f"{key}={files[0]}: no rows in it.")
+    if kind == "json" and len(files) == len(rows) == 1:
+        refuse_one_object(key, files[0], rows)
     return rows
 
 

@@ -81,9 +81,10 @@ def _load(config: HubConfig) -> Any:
     except OptrunError:
         raise
     except Exception as error:  # the hub client, the reader and the network each have errors of their own
-        where = "cannot be loaded" if local.exists() else hub.nowhere(missing)
+        there = f"cannot be loaded: {reason(error)}"
+        why = there if local.exists() else hub.why_not(config.path, missing, error)
         key = f"data.path={config.path}" + (f" data.subset={config.subset}" if config.subset else "")
-        raise ConfigError(f"{key}: {where}: {reason(error)}") from error
+        raise ConfigError(f"{key}: {why}") from error
 
 
 def _from_disk(config: HubConfig, folder: Path) -> Any:

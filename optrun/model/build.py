@@ -61,7 +61,10 @@ def build_model(config: ModelConfig, spec: ModelSpec, *, meta: bool = False) -> 
                 output_loading_info=True,
                 **options,
             )
+            _refuse_strangers(config, model, report)
             notes = _loading_notes(report)
+    except ConfigError:
+        raise
     except Exception as error:  # each architecture refuses in its own way
         where = f"model.path={config.path}" if isinstance(config, PretrainedConfig) else f"model={config.name}"
         raise ConfigError(f"{where}: cannot be built for this task: {in_one_line(error)}") from error
@@ -127,6 +130,22 @@ def _refuse_seer(config: ModelConfig, model: Any) -> None:
         raise ConfigError(
             f"model={config.name}: {type(model).__name__} sees the tokens after the one it predicts, so task=causal_lm "
             f"would teach it nothing. Take a decoder such as gpt2 or llama,{knowingly} or task=masked_lm."
+        )
+
+
+def _refuse_strangers(config: PretrainedConfig, model: Any, report: dict[str, Any]) -> None:
+    """A head may be new; a model that is new for the most part was not loaded at all."""
+    mismatched = [str(entry[0] if isinstance(entry, tuple) else entry) for entry in report.get("mismatched_keys", ())]
+    fresh = {*map(str, report.get("missing_keys", ())), *mismatched}
+    names = [name for name, _ in model.named_parameters()]
+    new = [name for name in names if name in fresh]
+    if 2 * len(new) > len(names):
+        why = (
+            "have another shape than its config.json says" if len(mismatched) > len(new) / 2 else "are called otherwise"
+        )
+        raise ConfigError(
+            f"model.path={config.path}: {len(new)} of the model's {len(names)} tensors are not in its weights, or "
+            f"{why}: {_some(sorted(new))}. config.json and weights are not of one model."
         )
 
 

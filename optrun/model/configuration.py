@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import Any
 from optrun import hub
 from optrun.config.model import FromConfigConfig, ModelConfig, PretrainedConfig
 from optrun.errors import ConfigError, did_you_mean, nearest
+from optrun.model.folder import refuse_broken_weights, refuse_no_model
 from optrun.model.tokenizer import in_one_line
 
 _SPECIAL_IDS = ("pad_token_id", "bos_token_id", "eos_token_id", "cls_token_id", "sep_token_id")
@@ -145,12 +147,7 @@ def _loaded(config: PretrainedConfig) -> Any:
     from transformers import AutoConfig
 
     local = Path(config.path).expanduser()
-    if local.is_dir() and not (local / "config.json").is_file():
-        raise ConfigError(
-            f"model.path={config.path}: this folder has no config.json, so it holds no transformers model."
-        )
-    if local.is_file():
-        raise ConfigError(f"model.path={config.path}: this is a file. Give the folder that holds config.json.")
+    refuse_no_model(config.path)
     if not local.exists() and not hub.may_be_name(config.path):
         raise ConfigError(f"model.path={config.path}: no such local folder (looked from {Path.cwd()}).")
     missing = hub.missing(config.path)
@@ -159,11 +156,28 @@ def _loaded(config: PretrainedConfig) -> Any:
             str(local), revision=config.revision, trust_remote_code=config.trust_remote_code
         )
     except Exception as error:  # OSError, ValueError, and the hub client's own
-        where = "its config.json cannot be read" if local.is_dir() else hub.nowhere(missing)
-        raise ConfigError(f"model.path={config.path}: {where}: {in_one_line(error)}") from error
-    if local.is_dir():
-        _refuse_pickle(config, local)
+        raise ConfigError(f"model.path={config.path}: {_why_not(config, error, missing)}") from error
+    refuse_broken_weights(config.path)
     return values
+
+
+def _why_not(config: PretrainedConfig, error: Exception, missing: str | None) -> str:
+    """Why a configuration could not be loaded, in a sentence."""
+    if "custom code" in str(error):
+        return (
+            "it comes with code of its own, which is not run. Where you trust it: model.trust_remote_code=true on the "
+            "command line."
+        )
+    if not Path(config.path).expanduser().is_dir():
+        return hub.why_not(config.path, missing, error)
+    asked = re.search(r"model type `(.+?)`", str(error))
+    if asked is not None:
+        from transformers import CONFIG_MAPPING, __version__
+
+        close = nearest(asked[1], list(CONFIG_MAPPING))
+        hint = f" Did you mean {' or '.join(close)}?" if close else ""
+        return f"model_type={asked[1]} of its config.json: transformers {__version__} has no such architecture.{hint}"
+    return f"its config.json cannot be read: {in_one_line(error)}"
 
 
 def _refuse_kernels(config: ModelConfig, values: Any) -> None:
@@ -186,23 +200,6 @@ def _refuse_kernels(config: ModelConfig, values: Any) -> None:
                 f"{where}{key}={code}: this is code of the hub, which is not run. Expected an implementation of "
                 "transformers itself, such as sdpa or eager."
             )
-
-
-def _refuse_pickle(config: PretrainedConfig, folder: Path) -> None:
-    """Weights are safetensors; anything else may run code when it is opened, and is not opened."""
-    if any(folder.glob("*.safetensors")):
-        return
-    other = sorted(
-        path.name
-        for pattern in ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.h5", "*.msgpack")
-        for path in folder.glob(pattern)
-    )
-    if other:
-        raise ConfigError(
-            f"model.path={config.path}: its weights are {other[0]}, which is not opened: only safetensors are read. "
-            "Convert them where you trust their origin: load with transformers and save_pretrained(DIR)."
-        )
-    raise ConfigError(f"model.path={config.path}: this folder has no weights: no *.safetensors file in it.")
 
 
 def _attributes(values: Any) -> list[str]:

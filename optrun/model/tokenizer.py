@@ -55,8 +55,8 @@ def load_tokenizer(config: ModelConfig, *, words: bool = False) -> Any | None:
             tokenizer = AutoTokenizer.from_pretrained(str(Path(name).expanduser()), add_prefix_space=True, **options)
     except Exception as error:  # OSError, ValueError, and the hub client's own
         local = Path(name).expanduser().exists() or not hub.may_be_name(name)
-        where = "no tokenizer can be loaded from there" if local else hub.nowhere(missing)
-        raise ConfigError(f"{key}={name}: {where}: {in_one_line(error)}") from error
+        there = f"no tokenizer can be loaded from there: {in_one_line(error)}"
+        raise ConfigError(f"{key}={name}: {there if local else hub.why_not(name, missing, error)}") from error
     _refuse_empty(key, name, tokenizer)
     if tokenizer.pad_token_id is None and tokenizer.eos_token is not None:
         tokenizer.pad_token = tokenizer.eos_token
@@ -157,7 +157,7 @@ def train_tokenizer(texts: Callable[[], Iterator[str]], *, vocab_size: int, kind
     from transformers import AutoTokenizer
 
     if not any(texts()):
-        raise ConfigError("the training split has no text to learn a vocabulary from.")
+        raise ConfigError("data: the training rows have no text to learn a vocabulary from: the text column is empty.")
     key = digest("bpe-1", kind, str(vocab_size), *_bounded(texts()))
     folder = cached("tokenizers", key, lambda place: _train(_bounded(texts()), vocab_size, kind, place))
     return AutoTokenizer.from_pretrained(str(folder))

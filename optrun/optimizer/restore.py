@@ -18,6 +18,7 @@ from torch.optim import Optimizer
 
 from optrun.errors import did_you_mean
 from optrun.optimizer.groups import names_of
+from optrun.optimizer.library import is_helper, new_helper
 
 _WRAPPER = re.compile(r"_orig_mod\.|_checkpoint_wrapped_module\.|_fsdp_wrapped_module\.|^module\.")
 
@@ -111,6 +112,8 @@ def placed(value: Any, param: Tensor, group: Mapping[str, Any], key: str) -> Any
         return type(value)(placed(entry, param, group, key) for entry in value)
     if isinstance(value, deque):
         return deque((placed(entry, param, group, key) for entry in value), maxlen=value.maxlen)
+    if is_helper(value):
+        return new_helper(type(value).__name__, placed(vars(value), param, group, key))
     return deepcopy(value)
 
 

@@ -147,7 +147,7 @@ def _labels(task: Task, examples: Any) -> tuple[dict[str, int], tuple[float, flo
         values = examples.scalars.get("labels")
     elif classes and values is None:
         values = _flat(examples, "labels")
-    if values is None:
+    if values is None or not len(values):
         return {}, None
     if not classes:
         return {}, (float(values.min()), float(values.mean()), float(values.max()))

@@ -41,7 +41,7 @@ def language_examples(
         (source.eval, config.max_eval_examples, None),
     ):
         examples = _split_examples(source, split, config, tokenizer, packing=packing, separator=separator)
-        if len(examples) == 0:
+        if len(examples) == 0 and len(split.rows):
             raise ConfigError(f"{split.key}: no text of two tokens or more: nothing to predict.")
         found.append(limited(examples, limit, seed=picks))
     return found[0], found[1]

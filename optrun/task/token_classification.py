@@ -101,7 +101,7 @@ class TokenClassification(Task):
                 full.append((texts, [numbered(split, row, name) for name in names]))
         if len(full) < len(labels):
             self.notes.append(f"{split.key}: {len(labels) - len(full)} rows without a word left out")
-        if not full:
+        if not full and labels:
             raise ConfigError(f"{split.key}: no row has a word.")
         indices = chosen(len(full), limit, seed=seed)
         rows = full if indices is None else [full[index] for index in indices]
@@ -125,12 +125,13 @@ class TokenClassification(Task):
             tokenizer_key(tokenizer), "words", str(self.max_length), str(tokenizer.model_input_names), str(continued)
         )
         examples = encode(lambda: iter(rows), encoder, key, longest=self.max_length)
-        cut = sum(len(numbers) for _, numbers in rows) - int((examples.ragged["labels"] != IGNORED).sum())
+        labelled = int((examples.flat("labels") != IGNORED).sum())
+        cut = sum(len(numbers) for _, numbers in rows) - labelled
         if continued is None and cut > 0:
             self.notes.append(
                 f"{split.key}: {cut} words stand beyond data.max_length={self.max_length} or have no piece"
             )
-        if (examples.ragged["labels"] == IGNORED).all():
+        if rows and not labelled:
             raise ConfigError(f"{split.key}: no word has a piece within data.max_length={self.max_length}.")
         return examples
 
