@@ -43,6 +43,14 @@ class CheckpointError(OptrunError):
     exit_code = EXIT_NO_CHECKPOINT
 
 
+class NewerFormatError(CheckpointError):
+    """A file of a format that this version does not know: neither read nor touched."""
+
+
+class ForeignCheckpointError(CheckpointError):
+    """A whole checkpoint, and of another run."""
+
+
 class LockedError(OptrunError):
     """Another process writes this run directory."""
 
@@ -122,6 +130,24 @@ def nearest(name: str, candidates: Iterable[str], *, limit: int = 3) -> list[str
     scored = sorted(((likeness(candidate), candidate) for candidate in pool), key=lambda pair: (-pair[0], pair[1]))
     floor = max(0.6, scored[0][0] - 0.1) if scored else 1.0  # a candidate far behind the best was not meant
     return [candidate for score, candidate in scored if score >= floor][:limit]
+
+
+def refuse_newer(where: object, version: object, known: int) -> None:
+    """The format of a file is read before anything else of it.
+
+    Args:
+        where: The file.
+        version: What it says of its format; anything but a whole number is left to who reads the rest.
+        known: The newest format that this version reads.
+
+    Raises:
+        NewerFormatError: It is a later one.
+    """
+    if isinstance(version, int) and not isinstance(version, bool) and version > known:
+        raise NewerFormatError(
+            f"{where}: written by a newer optrun, format {version}; this one reads up to format {known}. Nothing was "
+            "changed: go on with the newer optrun."
+        )
 
 
 def did_you_mean(name: str, candidates: Iterable[str]) -> str:

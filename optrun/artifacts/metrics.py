@@ -17,7 +17,9 @@ from types import TracebackType
 from typing import Any, BinaryIO, Self
 
 from optrun.artifacts.atomic import naming, replace_text, sync_folder, write_bytes
+from optrun.errors import refuse_newer
 
+SUMMARY_FORMAT = 1
 _NON_FINITE = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
 _NUMERIC_SECTIONS = ("metrics", "perf")  # of a summary: where such a string is a number, not a word
 
@@ -278,11 +280,12 @@ def write_summary(path: Path | str, summary: Mapping[str, Any]) -> None:
     replace_text(Path(path), text + "\n")
 
 
-def read_summary(path: Path | str) -> dict[str, Any]:
+def read_summary(path: Path | str, *, any_format: bool = False) -> dict[str, Any]:
     """Read `summary.json`.
 
     Args:
         path: The file.
+        any_format: For what needs no more than to find the run.
 
     Returns:
         The mapping; under `metrics` and `perf` the words for non-finite numbers are floats again.
@@ -290,6 +293,7 @@ def read_summary(path: Path | str) -> dict[str, Any]:
     Raises:
         OSError: The file cannot be read.
         ValueError: It holds no JSON object.
+        NewerFormatError: A newer optrun wrote it.
     """
     try:
         summary = json.loads(Path(path).read_bytes())
@@ -297,6 +301,8 @@ def read_summary(path: Path | str) -> dict[str, Any]:
         raise ValueError(f"{path}: no valid JSON ({error})") from error
     if not isinstance(summary, dict):
         raise ValueError(f"{path}: expected a JSON object, found {type(summary).__name__}")
+    if not any_format:
+        refuse_newer(path, summary.get("format"), SUMMARY_FORMAT)
     return {key: from_json(value) if key in _NUMERIC_SECTIONS else value for key, value in summary.items()}
 
 

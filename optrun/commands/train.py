@@ -337,7 +337,11 @@ def _resume(hydra: Hydra, config_name: str, args: argparse.Namespace, argv: list
     if other:
         raise ConfigError(f"{other[0]}: has no effect on a run that goes on; leave it out.")
     _refuse_other_recipe(target.run, args.config_name)
-    before = saved.with_schemas(saved.read_config(target.run.config), str(target.run.config))
+    from optrun.restore.configuration import configuration_of
+
+    given = [override.key_or_group for override in words_of.parse(own)]
+    kept, mended = configuration_of(target.run, given)
+    before = saved.with_schemas(kept, str(target.run.config))
     began = began_in(target.run.hydra)
     take_home(before, began)
     after = saved.changed(hydra, before, own)
@@ -347,6 +351,7 @@ def _resume(hydra: Hydra, config_name: str, args: argparse.Namespace, argv: list
     from optrun.restore.opening import ResumePoint
 
     over = value in ("latest", "auto")
-    point = ResumePoint(target.checkpoint, began, saved=bool(before.checkpoint.enabled), start_over=over)
+    said = [] if mended is None else [mended]
+    point = ResumePoint(target.checkpoint, began, saved=bool(before.checkpoint.enabled), start_over=over, said=said)
     execute(config, values, target.run, argv, config_name, own, point)
     return EXIT_DONE

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from optrun.artifacts.metrics import MetricsLog, read_metrics, read_summary
 from optrun.artifacts.run_dir import HYDRA, RunDir, find_runs
-from optrun.errors import EXIT_NONFINITE
+from optrun.errors import EXIT_NONFINITE, NewerFormatError
 from optrun.report.config_file import flatten, read_config
 from optrun.report.theme import plain
 
@@ -227,7 +227,7 @@ def load_run(path: Path, *, label: str | None = None) -> Run:
             return read(file)
         except FileNotFoundError:
             problems.append(f"{file.name} is missing")
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, NewerFormatError) as error:
             problems.append(f"{file.name} cannot be read: {str(error).removeprefix(f'{file}: ')}")
         return absent
 

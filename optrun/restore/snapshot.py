@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from optrun.artifacts.checkpoint import Snapshot
+from optrun.artifacts.manifest import FORMAT
 from optrun.data.loader import Plan
 from optrun.model.weights import model_tensors
 from optrun.optimizer.state import named_state
@@ -95,7 +96,7 @@ class Snapshots:
             model=self._copy_model(model_tensors(self.model)),
             optimizer=self._copy_optimizer(tensors),
             state={
-                "format": 1,
+                "format": FORMAT,
                 "global_step": self.state.global_step,
                 "epoch": epoch,
                 "step_in_epoch": step_in_epoch,
