@@ -7,6 +7,7 @@ and keeps its traceback.
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Iterable
 
 EXIT_DONE = 0
@@ -82,6 +83,28 @@ def is_out_of_memory(error: BaseException) -> bool:
         return True
     words = ("allocate memory", "out of memory", "alloc_failed")  # of torch, of its devices, of cuBLAS and cuDNN
     return isinstance(error, (RuntimeError, OSError)) and any(word in str(error).lower() for word in words)
+
+
+_URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+://")
+
+
+def refuse_url(key: str, value: object) -> None:
+    """Where a local path is meant, `s3://bucket/run` would make a folder of the name `s3:`.
+
+    Args:
+        key: The key or argument, for the message.
+        value: A path, or a list of them; anything else passes.
+
+    Raises:
+        ConfigError: It begins with the scheme of a URL.
+    """
+    for text in value if isinstance(value, list | tuple) else [value]:
+        if isinstance(text, str) and _URL.match(text):
+            shown = re.sub(r"//[^/]*@", "//", text)  # who asks, and perhaps with which password
+            raise ConfigError(
+                f"{key}={shown}: a URL. Expected a path: optrun reads and writes local files. Mount what it names, or "
+                "copy it here first."
+            )
 
 
 def printable(text: str) -> str:

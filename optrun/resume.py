@@ -7,7 +7,7 @@ from pathlib import Path
 
 from optrun.artifacts.metrics import read_summary
 from optrun.artifacts.run_dir import CHECKPOINT_MANIFEST, CHECKPOINTS, RunDir, find_runs, parse_step
-from optrun.errors import CheckpointError, ConfigError, nearest
+from optrun.errors import CheckpointError, ConfigError, nearest, refuse_url
 
 
 @dataclass
@@ -72,6 +72,7 @@ def locate(value: str) -> Target:
 
 
 def _named(value: str, key: str = "resume=") -> Target:
+    refuse_url(key.rstrip("=") or "RUN_DIR", value)
     path = Path(value).expanduser()
     if not path.exists():
         close = nearest(value, ("latest", "auto")) if key else []

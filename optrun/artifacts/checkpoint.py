@@ -209,24 +209,29 @@ def load_checkpoint(folder: Path) -> Snapshot:
     state = _parsed(path, text)
     if state.get("global_step") != manifest["step"]:
         raise CheckpointError(f"{path}: step {state.get('global_step')}, the manifest says {manifest['step']}.")
+    optimizer = read_tensors(folder / names.CHECKPOINT_OPTIMIZER)
     return Snapshot(
         global_step=manifest["step"],
         model=read_tensors(folder / names.CHECKPOINT_MODEL),
-        optimizer=read_tensors(folder / names.CHECKPOINT_OPTIMIZER),
-        state=_migrated(state),
+        optimizer=optimizer,
+        state=_migrated(state, optimizer),
         digests=manifest["tensors"],
     )
 
 
-def _migrated(state: dict[str, Any]) -> dict[str, Any]:
+def _migrated(state: dict[str, Any], tensors: Mapping[str, torch.Tensor]) -> dict[str, Any]:
     """The state of an older format, with what it did not say yet as far as that follows from what it says.
 
-    The first layout knew the data by `data_fingerprint` alone, and no state that an optimizer keeps beside its tensors.
-    What else is missing is taken as it is now by who reads it.
+    The first layout knew the data by `data_fingerprint` alone, and neither the shapes of an optimizer's tensors nor what
+    it keeps beside them. What else is missing is taken as it is now by who reads it.
     """
     optimizer = state.get("optimizer")
     if isinstance(optimizer, Mapping):
         state["optimizer"] = {"attributes": {}, "shared": [], **optimizer}
+        for entries in optimizer.get("state", {}).values():
+            for key, entry in entries.items():
+                if isinstance(entry, Mapping) and isinstance(entry.get("tensor"), str):
+                    entries[key] = {"tensor": [entry["tensor"], list(tensors[entry["tensor"]].shape)]}
     if "plan" not in state and "data_fingerprint" in state:
         state["plan"] = {"fingerprint": state["data_fingerprint"]}
     return state

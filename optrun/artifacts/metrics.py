@@ -17,7 +17,7 @@ from types import TracebackType
 from typing import Any, BinaryIO, Self
 
 from optrun.artifacts.atomic import naming, replace_text, sync_folder, write_bytes
-from optrun.errors import refuse_newer
+from optrun.errors import printable, refuse_newer
 
 SUMMARY_FORMAT = 1
 _NON_FINITE = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
@@ -303,7 +303,16 @@ def read_summary(path: Path | str, *, any_format: bool = False) -> dict[str, Any
         raise ValueError(f"{path}: expected a JSON object, found {type(summary).__name__}")
     if not any_format:
         refuse_newer(path, summary.get("format"), SUMMARY_FORMAT)
-    return {key: from_json(value) if key in _NUMERIC_SECTIONS else value for key, value in summary.items()}
+    return {key: from_json(value) if key in _NUMERIC_SECTIONS else value for key, value in _shown(summary).items()}
+
+
+def _shown(value: Any) -> Any:
+    """What a run file says, as it may be shown: a name or a text moves no cursor and breaks no picture."""
+    if isinstance(value, str):
+        return value if value.isprintable() else printable(value)
+    if isinstance(value, dict):
+        return {_shown(key): _shown(item) for key, item in value.items()}
+    return [_shown(item) for item in value] if isinstance(value, list) else value
 
 
 def _parse(line: bytes) -> dict[str, Any] | None:
@@ -317,7 +326,10 @@ def _parse(line: bytes) -> dict[str, Any] | None:
     step = record.get("step")
     if isinstance(step, bool) or not isinstance(step, int):
         return None
-    return {name: _NON_FINITE.get(value, value) if isinstance(value, str) else value for name, value in record.items()}
+    return {
+        _shown(name): _NON_FINITE.get(value, _shown(value)) if isinstance(value, str) else value
+        for name, value in record.items()
+    }
 
 
 def _is_number(value: Any) -> bool:

@@ -26,7 +26,7 @@ from optrun.config import overrides as words_of
 from optrun.config import saved, store
 from optrun.config.began import began_in, take_home
 from optrun.config.run import RunConfig
-from optrun.errors import EXIT_DONE, ConfigError, OptrunError, StorageError, did_you_mean, nearest
+from optrun.errors import EXIT_DONE, ConfigError, OptrunError, StorageError, did_you_mean, nearest, refuse_url
 from optrun.sweep.jobs import is_hydra
 
 
@@ -176,6 +176,7 @@ def _single(hydra: Hydra, config_name: str, words: list[str], cfg: DictConfig, a
     own = store.without_hydra(cfg)
     store.typed(own)
     refuse_stored_trust(own, words)
+    refuse_url("hydra.run.dir", str(cfg.hydra.run.dir))
     folder = Path(str(cfg.hydra.run.dir))
     if not any(word.startswith("hydra.run.dir=") for word in words):
         folder = _unused(folder)
@@ -322,7 +323,9 @@ def _resume(hydra: Hydra, config_name: str, args: argparse.Namespace, argv: list
 
     words = [word for word in args.overrides if not _is_resume(word)]
     place = [word for word in words if word.startswith("hydra.run.dir=")]
-    run_dir = Path(str(words_of.parse(place)[-1].value())) if place else None
+    given_dir = str(words_of.parse(place)[-1].value()) if place else None
+    refuse_url("hydra.run.dir", given_dir)
+    run_dir = None if given_dir is None else Path(given_dir)
     outputs = Path("outputs")
     target = find_target(value, run_dir=run_dir, outputs=outputs)
     if target is None:  # resume=auto, and nothing to resume

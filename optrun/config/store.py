@@ -36,7 +36,7 @@ from optrun.config.folders import config_dir, recipes_dir
 from optrun.config.kind import kind_of
 from optrun.config.refused import refuse_code, refuse_secrets
 from optrun.config.run import RunConfig
-from optrun.errors import ConfigError, did_you_mean
+from optrun.errors import ConfigError, did_you_mean, refuse_url
 
 GROUPS: dict[str, dict[str, type[Any]]] = {
     "task": dict(task.SCHEMAS),
@@ -108,6 +108,7 @@ def _search_path(extra_dir: str | None) -> ConfigSearchPath:
     path = create_config_search_path(str(config_dir()))
     path.prepend(provider="recipes", path=f"file://{recipes_dir()}", anchor=SearchPathQuery(provider="schema"))
     if extra_dir is not None:
+        refuse_url("--config-dir", extra_dir)
         folder = Path(extra_dir).resolve()
         if not folder.is_dir():
             raise ConfigError(f"--config-dir {extra_dir}: no such folder.")

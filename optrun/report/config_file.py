@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from optrun.bounded_yaml import interpolation_in, yaml_mapping
+from optrun.errors import printable
 
 _FLOAT = re.compile(r"[-+]?\d+(\.\d*)?[eE][-+]?\d+")
 
@@ -29,7 +30,7 @@ def read_config(path: Path | str) -> dict[str, Any]:
     key = interpolation_in(config)
     if key is not None:
         raise ValueError(f"{path}: {key} holds `${{`: expected a resolved value")
-    return {str(key): _numbers(value) for key, value in config.items()}
+    return {printable(str(key)): _numbers(value) for key, value in config.items()}
 
 
 def flatten(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
@@ -59,8 +60,10 @@ def flatten(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 def _numbers(value: Any) -> Any:
     if isinstance(value, str) and _FLOAT.fullmatch(value):
         return float(value)
+    if isinstance(value, str):
+        return printable(value)
     if isinstance(value, dict):
-        return {str(key): _numbers(item) for key, item in value.items()}
+        return {printable(str(key)): _numbers(item) for key, item in value.items()}
     if isinstance(value, list):
         return [_numbers(item) for item in value]
     return value
