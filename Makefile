@@ -1,25 +1,40 @@
-# `make test` is what has to pass before every commit; `make test-slow` adds the long proofs.
+# `make run` and `make test` do everything from a bare clone; `make help` lists the rest.
 .DEFAULT_GOAL := help
-PYTEST := python -m pytest -q
+PYTHON ?= python3
+# The environment that is active, or one of this checkout's own.
+VENV ?= $(or $(VIRTUAL_ENV),.venv)
+BIN := $(VENV)/bin
+PYTEST := $(BIN)/python -m pytest -q
+# Says that the environment holds this checkout and what these two files ask for; made anew when one of them changes.
+INSTALLED := $(VENV)/.optrun-installed
+ifneq ($(shell cat $(INSTALLED) 2>/dev/null),$(CURDIR))
+.PHONY: $(INSTALLED)
+endif
 
 help:        ## this list
-	@grep -E '^[a-z-]+: *##' $(MAKEFILE_LIST) | sed -E 's/: *## /\t/' | expand -t 14
-setup:       ## install everything, editable, in the tested versions
-	python -m pip install -q -c constraints.txt -e ".[dev]"
-format:      ## sort and format
-	python -m ruff check -q --fix-only . && python -m ruff format -q .
-lint:        ## style
-	python -m ruff check . && python -m ruff format --check .
-types:       ## mypy --strict
-	python -m mypy
-unit:        ## tests, without the long proofs
+	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 14
+run: setup   ## environment, package, and a run: make run ARGS="optimizer=lamb lr=2e-3"
+	$(BIN)/optrun $(ARGS)
+test: setup lint types unit ## environment, style, types, tests: what has to pass before every commit
+setup: $(INSTALLED) ## the environment: everything, editable, in the tested versions
+$(INSTALLED): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and f"optrun needs Python 3.11 or newer; {sys.executable} is {sys.version.split()[0]}. Name another one: make PYTHON=python3.12")'
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt -e ".[dev]"
+	@echo $(CURDIR) > $@
+format: setup ## sort and format
+	$(BIN)/python -m ruff check -q --fix-only . && $(BIN)/python -m ruff format -q .
+lint: setup  ## style
+	$(BIN)/python -m ruff check . && $(BIN)/python -m ruff format --check .
+types: setup ## mypy --strict
+	$(BIN)/python -m mypy
+unit: setup  ## tests, without the long proofs
 	$(PYTEST) -n 2 -m "not slow and not gpu"
-test: setup lint types unit  ## install, style, types, tests
-test-slow:   ## the long proofs: kill loops, sweeps, the whole zoo
+test-slow: setup ## the long proofs: kill loops, sweeps, the whole zoo
 	$(PYTEST) -n 2 --durations=15 -m "slow and not gpu"
-test-gpu:    ## what needs a CUDA device
+test-gpu: setup ## what needs a CUDA device
 	$(PYTEST) -m gpu
 test-full: test test-slow ## all that runs without a GPU
-wheel:       ## dist/
-	python -m build --wheel
-.PHONY: help setup format lint types unit test test-slow test-gpu test-full wheel
+wheel: setup ## dist/
+	$(BIN)/python -m build --wheel
+.PHONY: help run test setup format lint types unit test-slow test-gpu test-full wheel

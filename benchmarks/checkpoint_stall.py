@@ -29,6 +29,7 @@ import torch
 
 from optrun.artifacts.checkpoint import Snapshot, make_place
 from optrun.artifacts.run_dir import RunDir
+from optrun.artifacts.run_manifest import RunManifest
 from optrun.artifacts.tensor_file import tensor_bytes
 from optrun.config.checkpoint import CheckpointConfig, OnOtherOptimizer, OnStorageError
 from optrun.restore.snapshot import Copier
@@ -101,7 +102,7 @@ def main() -> None:
         allow_nonfinite=False,
     )
     saving = Saving(
-        run=run,
+        manifest=RunManifest(run),
         config=config,
         ranking=Ranking("eval/loss", "min"),
         state=state,

@@ -6,6 +6,7 @@ import json
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from optrun.clip import build_clip
 from optrun.config.run import RunConfig
 from optrun.data.loader import Feed, Plan
 from optrun.errors import ConfigError, OptrunError, nearest
+from optrun.optimizer.averaged import evaluation_weights
 from optrun.optimizer.build import build_optimizer
 from optrun.param_groups import build_param_groups
 from optrun.preparation import Prepared
@@ -102,12 +104,14 @@ def assemble(
     ranking = ranking_of(config, task)
     notes += [note for note in [rank_by(state, ranking)] if note is not None]
     stepper = _stepper(config, model, task, device, total)
-    notes += [note for note in [warmup_note(config.scheduler, total)] if note is not None]
+    default_lr = config.default_lr_note() if snapshot is None else None
+    notes += [note for note in [default_lr, warmup_note(config.scheduler, total)] if note is not None]
     if stepper.scheduler.metric is not None:
         known_metric(task, "scheduler.metric", stepper.scheduler.metric)
     if snapshot is not None:
         notes += put_back(snapshot, model, stepper, changes, config.checkpoint.on_other_optimizer)
-    learner = Learner(model, stepper, task, plan, *build_feeds(config, task, device))
+    weights = partial(evaluation_weights, stepper.optimizer)
+    learner = Learner(model, stepper, task, plan, *build_feeds(config, task, device), weights)
     return Start(learner, ranking, total, state, {**constants, "total_steps": total}, changes, notes)
 
 

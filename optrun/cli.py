@@ -24,6 +24,8 @@ VERBS = {
     "verify": "optrun.commands.verify",
 }
 TRAIN = "optrun.commands.train"
+ASKED = (["query=bash"], ["query=fish"], ["query=zsh"])
+"""What the function of a shell says after `-sc` at each TAB; answered before Hydra is imported."""
 _STORAGE = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EROFS, errno.ESTALE}
 """What the operating system says of a disk, also where it names no file."""
 
@@ -49,7 +51,7 @@ def run(argv: list[str]) -> int:
             return _run(argv)
         except (OptrunError, OSError) as error:
             if not interrupted.heard:
-                return _say(error) if isinstance(error, OptrunError) else _storage(error)
+                return say(error, argv) if isinstance(error, OptrunError) else _storage(error, argv)
         except KeyboardInterrupt:
             pass
     sys.stderr.write("optrun: stopped; nothing was running that could be saved\n")
@@ -86,6 +88,8 @@ def _run(argv: list[str]) -> int:
             return EXIT_DONE
         if argv and argv[0] in VERBS:
             module, words = VERBS[argv[0]], argv[1:]
+        elif argv[:1] == ["-sc"] and argv[1:2] in ASKED and "COMP_LINE" in os.environ:
+            module, words = "optrun.commands.completion", argv[1:]
         else:
             module, words = TRAIN, argv
         code: int = importlib.import_module(module).run(words)
@@ -96,20 +100,44 @@ def _run(argv: list[str]) -> int:
         return EXIT_DONE
 
 
-def _storage(error: OSError) -> int:
+def _storage(error: OSError, argv: list[str]) -> int:
     if error.filename is not None:
-        return _say(StorageError(f"{error.filename}: {error.strerror}."), error)
+        return say(StorageError(f"{error.filename}: {error.strerror}."), argv, error)
     if error.errno not in _STORAGE:
         raise error
-    return _say(StorageError(f"storage refused: {error.strerror}. Make room, or choose another directory."), error)
+    said = f"storage refused: {error.strerror}. Make room, or choose another directory."
+    return say(StorageError(said), argv, error)
 
 
-def _say(error: OptrunError, cause: BaseException | None = None) -> int:
+def say(error: OptrunError, argv: list[str], cause: BaseException | None = None) -> int:
+    """Write an error for a person.
+
+    Args:
+        error: What ended the command.
+        argv: Words after `optrun`.
+        cause: What it stands for, where that is another error.
+
+    Returns:
+        The exit code.
+    """
     if os.environ.get("HYDRA_FULL_ERROR") == "1":
         traceback.print_exception(cause or error)
     word = "stopped" if error.exit_code == 75 else "error"
-    sys.stderr.write(f"optrun: {word}: {printable(str(error))}\n")
+    sys.stderr.write(f"optrun: {word}: {printable(_with_place(error, argv))}\n")
     if isinstance(error, ConfigError):
         sys.stderr.write("optrun --help lists every choice and value\n")
     sys.stderr.flush()
     return error.exit_code
+
+
+def _with_place(error: OptrunError, argv: list[str]) -> str:
+    """The message, behind the line of the user's file where the value stands that it is about."""
+    said = str(error)
+    if not isinstance(error, ConfigError) or any(
+        said.startswith(f"{word.split('=')[0].lstrip('+')}=") for word in argv
+    ):
+        return said
+    from optrun.config.yaml_files import stands
+
+    place = stands(said)
+    return said if place is None else f"{place}: {said}"

@@ -6,12 +6,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from optrun.artifacts.checkpoint import load_checkpoint
-from optrun.artifacts.run_dir import RunDir
+from optrun.artifacts.run_check import refuse_damaged
+from optrun.artifacts.run_dir import HYDRA, TOKENIZER, RunDir
 from optrun.assembly import build_feeds
 from optrun.config.run import RunConfig
 from optrun.model.weights import load_model_tensors
 from optrun.preparation import Learnt, prepare
 from optrun.restore.place import class_names, not_held_back, refuse_other_words
+from optrun.restore.state_file import refuse_garbage
 from optrun.training.device import pick_device
 from optrun.training.evaluate import evaluate
 from optrun.training.step import Arithmetic
@@ -41,10 +43,12 @@ def evaluate_checkpoint(config: RunConfig, run: RunDir, checkpoint: Path) -> Eva
 
     Raises:
         ConfigError: Data that does not fit, or a tokenizer that is not the one it was trained with.
-        CheckpointError: The checkpoint is damaged, or its weights do not fit the model.
+        CheckpointError: The checkpoint, or what is read of the run, is damaged, or its weights do not fit the model.
     """
+    refuse_damaged(run, f"{HYDRA}/hydra.yaml", f"{TOKENIZER}/*")
     device = pick_device(config.training.device)
     snapshot = load_checkpoint(checkpoint)
+    refuse_garbage(checkpoint, snapshot.state)
     tokenizer = run.tokenizer if (run.tokenizer / "tokenizer.json").is_file() else None
     prepared = prepare(config, Learnt(tokenizer, class_names(snapshot.state["model_config"])))
     refuse_other_words(snapshot.state, prepared.tokenizer)

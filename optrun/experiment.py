@@ -11,24 +11,34 @@ from typing import Any
 
 import torch
 
-from optrun.artifacts.atomic import replace_text, storing
 from optrun.artifacts.checkpoint import Snapshot, make_place
 from optrun.artifacts.identity import new_run_id, run_id_of
 from optrun.artifacts.lock import RunLock
 from optrun.artifacts.metrics import take_up, truncate_after
 from optrun.artifacts.retention import clean_leftovers
 from optrun.artifacts.run_dir import RunDir
+from optrun.artifacts.run_manifest import RunManifest
 from optrun.assembly import Start, assemble
 from optrun.config.run import RunConfig
 from optrun.config.training import OnNonfinite
+from optrun.data.cache import discarded
 from optrun.errors import EXIT_DONE, EXIT_FAILED, ConfigError, StoppedEarly
+from optrun.optimizer.build import require_optimizer
+from optrun.outcome import data_check
 from optrun.preparation import Prepared, prepare
-from optrun.publish import publish
+from optrun.publish import publish, write_tokenizer
 from optrun.report.curves import draw_curves
 from optrun.restore.changes import refuse_idle
 from optrun.restore.configuration import as_text, digest_of
 from optrun.restore.loading import go_back
-from optrun.restore.opening import Opened, ResumePoint, open_checkpoint, refuse_links, refuse_newer_run
+from optrun.restore.opening import (
+    Opened,
+    ResumePoint,
+    open_checkpoint,
+    open_manifest,
+    refuse_links,
+    refuse_newer_run,
+)
 from optrun.restore.snapshot import Snapshots
 from optrun.restore.space import checkpoint_bytes, space_warning
 from optrun.summary import Summary
@@ -93,17 +103,26 @@ def train(
             raise ConfigError(f"{run.path}: another process has run in this directory meanwhile. Choose another one.")
         refuse_newer_run(run)
         run_id = run_id_of(run) or new_run_id()
-        summary = Summary(run, config, values, invocation.argv, invocation.config_name, invocation.overrides, run_id)
+        manifest, believed = RunManifest(run), True
         if resume is not None:
+            manifest, believed = open_manifest(run, display.note)
+        manifest.run_id = run_id
+        manifest.seal()
+        summary = Summary(run, config, values, invocation.argv, invocation.config_name, invocation.overrides, run_id)
+        if resume is not None and believed:
             summary.take_up()
         try:
             with _status(summary, display):
-                work = _Work(config, values, run, display, summary, interrupts, begun)
+                work = _Work(config, values, manifest, display, summary, interrupts, begun)
                 return work.train(resume, stop_at)
         finally:
             if run.metrics.is_file():
                 with contextlib.suppress(OSError):  # a picture less; what ended the run is what counts
                     draw_curves(run.path)
+            try:
+                manifest.close()
+            except OSError as error:
+                display.note(f"{run.manifest}: {error.strerror or error}; what was written last is not covered.")
 
 
 @contextmanager
@@ -135,11 +154,16 @@ class _Work:
 
     config: RunConfig
     values: Mapping[str, Any]
-    run: RunDir
+    manifest: RunManifest
     display: Display
     summary: Summary
     interrupts: Interrupts
     begun: float
+
+    @property
+    def run(self) -> RunDir:
+        """Where everything is written."""
+        return self.manifest.run
 
     def train(self, resume: ResumePoint | None, stop_at: int | None) -> Outcome:
         """From the checkpoint, or the start, to the end.
@@ -150,6 +174,7 @@ class _Work:
         """
         config, run, display = self.config, self.run, self.display
         require_tracker(config.tracking)
+        require_optimizer(config.optimizer)
         if config.training.on_nonfinite is OnNonfinite.rollback and not config.checkpoint.enabled:
             raise ConfigError("training.on_nonfinite=rollback: there is nothing to go back to with checkpoint=none.")
         device = pick_device(config.training.device)
@@ -164,12 +189,11 @@ class _Work:
             refuse_idle(start.changes, state.global_step)
             if self.summary.finished_before:
                 return self._leave(start, mended=resume is not None and bool(resume.said))
-        for sentence in [*start.notes, *opened.settle(), *prepared.notes]:
+        for sentence in [*start.notes, *opened.settle(), *discarded(), *prepared.notes, *data_check(prepared.facts)]:
             display.note(sentence)
         self._write_config()
         if prepared.tokenizer is not None:
-            with storing(run.tokenizer):
-                prepared.tokenizer.save_pretrained(str(run.tokenizer))
+            write_tokenizer(self.manifest, prepared.tokenizer)
         self.summary.begin(
             model=prepared.model,
             task=prepared.task,
@@ -184,12 +208,13 @@ class _Work:
             self.summary.resumed(state.global_step, start.changes, start.notes)
         if state.global_step < total or state.unfinished:
             # The line of an unfinished step is still to be written; those of the end of a shorter run go.
-            take_up(run.metrics, state.global_step - state.unfinished)
+            take_up(run.metrics, state.global_step - state.unfinished, self.manifest.replace)
         else:
-            truncate_after(run.metrics, state.global_step)
+            truncate_after(run.metrics, state.global_step, self.manifest.replace)
         self._loop(start, snapshot, device, stop_at)
-        sample = _sample(config, prepared.task, prepared, display)
-        publish(run, prepared.model, prepared.tokenizer, self.summary.values, dict(self.values), sample)
+        with start.learner.evaluation_weights():
+            sample = _sample(config, prepared.task, prepared, display)
+            publish(self.manifest, prepared.model, prepared.tokenizer, self.summary.values, dict(self.values), sample)
         self.summary.end("finished", "")
         return Outcome(run, self.summary.values, sample)
 
@@ -206,7 +231,8 @@ class _Work:
         return Outcome(self.run, self.summary.values)
 
     def _open(self, resume: ResumePoint | None) -> Opened:
-        clean_leftovers(self.run)
+        for name in clean_leftovers(self.run):
+            self.display.note(f"{name} was removed: left by a process that was killed while it wrote")
         opened = Opened(None, [])
         if resume is not None:
             opened = open_checkpoint(self.run, resume, allow_nonfinite=self.config.checkpoint.allow_nonfinite)
@@ -249,7 +275,7 @@ class _Work:
         )
         loop = Loop(
             learner=learner,
-            run=run,
+            manifest=self.manifest,
             training=config.training,
             saving=config.checkpoint,
             ranking=start.ranking,
@@ -293,7 +319,7 @@ class _Work:
         self.summary.values["config_sha256"] = digest_of(text)
         if self.run.summary.exists():  # first: a start that is killed in between left the file as a checkpoint has it
             self.summary.write()
-        replace_text(self.run.config, text)
+        self.manifest.replace(self.run.config, text.encode())
 
 
 def _sample(config: RunConfig, task: Task, prepared: Prepared, display: Display) -> tuple[str, str] | None:

@@ -15,9 +15,10 @@ from optrun.data.source import load_source
 from optrun.model.build import ModelSpec, build_model, special_ids
 from optrun.model.configuration import refuse_unknown
 from optrun.model.images import load_image_preparation
-from optrun.model.tokenizer import load_tokenizer, saved_tokenizer, train_tokenizer
+from optrun.model.tokenizer import load_tokenizer, other_ids, saved_tokenizer, train_tokenizer, vocab_size
 from optrun.task import Task, build_task
 from optrun.task.build import task_class
+from optrun.task.facts import DataFacts, data_facts
 
 
 @dataclass
@@ -30,6 +31,7 @@ class Prepared:
     notes: list[str]
     cut_from_train: bool
     """Whether the evaluation rows were held back from the training rows."""
+    facts: DataFacts
 
 
 @dataclass
@@ -74,14 +76,16 @@ def prepare(config: RunConfig, learnt: Learnt | None = None) -> Prepared:
             lambda: kind.vocabulary(source), vocab_size=config.model.vocab_size, kind=kind.text_kind
         )
     task = build_task(config.task, config.data, source, tokenizer, seed=config.seed)
+    facts = data_facts(task, source, tokenizer)
     needs = task.needs()
     spec = ModelSpec(
         auto_class=kind.auto_class,
         config=needs.config,
         max_length=needs.max_length,
-        vocab_size=len(tokenizer) if on_text else None,
+        vocab_size=vocab_size(tokenizer) if on_text else None,
         special_ids=special_ids(tokenizer) if on_text else {},
     )
     torch.manual_seed(config.seed)
     model, notes = build_model(config.model, spec)
-    return Prepared(task, tokenizer, model, [*cached, *source.notes, *task.notes, *notes], source.cut_from_train)
+    notes = [*cached, *other_ids(config.model, tokenizer), *source.notes, *task.notes, *notes]
+    return Prepared(task, tokenizer, model, notes, source.cut_from_train, facts)

@@ -5,17 +5,22 @@ from __future__ import annotations
 import os
 import re
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from optrun.artifacts.atomic import storing
+from optrun.artifacts.atomic import remove_folder, storing
 from optrun.artifacts.checkpoint import load_checkpoint, plain_numbers
 from optrun.artifacts.metrics import read_summary
-from optrun.artifacts.run_dir import RunDir
+from optrun.artifacts.run_check import refuse_damaged
+from optrun.artifacts.run_dir import SUMMARY, TOKENIZER, RunDir
+from optrun.artifacts.run_manifest import RunManifest, recorded
 from optrun.errors import CheckpointError
 from optrun.model.weights import load_model_tensors
 from optrun.report.card import model_card
+from optrun.restore.place import vocabulary_digest
+from optrun.restore.state_file import refuse_garbage
 
 
 def write_model(
@@ -55,8 +60,18 @@ def _fenced(text: str) -> str:
     return f"{fence}text\n{text.rstrip()}\n{fence}"
 
 
+def write_tokenizer(manifest: RunManifest, tokenizer: Any) -> None:
+    """Write `tokenizer/` of a run, aside first: a link inside of it is replaced, not followed.
+
+    Raises:
+        StorageError: The disk refused.
+    """
+    with _swapped(manifest, manifest.run.tokenizer) as aside:
+        tokenizer.save_pretrained(str(aside))
+
+
 def publish(
-    run: RunDir,
+    manifest: RunManifest,
     model: Any,
     tokenizer: Any | None,
     summary: Mapping[str, Any],
@@ -68,16 +83,21 @@ def publish(
     Raises:
         StorageError: The disk refused.
     """
-    aside = run.path / f".model-{os.getpid()}"
+    with _swapped(manifest, manifest.run.model) as aside:
+        write_model(aside, model, tokenizer, {**summary, "status": "finished"}, config, sample)
+
+
+@contextmanager
+def _swapped(manifest: RunManifest, place: Path) -> Iterator[Path]:
+    """Inside, a folder of a run is written aside; then it takes the place of the one that is there."""
+    aside = place.with_name(f".{place.name}-{os.getpid()}")
     try:
-        with storing(run.model):
-            if aside.exists():
-                shutil.rmtree(aside)
+        with storing(place), manifest.rewriting(f"{place.name}/*"):
             aside.mkdir()
-            write_model(aside, model, tokenizer, {**summary, "status": "finished"}, config, sample)
-            if run.model.exists():
-                shutil.rmtree(run.model)
-            aside.rename(run.model)
+            yield aside
+            if place.exists():
+                remove_folder(place)
+            aside.rename(place)
     except BaseException:
         shutil.rmtree(aside, ignore_errors=True)
         raise
@@ -95,12 +115,16 @@ def export(run: RunDir, checkpoint: Path, destination: Path) -> str:
         Name of the transformers class that loads it.
 
     Raises:
-        CheckpointError: The checkpoint is damaged, or its model class is not one of this transformers.
+        CheckpointError: The checkpoint, or what is taken from the run, is damaged, or its model class is not one of
+            this transformers.
         StorageError: The disk refused.
+        LockedError: The destination lies in a run directory that another process writes.
     """
     import transformers
 
+    refuse_damaged(run, SUMMARY, f"{TOKENIZER}/*")
     snapshot = load_checkpoint(checkpoint)
+    refuse_garbage(checkpoint, snapshot.state)
     values = dict(snapshot.state["model_config"])
     name = str(snapshot.state["model_class"])
     kind = getattr(transformers, name, None)
@@ -112,6 +136,11 @@ def export(run: RunDir, checkpoint: Path, destination: Path) -> str:
     model = kind(config)
     load_model_tensors(model, snapshot.model)
     tokenizer = _tokenizer(run)
+    if tokenizer is not None and vocabulary_digest(tokenizer) != snapshot.state["tokenizer"]:
+        raise CheckpointError(
+            f"{run.tokenizer}: another tokenizer than {checkpoint} was trained with: its weights would read other "
+            "words. Restore it from a copy."
+        )
     try:
         summary = read_summary(run.summary)
     except (OSError, ValueError):
@@ -121,7 +150,7 @@ def export(run: RunDir, checkpoint: Path, destination: Path) -> str:
     summary |= {"global_step": snapshot.global_step, "metrics": {key: known[key] for key in ("last", "best")}}
     aside = destination.with_name(f".{destination.name}-{os.getpid()}")
     try:
-        with storing(destination):
+        with recorded(destination, aside), storing(destination):
             destination.parent.mkdir(parents=True, exist_ok=True)
             aside.mkdir()
             write_model(aside, model, tokenizer, summary, snapshot.state["config"])

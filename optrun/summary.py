@@ -12,7 +12,7 @@ import torch
 
 from optrun.artifacts import provenance
 from optrun.artifacts.metrics import SUMMARY_FORMAT, read_summary, write_summary
-from optrun.artifacts.run_dir import RunDir
+from optrun.artifacts.run_dir import MANIFEST, RunDir
 from optrun.config.run import RunConfig
 from optrun.config.saved import flat
 from optrun.errors import EXIT_DONE
@@ -66,6 +66,7 @@ class Summary:
         self.values: dict[str, Any] = {
             "format": SUMMARY_FORMAT,
             "run_id": run_id,
+            "manifest": MANIFEST,
             "run_name": config.run_name or run.path.name,
             "status": "running",
             "message": "",

@@ -116,9 +116,14 @@ def write_bytes(path: Path, content: bytes) -> None:
 
 def replace_text(path: Path, text: str) -> None:
     """Replace a small file so that a reader sees the old text or the new one, never a part."""
+    replace_bytes(path, text.encode())
+
+
+def replace_bytes(path: Path, content: bytes) -> None:
+    """The same with bytes."""
     aside = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
-        write_bytes(aside, text.encode())
+        write_bytes(aside, content)
         os.rename(aside, path)  # noqa: PTH104  # one system call, by its own name
     except BaseException:
         with contextlib.suppress(OSError):

@@ -29,7 +29,7 @@ from optrun.errors import CheckpointError, NonFiniteError, StorageError
 
 TEMPORARY = ".saving-"
 REPLACED = ".replaced-"
-_MARGIN = 2**20
+MARGIN = 2**20
 """Room left for the manifest, folders and metrics."""
 
 
@@ -84,9 +84,9 @@ def save_checkpoint(run: RunDir, snapshot: Snapshot, before_commit: Callable[[],
             elif _same_counters(place, snapshot):
                 return place
         free = shutil.disk_usage(run.checkpoints).free
-        if free < snapshot.size + _MARGIN:
+        if free < snapshot.size + MARGIN:
             raise StorageError(
-                f"{place}: not saved: it needs {snapshot.size + _MARGIN:,} bytes, {free:,} are free. Older checkpoints "
+                f"{place}: not saved: it needs {snapshot.size + MARGIN:,} bytes, {free:,} are free. Older checkpoints "
                 "are untouched; make room."
             )
         if aside.is_dir() and not aside.is_symlink():
@@ -144,7 +144,7 @@ def _write(aside: Path, snapshot: Snapshot) -> None:
 def _amount(run: RunDir, snapshot: Snapshot) -> str:
     with contextlib.suppress(OSError):
         free = shutil.disk_usage(run.path).free
-        return f"it takes {snapshot.size + _MARGIN:,} bytes, {free:,} are free: make room"
+        return f"it takes {snapshot.size + MARGIN:,} bytes, {free:,} are free: make room"
     return "make room"
 
 
@@ -222,8 +222,8 @@ def load_checkpoint(folder: Path) -> Snapshot:
 def _migrated(state: dict[str, Any], tensors: Mapping[str, torch.Tensor]) -> dict[str, Any]:
     """The state of an older format, with what it did not say yet as far as that follows from what it says.
 
-    The first layout knew the data by `data_fingerprint` alone, and neither the shapes of an optimizer's tensors nor what
-    it keeps beside them. What else is missing is taken as it is now by who reads it.
+    The first layout knew the data by `data_fingerprint` alone, and neither the shapes of an optimizer's tensors nor
+    what it keeps beside them. What else is missing is taken as it is now by who reads it.
     """
     optimizer = state.get("optimizer")
     if isinstance(optimizer, Mapping):

@@ -92,6 +92,9 @@ class RunLock:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        if self._descriptor is not None:
+            with contextlib.suppress(OSError):  # who held it is nobody's concern any more
+                os.ftruncate(self._descriptor, 0)
         self._drop()
 
     def _drop(self) -> None:

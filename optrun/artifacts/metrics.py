@@ -10,13 +10,13 @@ import errno
 import json
 import math
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
 from typing import Any, BinaryIO, Self
 
-from optrun.artifacts.atomic import naming, replace_text, sync_folder, write_bytes
+from optrun.artifacts.atomic import naming, replace_bytes, replace_text
 from optrun.errors import printable, refuse_newer
 
 SUMMARY_FORMAT = 1
@@ -198,7 +198,11 @@ def read_metrics(path: Path | str) -> MetricsLog:
     return log
 
 
-def truncate_after(path: Path | str, step: int) -> int:
+Replace = Callable[[Path, bytes], None]
+"""Replaces a file by one rename."""
+
+
+def truncate_after(path: Path | str, step: int, replace: Replace = replace_bytes) -> int:
     """Drop every record after a step, so that a run resumed from there writes no step twice.
 
     The kept lines stay byte for byte; the file is replaced by one rename. A file that is missing stays missing.
@@ -206,6 +210,7 @@ def truncate_after(path: Path | str, step: int) -> int:
     Args:
         path: The file.
         step: The last optimizer step to keep.
+        replace: How.
 
     Returns:
         How many lines were dropped, torn ones included.
@@ -218,11 +223,11 @@ def truncate_after(path: Path | str, step: int) -> int:
     lines = [line for line in content.split(b"\n") if line.strip()]
     kept = [line for line in lines if (record := _parse(line)) is not None and record["step"] <= step]
     if len(kept) < len(lines) or not content.endswith(b"\n"):
-        _replace_lines(path, kept)
+        replace(path, b"".join(line + b"\n" for line in kept))
     return len(lines) - len(kept)
 
 
-def take_up(path: Path | str, step: int) -> None:
+def take_up(path: Path | str, step: int, replace: Replace = replace_bytes) -> None:
     """Make `metrics.jsonl` what it was when a checkpoint was saved, so that the resumed run writes each line once.
 
     Records after the step go, and so does what the end of a run added to the record of its last step without being due
@@ -231,15 +236,16 @@ def take_up(path: Path | str, step: int) -> None:
     Args:
         path: The file.
         step: Optimizer steps done in the checkpoint.
+        replace: How.
     """
     path = Path(path)
-    truncate_after(path, step)
+    truncate_after(path, step, replace)
     if not path.exists():
         return
     lines = [line for line in path.read_bytes().split(b"\n") if line.strip()]
     kept = [line for line in (_without_unscheduled(line) for line in lines) if line is not None]
     if kept != lines:
-        _replace_lines(path, kept)
+        replace(path, b"".join(line + b"\n" for line in kept))
 
 
 def _without_unscheduled(line: bytes) -> bytes | None:
@@ -252,17 +258,6 @@ def _without_unscheduled(line: bytes) -> bytes | None:
     if set(kept) <= {"step", "epoch", "time"}:
         return None
     return json.dumps(kept, ensure_ascii=False, allow_nan=False).encode()
-
-
-def _replace_lines(path: Path, lines: Iterable[bytes]) -> None:
-    """Replace the file by one rename, its lines byte for byte as given."""
-    aside = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        write_bytes(aside, b"".join(line + b"\n" for line in lines))
-        aside.replace(path)
-    finally:
-        aside.unlink(missing_ok=True)
-    sync_folder(path.parent)
 
 
 def write_summary(path: Path | str, summary: Mapping[str, Any]) -> None:

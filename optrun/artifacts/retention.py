@@ -5,7 +5,9 @@ Steps decide, as integers; never the time of a file. A folder counts when it is 
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+import hashlib
+import re
+from collections.abc import Callable, Collection, Iterable
 from itertools import islice
 from pathlib import Path
 
@@ -15,7 +17,11 @@ from optrun.artifacts.identity import run_id_of
 from optrun.artifacts.manifest import problems, refuse_newer_format
 from optrun.artifacts.run_dir import RunDir, parse_step, step_name
 
-_Signature = tuple[tuple[str, int, int, int], ...]
+_OURS = re.compile(
+    r"(\.deleting-)?\.(model|tokenizer)-\d+|"
+    r"\.(config\.yaml|metrics\.jsonl|summary\.json|tracking\.json|run_manifest\.json|curves\.png)\.\d+\.tmp"
+)
+"""What a process leaves in a run directory that was killed while it wrote one of these aside."""
 
 
 def step_of(folder: Path) -> int:
@@ -44,14 +50,19 @@ def latest_whole(run: RunDir) -> tuple[Path | None, dict[Path, list[str]]]:
 
 
 def clean_leftovers(run: RunDir) -> list[str]:
-    """Remove what a killed save or deletion left behind, and take back what it had only moved; the lock must be held.
+    """Remove what a killed process left behind, and take back what it had only moved; the lock must be held.
 
     Returns:
-        Names of the removed folders.
+        Names of what was removed.
     """
-    if run.checkpoints.is_symlink() or not run.checkpoints.is_dir():
-        return []
     removed = []
+    for path in sorted(run.path.iterdir()):
+        if path.is_symlink() or not _OURS.fullmatch(path.name):
+            continue
+        remove_folder(path) if path.is_dir() else path.unlink()
+        removed.append(path.name)
+    if run.checkpoints.is_symlink() or not run.checkpoints.is_dir():
+        return removed
     for path in sorted(run.checkpoints.iterdir()):
         if path.is_symlink():
             continue
@@ -75,13 +86,14 @@ class Retention:
     Args:
         run: The run directory; its lock is held.
         keep_last: How many of the newest whole ones stay, 1 or more.
+        whole: Checkpoint to the signature of its files when they were known to be whole; kept up to date.
     """
 
-    def __init__(self, run: RunDir, keep_last: int) -> None:
+    def __init__(self, run: RunDir, keep_last: int, whole: dict[str, str] | None = None) -> None:
         self.run = run
         self.keep_last = keep_last
         self._run_id = run_id_of(run)
-        self._whole: dict[str, _Signature] = {}
+        self._whole = {} if whole is None else whole
 
     def trust(self, folder: Path) -> None:
         """This one was written, flushed and committed just now."""
@@ -95,11 +107,12 @@ class Retention:
     def _is_there(self, folder: Path) -> bool:
         return folder.is_dir() and not folder.is_symlink() and self._is_whole(folder)
 
-    def __call__(self, keep: Collection[int]) -> list[Path]:
+    def __call__(self, keep: Collection[int], before: Callable[[list[Path]], None] | None = None) -> list[Path]:
         """Delete the others, after a new one was committed.
 
         Args:
             keep: Steps that stay besides the newest.
+            before: Called with those that will be deleted, before the first is.
 
         Returns:
             The deleted folders. Folders that are not whole are left alone: they are nobody's to delete unseen.
@@ -111,9 +124,12 @@ class Retention:
             if kept < self.keep_last:
                 kept += 1
             elif step_of(folder) not in keep:
-                remove_folder(folder)
-                self._whole.pop(folder.name, None)
                 deleted.append(folder)
+        if before is not None:
+            before(deleted)
+        for folder in deleted:
+            remove_folder(folder)
+            self._whole.pop(folder.name, None)
         return deleted
 
     def _is_whole(self, folder: Path) -> bool:
@@ -126,13 +142,13 @@ class Retention:
         return True
 
 
-def _signature(folder: Path) -> _Signature:
-    """Changes when a file does."""
+def _signature(folder: Path) -> str:
+    """Changes when a file does; as text, since the run's manifest remembers it for the next start."""
     found = []
     for path in sorted(folder.iterdir()):
         known = path.lstat()
         found.append((path.name, known.st_size, known.st_mtime_ns, known.st_ino))
-    return tuple(found)
+    return hashlib.sha256(repr(found).encode()).hexdigest()[:16]
 
 
 def point_best(run: RunDir, global_step: int | None) -> None:

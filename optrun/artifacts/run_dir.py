@@ -18,6 +18,7 @@ TOKENIZER = "tokenizer"
 LOG = "optrun.log"
 TRACKING = "tracking.json"
 LOCK = ".lock"
+MANIFEST = "run_manifest.json"
 HYDRA = ".hydra"
 
 # Inside one checkpoint, `checkpoints/step-00000100/`.
@@ -118,6 +119,11 @@ class RunDir:
         return self.path / LOG
 
     @property
+    def manifest(self) -> Path:
+        """Size and checksum of every file of the run."""
+        return self.path / MANIFEST
+
+    @property
     def lock(self) -> Path:
         """Held by the process that writes here."""
         return self.path / LOCK
@@ -138,15 +144,16 @@ class RunDir:
     def is_unbegun(self) -> bool:
         """Whether nothing lies here, or only what a start leaves that was killed before its run began.
 
-        Hydra's folder, perhaps not whole, the lock, the log, and a configuration that was never put in place.
+        Hydra's folder, perhaps not whole, the lock, the log, the first manifest, and a configuration that was never put
+        in place.
         """
         if self.path.is_symlink() or not self.path.is_dir() or self.hydra.is_symlink():
             return False
-        aside = re.compile(rf"\.{re.escape(CONFIG)}\.\d+\.tmp")
+        aside = re.compile(rf"\.({re.escape(CONFIG)}|{re.escape(MANIFEST)})\.\d+\.tmp")
         entries = {path.name for path in self.path.iterdir() if not aside.fullmatch(path.name)}
         if not entries:
             return True
-        if HYDRA not in entries or not entries <= {HYDRA, LOCK, LOG}:
+        if HYDRA not in entries or not entries <= {HYDRA, LOCK, LOG, MANIFEST}:
             return False
         return {path.name for path in self.hydra.iterdir()} <= _OF_HYDRA
 

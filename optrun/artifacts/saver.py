@@ -10,7 +10,7 @@ from pathlib import Path
 
 from optrun.artifacts.checkpoint import Snapshot, save_checkpoint
 from optrun.artifacts.retention import Retention, point_best
-from optrun.artifacts.run_dir import RunDir
+from optrun.artifacts.run_manifest import RunManifest
 from optrun.errors import StorageError
 
 _LOOK_SECONDS = 0.2
@@ -46,13 +46,14 @@ class Saver:
     """Writes snapshots; whoever gives an order takes its result.
 
     Args:
-        run: The run directory; its lock is held.
+        manifest: Of the run, sealed after each checkpoint; the run's lock is held.
         keep_last: As for `Retention`.
     """
 
-    def __init__(self, run: RunDir, keep_last: int) -> None:
-        self.run = run
-        self.retention = Retention(run, keep_last)
+    def __init__(self, manifest: RunManifest, keep_last: int) -> None:
+        self.run = manifest.run
+        self.manifest = manifest
+        self.retention = Retention(manifest.run, keep_last, manifest.whole)
         self._thread: threading.Thread | None = None
         self._result: Result | None = None
 
@@ -91,7 +92,8 @@ class Saver:
             self.retention.trust(place)
             best = self.retention.whole(order.ranked, order.keep_best)
             point_best(self.run, best[0] if best else None)
-            self.retention({*best, *order.keep, order.snapshot.global_step})
+            # Sealed without those that go: one that is listed and not there was not deleted by us.
+            self.retention({*best, *order.keep, order.snapshot.global_step}, self.manifest.seal)
         except OSError as refused:
             error = StorageError(f"{refused.filename or self.run.checkpoints}: {refused.strerror or refused}.")
         except BaseException as failure:  # carried to the thread that asked, which raises it

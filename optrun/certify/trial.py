@@ -18,6 +18,7 @@ from optrun.artifacts.atomic import DOOMED
 from optrun.artifacts.checkpoint import REPLACED, TEMPORARY
 from optrun.artifacts.metrics import read_metrics, read_summary
 from optrun.artifacts.retention import latest_whole, step_of
+from optrun.artifacts.run_check import problems_of
 from optrun.artifacts.run_dir import RunDir
 from optrun.errors import OptrunError
 
@@ -167,7 +168,8 @@ class Trials:
         """Start it, kill it so often at most, and bring it to its end.
 
         Raises:
-            TrialFailed: It did not go on by itself, or not from the newest whole checkpoint.
+            TrialFailed: It did not go on by itself, or not from the newest whole checkpoint; or a kill left what
+                `optrun verify` calls damage.
         """
         run = RunDir(self.folder / name)
         run.path.mkdir(parents=True)
@@ -186,10 +188,12 @@ class Trials:
                     self._refuse_wrong_start(run, before, resumes)
                     if code != 0:
                         raise TrialFailed(f"a start of the run ended with exit code {code}:\n{child.said()}")
+                    _refuse_damage(run)
                     return run
             finally:
                 child.kill()
             self._refuse_wrong_start(run, before, resumes)
+            _refuse_damage(run)
             kills -= 1
             kill = Kill(aim, _where(run, before), committed(run))
             self.kills.append(kill)
@@ -232,6 +236,12 @@ class Trials:
                 raise TrialFailed(
                     f"a start of the run went on from step {entry['from_step']}, although step {before} was committed."
                 )
+
+
+def _refuse_damage(run: RunDir) -> None:
+    wrong = problems_of(run)
+    if wrong:
+        raise TrialFailed(f"nothing but the process was harmed, and optrun verify says: {wrong[0]}")
 
 
 def committed(run: RunDir) -> int:

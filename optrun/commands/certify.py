@@ -28,7 +28,7 @@ JSON, or names the first tensor that differs. Exit code 0: it holds; 1: it does 
 """
 OPTIONS = {
     "--steps": True, "--kills": True, "--seed": True, "--out": True, "--json": False,
-    "-cn": True, "--config-name": True, "-cd": True, "--config-dir": True,
+    "--config-name": True, "--config-dir": True,
 }  # fmt: skip
 _FORCED = {
     "training.logging_steps": "1",
@@ -136,8 +136,8 @@ def command_line(words: Words, steps: int) -> tuple[list[str], list[str]]:
             continue
         kept.append(word)
     own = [*kept, *(f"{key}={value}" for key, value in forced.items())]
-    name = words.flags.get("-cn") or words.flags.get("--config-name") or store.DEFAULT_CONFIG
-    directory = words.flags.get("-cd") or words.flags.get("--config-dir")
+    name = words.flags.get("--config-name") or store.DEFAULT_CONFIG
+    directory = words.flags.get("--config-dir")
     hydra = store.open_hydra(directory)
     checked = words_of.checked(hydra, name, own, sweep=False)
     cfg = store.without_hydra(store.compose(hydra, name, checked))

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-from optrun.commands.train import refuse_stored_trust
 from optrun.commands.words import take_apart
-from optrun.config import overrides as words_of
-from optrun.config import store
 from optrun.errors import EXIT_DONE, ConfigError
 
 USAGE = """
@@ -18,10 +15,7 @@ at its peak, weight decay, adaptation, parameters and the bytes its state will t
   --json      one JSON object
   --png FILE  the schedule and the peaks of the groups as a picture
 """
-OPTIONS = {
-    "--all": False, "--json": False, "--png": True,
-    "-cn": True, "--config-name": True, "-cd": True, "--config-dir": True,
-}  # fmt: skip
+OPTIONS = {"--all": False, "--json": False, "--png": True, "--config-name": True, "--config-dir": True}
 
 
 def run(argv: list[str]) -> int:
@@ -41,9 +35,13 @@ def run(argv: list[str]) -> int:
             f"{resume[0]}: explain shows what a configuration means, not a run. Leave it out; what a run computes "
             "stands in its config.yaml."
         )
+    from optrun.commands.train import refuse_stored_trust
+    from optrun.config import overrides as words_of
+    from optrun.config import store
+
     flags = words.flags
-    hydra = store.open_hydra(flags.get("--config-dir") or flags.get("-cd"))
-    name = flags.get("-cn") or flags.get("--config-name") or store.DEFAULT_CONFIG
+    hydra = store.open_hydra(flags.get("--config-dir"))
+    name = flags.get("--config-name") or store.DEFAULT_CONFIG
     checked = words_of.checked(hydra, name, words.overrides, sweep=False)
     cfg = store.without_hydra(store.compose(hydra, name, checked))
     refuse_stored_trust(cfg, checked)

@@ -36,6 +36,8 @@ def run(argv: list[str]) -> int:
         key, _, value = word.partition("=")
         if key not in OPTIONS:
             raise ConfigError(f"optrun report {word}: no such key. {did_you_mean(key, OPTIONS)}")
+        if key in given:
+            raise ConfigError(f"optrun report: {key} is given twice: which one is meant?")
         given[key] = value
     if not words.positional:
         raise ConfigError("optrun report takes directories: optrun report DIR [DIR ...]")

@@ -11,6 +11,7 @@ from omegaconf.errors import OmegaConfBaseException
 from rich.console import Console
 
 from optrun.config import overrides as words_of
+from optrun.config.refusals import interpolation
 from optrun.config.sweeper import GridConfig, OptunaConfig, SweeperConfig
 from optrun.errors import EXIT_STOPPED_EARLY, ConfigError, StorageError, printable, refuse_url
 from optrun.sweep import jobs as jobs_of
@@ -94,7 +95,7 @@ def sweeper_options(cfg: DictConfig) -> SweeperConfig:
         cause = error.__cause__
         if isinstance(cause, ConfigError):
             raise cause from error
-        raise ConfigError(f"hydra.sweeper: {str(error).splitlines()[0]}") from error
+        raise interpolation(cfg, error) from error
     if not isinstance(made, SweeperConfig):
         raise ConfigError(f"hydra/sweeper: {target or node} is not optrun's. Choices: grid, optuna, basic.")
     return made

@@ -22,9 +22,10 @@ from omegaconf.errors import OmegaConfBaseException
 from optrun.artifacts.lock import refuse_held
 from optrun.artifacts.metrics import read_summary
 from optrun.artifacts.run_dir import RunDir
+from optrun.config import keys, saved, store
 from optrun.config import overrides as words_of
-from optrun.config import saved, store
 from optrun.config.began import began_in, take_home
+from optrun.config.refusals import refusal
 from optrun.config.run import RunConfig
 from optrun.errors import EXIT_DONE, ConfigError, OptrunError, StorageError, did_you_mean, nearest, refuse_url
 from optrun.sweep.jobs import is_hydra
@@ -44,7 +45,7 @@ def run(argv: list[str]) -> int:
     hydra = store.open_hydra(args.config_dir)
     config_name = args.config_name or store.DEFAULT_CONFIG
     if args.help:
-        if args.config_dir is not None:
+        if args.config_dir is not None or args.config_name is not None:
             store.compose(hydra, config_name, [])  # Hydra sets up logging as the files say, also to show help
         hydra.app_help(config_name=config_name, args_parser=parser, args=args)
         return EXIT_DONE
@@ -57,6 +58,7 @@ def run(argv: list[str]) -> int:
         return EXIT_DONE
     if not (args.cfg or args.info):
         refuse_ranks()
+    words_of.refuse_twice(words_of.parse(args.overrides))
     resume = _resume_value(args.overrides)
     if resume is not None and not (args.cfg or args.info):
         if args.multirun:
@@ -108,15 +110,34 @@ def _parse(parser: argparse.ArgumentParser, argv: list[str]) -> argparse.Namespa
         raise ConfigError(f"{message}. `optrun --hydra-help` lists the options.")
 
     parser.error = refuse  # type: ignore[method-assign]
-    args, unknown = parser.parse_known_intermixed_args(argv)
+    args, unknown = parser.parse_known_intermixed_args(argv, namespace=_Once())
     if unknown:
         options = [option for action in parser._actions for option in action.option_strings]
         close = nearest(unknown[0], options)
-        hint = words_of.as_key(unknown[0]) or (f" Did you mean {' or '.join(close)}?" if close else "")
+        hint = keys.as_key(unknown[0]) or (f" Did you mean {' or '.join(close)}?" if close else "")
         raise ConfigError(f"{unknown[0]}: no such option.{hint} `optrun --hydra-help` lists them.")
+    if "" in (args.config_name, args.config_dir):
+        raise ConfigError("-cn and --config-dir take a name: -cn stdlib_gpt, --config-dir DIR")
     if args.resolve and not (args.cfg or args.help):
         raise ConfigError("--resolve belongs to --cfg: optrun --cfg job --resolve")
+    if args.package is not None and not args.cfg:
+        raise ConfigError("--package belongs to --cfg: optrun --cfg job --package optimizer")
+    if args.run and args.multirun:
+        raise ConfigError("--run and --multirun are both given: which is meant?")
+    if args.config_path is not None:
+        raise ConfigError("--config-path: not offered. --config-dir DIR adds choices and recipes of your own.")
+    if args.experimental_rerun is not None:
+        raise ConfigError("--experimental-rerun: not offered. resume=RUN_DIR goes on with a run.")
     return args
+
+
+class _Once(argparse.Namespace):
+    """Takes each option once: argparse would let the last one win."""
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name != "overrides" and getattr(self, name, None) not in (None, False):
+            raise ConfigError(f"--{name.replace('_', '-')} is given twice: which one is meant?")
+        super().__setattr__(name, value)
 
 
 def _check_completion(words: list[str]) -> None:
@@ -126,10 +147,10 @@ def _check_completion(words: list[str]) -> None:
         ConfigError: With the words it takes.
     """
     asked, _, shell = words[0].partition("=") if len(words) == 1 else ("", "", "")
-    if asked not in ("install", "uninstall", "query") or shell not in ("bash", "fish", "zsh"):
-        raise ConfigError(f"-sc {' '.join(words)}: expected install=SHELL or uninstall=SHELL, one of bash, fish, zsh.")
-    if asked == "query" and "COMP_LINE" not in os.environ:
+    if asked == "query":
         raise ConfigError(f"-sc {words[0]}: this is what the shell asks, with the line so far in COMP_LINE.")
+    if asked not in ("install", "uninstall") or shell not in ("bash", "fish", "zsh"):
+        raise ConfigError(f"-sc {' '.join(words)}: expected install=SHELL or uninstall=SHELL, one of bash, fish, zsh.")
 
 
 def _is_resume(word: str) -> bool:
@@ -152,8 +173,10 @@ def _resume_value(words: list[str]) -> str | None:
 def _show(hydra: Hydra, config_name: str, words: list[str], args: argparse.Namespace) -> int:
     try:
         if args.cfg:
+            if args.resolve and args.cfg == "job":
+                store.refuse_dangling(store.without_hydra(store.compose(hydra, config_name, words)))
             if args.package is not None:
-                parts = words_of.all_keys(store.compose(hydra, config_name, words))
+                parts = keys.all_keys(store.compose(hydra, config_name, words))
                 if args.package not in ("_global_", *parts):
                     raise ConfigError(
                         f"--package {args.package}: no such part of the configuration. "
@@ -165,7 +188,7 @@ def _show(hydra: Hydra, config_name: str, words: list[str], args: argparse.Names
         else:
             hydra.show_info(args.info, config_name=config_name, overrides=words)
     except (HydraException, OmegaConfBaseException) as error:
-        raise ConfigError(str(error).splitlines()[0]) from error
+        raise refusal(hydra, config_name, error) from error
     return EXIT_DONE
 
 
@@ -247,7 +270,9 @@ def _train_job(cfg: DictConfig, *, argv: list[str], config_name: str, words: lis
     except OptrunError as error:
         if isinstance(error, ConfigError):  # any other may be about a run of another process
             forget_unbegun(run)
-        raise SystemExit(_code(error)) from error
+        from optrun.cli import say
+
+        raise SystemExit(say(error, argv)) from error
 
 
 def forget_unbegun(run: RunDir) -> None:
@@ -255,16 +280,10 @@ def forget_unbegun(run: RunDir) -> None:
     if run.summary.exists() or run.metrics.exists():
         return
     shutil.rmtree(run.hydra, ignore_errors=True)
-    for leftover in (run.config, run.log, run.lock):
+    for leftover in (run.config, run.log, run.lock, run.manifest):
         leftover.unlink(missing_ok=True)
     with contextlib.suppress(OSError):  # something of the user's is in it
         run.path.rmdir()
-
-
-def _code(error: OptrunError) -> int:
-    from optrun.cli import _say
-
-    return _say(error)
 
 
 def execute(
@@ -284,9 +303,11 @@ def execute(
     from rich.console import Console
 
     from optrun import experiment, outcome
+    from optrun.restore.opening import refuse_links
     from optrun.training.progress import make_display
 
     console = Console()
+    refuse_links(run)  # the log is the first that would be written through one
     with outcome.run_log(run):
         display = make_display(
             console, f"optrun · {config.task.name} · {config.model.name} · {config.optimizer.name} · lr {config.lr:g}"

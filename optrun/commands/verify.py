@@ -11,8 +11,10 @@ from optrun.errors import EXIT_DONE, EXIT_NO_CHECKPOINT, CheckpointError, Config
 USAGE = """
 optrun verify RUN_DIR|CHECKPOINT [...]
 
-Reads every file of a checkpoint, or of all checkpoints of a run, and holds it against the manifest: size, checksum, and
-every tensor. Nothing is changed. Exit code 0: all whole; 4: file and tensor are named.
+Reads every file of a checkpoint, or of a run with all its checkpoints, and holds it against the manifests: size,
+checksum, and every tensor; files of a run that are missing, or that nothing of optrun's put there, are named as well.
+What a run that goes on, or was killed, wrote after its last checkpoint is not covered yet: that is said, and no damage.
+Nothing is changed. Exit code 0: all whole; 4: file and tensor are named.
 """
 
 
@@ -38,6 +40,8 @@ def _verify(word: str) -> int:
     from optrun.artifacts.checkpoint import checkpoint_folders
     from optrun.artifacts.identity import run_id_of
     from optrun.artifacts.retention import pointed
+    from optrun.artifacts.run_check import Checked, check_run
+    from optrun.artifacts.run_manifest import CHECKPOINT, matches
     from optrun.resume import locate
     from optrun.training.progress import size
 
@@ -58,8 +62,23 @@ def _verify(word: str) -> int:
     except CheckpointError as error:
         run_id, wrong = None, [str(error)]
     with console.status("reading"):
+        of_run = Checked() if target.checkpoint is not None else check_run(target.run)
+        wrong += of_run.wrong.values()
+        for name in sorted({*of_run.wrong, *of_run.whole, *of_run.open}):
+            if name in of_run.wrong:
+                verdict = Text("damaged", style="red")
+            elif name in of_run.open:
+                verdict = Text("not covered", style="yellow")
+            elif matches(name, (CHECKPOINT,)):
+                continue  # it has a row of its own
+            else:
+                verdict = Text("whole", style="green")
+            file = _File(target.run.path / name, None, name in of_run.wrong)
+            table.add_row("", Text(printable(name)), size(file.size), "", verdict)
         for folder in folders:
             report = examine(folder, run_id)
+            if not folder.is_dir():
+                continue  # the run goes on, and deleted it meanwhile
             wrong += report.problems
             for index, file in enumerate(report.files):
                 verdict = Text("damaged", style="red") if file.damaged else Text("whole", style="green")
@@ -73,12 +92,15 @@ def _verify(word: str) -> int:
                     "",
                     Text("not of the checkpoint; never read", style="yellow"),
                 )
-    if not folders:
+    if not folders and not of_run.sealed:
         wrong.append(f"{target.run.checkpoints}: no checkpoint there.")
     for pointer in () if target.checkpoint is not None else (target.run.best, target.run.last):
         if pointer.is_file() and pointed(pointer) is None:
             wrong.append(f"{pointer}: names a checkpoint that is not there.")
     console.print(table)
+    for reason in dict.fromkeys(of_run.open.values()):
+        listed = ", ".join(name for name, said in of_run.open.items() if said == reason)
+        console.print(Text(printable(f"{listed}: {reason}")), soft_wrap=True)
     for sentence in wrong:
         sys.stderr.write(f"optrun: {printable(sentence)}\n")
     return EXIT_NO_CHECKPOINT if wrong else EXIT_DONE

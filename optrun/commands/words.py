@@ -7,6 +7,9 @@ from dataclasses import dataclass, field
 
 from optrun.errors import ConfigError, did_you_mean
 
+SHORT = {"-cn": "--config-name", "-cd": "--config-dir"}
+"""Options that a verb shares with Hydra, by their short names."""
+
 
 @dataclass
 class Words:
@@ -15,7 +18,7 @@ class Words:
     positional: list[str] = field(default_factory=list)
     overrides: list[str] = field(default_factory=list)
     flags: dict[str, str | None] = field(default_factory=dict)
-    """Option to its value; None where it takes none."""
+    """Option by its long name, to its value; None where it takes none."""
 
 
 def take_apart(
@@ -48,15 +51,21 @@ def take_apart(
             return None
         if word.startswith("-"):
             name, joined, value = word.partition("=")
+            name = SHORT.get(name, name)
             if name not in known:
-                from optrun.config.overrides import as_key
+                from optrun.config.keys import as_key
 
                 hint = as_key(name, keys) or f" {did_you_mean(name, known)}"
                 raise ConfigError(f"optrun {verb} {name}: no such option.{hint}")
+            if name in words.flags:
+                raise ConfigError(f"optrun {verb} {name} is given twice: which one is meant?")
             if known[name]:
                 if not joined and not rest:
                     raise ConfigError(f"optrun {verb} {name}: a value is missing.")
-                words.flags[name] = value if joined else rest.pop(0)
+                value = value if joined else rest.pop(0)
+                if not value:
+                    raise ConfigError(f"optrun {verb} {name}: a value is missing.")
+                words.flags[name] = value
             elif joined:
                 raise ConfigError(f"optrun {verb} {name}: takes no value.")
             else:

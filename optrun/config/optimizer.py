@@ -1,12 +1,14 @@
 """How weights move: one dataclass per choice; values and what they are for stand in `conf/optimizer/`."""
 
 import math
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any, ClassVar
 
 from optrun.config.checks import expect, expect_fraction, expect_not_negative, expect_one_of, expect_positive
+from optrun.errors import ConfigError
 
 
 class StepCount(Enum):
@@ -313,3 +315,20 @@ SCHEMAS: dict[str, type[OptimizerConfig]] = {
     "muon": MuonConfig,
     "pytorch_optimizer": PytorchOptimizerConfig,
 }
+
+_FEW_BITS = re.compile(r"[48]_?bit|^paged|bnb|bitsandbytes|torchao|fp8", re.IGNORECASE)
+
+
+def refuse_few_bits(key: str, name: str) -> None:
+    """Refuse the optimizers of bitsandbytes and torchao by the names they have in other programs.
+
+    Raises:
+        ConfigError: With the reason and what to take instead.
+    """
+    if _FEW_BITS.search(name):
+        raise ConfigError(
+            f"{key}={name}: not offered: the optimizers of bitsandbytes and torchao, with a state of few bits or in "
+            "pages, are not proved here to go on from a checkpoint bit for bit, and torchao's state are tensors that a "
+            "checkpoint cannot hold. Less state than AdamW's: optimizer=adafactor, optimizer=muon, optimizer=sgd, or "
+            "optimizer=pytorch_optimizer optimizer.name=lion."
+        )

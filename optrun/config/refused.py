@@ -36,10 +36,15 @@ def refuse_code(cfg: DictConfig) -> None:
             or (_of_logging(key) and (leaf == "()" or (leaf == "class" and not str(value).startswith("logging."))))
         )
         if names_code:
-            raise ConfigError(
-                f"{key}={value}: a configuration that names code is not run. Expected a choice by its name, such as "
-                "optimizer=lamb; leave this key out."
-            )
+            raise code_refusal(key, value)
+
+
+def code_refusal(key: str, value: object) -> ConfigError:
+    """The refusal of a key that names code."""
+    return ConfigError(
+        f"{key}={value}: a configuration that names code is not run. Expected a choice by its name, such as "
+        "optimizer=lamb; leave this key out."
+    )
 
 
 def refuse_secrets(cfg: DictConfig) -> None:

@@ -13,9 +13,10 @@ from omegaconf.errors import OmegaConfBaseException
 from optrun.bounded_yaml import UnboundedYamlError, interpolation_in, read_text, yaml_mapping
 from optrun.config import store
 from optrun.config.folders import config_dir
+from optrun.config.keys import all_keys as keys_of
+from optrun.config.keys import open_prefix, unknown_key
 from optrun.config.kind import KIND, kind_of, saved_kind, with_kind
-from optrun.config.overrides import all_keys as keys_of
-from optrun.config.overrides import assign, open_prefix, parse, unknown_key
+from optrun.config.overrides import assign, parse, refuse_twice
 from optrun.config.run import RunConfig
 from optrun.errors import ConfigError, did_you_mean
 
@@ -95,6 +96,7 @@ def changed(hydra: Hydra, cfg: DictConfig, overrides: list[str]) -> DictConfig:
     """
     result = cfg.copy()
     parsed = parse(overrides)
+    refuse_twice(parsed)
     for override in parsed:
         if override.is_sweep_override():
             raise ConfigError(f"{override.input_line}: several values are a sweep, which cannot be resumed as one run.")

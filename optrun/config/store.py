@@ -1,9 +1,8 @@
 """Schemas into Hydra, a typed `RunConfig` out."""
 
 import copy
-import dataclasses
+import warnings
 from pathlib import Path
-from typing import Any
 
 from hydra._internal.config_loader_impl import ConfigLoaderImpl
 from hydra._internal.hydra import Hydra
@@ -13,44 +12,30 @@ from hydra.core.config_store import ConfigStore
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.object_type import ObjectType
 from hydra.core.plugins import Plugins
-from hydra.errors import HydraException, MissingConfigException
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from optrun.bounded_yaml import UnboundedYamlError, read_text
-from optrun.config import (
-    checkpoint,
-    clip,
-    data,
-    model,
-    optimizer,
-    param_groups,
-    scheduler,
-    sweeper,
-    task,
-    tracking,
-    training,
-)
+from optrun.config import sweeper
 from optrun.config.folders import config_dir, recipes_dir
+from optrun.config.groups import GROUPS as GROUPS
+from optrun.config.keys import missing_keys
 from optrun.config.kind import kind_of
+from optrun.config.refusals import interpolation, refusal
 from optrun.config.refused import refuse_code, refuse_secrets
 from optrun.config.run import RunConfig
-from optrun.errors import ConfigError, did_you_mean, refuse_url
+from optrun.config.yaml_files import READ, Repository, shown
+from optrun.errors import ConfigError, refuse_url
 
-GROUPS: dict[str, dict[str, type[Any]]] = {
-    "task": dict(task.SCHEMAS),
-    "data": dict(data.SCHEMAS),
-    "model": dict(model.SCHEMAS),
-    "param_groups": dict(param_groups.SCHEMAS),
-    "optimizer": dict(optimizer.SCHEMAS),
-    "scheduler": dict(scheduler.SCHEMAS),
-    "clip": dict(clip.SCHEMAS),
-    "training": dict(training.SCHEMAS),
-    "checkpoint": dict(checkpoint.SCHEMAS),
-    "tracking": dict(tracking.SCHEMAS),
-}
 DEFAULT_CONFIG = "config"
+_NEEDED_AT_ONCE = ("resume", "hydra.mode", "hydra.run.dir", "hydra.sweep.dir")
+"""Keys that are looked at as soon as a configuration is composed, so that an interpolation in them has to hold."""
+
+_KNOWN_WARNINGS = (
+    "Defaults list is missing `_self_`",  # the file's own values come last then, as expected
+    "Support for .yml files is deprecated",  # such a file is refused by name
+)
 
 
 def recipe_names() -> list[str]:
@@ -58,17 +43,17 @@ def recipe_names() -> list[str]:
     return sorted(path.stem for path in recipes_dir().glob("*.yaml"))
 
 
-def choices_with(group: str, key: str) -> list[str]:
-    """The choices of a group that have a key."""
-    return sorted(
-        choice
-        for choice, schema in GROUPS[group].items()
-        if any(field.name == key for field in dataclasses.fields(schema))
-    )
+def _times(value: float, factor: float | None) -> float:
+    """`${times:A,B}` in a YAML: their product, as a person would write it; A where B is null."""
+    try:
+        return float(f"{float(value) * (1.0 if factor is None else float(factor)):.12g}")
+    except (TypeError, ValueError) as error:
+        raise ConfigError(f"${{times:{value},{factor}}}: expected two numbers.") from error
 
 
 def register_schemas() -> None:
     """Put every dataclass into Hydra's store, as `<choice>_schema` of its group."""
+    OmegaConf.register_new_resolver("times", _times, replace=True)
     store = ConfigStore.instance()
     store.store(name="run_schema", node=RunConfig, provider="optrun")
     for group, choices in GROUPS.items():
@@ -90,7 +75,11 @@ def _own_sweepers() -> None:
 
 
 class _Loader(ConfigLoaderImpl):
-    """Hydra's loader, that does not show schemas among the choices."""
+    """Hydra's loader, that names the files it cannot read and does not show schemas among the choices."""
+
+    def __init__(self, config_search_path: ConfigSearchPath) -> None:
+        super().__init__(config_search_path)
+        self.repository = Repository(config_search_path)
 
     def get_group_options(
         self,
@@ -101,7 +90,7 @@ class _Loader(ConfigLoaderImpl):
     ) -> list[str]:
         """Choices of a group, without the schemas."""
         options = super().get_group_options(group_name, results_filter, config_name, overrides)
-        return [option for option in options if not option.endswith("_schema")]
+        return [option for option in options if not option.endswith(("_schema", "_config_"))]  # and Hydra's dummy
 
 
 def _search_path(extra_dir: str | None) -> ConfigSearchPath:
@@ -140,6 +129,9 @@ def open_hydra(extra_dir: str | None = None) -> Hydra:
     """
     register_schemas()
     _own_sweepers()
+    READ.clear()
+    for known in _KNOWN_WARNINGS:
+        warnings.filterwarnings("ignore", message=f"(?s).*{known}")
     GlobalHydra.instance().clear()
     hydra = Hydra(task_name="optrun", config_loader=_Loader(config_search_path=_search_path(extra_dir)))
     GlobalHydra.instance().initialize(hydra)
@@ -161,29 +153,18 @@ def compose(hydra: Hydra, config_name: str, overrides: list[str], run_mode: RunM
             from_shell=False,
             with_log_configuration=False,
         )
-    except MissingConfigException as error:
-        if error.missing_cfg_file == config_name:
-            names = [DEFAULT_CONFIG, *recipe_names()]
-            raise ConfigError(
-                f"-cn {config_name}: no such recipe. {did_you_mean(config_name, names)} "
-                f"Recipes: {', '.join(recipe_names())}; your own are found with --config-dir DIR."
-            ) from error
-        raise ConfigError(_first_line(error)) from error
-    except (HydraException, OmegaConfBaseException) as error:
-        raise ConfigError(_first_line(error)) from error
+        for key in _NEEDED_AT_ONCE:
+            OmegaConf.select(cfg, key)
+    except ConfigError:
+        raise
+    except Exception as error:  # of Hydra, of OmegaConf, or of Python's own where these did not look
+        raise refusal(hydra, config_name, error) from error
+    if OmegaConf.get_type(cfg) is not RunConfig:
+        where = shown(READ[config_name]) if config_name in READ else f"-cn {config_name}"
+        raise ConfigError(f"{where}: not built on `config`: begin with `defaults: [config, _self_]`.")
     refuse_code(cfg)
     refuse_secrets(cfg)
     return cfg
-
-
-def _first_line(error: BaseException) -> str:
-    cause: BaseException = error
-    while cause.__cause__ is not None:
-        cause = cause.__cause__
-    if isinstance(cause, ConfigError):
-        return str(cause)
-    lines = [line for line in str(error).splitlines() if line.strip()]
-    return lines[0] if lines else type(error).__name__
 
 
 def without_hydra(cfg: DictConfig) -> DictConfig:
@@ -193,6 +174,18 @@ def without_hydra(cfg: DictConfig) -> DictConfig:
     OmegaConf.set_readonly(own, False)
     own.pop("hydra", None)
     return own
+
+
+def refuse_dangling(cfg: DictConfig) -> None:
+    """Refuse interpolations that come to nothing.
+
+    Raises:
+        ConfigError: Naming the first such key.
+    """
+    try:
+        OmegaConf.to_container(cfg, resolve=True)
+    except OmegaConfBaseException as error:
+        raise interpolation(cfg, error) from error
 
 
 def typed(cfg: DictConfig) -> RunConfig:
@@ -207,7 +200,7 @@ def typed(cfg: DictConfig) -> RunConfig:
     """
     refuse_code(cfg)
     refuse_secrets(cfg)
-    missing = sorted(OmegaConf.missing_keys(cfg))
+    missing = missing_keys(cfg)
     if missing:
         key = missing[0]
         others = f" (also missing: {', '.join(missing[1:])})" if missing[1:] else ""
@@ -217,7 +210,7 @@ def typed(cfg: DictConfig) -> RunConfig:
     except ConfigError:
         raise
     except OmegaConfBaseException as error:
-        raise ConfigError(_first_line(error)) from error
+        raise interpolation(cfg, error) from error
     if not isinstance(config, RunConfig):
         raise ConfigError("this configuration is not built on `config`: begin its defaults list with `- config`.")
     for group, schemas in GROUPS.items():

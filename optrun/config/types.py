@@ -12,6 +12,7 @@ _WORDS = {
     "is not a ListConfig": "a list, such as [a,b]",
     "to Dict[": "a mapping, such as {key: value}",
     "not Optional": "a value, not null",
+    "Incompatible value 'None'": "a value, not null",
 }
 
 

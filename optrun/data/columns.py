@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -130,6 +131,9 @@ def text_column(source: Source, split: Split, taken: Iterable[str | None] = ()) 
     usual = [name for name in USUAL_TEXTS if name in candidates]
     if len(usual) == 1:
         return usual[0]
+    for name in USUAL_TEXTS:
+        if not candidates and name in split.rows.column_names:
+            refuse_mixed(split, name)
     said = f"several columns of texts ({', '.join(candidates)})" if candidates else "no column of texts"
     key = "data.eval_text_column" if evaluation and not candidates else "data.text_column"
     raise ConfigError(f"{key} is needed: {split.key} has {said}. Columns: {', '.join(split.rows.column_names)}.")
@@ -154,12 +158,15 @@ def words_column(source: Source, split: Split, labels: str) -> str:
         usual = [column for column in USUAL_WORDS if column in candidates]
         found = candidates if len(candidates) == 1 else usual
         if len(found) != 1:
+            for column in set(USUAL_WORDS) & set(split.rows.column_names):
+                refuse_mixed(split, column)
             raise ConfigError(
                 f"data.text_column is needed: {split.key} has no single column of word lists. "
                 f"Columns: {', '.join(split.rows.column_names)}.{_no_lists(split)}"
             )
         return found[0]
     if name not in candidates:
+        refuse_mixed(split, name)
         raise ConfigError(
             f"data.text_column={name}: task=token_classification expects lists of words there.{_no_lists(split)}"
         )
@@ -228,12 +235,45 @@ def _is_number(value: str | None) -> bool:
     return True
 
 
+_KINDS = {str: "a text", int: "a number", float: "a number", bool: "true or false", dict: "an object", list: "a list"}
+
+
+def refuse_mixed(split: Split, column: str) -> None:
+    """Refuse a column in which some rows of a file have numbers and others texts, alone or in lists.
+
+    `datasets` keeps such a column as JSON, where 1 and "1" are no longer two things.
+
+    Raises:
+        ConfigError: With the first row that differs from those before it.
+    """
+    feature = split.rows.features[column]
+    listed = type(getattr(feature, "feature", None)).__name__ == "Json"
+    if not listed and type(feature).__name__ != "Json":
+        return
+    kind, where, first = "", 0, None
+    for row, held in enumerate(split.rows[column]):
+        for value in held or [] if listed else [held]:
+            here = _KINDS.get(type(value), "")
+            if here and kind and here != kind:
+                raise ConfigError(
+                    f"{split.key}: column {column} mixes kinds of values: row {split.number(where)} has "
+                    f"{_short(first)}, row {split.number(row)} has {_short(value)}. Write all of them alike."
+                )
+            kind, where, first = (kind, where, first) if kind else (here, row, value)
+    if kind in ("a number", "true or false"):
+        raise ConfigError(
+            f"{split.key}: column {column} mixes kinds of values: some rows write {json.dumps(first)} and its like "
+            "without quotes, others as texts in quotes. Write all of them one way."
+        )
+
+
 def texts(split: Split, column: str) -> Iterator[str]:
     """Each row's text; a missing one is empty, a number is its digits.
 
     Raises:
-        ConfigError: A value that is no text: a list, bytes, a date.
+        ConfigError: A value that is no text: a list, bytes, a date; a column that mixes texts and numbers.
     """
+    refuse_mixed(split, column)
     row = -1
     for batch in split.rows.select_columns([column]).iter(batch_size=1000):
         for value in batch[column]:

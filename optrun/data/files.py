@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import difflib
 import glob
-from collections.abc import Iterator
+import shutil
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from optrun.data.cache import digest_files, place_for
+from optrun.data.cache import cached, digest, digest_files
 from optrun.data.delimited import read_csv
-from optrun.errors import ConfigError
+from optrun.errors import ConfigError, OptrunError
 
 if TYPE_CHECKING:
     from datasets import Dataset
@@ -120,20 +121,51 @@ def _read(key: str, files: list[Path], kind: str, content: str, documents: bool)
     import datasets
 
     options = {"sample_by": "document" if documents else "line", "encoding": "utf-8-sig"} if kind == "text" else {}
+
+    def read(cache_dir: str) -> Any:
+        names = [glob.escape(str(path.resolve())) for path in files]
+        return datasets.load_dataset(kind, data_files=names, cache_dir=cache_dir, keep_in_memory=False, **options)
+
     try:
-        with quiet():
-            return datasets.load_dataset(
-                kind,
-                data_files=[glob.escape(str(path.resolve())) for path in files],
-                split="train",
-                cache_dir=str(place_for("files", content[:32])),
-                **options,
-            )
+        return kept_rows("files", digest(kind, str(options), content), read)["train"]
+    except OptrunError:
+        raise
     except Exception as error:  # whatever the reader says, the file and its words are what the user needs
         if "corresponds to no data" in str(error):
             raise ConfigError(f"{key}={files[0]}: no rows in it.") from error
         names = ", ".join(str(path) for path in files[:3]) + (", ..." if len(files) > 3 else "")
         raise ConfigError(f"{key}={names}: cannot be read as {kind}: {reason(error)}") from error
+
+
+def kept_rows(kind: str, key: str, read: Callable[[str], Mapping[str, Dataset]]) -> dict[str, Dataset]:
+    """What a reader of `datasets` reads, kept as Arrow files in our own cache, which knows when they are damaged.
+
+    Args:
+        kind: Subfolder of the cache.
+        key: Digest of everything the rows depend on besides `datasets` itself.
+        read: Gives the splits; puts its files into the folder it is given.
+
+    Returns:
+        Split to rows, mapped from the cache.
+
+    Raises:
+        StorageError: The disk refused.
+    """
+    import datasets
+
+    def make(place: Path) -> None:
+        with quiet():
+            splits = read(str(place / "reader"))
+        for split, rows in splits.items():
+            for number, part in enumerate(rows.cache_files):
+                Path(part["filename"]).rename(place / f"{split}-{number:05d}.arrow")
+        shutil.rmtree(place / "reader")
+
+    folder = cached(kind, digest(datasets.__version__, key), make)
+    found: dict[str, list[Dataset]] = {}
+    for path in sorted(folder.glob("*.arrow")):
+        found.setdefault(path.stem.rsplit("-", 1)[0], []).append(datasets.Dataset.from_file(str(path)))
+    return {split: datasets.concatenate_datasets(parts) for split, parts in found.items()}
 
 
 @contextmanager

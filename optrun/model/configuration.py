@@ -13,6 +13,7 @@ from optrun.errors import ConfigError, did_you_mean, nearest
 from optrun.model.tokenizer import in_one_line
 
 _SPECIAL_IDS = ("pad_token_id", "bos_token_id", "eos_token_id", "cls_token_id", "sep_token_id")
+_FOR_TASK = {"causal_lm": "a decoder such as gpt2 or llama", "masked_lm": "an encoder such as bert or roberta"}
 
 
 @dataclass
@@ -60,8 +61,7 @@ def configuration(config: ModelConfig, spec: ModelSpec) -> tuple[Any, bool]:
         values.architectures = []  # where one architecture has several heads, transformers looks through the list
     for name, value in spec.config.items():
         setattr(values, name, value)
-    if spec.auto_class == "AutoModelForCausalLM" and getattr(values, "is_decoder", None) is False:
-        values.is_decoder = True  # BERT and its kin look both ways unless told
+    _refuse_other_direction(config, values, spec.auto_class)
     _refuse_long(config, values, spec)
     return values, isinstance(config, FromConfigConfig)
 
@@ -77,11 +77,16 @@ def refuse_unknown(config: ModelConfig, auto_class: str) -> None:
         ConfigError: An architecture that does not exist, or one without a head for the task; a path that is no model; a
             name that the architecture's configuration does not have.
     """
-    values = _defaults(config) if isinstance(config, FromConfigConfig) else None
-    if isinstance(config, PretrainedConfig):
+    if isinstance(config, FromConfigConfig):
+        values = _defaults(config)
+    else:
+        assert isinstance(config, PretrainedConfig)
         values = _loaded(config)
     _refuse_names(values, config.config, "model.config")
     _refuse_no_head(config, values, auto_class)
+    if "is_decoder" in config.config:
+        values.is_decoder = config.config["is_decoder"]
+    _refuse_other_direction(config, values, auto_class)
 
 
 def _defaults(config: FromConfigConfig) -> Any:
@@ -263,6 +268,34 @@ def _refuse_no_head(config: ModelConfig, values: Any, auto_class: str) -> None:
     raise ConfigError(
         f"{where}: transformers has no {auto_class} of the architecture {values.model_type}, which this task needs. "
         "Take another model or another task."
+    )
+
+
+def _refuse_other_direction(config: ModelConfig, values: Any, auto_class: str) -> None:
+    """An encoder is made a decoder, or a decoder an encoder, only by a word of the user's or of the model's own file.
+
+    Raises:
+        ConfigError: With the architecture, and the value that says so knowingly.
+    """
+    import transformers
+
+    decodes = getattr(values, "is_decoder", None)
+    both_ways = type(values) in transformers.AutoModelForMaskedLM._model_mapping
+    halves = bool(getattr(values, "is_encoder_decoder", False))
+    if auto_class == "AutoModelForCausalLM" and decodes is False and (both_ways or halves):
+        what = (
+            "an encoder-decoder, and its decoder alone would train" if halves else "an encoder, which reads both ways"
+        )
+        other = "task=seq2seq_lm" if halves else "task=masked_lm"
+    elif auto_class == "AutoModelForMaskedLM" and decodes and both_ways:
+        what, other = "made a decoder by is_decoder=true, and sees nothing behind a mask", "task=causal_lm"
+    else:
+        return
+    where = f"model.path={config.path}" if isinstance(config, PretrainedConfig) else f"model={config.name}"
+    task = "causal_lm" if auto_class == "AutoModelForCausalLM" else "masked_lm"
+    raise ConfigError(
+        f"{where}: {values.model_type} is {what}. For task={task} take {_FOR_TASK[task]}, or {other}; "
+        f"model.config.is_decoder={str(not decodes).lower()} makes it one knowingly."
     )
 
 

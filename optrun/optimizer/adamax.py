@@ -59,6 +59,7 @@ class Adamax(NamedOptimizer):
         "weight_decay_mode": arguments.one_of("l1", "l2", "decoupled"),
         "foreach": arguments.optional_flag,
     }
+    STATE: ClassVar[tuple[str, ...]] = ("exp_avg", "exp_inf")
 
     def __init__(
         self,
@@ -97,8 +98,7 @@ class Adamax(NamedOptimizer):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        slots = ("exp_avg", "exp_inf")
-        for batch in gather(self, slots=slots, shared=("betas", "eps", "foreach"), per_tensor=self._numbers):
+        for batch in gather(self, slots=self.STATE, shared=("betas", "eps", "foreach"), per_tensor=self._numbers):
             beta1, beta2 = batch.options["betas"]
             adamax(
                 batch.params,

@@ -83,6 +83,7 @@ class AdamWDL(NamedOptimizer):
     OPTIMIZER_WIDE: ClassVar[frozenset[str]] = frozenset(
         {"apply_decay_param_fun", "layerwise_decay", "n_layers", "name_dict", "set_param_lr_fun", "decay_form"}
     )
+    STATE: ClassVar[tuple[str, ...]] = ("exp_avg", "exp_avg_sq")
     CHECKS: ClassVar[Mapping[str, Check]] = {
         "lr": arguments.not_negative,
         "betas": arguments.betas,
@@ -208,7 +209,7 @@ class AdamWDL(NamedOptimizer):
                 loss = closure()
         batches = gather(
             self,
-            slots=("exp_avg", "exp_avg_sq"),
+            slots=self.STATE,
             shared=("betas", "eps", "foreach"),
             per_tensor=self._numbers,
             sparse=lambda group: "rows" if group["lazy_mode"] else "refuse",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import sys
 from collections.abc import Callable, Mapping, Sequence, Set
 from typing import Any, ClassVar, Self, TypeAlias
 
@@ -11,7 +12,8 @@ from torch.optim import Optimizer
 
 from optrun.optimizer import arguments
 from optrun.optimizer.arguments import Check, known_keys
-from optrun.optimizer.groups import folded, listed_params, names_of
+from optrun.optimizer.drivers import scheduler_over
+from optrun.optimizer.groups import folded, given_names, listed_params, names_of, refuse_repeats
 from optrun.optimizer.patterns import matching
 from optrun.optimizer.restore import restored
 
@@ -30,14 +32,16 @@ class NamedOptimizer(Optimizer):
 
     Subclasses say in `CHECKS` what each hyper-parameter may be; a group may override all of them. `lr` and
     `weight_decay` may be functions of the step, counted from 0 and kept in `group["step"]`; the group then holds the
-    value of the step that comes next. The class also goes over torch's own optimizers: `class SGD(NamedOptimizer,
-    torch.optim.SGD)`.
+    value of the last step, of step 0 before any. The class also goes over torch's own optimizers:
+    `class SGD(NamedOptimizer, torch.optim.SGD)`.
     """
 
     CHECKS: ClassVar[Mapping[str, Check]] = {}
     """Option -> checker, for the options this class checks itself."""
     OPTIMIZER_WIDE: ClassVar[frozenset[str]] = frozenset()
     """Options that no group may override."""
+    STATE: ClassVar[tuple[str, ...]] = ()
+    """What is kept for every parameter that was stepped, besides `step`."""
     SLOTS: ClassVar[Mapping[str, str]] = {}
     """Option -> state tensor it needs where it is set, for classes that make that with a parameter's first state only;
     a state saved without it cannot be stepped."""
@@ -46,6 +50,8 @@ class NamedOptimizer(Optimizer):
     """Name of the schedule that writes the groups' lr; set by whoever drives it."""
     _functions: list[dict[str, Callable[[int], float]]]
     """Per group, the options that are functions of the step."""
+    _references: int | None = None
+    """References to this optimizer when no scheduler was found among them."""
     _undecayed: Set[Tensor] = frozenset()
     """Parameters that a rule of the optimizer's own exempts from decay; looked up in `_resolve`."""
 
@@ -110,22 +116,12 @@ class NamedOptimizer(Optimizer):
             if key not in param_group and key not in functions:
                 functions[key] = function
         group["params"] = listed_params(group["params"])
-        if len({id(_tensor(entry)) for entry in group["params"]}) < len(group["params"]):
-            raise ValueError("a parameter appears twice in one group.")
+        refuse_repeats([*self.named_params().items(), *given_names(group["params"], len(self.param_groups))])
         group.setdefault("step", self.param_groups[0]["step"] if self.param_groups else 0)
         super().add_param_group(group)
         self._functions.append(functions)
-        self._refuse_taken_names()
         if self._built:
             self._resolve()
-
-    def _refuse_taken_names(self) -> None:
-        taken: set[str] = set()
-        for group in self.param_groups:
-            for name in group.get("param_names", ()):
-                if name in taken:
-                    raise ValueError(f"two parameters are called {name!r}: names must tell them apart.")
-                taken.add(name)
 
     def named_params(self) -> dict[str, Tensor]:
         """Every parameter by its name, in group order; unnamed ones by their position."""
@@ -207,7 +203,7 @@ class NamedOptimizer(Optimizer):
             TypeError: For anything but a number.
             ValueError: For a number that is negative or not finite.
         """
-        driver = self.lr_driver()
+        driver = self.lr_driver() or self._scheduler_outside()
         if driver is not None:
             raise RuntimeError(
                 f"set_lr({value!r}) refused: {driver} drives the learning rate and would overwrite it. "
@@ -218,6 +214,15 @@ class NamedOptimizer(Optimizer):
         for group in self.param_groups:
             if "lr_scale" in group:
                 group["lr"] = base * group["lr_scale"]
+
+    def _scheduler_outside(self) -> str | None:
+        """As `scheduler_over`; not looked for again where nothing has come to refer to this optimizer since."""
+        references = sys.getrefcount(self)
+        if references == self._references:
+            return None
+        found = scheduler_over(self)
+        self._references = references if found is None else None
+        return found
 
     # -- configuration ------------------------------------------------------------------------------------------------
 
@@ -247,6 +252,15 @@ class NamedOptimizer(Optimizer):
 
     # -- state --------------------------------------------------------------------------------------------------------
 
+    def kept_state(self, param: Tensor, group: Mapping[str, Any]) -> set[str]:
+        """Keys of a parameter's state once it was stepped with a group's options; without `step` and master weight."""
+        del param
+        return {*self.STATE, *(slot for option, slot in self.SLOTS.items() if group[option])}
+
+    def state_dict(self) -> dict[str, Any]:
+        """As torch's, with the name of the class that it is for under `optimizer`."""
+        return {**super().state_dict(), "optimizer": type(self).__name__}
+
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Load by parameter name, keep every dtype; without names by position, as torch does.
 
@@ -254,16 +268,28 @@ class NamedOptimizer(Optimizer):
             state_dict: From `state_dict()`, or from torch's `get_optimizer_state_dict`.
 
         Raises:
-            ValueError: With the first parameter that is missing, extra or of another shape.
+            ValueError: Another optimizer's state; or with the first parameter that is missing, extra or of another
+                shape.
         """
         for pre_hook in self._optimizer_load_state_dict_pre_hooks.values():
             changed = pre_hook(self, state_dict)
             if changed is not None:
                 state_dict = changed
+        self._refuse_other_formula(state_dict)
         state, groups = restored(self, state_dict)
         self.__setstate__({"state": state, "param_groups": groups})
         for post_hook in self._optimizer_load_state_dict_post_hooks.values():
             post_hook(self)
+
+    def _refuse_other_formula(self, state_dict: Mapping[str, Any]) -> None:
+        """What torch's classes keep in their groups would come along, though this class has no such option."""
+        for key, own in (("maximize", False), ("decoupled_weight_decay", None)):
+            now = self.defaults.get(key, own)
+            if now is None or key in _keywords(type(self)) or "optimizer" in state_dict:
+                continue
+            for group in state_dict.get("param_groups", ()):
+                if "optimizer" not in group and group.get(key, now) != now:
+                    raise ValueError(f"the state was saved with {key}={group[key]}: {type(self).__name__} has {now}.")
 
     def __getstate__(self) -> dict[str, Any]:
         """As torch's, with what copies need besides."""
@@ -282,10 +308,6 @@ class NamedOptimizer(Optimizer):
             for key, function in functions.items():
                 value = self.CHECKS.get(key, arguments.finite)(key, function(group["step"]))
                 group[key] = value * group.get("lr_scale", 1.0) if key == "lr" else value
-
-
-def _tensor(entry: Any) -> Any:
-    return entry[1] if isinstance(entry, tuple) else entry
 
 
 def _keywords(cls: type[Optimizer]) -> list[str]:
@@ -309,6 +331,9 @@ def _before_step(optimizer: Optimizer, _args: Any, _kwargs: Any) -> None:
 
 
 def _after_step(optimizer: Optimizer, _args: Any, _kwargs: Any) -> None:
+    found_inf = getattr(optimizer, "found_inf", None)
+    if found_inf is not None and found_inf.item():
+        return  # torch.amp.GradScaler lets a fused step run, which then changes nothing
     if any(param.grad is not None for group in optimizer.param_groups for param in group["params"]):
         for group in optimizer.param_groups:
             group["step"] += 1

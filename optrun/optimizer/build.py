@@ -14,14 +14,17 @@ from optrun.config.kind import kind_of
 from optrun.config.optimizer import SCHEMAS, OptimizerConfig, PytorchOptimizerConfig
 from optrun.errors import ConfigError, did_you_mean
 from optrun.optimizer.composite import Composite
-from optrun.optimizer.foreign import build_pytorch_optimizer
+from optrun.optimizer.foreign import build_pytorch_optimizer, library_class
+from optrun.optimizer.groups import given_names
 from optrun.optimizer.table import CLASSES
+from optrun.param_groups.roles import LORA, is_lora
 
 COMPANION = "adamw"
 """What steps the parameters that are no hidden matrix beside Muon."""
 
 HIDDEN_ROLES = frozenset({"matrix"})
-"""Roles of parameters that Muon takes, if they are 2-D."""
+"""Roles of parameters that Muon takes, if they are 2-D. The factors of a LoRA are none: what is orthogonalised would be
+each factor, r x d, and not the update of the matrix, which is their product."""
 
 
 def choice_of(config: OptimizerConfig) -> str:
@@ -37,6 +40,16 @@ def options_of(config: OptimizerConfig) -> dict[str, Any]:
     """The constructor's keywords in a configuration, words as strings; without `lr`, which stands at the top level."""
     options = {f.name: getattr(config, f.name) for f in fields(config) if f.name not in ("name", "default_lr")}
     return {key: value.value if isinstance(value, Enum) else value for key, value in options.items()}
+
+
+def require_optimizer(config: OptimizerConfig) -> None:
+    """Refuse an optimizer of another library that is not installed or not offered, before anything is read.
+
+    Raises:
+        ConfigError: With the reason.
+    """
+    if isinstance(config, PytorchOptimizerConfig):
+        library_class(config.name)
 
 
 def build_optimizer(
@@ -73,7 +86,9 @@ def build_optimizer(
     try:
         if isinstance(config, PytorchOptimizerConfig):
             decay, kwargs = config.weight_decay, config.kwargs
-            return build_pytorch_optimizer(config.name, param_groups, lr=lr, weight_decay=decay, **kwargs)
+            return build_pytorch_optimizer(
+                config.name, param_groups, lr=lr, divide=hidden_and_rest, weight_decay=decay, **kwargs
+            )
         groups, members = divided(choice, given, param_groups)
         if len(members) == 1 and all(group["optimizer"] == choice for group in groups):
             for group in groups:
@@ -105,7 +120,8 @@ def divided(
     muon = {k: v for k, v in options.items() if k not in ("betas", "eps", "companion_lr_scale")}
     companion = {k: v for k, v in options.items() if k in ("betas", "eps", "weight_decay")}
     scale = options.get("companion_lr_scale", 1.0)
-    return _split_for_muon(groups, scale), {"muon": muon, COMPANION: companion}
+    asked = [group.get("optimizer") == "muon" for group in param_groups]
+    return _split_for_muon(groups, asked, scale), {"muon": muon, COMPANION: companion}
 
 
 def is_hidden_matrix(param: Tensor, role: str | None) -> bool:
@@ -129,18 +145,34 @@ def is_hidden_matrix(param: Tensor, role: str | None) -> bool:
     return short >= 8 and long <= 8 * short
 
 
-def _split_for_muon(groups: Sequence[Mapping[str, Any]], scale: float) -> list[dict[str, Any]]:
+def hidden_and_rest(group: Mapping[str, Any], *, factors: bool = False) -> tuple[list[Any], list[Any]]:
+    """The parameters of a group that Muon steps, and the others; LoRA's factors are stepped where asked for."""
+    hidden: list[Any] = []
+    rest: list[Any] = []
+    for pair in group["params"]:
+        name, param = given_names([pair], 0)[0]
+        role = _role(group, name)
+        takes = (factors and role == LORA) or (is_hidden_matrix(param, role) and group.get("layer") != "head")
+        (hidden if takes and param.dim() == 2 else rest).append(pair)
+    return hidden, rest
+
+
+def _role(group: Mapping[str, Any], name: str) -> str | None:
+    return group.get("role") or (LORA if is_lora(name) else None)
+
+
+def _split_for_muon(groups: Sequence[Mapping[str, Any]], asked: Sequence[bool], scale: float) -> list[dict[str, Any]]:
+    """Hidden matrices for Muon, the rest for its companion; LoRA's factors for Muon where their group asks for it."""
     split: list[dict[str, Any]] = []
-    for group in groups:
+    factors: list[str] = []
+    for group, by_name in zip(groups, asked, strict=True):
         if group["optimizer"] != "muon":
             split.append(dict(group))
             continue
-        hidden: list[Any] = []
-        rest: list[Any] = []
-        for pair in group["params"]:
-            param = _tensor(pair)
-            is_head = group.get("layer") == "head"
-            (hidden if is_hidden_matrix(param, group.get("role")) and not is_head else rest).append(pair)
+        hidden, rest = hidden_and_rest(group, factors=by_name)
+        if not by_name:
+            names = (name for name, _ in given_names(group["params"], 0))
+            factors += [name for name in names if _role(group, name) == LORA]
         if hidden:
             split.append({**group, "params": hidden})
         if rest:
@@ -150,10 +182,10 @@ def _split_for_muon(groups: Sequence[Mapping[str, Any]], scale: float) -> list[d
                 if "lr" in group:
                     scaled["lr"] = group["lr"] * scale
             split.append(scaled)
+    if factors and all(group["optimizer"] != "muon" for group in split):  # it would only lend its name to the companion
+        raise ConfigError(
+            f"optimizer=muon: the matrices that train are the factors of a LoRA, {factors[0]} and {len(factors) - 1} "
+            f"more, which it leaves to {COMPANION}; so nothing is left for it. Take optimizer={COMPANION}, or let it "
+            "orthogonalise each factor with param_groups.rules=[{pattern: lora_, optimizer: muon}]."
+        )
     return split
-
-
-def _tensor(entry: Any) -> Tensor:
-    tensor = entry[1] if isinstance(entry, tuple) else entry
-    assert isinstance(tensor, Tensor)
-    return tensor

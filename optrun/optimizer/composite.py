@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from itertools import chain
 from typing import Any
 
 import torch
@@ -10,6 +11,7 @@ import torch
 from optrun.errors import did_you_mean
 from optrun.optimizer import arguments
 from optrun.optimizer.base import NamedOptimizer, Numeric, Params
+from optrun.optimizer.groups import given_names, listed_params, refuse_repeats
 from optrun.optimizer.table import CLASSES
 
 
@@ -72,20 +74,24 @@ class Composite(NamedOptimizer):
         """
         if not isinstance(param_group, dict) or "params" not in param_group:
             raise TypeError("Composite takes group dicts with the key 'params'.")
-        rest = dict(param_group)
+        rest = {**param_group, "params": listed_params(param_group["params"])}
         name = rest.pop("optimizer", self._main)
         if not self._built:
             self._waiting.append((name, rest))
             return
+        refuse_repeats([*self.named_params().items(), *given_names(rest["params"], len(self.param_groups))])
         if name in self.members:
             self.members[name].add_param_group(rest)
         else:
-            self._add_member(name, [rest])
+            done = max(group["step"] for group in self.param_groups)
+            self._add_member(name, [{"step": done, **rest}])
         self._take(name, -1)
-        self._refuse_taken_names()
+        self._offer_momentum()
 
     def _build_members(self) -> None:
         """Each with all of its groups at once: name patterns and a `name_dict` are held against all of their names."""
+        pairs = [given_names(group["params"], place) for place, (_, group) in enumerate(self._waiting)]
+        refuse_repeats(chain.from_iterable(pairs))
         groups: dict[str, list[dict[str, Any]]] = {}
         for name, group in self._waiting:
             groups.setdefault(name, []).append(group)
@@ -95,7 +101,25 @@ class Composite(NamedOptimizer):
         for name, _ in self._waiting:
             self._take(name, next(places[name]))
         self._waiting = []
-        self._refuse_taken_names()
+        self._offer_momentum()
+
+    def _offer_momentum(self) -> None:
+        """Say in the defaults that momentum can be cycled, where torch's OneCycleLR and CyclicLR look for it.
+
+        They write `betas` of every group, or `momentum` of every group; with members of both kinds that is `momentum`,
+        which `step` hands on.
+        """
+        for key in ("betas", "momentum"):
+            self.defaults.pop(key, None)
+        if all("betas" in group for group in self.param_groups):
+            self.defaults["betas"] = self.param_groups[0]["betas"]
+        elif any("betas" in group or "momentum" in group for group in self.param_groups):
+            self.defaults["momentum"] = None
+
+    def _hand_on_momentum(self) -> None:
+        for group in self.param_groups:
+            if "momentum" in group and "betas" in self.members[group["optimizer"]].defaults:
+                group["betas"] = (group["momentum"], *group["betas"][1:])
 
     def _add_member(self, name: str, groups: list[dict[str, Any]]) -> None:
         options: dict[str, Any] = {"lr": self._base_functions.get("lr", self.defaults["lr"])}
@@ -119,6 +143,7 @@ class Composite(NamedOptimizer):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
+        self._hand_on_momentum()
         for member in self.members.values():
             member.step()
         return loss

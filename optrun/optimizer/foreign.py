@@ -5,66 +5,229 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import inspect
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from torch.optim import Optimizer
 
+from optrun.config.optimizer import SCHEMAS, refuse_few_bits
 from optrun.errors import ConfigError, did_you_mean
 from optrun.optimizer.arguments import known_keys
+from optrun.optimizer.averaged import averages
 from optrun.optimizer.groups import DESCRIPTIVE_KEYS
+from optrun.optimizer.library import FLAGS, LIBRARY, MARKED, PROJECTED, REFUSED, SWITCHES, TAKES_LOSS, WANTED
+from optrun.optimizer.rehearsal import rehearse
+
+Divide = Callable[[Mapping[str, Any]], tuple[list[Any], list[Any]]]
+"""A group's (name, parameter) pairs: hidden matrices, and the rest."""
+
+_COMPANION = frozenset({"betas", "eps"})
+"""What a group that is no hidden matrix of Muon's kin may set for its Adam."""
 
 
-def build_pytorch_optimizer(
-    name: str, param_groups: Sequence[Mapping[str, Any]], *, lr: float, **options: Any
-) -> Optimizer:
-    """Build an optimizer of pytorch-optimizer.
-
-    Args:
-        name: As in that library's `load_optimizer`; case does not matter.
-        param_groups: Group dicts with (name, parameter) pairs.
-        lr: Base learning rate.
-        **options: Its keywords, all checked against its constructor.
+def library_class(name: str) -> Any:
+    """The class behind `optimizer.name`, if it can be offered.
 
     Raises:
-        ConfigError: Where the library is not installed, does not know the name, or groups name other optimizers.
-        TypeError: For a keyword its constructor does not have.
+        ConfigError: The library is not installed or has no such name, or what it has cannot do here what its name says.
     """
-    if importlib.util.find_spec("pytorch_optimizer") is None:
+    if importlib.util.find_spec(LIBRARY) is None:
         raise ConfigError(
             'optimizer=pytorch_optimizer needs the library of that name: pip install "optrun[optimizers]".'
         )
-    library = importlib.import_module("pytorch_optimizer")
-    known = {cls.__name__.lower(): cls for cls in vars(library).values() if _is_optimizer(cls)}
+    classes = [value for value in vars(importlib.import_module(LIBRARY)).values() if _is_optimizer(value)]
+    known = {cls.__name__.lower(): cls for cls in classes}
     if name.lower() not in known:
+        refuse_few_bits("optimizer.name", name)
         raise ConfigError(
             f"optimizer.name={name}: pytorch_optimizer has no such optimizer. {did_you_mean(name, known)}"
         )
     cls = known[name.lower()]
-    keywords = set(inspect.signature(cls).parameters)
-    if not {"params", "lr"} <= keywords:
+    if not cls.__module__.startswith(LIBRARY):
+        instead = name.lower() if name.lower() in SCHEMAS else "adamw"
+        raise ConfigError(f"optimizer.name={name}: that is torch's own. Take optimizer={instead}.")
+    if name.lower() in REFUSED:
+        why, instead = REFUSED[name.lower()]
+        raise ConfigError(
+            f"optimizer.name={name}: not offered: pytorch_optimizer's {cls.__name__} {why}. "
+            f"Take optimizer.name={instead}, or one of optrun's own, such as optimizer=adamw."
+        )
+    if not {"params", "lr"} <= set(inspect.signature(cls).parameters):
         raise ConfigError(
             f"optimizer.name={name}: pytorch_optimizer's {cls.__name__} is not built from parameters and a learning "
-            "rate; those that wrap another optimizer or take the model are not offered here."
+            "rate; those that wrap another optimizer or take the model are not offered here. Take another, such as "
+            "optimizer=adamw."
         )
-    keywords -= {"params", "kwargs"}
-    groups = [dict(group) for group in param_groups]
+    return cls
+
+
+def build_pytorch_optimizer(
+    name: str, param_groups: Sequence[Mapping[str, Any]], *, lr: float, divide: Divide, **options: Any
+) -> Optimizer:
+    """Build an optimizer of pytorch-optimizer, tried before on small stand-ins with the same options.
+
+    Args:
+        name: As in that library's `load_optimizer`; case does not matter.
+        param_groups: Group dicts with (name, parameter) pairs; `kwargs` of a group are keywords for it alone.
+        lr: Base learning rate.
+        divide: Which parameters of a group are hidden matrices, for those that treat them apart.
+        **options: Its keywords, all checked against its constructor.
+
+    Raises:
+        ConfigError: Where it cannot do here what its name says, an option would be ignored, or groups name other
+            optimizers.
+        TypeError: For a keyword that it does not have.
+    """
+    cls, kind = library_class(name), name.lower()
+    keywords, own = _keywords(cls), _own_keys(kind)
+    groups = [{**group, **group.get("kwargs", {})} for group in param_groups]
+    for group in groups:
+        group.pop("kwargs", None)
     if "weight_decay" not in keywords:
         for entry in (options, *groups):
             if entry.get("weight_decay") == 0:
                 del entry["weight_decay"]
-    known_keys(options, keywords, f"pytorch_optimizer's {cls.__name__}")
+    known_keys(options, keywords | set(PROJECTED.get(kind, ())), f"pytorch_optimizer's {cls.__name__}")
     for group in groups:
         if "optimizer" in group:
             raise ConfigError(
                 f"a parameter group asks for optimizer={group['optimizer']}, which goes with optrun's own optimizers "
                 "and torch's, not with optimizer=pytorch_optimizer."
             )
-        known_keys(group, {*keywords, *DESCRIPTIVE_KEYS, "params"}, f"a parameter group of {cls.__name__}")
-    built = cls(groups, lr=lr, **options)
-    assert isinstance(built, Optimizer)
+        known_keys(group, {*keywords, *own, *DESCRIPTIVE_KEYS, "params"}, f"a parameter group of {cls.__name__}")
+    _refuse_without(name, cls, groups, options)
+    groups, options = _divided(name, cls, groups, options, lr, divide)
+
+    def build(own_groups: Sequence[Mapping[str, Any]]) -> Optimizer:
+        built: Any = cls([dict(group) for group in own_groups], lr=lr, **options)
+        built.takes_loss, built.group_keys = kind in TAKES_LOSS, own
+        if averages(built):
+            built.train()
+        assert isinstance(built, Optimizer)
+        return built
+
+    try:
+        built = build(groups)
+        _refuse_unread(built, groups, options, own)
+        rehearse(build, groups)
+    except Exception as error:  # whatever it raises, it does so before anything is trained
+        said = str(error) if isinstance(error, ConfigError) else f"it fails: {type(error).__name__}: {error}"
+        raise ConfigError(
+            f"optimizer.name={name}: tried on small parameters, pytorch_optimizer's {cls.__name__} cannot be used like "
+            f"this: {said.rstrip('.')}. Change optimizer.kwargs, or take another optimizer."
+        ) from error
     return built
 
 
 def _is_optimizer(value: Any) -> bool:
-    return isinstance(value, type) and issubclass(value, Optimizer) and value.__module__.startswith("pytorch_optimizer")
+    return isinstance(value, type) and issubclass(value, Optimizer)
+
+
+def _keywords(cls: type[Optimizer]) -> set[str]:
+    """What a constructor takes, by its signature and by the switches that it reads of its `**kwargs`."""
+    source = "".join(inspect.getsource(base) for base in cls.__mro__ if base.__module__.startswith(f"{LIBRARY}.opt"))
+    switches = {key for key in SWITCHES if f"'{key}'" in source}
+    return (set(inspect.signature(cls).parameters) | switches) - {"params", "kwargs"}
+
+
+def _own_keys(kind: str) -> frozenset[str]:
+    """Keys of a group that its constructor does not have."""
+    flag = FLAGS.get(kind)
+    keys = {flag, *_COMPANION} if flag == "use_muon" else {flag, MARKED.get(kind)}
+    return frozenset({key for key in keys if key} | set(PROJECTED.get(kind, ())))
+
+
+def _refuse_without(
+    name: str, cls: type[Optimizer], groups: Sequence[Mapping[str, Any]], options: Mapping[str, Any]
+) -> None:
+    """Raise where something is not given without which it fails, or is not what its name says."""
+    kind = name.lower()
+    for key, parameter in inspect.signature(cls).parameters.items():
+        wanted = parameter.default is parameter.empty and parameter.kind is not parameter.VAR_KEYWORD
+        if wanted and key not in ("params", "lr", *options):
+            raise ConfigError(f"optimizer.name={name}: {cls.__name__} needs {key}: give optimizer.kwargs.{key}=VALUE.")
+    key, value, why = WANTED.get(kind, ("", None, ""))
+    met = bool(options.get(key)) if isinstance(value, float) else options.get(key) == value
+    if not met:
+        raise ConfigError(
+            f"optimizer.name={name}: {cls.__name__} {why}: give optimizer.kwargs.{key}={str(value).lower()}."
+        )
+    if kind in MARKED and not any(group.get(MARKED[kind]) for group in groups):
+        raise ConfigError(
+            f"optimizer.name={name}: {cls.__name__} is AdamW but for groups that are marked: name the weights that a "
+            f"normalisation follows, as param_groups.rules=[{{pattern: REGEX, kwargs: {{{MARKED[kind]}: true}}}}]."
+        )
+    if kind in PROJECTED and not any(set(PROJECTED[kind]) <= set(entry) for entry in (options, *groups)):
+        values = ", ".join(f"{key}: {value}" for key, value in PROJECTED[kind].items())
+        raise ConfigError(
+            f"optimizer.name={name}: {cls.__name__} projects nothing unless it is told how: give all of "
+            f"'optimizer.kwargs={{{values}}}' (the values of its paper) for the hidden matrices, or the same as kwargs "
+            "of a rule in param_groups.rules."
+        )
+
+
+def _divided(
+    name: str,
+    cls: type[Optimizer],
+    groups: Sequence[dict[str, Any]],
+    options: Mapping[str, Any],
+    lr: float,
+    divide: Divide,
+) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+    """Hidden matrices apart from the rest, each with the keys that the optimizer knows them by."""
+    kind = name.lower()
+    flag, projection = FLAGS.get(kind), {key: options[key] for key in PROJECTED.get(kind, ()) if key in options}
+    others = {key: value for key, value in options.items() if key not in projection}
+    if flag is None and kind not in PROJECTED:
+        return list(groups), others
+    if "adamw_wd" in options:
+        raise ConfigError(
+            "optimizer.kwargs.adamw_wd would be ignored: optimizer.weight_decay and param_groups decide for each group."
+        )
+    out = []
+    for group in groups:
+        asked = (flag or "rank") in group
+        hidden, rest = (group["params"], []) if asked and group[flag or "rank"] else divide(group)
+        if asked and not group[flag or "rank"]:
+            hidden, rest = [], group["params"]
+        if hidden:
+            out.append({**projection, **({flag: True} if flag else {}), **group, "params": hidden})
+        if rest:
+            out.append({**group, **({flag: False} if flag else {}), "params": rest})
+            if flag == "use_muon":
+                given = options.get("adamw_lr", inspect.signature(cls).parameters["adamw_lr"].default)
+                _scale(out[-1], given / lr if lr else 1.0)
+    for group in out:
+        _refuse_no_projection(name, group)
+    return out, others
+
+
+def _scale(group: dict[str, Any], factor: float) -> None:
+    """Another base lr; an absolute one stays."""
+    if "lr_scale" in group or "lr" not in group:
+        group["lr_scale"] = group.get("lr_scale", 1.0) * factor
+    if "lr_scale" in group and "lr" in group:
+        group["lr"] *= factor
+
+
+def _refuse_no_projection(name: str, group: Mapping[str, Any]) -> None:
+    for parameter, tensor in group["params"] if "rank" in group else ():
+        if tensor.dim() != 2 or min(tensor.shape) <= group["rank"]:
+            raise ConfigError(
+                f"optimizer.name={name}: rank={group['rank']} projects nothing of {parameter} with shape "
+                f"{tuple(tensor.shape)}: give a rank below its shorter side, or a rule with another one."
+            )
+
+
+def _refuse_unread(
+    built: Optimizer, groups: Sequence[Mapping[str, Any]], options: Mapping[str, Any], own: frozenset[str]
+) -> None:
+    """Raise for what the constructor swallowed: a switch it does not keep, a key of a group that it keeps on itself."""
+    read = {*built.defaults, *own, *DESCRIPTIVE_KEYS, "params", "lr", "weight_decay"}
+    for key in options.keys() & SWITCHES:
+        if key not in read and not hasattr(built, key):
+            raise ConfigError(f"it has no option {key}, which would be ignored")
+    for group in groups:
+        known = read | set(inspect.signature(type(built)).parameters) if group.get("use_muon") else read
+        for key in group.keys() - known:
+            raise ConfigError(f"it takes {key} for all parameters alike: that of a rule would be ignored")

@@ -46,6 +46,38 @@ def names_of(group: Mapping[str, Any], group_index: int) -> list[str]:
     return [unnamed(group_index, position) for position in range(len(group["params"]))]
 
 
+def given_names(params: Iterable[Any], group_index: int) -> list[tuple[str, Any]]:
+    """(name, parameter) pairs of a group's `params` as they were given, named or not."""
+    return [
+        entry if isinstance(entry, tuple) and len(entry) == 2 else (unnamed(group_index, position), entry)
+        for position, entry in enumerate(params)
+    ]
+
+
+def refuse_repeats(named: Iterable[tuple[str, Any]]) -> None:
+    """Raise where a name or a tensor comes twice.
+
+    Raises:
+        ValueError: With the name, or with both names of the tensor.
+
+    Example:
+        >>> refuse_repeats([("wte.weight", weight := object()), ("lm_head.weight", weight)])
+        Traceback (most recent call last):
+        ValueError: 'wte.weight' and 'lm_head.weight' are one parameter: it would be stepped twice. Give it once.
+    """
+    tensors: dict[str, Any] = {}
+    names: dict[int, str] = {}
+    for name, tensor in named:
+        if name in tensors and tensors[name] is not tensor:
+            raise ValueError(f"two parameters are called {name!r}: names must tell them apart.")
+        if name in tensors:
+            raise ValueError(f"parameter {name!r} appears twice: it would be stepped twice. Give it once.")
+        if id(tensor) in names:
+            first = names[id(tensor)]
+            raise ValueError(f"{first!r} and {name!r} are one parameter: it would be stepped twice. Give it once.")
+        tensors[name], names[id(tensor)] = tensor, name
+
+
 def listed_params(params: Any) -> list[Any]:
     """The `params` argument of an optimizer as a list, whatever iterable it came as.
 

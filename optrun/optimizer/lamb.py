@@ -73,6 +73,7 @@ class Lamb(NamedOptimizer):
     """
 
     OPTIMIZER_WIDE: ClassVar[frozenset[str]] = frozenset({"unmatched_patterns"})
+    STATE: ClassVar[tuple[str, ...]] = ("exp_avg", "exp_avg_sq")
     CHECKS: ClassVar[Mapping[str, Check]] = {
         "lr": arguments.not_negative,
         "betas": arguments.betas,
@@ -160,7 +161,7 @@ class Lamb(NamedOptimizer):
         self._ratios = []
         batches = gather(
             self,
-            slots=("exp_avg", "exp_avg_sq"),
+            slots=self.STATE,
             shared=("betas", "eps", "foreach"),
             per_tensor=self._numbers,
             sparse=lambda _: "densify",

@@ -68,6 +68,7 @@ class LazyAdam(NamedOptimizer):
     """
 
     OPTIMIZER_WIDE: ClassVar[frozenset[str]] = frozenset({"unmatched_patterns"})
+    STATE: ClassVar[tuple[str, ...]] = ("exp_avg", "exp_avg_sq")
     CHECKS: ClassVar[Mapping[str, Check]] = {
         "lr": arguments.not_negative,
         "betas": arguments.betas,
@@ -151,7 +152,7 @@ class LazyAdam(NamedOptimizer):
                 loss = closure()
         batches = gather(
             self,
-            slots=("exp_avg", "exp_avg_sq"),
+            slots=self.STATE,
             shared=("betas", "eps", "foreach", "nesterov", "eps_form"),
             per_tensor=self._numbers,
             sparse=lambda _: "rows",

@@ -18,6 +18,7 @@ from torch.optim import Optimizer
 
 from optrun.errors import did_you_mean
 from optrun.optimizer.groups import names_of
+from optrun.optimizer.library import is_helper, new_helper
 
 _WRAPPER = re.compile(r"_orig_mod\.|_checkpoint_wrapped_module\.|_fsdp_wrapped_module\.|^module\.")
 
@@ -67,6 +68,36 @@ def refuse_foreign(name: str, param: Tensor, value: Tensor, key: str) -> None:
         )
 
 
+def refuse_other_state(
+    optimizer: Optimizer, group: Mapping[str, Any], name: str, param: Tensor, entries: Mapping[str, Any]
+) -> None:
+    """Raise where a parameter's saved state is not what its optimizer keeps; other libraries' classes are not known.
+
+    Args:
+        optimizer: Where a `Composite`, its member is asked.
+        group: With the options that will be in force.
+        name: The parameter's.
+        param: Its shape counts.
+        entries: Saved under state keys; nothing where it was never stepped.
+
+    Raises:
+        ValueError: Naming parameter and state key.
+    """
+    stepper = getattr(optimizer, "members", {}).get(group.get("optimizer"), optimizer)
+    if not entries or not hasattr(stepper, "kept_state"):
+        return
+    kept, optional = stepper.kept_state(param, group), set(stepper.SLOTS.values())
+    for key in sorted(kept - entries.keys()):
+        options = [f"{option}={group[option]}" for option, slot in stepper.SLOTS.items() if slot == key]
+        needed = options[0] if options else type(stepper).__name__
+        raise ValueError(f"parameter {name!r}: the saved state has no {key!r}, which {needed} needs.")
+    for key in sorted(entries.keys() - kept - optional - {"step", "master_weight"}):
+        raise ValueError(
+            f"parameter {name!r}: the saved state has {key!r}, which {type(stepper).__name__} does not keep: "
+            "it was saved by another optimizer."
+        )
+
+
 def placed(value: Any, param: Tensor, group: Mapping[str, Any], key: str) -> Any:
     """A copy of one state value where its parameter lives, in its own dtype.
 
@@ -81,6 +112,8 @@ def placed(value: Any, param: Tensor, group: Mapping[str, Any], key: str) -> Any
         return type(value)(placed(entry, param, group, key) for entry in value)
     if isinstance(value, deque):
         return deque((placed(entry, param, group, key) for entry in value), maxlen=value.maxlen)
+    if is_helper(value):
+        return new_helper(type(value).__name__, placed(vars(value), param, group, key))
     return deepcopy(value)
 
 
@@ -104,6 +137,10 @@ def restored(
     for key in ("state", "param_groups"):
         if key not in state_dict:
             raise ValueError(f"this is no optimizer's state dict: it has no key {key!r}, but {list(state_dict)[:6]}.")
+    saved_by = state_dict.get("optimizer")
+    known = {base.__name__ for base in type(optimizer).__mro__ if hasattr(base, "kept_state")}
+    if saved_by is not None and saved_by not in known:
+        raise ValueError(f"the state was saved by {saved_by}, the optimizer is {type(optimizer).__name__}.")
     saved_groups = state_dict["param_groups"]
     own_names = [names_of(group, index) for index, group in enumerate(optimizer.param_groups)]
     sources = _sources(optimizer, own_names, saved_groups)
@@ -124,6 +161,7 @@ def restored(
             for key, value in entries.items():
                 if isinstance(value, Tensor):
                     refuse_foreign(name, param, value, str(key))
+            refuse_other_state(optimizer, groups[-1], name, param, entries)
             state[param] = {key: placed(value, param, own_group, str(key)) for key, value in entries.items()}
         if "step" not in saved_group:  # torch counts for each parameter alone
             steps = [int(state[param]["step"]) for param in own_group["params"] if "step" in state.get(param, ())]

@@ -11,16 +11,22 @@ from collections import deque
 from collections.abc import Mapping
 from typing import Any
 
+import torch
 from torch import Tensor
 from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.optim import Optimizer
 
 from optrun.errors import refuse_newer
+from optrun.optimizer.averaged import averages
 from optrun.optimizer.base import NamedOptimizer
 from optrun.optimizer.groups import DESCRIPTIVE_KEYS
-from optrun.optimizer.restore import placed, refuse_difference
+from optrun.optimizer.library import is_helper, new_helper
+from optrun.optimizer.restore import placed, refuse_difference, refuse_other_state
 
 FORMAT = 1
+
+TRAINED = "training_weight"
+"""Weights as they are trained, where the model is saved with those to evaluate."""
 
 _NOT_OPTIONS = DESCRIPTIVE_KEYS | {"params"}
 
@@ -33,7 +39,8 @@ def named_state(optimizer: Optimizer) -> tuple[dict[str, Tensor], dict[str, Any]
 
     Returns:
         Tensors under "<parameter>/<state key>", references and not copies; and a dict that JSON can hold: the other
-        state values, where each tensor belongs, every group's options and counters, and every parameter's shape.
+        state values, where each tensor belongs, every group's options and counters, and every parameter's shape. An
+        optimizer with weights of its own for evaluation gives those it trains, too.
 
     Raises:
         ValueError: Where parameters have no names.
@@ -66,9 +73,14 @@ def named_state(optimizer: Optimizer) -> tuple[dict[str, Tensor], dict[str, Any]
         "params": {name: list(param.shape) for name, param in params.items()},
         "state": state,
         "shared": shared,
-        "attributes": {key: _packed(vars(optimizer)[key], key, {}) for key in _counting_attributes(optimizer)},
+        "attributes": {
+            key: _packed(value.state_dict() if hasattr(value, "state_dict") else value, key, {})
+            for key, value in _counting_attributes(optimizer).items()
+        },
         "groups": groups,
     }
+    if averages(optimizer):
+        tensors |= {f"{name}/{TRAINED}": param.detach() for name, param in params.items()}
     return tensors, meta
 
 
@@ -105,7 +117,7 @@ def load_named_state(optimizer: Optimizer, tensors: Mapping[str, Tensor], meta: 
     own_groups = {name: group for group in optimizer.param_groups for name in group["param_names"]}
     for name, entries in meta["state"].items():
         param = params[name]
-        _refuse_missing(optimizer, own_groups[name], name, entries)
+        refuse_other_state(optimizer, own_groups[name], name, param, entries)
         values = {key: _unpacked(value, tensors, unused) for key, value in entries.items()}
         loaded[param] = {
             key: _sharded(placed(value, param, own_groups[name], key), param) for key, value in values.items()
@@ -113,15 +125,30 @@ def load_named_state(optimizer: Optimizer, tensors: Mapping[str, Tensor], meta: 
     for key, value in meta["shared"]:
         loaded[key] = placed(_unpacked(value, tensors, unused), next(iter(params.values())), {}, str(key))
     counters = _counters(optimizer, meta, tensors, unused)
+    for group, values in zip(optimizer.param_groups, counters, strict=True):
+        for key, value in values.items():
+            if isinstance(group.get(key), (int, float)) and not isinstance(value, (int, float)):
+                raise ValueError(
+                    f"the group of {group['param_names'][0]!r} counted {key}={value!r}, which is no number."
+                )
+    trained = {name: tensors[f"{name}/{TRAINED}"] for name in params if f"{name}/{TRAINED}" in tensors}
+    unused -= {f"{name}/{TRAINED}" for name in trained if averages(optimizer)}
     if unused:
         raise ValueError(f"the saved state has a tensor {min(unused)!r}, which belongs to nothing.")
-    for key in _counting_attributes(optimizer):
+    for key, own in _counting_attributes(optimizer).items():
         if key in meta["attributes"]:
-            setattr(optimizer, key, _unpacked(meta["attributes"][key], {}, set()))
+            value = _unpacked(meta["attributes"][key], {}, set())
+            if hasattr(own, "load_state_dict"):
+                own.load_state_dict(value)
+            else:
+                setattr(optimizer, key, value)
     optimizer.state.clear()
     optimizer.state.update(loaded)
     for group, values in zip(optimizer.param_groups, counters, strict=True):
         group.update(values)
+    with torch.no_grad():
+        for name, value in trained.items():
+            params[name].copy_(_sharded(value.to(params[name].device), params[name]))
 
 
 def group_differences(optimizer: Optimizer, meta: Mapping[str, Any]) -> list[str]:
@@ -165,16 +192,6 @@ def _params(optimizer: Optimizer) -> dict[str, Tensor]:
     }
 
 
-def _refuse_missing(optimizer: Optimizer, group: Mapping[str, Any], name: str, entries: Mapping[str, Any]) -> None:
-    """Raise where an option of a group needs a state tensor that the run it was saved by did not keep."""
-    stepper = getattr(optimizer, "members", {}).get(group.get("optimizer"), optimizer)
-    for option, slot in getattr(stepper, "SLOTS", {}).items():
-        if entries and group[option] and slot not in entries:
-            raise ValueError(
-                f"parameter {name!r}: the saved state has no {slot!r}, which {option}={group[option]} needs."
-            )
-
-
 def _options(optimizer: Optimizer, group: Mapping[str, Any]) -> list[str]:
     """Keys of a group that its builder gave, as against what the optimizer counts there."""
     if isinstance(optimizer, NamedOptimizer):
@@ -182,20 +199,22 @@ def _options(optimizer: Optimizer, group: Mapping[str, Any]) -> list[str]:
             *(member.defaults for member in getattr(optimizer, "members", {}).values())
         )
     else:
-        given = set(inspect.signature(type(optimizer)).parameters)
+        given = {*inspect.signature(type(optimizer)).parameters, *getattr(optimizer, "group_keys", ())}
     return [key for key in group if key in given and key not in _NOT_OPTIONS]
 
 
-def _counting_attributes(optimizer: Optimizer) -> list[str]:
-    """Numbers that optimizers of other libraries keep on themselves and were not given."""
+def _counting_attributes(optimizer: Optimizer) -> dict[str, Any]:
+    """Numbers, and objects with a state, that optimizers of other libraries keep on themselves and were not given."""
     if isinstance(optimizer, NamedOptimizer):
-        return []
+        return {}
     given = inspect.signature(type(optimizer)).parameters
-    return [
-        key
+    return {
+        key: value
         for key, value in vars(optimizer).items()
-        if type(value) in (int, float) and key not in given and not key.startswith("_")
-    ]
+        if (type(value) in (int, float) or hasattr(value, "load_state_dict"))
+        and key not in given
+        and not key.startswith("_")
+    }
 
 
 def _counters(
@@ -220,6 +239,7 @@ def _counters(
             before, now = unpacked[i].get("optimizer"), group.get("optimizer")
             if before != now:
                 raise ValueError(f"parameter {name!r} was stepped by {before}, now by {now}.")
+            _refuse_other_form(optimizer, group, meta["groups"][saved[name]], name)
         if any(other != found[0] for other in found[1:]):
             raise ValueError(
                 f"the group of {group['param_names'][0]!r} joins saved groups that counted differently: "
@@ -229,10 +249,24 @@ def _counters(
     return out
 
 
+def _refuse_other_form(optimizer: Optimizer, group: Mapping[str, Any], saved: Mapping[str, Any], name: str) -> None:
+    """Raise where an optimizer of another library has another switch, word or count than the state was made with.
+
+    Whether its state fits, only that library could say, and it says so by a traceback at the next step or not at all.
+    """
+    if isinstance(optimizer, NamedOptimizer):
+        return
+    for key in _options(optimizer, group):
+        before, now = saved.get(key), _described(group[key])
+        plain = isinstance(before, int | str | None) and isinstance(now, int | str | None)
+        if plain and (key in saved or key in getattr(optimizer, "group_keys", ())) and before != now:
+            raise ValueError(f"parameter {name!r}: {key} was {before}, is {now}; the state is that of {key}={before}.")
+
+
 def _packed(value: Any, where: str, tensors: dict[str, Tensor]) -> Any:
     if isinstance(value, Tensor):
         tensors[where] = value
-        return {"tensor": [where, list(value.shape)]}
+        return {"tensor": [where, list(value.shape), *_order(value)]}
     if value is None or isinstance(value, (bool, int, str)):
         return value
     if isinstance(value, float):
@@ -244,7 +278,21 @@ def _packed(value: Any, where: str, tensors: dict[str, Tensor]) -> Any:
         return {"deque": [value.maxlen, [_packed(entry, f"{where}/{i}", tensors) for i, entry in enumerate(value)]]}
     if isinstance(value, Mapping):
         return {"dict": [[key, _packed(entry, f"{where}/{key}", tensors)] for key, entry in value.items()]}
+    if is_helper(value):
+        return {"helper": [type(value).__name__, _packed(vars(value), where, tensors)]}
     raise TypeError(f"optimizer state {where} is a {type(value).__name__}, which cannot be kept in a file.")
+
+
+def _order(value: Tensor) -> list[list[int]]:
+    """How the dimensions lie in memory, where it is not as in a file; products round otherwise over another order."""
+    strides = value.stride()
+    order = sorted(range(value.dim()), key=lambda place: -strides[place])
+    return [order] if not value.is_contiguous() and value.permute(order).is_contiguous() else []
+
+
+def _in_order(value: Tensor, order: list[int]) -> Tensor:
+    inverse = [order.index(place) for place in range(len(order))]
+    return value.permute(order).contiguous().permute(inverse)
 
 
 def _described(value: Any) -> Any:
@@ -260,7 +308,7 @@ def _unpacked(value: Any, tensors: Mapping[str, Tensor], unused: set[str]) -> An
         return value
     ((kind, content),) = value.items()
     if kind == "tensor":
-        key, shape = content
+        key, shape, *order = content
         if key not in tensors:
             raise ValueError(f"the saved state lacks the tensor {key!r}.")
         if list(tensors[key].shape) != shape:
@@ -268,13 +316,15 @@ def _unpacked(value: Any, tensors: Mapping[str, Tensor], unused: set[str]) -> An
                 f"the tensor {key!r} has shape {tuple(tensors[key].shape)}, it was saved with {tuple(shape)}."
             )
         unused.discard(key)
-        return tensors[key]
+        return _in_order(tensors[key], order[0]) if order else tensors[key]
     if kind == "float":
         return float(content)
     if kind == "dict":
         return {key: _unpacked(entry, tensors, unused) for key, entry in content}
     if kind == "deque":
         return deque((_unpacked(entry, tensors, unused) for entry in content[1]), maxlen=content[0])
+    if kind == "helper":
+        return new_helper(content[0], _unpacked(content[1], tensors, unused))
     entries = [_unpacked(entry, tensors, unused) for entry in content]
     return entries if kind == "list" else tuple(entries)
 

@@ -66,6 +66,7 @@ class AdamW(NamedOptimizer, torch.optim.AdamW):
     """
 
     CHECKS: ClassVar[Mapping[str, Check]] = _ADAM
+    STATE: ClassVar[tuple[str, ...]] = ("exp_avg", "exp_avg_sq")
     SLOTS: ClassVar[Mapping[str, str]] = {"amsgrad": "max_exp_avg_sq"}
 
     def __init__(
@@ -97,6 +98,7 @@ class Adam(NamedOptimizer, torch.optim.Adam):
     """torch's Adam, with coupled decay, fused where it can be. Keywords as in `AdamW`."""
 
     CHECKS: ClassVar[Mapping[str, Check]] = _ADAM
+    STATE: ClassVar[tuple[str, ...]] = ("exp_avg", "exp_avg_sq")
     SLOTS: ClassVar[Mapping[str, str]] = {"amsgrad": "max_exp_avg_sq"}
 
     def __init__(
@@ -146,6 +148,7 @@ class SGD(NamedOptimizer, torch.optim.SGD):
         "foreach": arguments.optional_flag,
         "fused": arguments.optional_flag,
     }
+    SLOTS: ClassVar[Mapping[str, str]] = {"momentum": "momentum_buffer"}
 
 
 class RMSprop(NamedOptimizer, torch.optim.RMSprop):
@@ -160,6 +163,7 @@ class RMSprop(NamedOptimizer, torch.optim.RMSprop):
         "centered": arguments.flag,
         "foreach": arguments.optional_flag,
     }
+    STATE: ClassVar[tuple[str, ...]] = ("square_avg",)
     SLOTS: ClassVar[Mapping[str, str]] = {"momentum": "momentum_buffer", "centered": "grad_avg"}
 
 
@@ -167,12 +171,14 @@ class NAdam(NamedOptimizer, torch.optim.NAdam):
     """torch's NAdam; keywords as there."""
 
     CHECKS: ClassVar[Mapping[str, Check]] = _ADAM
+    STATE: ClassVar[tuple[str, ...]] = ("exp_avg", "exp_avg_sq", "mu_product")
 
 
 class RAdam(NamedOptimizer, torch.optim.RAdam):
     """torch's RAdam; keywords as there."""
 
     CHECKS: ClassVar[Mapping[str, Check]] = _ADAM
+    STATE: ClassVar[tuple[str, ...]] = ("exp_avg", "exp_avg_sq")
 
 
 class Adafactor(NamedOptimizer, torch.optim.Adafactor):
@@ -184,6 +190,11 @@ class Adafactor(NamedOptimizer, torch.optim.Adafactor):
         "d": arguments.positive,
         "foreach": arguments.optional_flag,
     }
+
+    def kept_state(self, param: torch.Tensor, group: Mapping[str, Any]) -> set[str]:
+        """As in `NamedOptimizer`: second moments of rows and columns, or of a vector's entries."""
+        del group
+        return {"row_var", "col_var"} if param.dim() > 1 else {"variance"}
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """As in `NamedOptimizer`.
@@ -212,3 +223,4 @@ class Muon(NamedOptimizer, torch.optim.Muon):
         "ns_steps": arguments.whole_number,
         "nesterov": arguments.flag,
     }
+    STATE: ClassVar[tuple[str, ...]] = ("momentum_buffer",)

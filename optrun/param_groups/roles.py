@@ -1,4 +1,4 @@
-"""What a parameter is: matrix, bias, norm, vector or embedding; by the type of its module first, by its name last.
+"""What a parameter is: matrix, bias, norm, vector, embedding, LoRA factor; by its module's type first, its name last.
 
 A matrix above the blocks of a model is a `head`; where a parameter lies is for `layer_map` to say.
 """
@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 MATRIX, BIAS, NORM, VECTOR, EMBEDDING, HEAD = "matrix", "bias", "norm", "vector", "embedding", "head"
+LORA = "lora"
 
 _NORM_TYPES: tuple[type[nn.Module], ...] = (
     nn.LayerNorm,
@@ -34,6 +35,7 @@ _NOT_NORM_CLASS = re.compile(
 )
 _EMBEDDING_CLASS = re.compile(r"embed", re.IGNORECASE)
 _BIAS_NAME = re.compile(r"(^|_)bias(es)?(_|\d|$)")
+_LORA_NAME = re.compile(r"(^|\.)lora_(embedding_)?[ab](\.|$)", re.IGNORECASE)
 _EMBEDDING_NAME = re.compile(r"embed|(^|_)emb(_|$)|(^|_)(rel|abs)?_?pos(_|$)|(^|_)tokens?$")
 
 
@@ -48,13 +50,26 @@ def roles_of(model: nn.Module) -> dict[str, str]:
     out: dict[str, str] = {}
     for name, param in model.named_parameters():
         path, _, leaf = name.rpartition(".")
-        out[name] = role_of(leaf, param, modules[path])
+        out[name] = LORA if is_lora(name) else role_of(leaf, param, modules[path])
     return out
 
 
 def roles_of_names(named_parameters: Iterable[tuple[str, Tensor]]) -> dict[str, str]:
     """The same where only names and shapes are known: a table of two dimensions may then pass for a matrix."""
-    return {name: role_of(name.rpartition(".")[2], param, None) for name, param in named_parameters}
+    return {
+        name: LORA if is_lora(name) else role_of(name.rpartition(".")[2], param, None)
+        for name, param in named_parameters
+    }
+
+
+def is_lora(name: str) -> bool:
+    """Whether a parameter is one of the two factors of a low-rank adapter, by the names of peft, loralib and torchtune.
+
+    Example:
+        >>> is_lora("layers.0.q_proj.lora_A.default.weight"), is_lora("layers.0.q_proj.base_layer.weight")
+        (True, False)
+    """
+    return _LORA_NAME.search(name) is not None
 
 
 def role_of(leaf: str, param: Tensor, module: nn.Module | None) -> str:

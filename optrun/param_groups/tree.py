@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from torch import Tensor, nn
 
-from optrun.param_groups.roles import BIAS, EMBEDDING, MATRIX, NORM, VECTOR
+from optrun.param_groups.roles import BIAS, EMBEDDING, LORA, MATRIX, NORM, VECTOR
 
 
 @dataclass
@@ -87,7 +87,7 @@ def tree_of(params: Mapping[str, Tensor], roles: Mapping[str, str], model: nn.Mo
         node, rest = root, path.split(".") if path else []
         for step in range(len(rest) + 1):
             node.numel += param.numel()
-            node.matrices += roles[name] in (MATRIX, EMBEDDING)
+            node.matrices += roles[name] in (MATRIX, EMBEDDING, LORA)
             node.vectors += roles[name] in (NORM, VECTOR)
             node.biases += roles[name] == BIAS
             if step < len(rest):

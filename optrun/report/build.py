@@ -12,6 +12,7 @@ from rich.console import Console
 from rich.text import Text
 
 from optrun.artifacts.atomic import replace_text
+from optrun.artifacts.run_manifest import recorded
 from optrun.errors import ConfigError, StorageError
 from optrun.report import html
 from optrun.report.collect import Run, load_runs
@@ -136,14 +137,15 @@ def _write(folder: Path, findings: Findings, cautions: Sequence[Warning], drawn:
                 raise ConfigError(
                     f"{path} exists and was not written by optrun report: move it away, or write elsewhere with out=DIR"
                 )
-        for path, make in pages.items():
-            replace_text(path, make())
-        for picture, path in images.items():
-            figure = picture.draw(LIGHT)
-            if figure.get_suptitle() == "":
-                title = figure.suptitle(picture.title, x=0.012, ha="left", fontsize=12, color=LIGHT.ink)
-                write(title).set_fontweight("bold")
-            save_png(figure, path)
+        with recorded(*pages, *images.values()):
+            for path, make in pages.items():
+                replace_text(path, make())
+            for picture, path in images.items():
+                figure = picture.draw(LIGHT)
+                if figure.get_suptitle() == "":
+                    title = figure.suptitle(picture.title, x=0.012, ha="left", fontsize=12, color=LIGHT.ink)
+                    write(title).set_fontweight("bold")
+                save_png(figure, path)
     except OSError as error:
         raise StorageError(
             f"report: cannot write to {folder} ({error.strerror}); write elsewhere with out=DIR"

@@ -14,7 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from optrun.artifacts.metrics import MetricsLog, read_metrics, read_summary
-from optrun.artifacts.run_dir import HYDRA, RunDir, find_runs
+from optrun.artifacts.run_check import problems_of
+from optrun.artifacts.run_dir import CONFIG, HYDRA, METRICS, SUMMARY, RunDir, find_runs
 from optrun.errors import EXIT_NONFINITE, NewerFormatError
 from optrun.report.config_file import flatten, read_config
 from optrun.report.theme import plain
@@ -235,6 +236,7 @@ def load_run(path: Path, *, label: str | None = None) -> Run:
     config = flatten(attempt(read_config, files.config, {}))
     log: MetricsLog = attempt(read_metrics, files.metrics, MetricsLog())
     problems += [problem.removeprefix(f"{path}/") for problem in log.problems]
+    problems += [problem.removeprefix(f"{path}/") for problem in problems_of(files, (CONFIG, METRICS, SUMMARY))]
     overrides = summary.get("overrides")
     overrides = [str(item) for item in overrides] if isinstance(overrides, list) else _hydra_overrides(path)
     described = bool(config)

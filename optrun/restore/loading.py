@@ -19,6 +19,7 @@ from optrun.errors import CheckpointError, ConfigError, NonFiniteError, OptrunEr
 from optrun.model.weights import load_model_tensors, model_tensors
 from optrun.optimizer.state import load_named_state, named_state
 from optrun.restore.changes import Changes
+from optrun.restore.state_file import refuse_garbage
 from optrun.training.ranking import Ranking, rank_by
 from optrun.training.state import TrainState, restore_random_states
 from optrun.training.step import Stepper
@@ -66,7 +67,7 @@ def put_back(
     refuse_mutated(names.CHECKPOINT_MODEL, snapshot.digests[names.CHECKPOINT_MODEL], model_tensors(model))
     try:
         load_named_state(stepper.optimizer, snapshot.optimizer, snapshot.state["optimizer"])
-    except (ValueError, KeyError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
         first = min(snapshot.optimizer, default="none")
         if on_other_optimizer is not OnOtherOptimizer.reset:
             hint = "checkpoint.on_other_optimizer=reset keeps the weights and starts the optimizer's state anew."
@@ -200,6 +201,7 @@ def go_back(
             try:
                 refuse_foreign(folder, run_id)
                 snapshot = load_checkpoint(folder)
+                refuse_garbage(folder, snapshot.state)
                 break
             except CheckpointError as error:
                 wrong.append(str(error))

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import os
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -11,9 +12,24 @@ from optrun.artifacts.identity import run_id_of
 from optrun.artifacts.manifest import refuse_foreign, refuse_newer_format
 from optrun.artifacts.metrics import read_metrics, read_summary
 from optrun.artifacts.retention import pointed, step_of
-from optrun.artifacts.run_dir import BEST, LAST, RunDir
+from optrun.artifacts.run_check import check_run, refuse_damaged
+from optrun.artifacts.run_dir import (
+    BEST,
+    CURVES,
+    HYDRA,
+    LAST,
+    LOG,
+    MANIFEST,
+    METRICS,
+    MODEL,
+    SUMMARY,
+    TOKENIZER,
+    RunDir,
+)
+from optrun.artifacts.run_manifest import APART, WRITTEN, RunManifest, matches, read_run_manifest
 from optrun.artifacts.tensor_file import first_not_finite
 from optrun.errors import CheckpointError, ConfigError, ForeignCheckpointError, StorageError
+from optrun.restore.state_file import refuse_garbage
 
 
 @dataclass
@@ -60,10 +76,10 @@ class Opened:
             (self.foreign, "foreign"),
         ):
             for folder in folders:
-                said.append(f"{folder.name} was renamed to {set_aside(folder, why).name}")
                 for pointer in (folder.with_name(BEST), folder.with_name(LAST)):
-                    if pointer.is_file() and pointed(pointer) is None:
+                    if pointer.is_file() and pointed(pointer) in (folder, None):
                         pointer.unlink()  # the next save says anew which ones they are
+                said.append(f"{folder.name} was renamed to {set_aside(folder, why).name}")
         return said
 
 
@@ -71,11 +87,36 @@ def refuse_links(run: RunDir) -> None:
     """A run writes nothing outside of its own directory.
 
     Raises:
-        StorageError: One of its files or folders is a link.
+        StorageError: One of its files or folders is a link. Those in the folder of checkpoints are never followed, and
+            a tracker's library may link to its own files.
     """
-    for path in (run.config, run.metrics, run.summary, run.curves, run.checkpoints, run.model, run.log):
-        if path.is_symlink():
-            raise StorageError(f"{path}: a link: a run writes nothing outside of its own directory. Remove it.")
+    for folder, folders, files in os.walk(run.path):
+        for path in (Path(folder, name) for name in (*folders, *files)):
+            inside = path.relative_to(run.path).as_posix()
+            theirs = matches(inside, APART) and path.resolve().is_relative_to(run.path.resolve())
+            if path.is_symlink() and matches(inside.split("/")[0], WRITTEN) and not theirs:
+                raise StorageError(f"{path}: a link: a run writes nothing outside of its own directory. Remove it.")
+        folders[:] = [name for name in folders if Path(folder, name) != run.checkpoints]
+
+
+def open_manifest(run: RunDir, note: Callable[[str], None]) -> tuple[RunManifest, bool]:
+    """What was sealed of a run that goes on, and is read again: held against it first.
+
+    Args:
+        run: The run directory; its lock is held.
+        note: Tells the user what is damaged and not needed.
+
+    Returns:
+        The manifest, and whether the summary is what the run wrote.
+
+    Raises:
+        CheckpointError: The metrics, or what Hydra noted of the start, were changed: nothing is written behind them.
+    """
+    refuse_damaged(run, METRICS, f"{HYDRA}/hydra.yaml")
+    wrong = check_run(run, (SUMMARY, f"{TOKENIZER}/*", f"{MODEL}/*", LOG, CURVES)).wrong
+    for name, said in wrong.items():
+        note(f"warning: {said} {'They are taken as they are.' if name == MANIFEST else 'Nothing of it is used.'}")
+    return RunManifest(run, read_run_manifest(run)), SUMMARY not in wrong
 
 
 def refuse_newer_run(run: RunDir) -> None:
@@ -145,6 +186,7 @@ def open_checkpoint(run: RunDir, resume: ResumePoint, *, allow_nonfinite: bool) 
 
 def _load(folder: Path, allow_nonfinite: bool) -> Snapshot:
     snapshot = load_checkpoint(folder)
+    refuse_garbage(folder, snapshot.state)
     if not allow_nonfinite:
         names: Sequence[str] = snapshot.state.get("trainable", ())
         bad = first_not_finite({name: snapshot.model[name] for name in names if name in snapshot.model})

@@ -12,6 +12,7 @@ from optrun.artifacts.checkpoint import Snapshot
 from optrun.artifacts.manifest import FORMAT
 from optrun.data.loader import Plan
 from optrun.model.weights import model_tensors
+from optrun.optimizer.averaged import evaluation_weights
 from optrun.optimizer.state import named_state
 from optrun.training.state import TrainState
 from optrun.training.step import Stepper
@@ -91,9 +92,11 @@ class Snapshots:
         """
         tensors, meta = named_state(self.stepper.optimizer)
         epoch, step_in_epoch = self.plan.locate(self.state.position)
+        with evaluation_weights(self.stepper.optimizer):  # those it trains are among the optimizer's tensors
+            weights = self._copy_model(model_tensors(self.model))
         return Snapshot(
             global_step=self.state.global_step,
-            model=self._copy_model(model_tensors(self.model)),
+            model=weights,
             optimizer=self._copy_optimizer(tensors),
             state={
                 "format": FORMAT,

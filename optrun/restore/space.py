@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from optrun.artifacts.checkpoint import checkpoint_folders
+from optrun.artifacts.checkpoint import MARGIN, checkpoint_folders
 from optrun.artifacts.run_dir import RunDir
 from optrun.config.checkpoint import CheckpointConfig
 from optrun.config.optimizer import OptimizerConfig
@@ -53,7 +53,7 @@ def space_warning(run: RunDir, saving: CheckpointConfig, each: int) -> str | Non
     # The next one is written before an old one goes.
     count = max(1, saving.keep_last + saving.keep_best + 1 - len(checkpoint_folders(run)))
     free = shutil.disk_usage(run.path).free
-    if free >= count * each:
+    if free >= count * each + MARGIN:
         return None
     return (
         f"warning: {count} checkpoints of about {size(each)} are still to come, {size(free)} are free in {run.path}: "

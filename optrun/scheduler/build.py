@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import numbers
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, Literal, TypeAlias
 
@@ -17,7 +17,7 @@ from optrun.errors import ConfigError
 from optrun.scheduler import curves
 from optrun.scheduler.curves import Curve
 from optrun.scheduler.plateau import Plateau
-from optrun.scheduler.scheduler import Scheduler
+from optrun.scheduler.scheduler import GroupSchedule, Scheduler
 
 DEFAULT_RATIO = 0.1
 """Share of the run where a curve needs a stretch (the climb of inverse_sqrt, the way down of wsd) and none is given."""
@@ -41,7 +41,8 @@ def build_scheduler(
         **options: Beside a name: keys of that choice, such as `num_warmup_steps=100`.
 
     Returns:
-        The scheduler, with the lr for step 0 set; call `step()` after each optimizer step.
+        The scheduler, with the lr for step 0 set; call `step()` after each optimizer step. It is a torch LRScheduler;
+        with a function of your own it can be pickled if that can.
 
     Raises:
         ConfigError: Unknown choice or key, a value out of range, or one that does not fit the run.
@@ -60,27 +61,30 @@ def build_scheduler(
         [0.0, 0.05, 0.1, 0.05]
     """
     _check_arguments(optimizer, num_training_steps)
-    groups = optimizer.param_groups
-    base_lr = _base_lr(groups)
     if callable(config_or_name) and not isinstance(config_or_name, str):
         if options:
             raise TypeError(f"scheduler: {sorted(options)} stand beside a function of your own; put them into it.")
         name = getattr(config_or_name, "__name__", type(config_or_name).__name__)
-        return Scheduler(optimizer, [config_or_name] * len(groups), name=name)
+        return Scheduler(optimizer, partial(_own_function, curve=config_or_name), name=name)
     config = choice("scheduler", SCHEMAS, config_or_name, options)
-    of_groups = [config_of_group(group, config) for group in groups]
-    plateaus = [_plateau(of_group, base_lr) for of_group in of_groups]
-    watching = [of_group.metric for of_group in of_groups if isinstance(of_group, PlateauConfig)]
-    if len(set(watching)) > 1:
-        raise ConfigError(f"scheduler.metric: the groups watch different metrics, {', '.join(sorted(set(watching)))}.")
-    lr_curves = [build_curve(of_group, num_training_steps=num_training_steps, lr=base_lr) for of_group in of_groups]
-    return Scheduler(
-        optimizer,
-        lr_curves,
-        name=config.name,
-        weight_decay_curves=_weight_decay_curves(config, len(groups), num_training_steps),
-        plateaus=plateaus,
-        metric=watching[0] if watching else None,
+    base_lr = _base_lr(optimizer.param_groups)
+    follow = partial(_schedule_of_group, config=config, num_training_steps=num_training_steps, base_lr=base_lr)
+    return Scheduler(optimizer, follow, name=config.name)
+
+
+def _own_function(_group: Mapping[str, Any], *, curve: Curve) -> GroupSchedule:
+    return GroupSchedule(lr=curve)
+
+
+def _schedule_of_group(
+    group: Mapping[str, Any], *, config: SchedulerConfig, num_training_steps: int, base_lr: float
+) -> GroupSchedule:
+    """What a group follows, by its own key `schedule` or by the run's configuration."""
+    own = config_of_group(group, config)
+    return GroupSchedule(
+        lr=build_curve(own, num_training_steps=num_training_steps, lr=base_lr),
+        weight_decay=_weight_decay_curve(config, num_training_steps),
+        plateau=_plateau(own, base_lr),
     )
 
 
@@ -206,19 +210,18 @@ def _plateau(config: SchedulerConfig, lr: float) -> Plateau | None:
         threshold_mode=config.threshold_mode.value,
         cooldown=config.cooldown,
         final=_final(config, lr),
+        metric=config.metric,
     )
 
 
-def _weight_decay_curves(
-    config: SchedulerConfig, groups: int, num_training_steps: int
-) -> Sequence[Curve] | Literal["lr"] | None:
+def _weight_decay_curve(config: SchedulerConfig, num_training_steps: int) -> Curve | Literal["lr"] | None:
     if config.weight_decay_curve is None:
         return None
     if config.weight_decay_curve is WeightDecayCurve.lr:
         return "lr"
     shape = curves.linear if config.weight_decay_curve is WeightDecayCurve.linear else curves.cosine
     assert config.weight_decay_final_ratio is not None
-    return [partial(shape, decay_steps=num_training_steps, final=config.weight_decay_final_ratio)] * groups
+    return partial(shape, decay_steps=num_training_steps, final=config.weight_decay_final_ratio)
 
 
 Builder: TypeAlias = Callable[[Any, int, float], Curve]
@@ -262,12 +265,12 @@ def _polynomial(config: configs.PolynomialConfig, total: int, final: float) -> C
 
 def _inverse_sqrt(config: configs.InverseSqrtConfig, total: int, final: float) -> Curve:
     climb = num_warmup_steps_of(config, total)
-    return _floored_after(partial(curves.inverse_sqrt, num_warmup_steps=climb), climb, final)
+    return curves.floored(partial(curves.inverse_sqrt, num_warmup_steps=climb), final, since=climb)
 
 
 def _noam(config: configs.NoamConfig, total: int, final: float) -> Curve:
     climb = num_warmup_steps_of(config, total)
-    return _floored_after(partial(curves.noam, num_warmup_steps=climb, d_model=config.d_model), climb, final)
+    return curves.floored(partial(curves.noam, num_warmup_steps=climb, d_model=config.d_model), final, since=climb)
 
 
 def _wsd(config: configs.WsdConfig, total: int, final: float) -> Curve:
@@ -337,12 +340,6 @@ def _over_decay_steps(
 def _rest(total: int, climb: int) -> int:
     """Steps of the run that lie behind the warm-up; 1 in a run that ends within it, so that the climb has its peak."""
     return max(total - climb, 1)
-
-
-def _floored_after(curve: Curve, climb: int, final: float) -> Curve:
-    """The floor holds once the climb is over."""
-    low = curves.floored(curve, final)
-    return lambda global_step: low(global_step) if global_step >= climb else curve(global_step)
 
 
 def _not_in_warmup(key: str, steps: list[int], climb: int) -> None:

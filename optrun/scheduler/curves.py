@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from functools import partial
 from itertools import accumulate, repeat
 from operator import mul
 from typing import TypeAlias
@@ -312,17 +313,17 @@ def product(*curves: Curve) -> Curve:
         >>> product(lambda step: 0.5, lambda step: step)(4)
         2.0
     """
-    return lambda global_step: math.prod(curve(global_step) for curve in curves)
+    return partial(_product, curves=curves)
 
 
-def floored(curve: Curve, final: float) -> Curve:
-    """The curve, but never below `final`.
+def floored(curve: Curve, final: float, *, since: int = 0) -> Curve:
+    """The curve, but never below `final` from step `since` on.
 
     Example:
         >>> floored(lambda step: 1 / (1 + step), 0.25)(100)
         0.25
     """
-    return lambda global_step: max(curve(global_step), final)
+    return partial(_floored, curve=curve, final=final, since=since)
 
 
 def after_warmup(curve: Curve, num_warmup_steps: int) -> Curve:
@@ -333,11 +334,7 @@ def after_warmup(curve: Curve, num_warmup_steps: int) -> Curve:
         >>> [late(step) for step in range(4)]
         [0.0, 0.5, 1.0, 0.5]
     """
-    return lambda global_step: (
-        curve(global_step - num_warmup_steps)
-        if global_step >= num_warmup_steps
-        else warmup(global_step, num_warmup_steps) * curve(0)
-    )
+    return partial(_after_warmup, curve=curve, num_warmup_steps=num_warmup_steps)
 
 
 def during_warmup(curve: Curve, num_warmup_steps: int) -> Curve:
@@ -348,7 +345,24 @@ def during_warmup(curve: Curve, num_warmup_steps: int) -> Curve:
         >>> [early(step) for step in range(4)]
         [0.0, 0.25, 0.5, 0.5]
     """
-    return product(lambda global_step: warmup(global_step, num_warmup_steps), curve)
+    return product(partial(warmup, num_warmup_steps=num_warmup_steps), curve)
+
+
+# What the combinators return is a partial of these: a closure could not be pickled with its scheduler.
+
+
+def _product(global_step: int, *, curves: Sequence[Curve]) -> float:
+    return math.prod(curve(global_step) for curve in curves)
+
+
+def _floored(global_step: int, *, curve: Curve, final: float, since: int) -> float:
+    return max(curve(global_step), final) if global_step >= since else curve(global_step)
+
+
+def _after_warmup(global_step: int, *, curve: Curve, num_warmup_steps: int) -> float:
+    if global_step >= num_warmup_steps:
+        return curve(global_step - num_warmup_steps)
+    return warmup(global_step, num_warmup_steps) * curve(0)
 
 
 def _progress(global_step: int, decay_steps: int) -> float:

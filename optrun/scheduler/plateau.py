@@ -11,7 +11,10 @@ from typing import Any
 class Plateau:
     """Multiplier that shrinks by `factor` when a metric stops improving.
 
+    Two are equal if they are configured alike, whatever they have seen.
+
     Attributes:
+        metric: Name of what is watched.
         multiplier: Product of the reductions so far; unitless.
         best: Best value seen; None before the first.
         num_bad: Evaluations in a row without improvement.
@@ -32,10 +35,11 @@ class Plateau:
     threshold_mode: str
     cooldown: int
     final: float = 0.0
-    multiplier: float = field(default=1.0, init=False)
-    best: float | None = field(default=None, init=False)
-    num_bad: int = field(default=0, init=False)
-    cooling: int = field(default=0, init=False)
+    metric: str = "eval/loss"
+    multiplier: float = field(default=1.0, init=False, compare=False)
+    best: float | None = field(default=None, init=False, compare=False)
+    num_bad: int = field(default=0, init=False, compare=False)
+    cooling: int = field(default=0, init=False, compare=False)
 
     def observe(self, metric: float) -> float:
         """Take one evaluation in.

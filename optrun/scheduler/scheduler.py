@@ -2,74 +2,104 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import copy
+import weakref
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
 from torch import Tensor
 from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
 
+from optrun.errors import ConfigError
 from optrun.scheduler.curves import Curve
 from optrun.scheduler.plateau import Plateau
 
 
-class Scheduler:
+@dataclass
+class GroupSchedule:
+    """What one parameter group follows.
+
+    Attributes:
+        lr: Multiplier of its learning rate.
+        weight_decay: Multiplier of its weight decay; "lr": that of its lr, plateau included; None leaves it alone.
+        plateau: Further multiplier of its lr; None where that looks at no metric.
+    """
+
+    lr: Curve
+    weight_decay: Curve | Literal["lr"] | None = None
+    plateau: Plateau | None = None
+
+    def multiplier(self, global_step: int) -> float:
+        """What the lr is multiplied by at a step, as far as it is known now."""
+        return self.lr(global_step) * (1.0 if self.plateau is None else self.plateau.multiplier)
+
+    def decay_multiplier(self, global_step: int) -> float | None:
+        """What the weight decay is multiplied by; None where it is left alone."""
+        if self.weight_decay is None:
+            return None
+        return self.multiplier(global_step) if isinstance(self.weight_decay, str) else self.weight_decay(global_step)
+
+
+class Scheduler(LRScheduler):
     """Sets each group's lr to base times curve, and weight decay where that has a curve of its own.
 
     The base of a group is `initial_lr`, the lr it was built with, scale included, so that ratios between groups stay.
-    Optimizer step e, counted from 0, is made with `curve(e)`.
+    Optimizer step e, counted from 0, is made with `curve(e)`. A group that is added later joins the schedule at the
+    step it has come to. `last_epoch`, as torch calls it, is the number of optimizer steps done.
 
     Attributes:
         name: What drives the learning rate, for messages.
-        global_step: Optimizer steps done.
         metric: Name of the metric that `observe` wants; None where none is watched.
 
     Example:
         >>> optimizer = torch.optim.SGD([torch.nn.Parameter(torch.ones(1))], lr=0.1)
-        >>> scheduler = Scheduler(optimizer, [lambda global_step: 0.5**global_step], name="halving")
+        >>> scheduler = Scheduler(optimizer, lambda group: GroupSchedule(lr=lambda step: 0.5**step), name="halving")
         >>> scheduler.step()
         >>> scheduler.get_last_lr()
         [0.05]
     """
 
     def __init__(
-        self,
-        optimizer: Optimizer,
-        curves: Sequence[Curve],
-        *,
-        name: str,
-        weight_decay_curves: Sequence[Curve] | Literal["lr"] | None = None,
-        plateaus: Sequence[Plateau | None] | None = None,
-        metric: str | None = None,
+        self, optimizer: Optimizer, follow: Callable[[Mapping[str, Any]], GroupSchedule], *, name: str
     ) -> None:
         """Set every group to its values for step 0 and mark the optimizer as driven.
 
         Args:
             optimizer: Any torch optimizer.
-            curves: One per group.
+            follow: From a parameter group to what it follows; asked once for each, also for those that come later.
             name: What `set_lr` names when it refuses.
-            weight_decay_curves: One per group, multipliers of the decay it was built with; "lr": the group's multiplier
-                of the lr, plateau included; None leaves it alone.
-            plateaus: One per group, or None for a group whose lr does not look at the metric.
-            metric: What the plateaus watch.
 
         Raises:
+            ConfigError: Groups that watch different metrics.
             ValueError: A group's lr or weight decay is a function of the step already.
         """
         self.optimizer = optimizer
         self.name = name
-        self.metric = metric
-        self.global_step = 0
-        self._curves = list(curves)
-        self._weight_decay_curves = weight_decay_curves
-        self._plateaus = list(plateaus) if plateaus is not None else [None] * len(self._curves)
-        _refuse_functions(optimizer, name, weight_decay=weight_decay_curves is not None)
-        for group in optimizer.param_groups:
-            group.setdefault("initial_lr", float(group["lr"]))
-            if self._weight_decay_curves is not None:
-                group.setdefault("initial_weight_decay", float(group.get("weight_decay", 0.0)))
-        optimizer._lr_driven_by = name  # type: ignore[attr-defined]
-        self._apply()
+        self.metric: str | None = None
+        self._follow = follow
+        self._schedules: list[GroupSchedule] = []
+        self._take_in_groups()
+        super().__init__(optimizer)
+        _unwrapped(optimizer)._lr_driven_by = name  # type: ignore[attr-defined]
+        self._look_before_steps()
+
+    @property
+    def global_step(self) -> int:
+        """Optimizer steps done."""
+        return self.last_epoch
+
+    @property
+    def base_lrs(self) -> list[Any]:
+        """Peak of each group; kept in the groups as `initial_lr`."""
+        return [group["initial_lr"] for group in self.optimizer.param_groups]
+
+    @base_lrs.setter
+    def base_lrs(self, values: list[Any]) -> None:
+        for group, value in zip(self.optimizer.param_groups, values, strict=True):
+            group["initial_lr"] = value
 
     def step(self, metric: float | None = None) -> None:
         """One optimizer step was made: set the values for the next.
@@ -80,11 +110,10 @@ class Scheduler:
         Raises:
             ValueError: A metric for a schedule that watches none.
         """
-        self.global_step += 1
         if metric is not None:
-            self.observe(metric)
-        else:
-            self._apply()
+            self._show(metric)
+        self._step_count += 1
+        self._update_lr()
 
     def observe(self, metric: float) -> None:
         """Take an evaluation in, without a step.
@@ -92,64 +121,128 @@ class Scheduler:
         Raises:
             ValueError: This schedule watches no metric.
         """
-        if self.metric is None:
-            raise ValueError(f"scheduler={self.name} watches no metric, got {metric}. Only scheduler=plateau does.")
-        for plateau in self._plateaus:
-            if plateau is not None:
-                plateau.observe(metric)
+        self._show(metric)
         self._apply()
 
     def multiplier(self, global_step: int, group_index: int = 0) -> float:
         """What the lr of a group is multiplied by at a step, as far as it is known now."""
-        plateau = self._plateaus[group_index]
-        reduced = 1.0 if plateau is None else plateau.multiplier
-        return self._curves[group_index](global_step) * reduced
+        self._catch_up()
+        return self._schedules[group_index].multiplier(global_step)
 
-    def get_last_lr(self) -> list[float]:
+    def get_lr(self) -> list[float | Tensor]:
+        """Learning rate of each group at the current step, by base and curve."""
+        pairs = zip(self.base_lrs, self._schedules, strict=True)
+        return [base * schedule.multiplier(self.last_epoch) for base, schedule in pairs]
+
+    def get_last_lr(self) -> list[float | Tensor]:
         """Learning rate of each group for the step that comes next."""
+        self._catch_up()
         return [float(group["lr"]) for group in self.optimizer.param_groups]
 
     def state_dict(self) -> dict[str, Any]:
         """Where the schedule stands; JSON-able. The curves are configuration and not in it."""
+        last_lr = self.get_last_lr()
+        plateaus = [schedule.plateau for schedule in self._schedules]
         return {
             "name": self.name,
             "metric": self.metric,
             "global_step": self.global_step,
-            "last_lr": self.get_last_lr(),
-            "plateaus": [None if plateau is None else plateau.state_dict() for plateau in self._plateaus],
+            "last_lr": last_lr,
+            "plateaus": [None if plateau is None else plateau.state_dict() for plateau in plateaus],
         }
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Go on from `state_dict()`: the lr follows from the step and the curves given here.
 
         Raises:
             ValueError: It is no such state, or belongs to another number of groups.
         """
         for key in ("global_step", "plateaus"):
-            if key not in state:
-                raise ValueError(f"this is no scheduler's state: it has no key {key!r}, but {list(state)[:6]}.")
-        plateaus = state["plateaus"]
-        if len(plateaus) != len(self._plateaus):
+            if key not in state_dict:
+                raise ValueError(f"this is no scheduler's state: it has no key {key!r}, but {list(state_dict)[:6]}.")
+        self._take_in_groups()
+        plateaus = state_dict["plateaus"]
+        if len(plateaus) != len(self._schedules):
             raise ValueError(
-                f"scheduler state has {len(plateaus)} parameter groups, the optimizer has {len(self._plateaus)}."
+                f"scheduler state has {len(plateaus)} parameter groups, the optimizer has {len(self._schedules)}."
             )
-        self.global_step = int(state["global_step"])
-        for plateau, saved in zip(self._plateaus, plateaus, strict=True):
-            if plateau is not None and saved is not None:
-                plateau.load_state_dict(saved)
+        self.last_epoch = int(state_dict["global_step"])
+        self._step_count = self.last_epoch + 1
+        for schedule, saved in zip(self._schedules, plateaus, strict=True):
+            if schedule.plateau is not None and saved is not None:
+                schedule.plateau.load_state_dict(saved)
+        self._apply()
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """A copy looks at its own optimizer."""
+        self.__dict__.update(state)
+        self._look_before_steps()
+
+    def _show(self, metric: float) -> None:
+        if self.metric is None:
+            raise ValueError(f"scheduler={self.name} watches no metric, got {metric}. Only scheduler=plateau does.")
+        for schedule in self._schedules:
+            if schedule.plateau is not None:
+                schedule.plateau.observe(float(metric))
+
+    def _update_lr(self, epoch: int | None = None) -> None:
+        """Go to the next step, or to `epoch`: torch's SequentialLR starts a schedule with 0."""
+        self.last_epoch = self.last_epoch + 1 if epoch is None else epoch
         self._apply()
 
     def _apply(self) -> None:
-        for index, group in enumerate(self.optimizer.param_groups):
-            multiplier = self.multiplier(self.global_step, index)
-            _set(group, "lr", group["initial_lr"] * multiplier)
-            decays = self._weight_decay_curves
-            if decays is not None and "weight_decay" in group:
-                scale = multiplier if isinstance(decays, str) else decays[index](self.global_step)
+        self._take_in_groups()
+        for group, schedule, lr in zip(self.optimizer.param_groups, self._schedules, self.get_lr(), strict=True):
+            _set(group, "lr", lr)
+            scale = schedule.decay_multiplier(self.last_epoch)
+            if scale is not None and "weight_decay" in group:
                 _set(group, "weight_decay", group["initial_weight_decay"] * scale)
 
+    def _look_before_steps(self) -> None:
+        """Let no step be made by a group that has not joined; the optimizer keeps no discarded schedule alive."""
+        own = weakref.ref(self)
 
-def _set(group: dict[str, Any], key: str, value: float) -> None:
+        def before_step(*_: Any) -> None:
+            scheduler = own()
+            if scheduler is not None:
+                scheduler._catch_up()
+
+        _unwrapped(self.optimizer).register_step_pre_hook(before_step)
+
+    def _catch_up(self) -> None:
+        if len(self.optimizer.param_groups) != len(self._schedules):
+            self._apply()
+
+    def _take_in_groups(self) -> None:
+        """Find what groups follow that were added since; a plateau begins where its likes have come to."""
+        groups, known = self.optimizer.param_groups, len(self._schedules)
+        if len(groups) < known:
+            raise ValueError(
+                f"the optimizer had {known} parameter groups, and now {len(groups)}: build a new schedule."
+            )
+        added = [self._follow(group) for group in groups[known:]]
+        _refuse_functions(self.optimizer, self.name, weight_decay=any(one.weight_decay is not None for one in added))
+        plateaus = [one.plateau for one in (*self._schedules, *added) if one.plateau is not None]
+        metrics = sorted({plateau.metric for plateau in plateaus})
+        if len(metrics) > 1:
+            raise ConfigError(f"scheduler.metric: the groups watch different metrics, {', '.join(metrics)}.")
+        for group, schedule in zip(groups[known:], added, strict=True):
+            if schedule.plateau is not None:
+                schedule.plateau = copy.copy(plateaus[plateaus.index(schedule.plateau)])
+            group.setdefault("initial_lr", float(group["lr"]))
+            if schedule.weight_decay is not None:
+                group.setdefault("initial_weight_decay", float(group.get("weight_decay", 0.0)))
+        self.metric = metrics[0] if metrics else None
+        self._schedules += added
+
+
+def _unwrapped(optimizer: Optimizer) -> Optimizer:
+    """The optimizer that steps: accelerate's `prepare` puts one around it, which has no hooks."""
+    inner = getattr(optimizer, "optimizer", None)
+    return inner if isinstance(inner, Optimizer) else optimizer
+
+
+def _set(group: dict[str, Any], key: str, value: float | Tensor) -> None:
     """In place where the optimizer keeps a tensor, as compiled and captured steps want it."""
     if isinstance(group[key], Tensor):
         with torch.no_grad():
@@ -160,7 +253,7 @@ def _set(group: dict[str, Any], key: str, value: float) -> None:
 
 def _refuse_functions(optimizer: Optimizer, name: str, *, weight_decay: bool) -> None:
     """An lr that is a function of the step already would be overwritten here."""
-    functions = getattr(optimizer, "_functions", [])
+    functions = getattr(_unwrapped(optimizer), "_functions", [])
     for key in ("lr", "weight_decay") if weight_decay else ("lr",):
         if any(key in of_group for of_group in functions):
             raise ValueError(

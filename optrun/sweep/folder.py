@@ -15,6 +15,7 @@ from optrun.artifacts.atomic import replace_text
 from optrun.artifacts.lock import RunLock
 from optrun.artifacts.metrics import from_json, read_metrics, read_summary, to_json, write_summary
 from optrun.artifacts.run_dir import RunDir
+from optrun.artifacts.run_manifest import recorded
 
 
 @dataclass
@@ -197,7 +198,8 @@ class SweepDir:
             summary: dict[str, Any] = read_summary(run.summary)
         except (OSError, ValueError):
             summary = {}
-        write_summary(run.summary, {**values, **summary, "status": "failed", "message": message})
+        with recorded(run.summary):
+            write_summary(run.summary, {**values, **summary, "status": "failed", "message": message})
 
 
 def _locked(path: Path) -> bool:

@@ -13,11 +13,10 @@ from hydra._internal.hydra import Hydra
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override, OverrideType
 from omegaconf import DictConfig
-from omegaconf.errors import OmegaConfBaseException
 
 from optrun.artifacts.provenance import config_digest
+from optrun.config import keys, saved, store
 from optrun.config import overrides as words_of
-from optrun.config import saved, store
 from optrun.errors import ConfigError
 
 
@@ -134,21 +133,20 @@ class Composer:
             (changes.append(override) if simple else settled.append(word))
         try:
             cfg = self._with(tuple(settled), changes)
+            store.refuse_dangling(cfg)
             return saved.plain(cfg)
         except ConfigError as error:
-            raise ConfigError(f"{' '.join(words)}: {error}") from error
-        except OmegaConfBaseException as error:
-            raise ConfigError(f"{' '.join(words)}: {str(error).splitlines()[0]}") from error
+            raise ConfigError(f"{error} In the job {' '.join(words)}.") from error
 
     def _with(self, settled: tuple[str, ...], changes: list[Override]) -> DictConfig:
         if settled not in self._bases:
             base = store.without_hydra(store.compose(self.hydra, self.config_name, list(settled)))
-            self._bases[settled], self._keys[settled] = base, words_of.all_keys(base)
+            self._bases[settled], self._keys[settled] = base, keys.all_keys(base)
         cfg = copy.deepcopy(self._bases[settled])
         for override in changes:
             key = override.key_or_group
             if key not in self._keys[settled]:
-                raise words_of.unknown_key(cfg, key)
+                raise keys.unknown_key(cfg, key)
             words_of.assign(cfg, key, override.value())
         return cfg
 

@@ -24,6 +24,7 @@ from omegaconf import DictConfig, OmegaConf
 from optrun.artifacts.metrics import SUMMARY_FORMAT
 from optrun.artifacts.provenance import config_digest
 from optrun.artifacts.run_dir import RunDir, parse_step
+from optrun.artifacts.run_manifest import recorded
 from optrun.config import saved, store
 from optrun.errors import EXIT_STOPPED_EARLY, ConfigError, LockedError, OptrunError, StoppedEarly, is_out_of_memory
 from optrun.sweep.folder import Record, SweepDir
@@ -118,7 +119,7 @@ class SweepTask:
         from optrun import outcome
         from optrun.commands.train import refuse_stored_trust
         from optrun.experiment import Invocation, train
-        from optrun.restore.opening import ResumePoint
+        from optrun.restore.opening import ResumePoint, refuse_links
         from optrun.training.progress import PlainDisplay
 
         refuse_stored_trust(own, self.trusting)
@@ -129,9 +130,12 @@ class SweepTask:
         if self.stop_at is not None and begun is not None and begun >= self.stop_at:
             return  # it got there, and was killed before it could say so
         resume = None
+        with recorded(run.hydra, written=True):
+            pass  # Hydra notes each launch of a job before it calls this
         if begun is not None or run.metrics.exists() or run.checkpoints.exists():
             resume = ResumePoint(None, saved=_saved_before(run, values), start_over=True)
         display = PlainDisplay(Console(quiet=True))
+        refuse_links(run)
         with outcome.run_log(run):
             outcome.introduce(display, config, run)
             invocation = Invocation([*self.options, *words], self.config_name, words)
@@ -270,7 +274,7 @@ def _watching(stop: Path) -> Iterator[None]:
 
 
 def _log(run: RunDir, text: str) -> None:
-    with contextlib.suppress(OSError), run.log.open("a", encoding="utf-8") as file:
+    with contextlib.suppress(OSError, OptrunError), recorded(run.log), run.log.open("a", encoding="utf-8") as file:
         file.write(f"{time.strftime('%Y-%m-%d %H:%M:%S')}  {text}\n")
 
 

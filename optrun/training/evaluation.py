@@ -57,13 +57,14 @@ class Evaluation:
         stepper = self.learner.stepper
         states = random_states(stepper.device)
         try:
-            found = evaluate(
-                stepper.model,
-                self._until_stopped(self.learner.eval_feed.evaluation(self.training.per_device_eval_batch_size)),
-                self.learner.task.evaluation(),
-                to_device=stepper.to_device,
-                autocast=stepper.autocast,
-            )
+            with self.learner.evaluation_weights():
+                found = evaluate(
+                    stepper.model,
+                    self._until_stopped(self.learner.eval_feed.evaluation(self.training.per_device_eval_batch_size)),
+                    self.learner.task.evaluation(),
+                    to_device=stepper.to_device,
+                    autocast=stepper.autocast,
+                )
         finally:
             restore_random_states(states, stepper.device)
         values = {f"eval/{name}": value for name, value in found.items()}

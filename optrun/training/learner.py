@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,3 +22,5 @@ class Learner:
     plan: Plan
     train_feed: Feed
     eval_feed: Feed
+    evaluation_weights: Callable[[], AbstractContextManager[None]] = nullcontext
+    """Puts the weights to judge into the model, where the optimizer trains others."""

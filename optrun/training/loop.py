@@ -9,7 +9,7 @@ from contextlib import AbstractContextManager
 from typing import Any
 
 from optrun.artifacts.checkpoint import Snapshot
-from optrun.artifacts.run_dir import RunDir
+from optrun.artifacts.run_manifest import RunManifest
 from optrun.config.checkpoint import CheckpointConfig, OnStorageError
 from optrun.config.training import OnNonfinite, TrainingConfig
 from optrun.data.loader import Batch
@@ -35,7 +35,7 @@ class Loop:
 
     Args:
         learner: Model, data and step.
-        run: The run directory; its lock is held.
+        manifest: Of the run; its lock is held.
         training: How long and how often.
         saving: When to save and what to keep.
         ranking: Which checkpoint is best.
@@ -56,7 +56,7 @@ class Loop:
         self,
         *,
         learner: Learner,
-        run: RunDir,
+        manifest: RunManifest,
         training: TrainingConfig,
         saving: CheckpointConfig,
         ranking: Ranking,
@@ -73,7 +73,7 @@ class Loop:
         begun: float | None = None,
     ) -> None:
         self.learner = learner
-        self.run = run
+        self.run = run = manifest.run
         self.training = training
         self.total = total
         self.state = state
@@ -84,10 +84,10 @@ class Loop:
         self.end = total if stop_at is None else min(total, stop_at)
         self.clock = clock
         self.device = learner.stepper.device
-        self.records = Records(run.metrics, self._metrics_refused)
+        self.records = Records(manifest, self._metrics_refused)
         self.on_storage_error = saving.on_storage_error
         self.saving = Saving(
-            run=run,
+            manifest=manifest,
             config=saving,
             ranking=ranking,
             state=state,

@@ -6,11 +6,11 @@ import contextlib
 import errno
 import threading
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
 from optrun.artifacts.metrics import MetricsWriter, take_up
+from optrun.artifacts.run_manifest import RunManifest
 from optrun.errors import StorageError
 
 
@@ -18,12 +18,13 @@ class Records:
     """Writes metrics lines.
 
     Args:
-        path: `metrics.jsonl`.
+        manifest: Of the run whose `metrics.jsonl` is written.
         refused: Called with what the disk said; may raise, otherwise the line waits for the next one.
     """
 
-    def __init__(self, path: Path, refused: Callable[[OSError], None]) -> None:
-        self.path = path
+    def __init__(self, manifest: RunManifest, refused: Callable[[OSError], None]) -> None:
+        self.manifest = manifest
+        self.path = manifest.run.metrics
         self.refused = refused
         self._waiting: list[Mapping[str, Any]] = []
         self._lock = threading.Lock()
@@ -69,7 +70,7 @@ class Records:
                 self._writer.close()
                 self._writer = None
             self._waiting = [record for record in self._waiting if record["step"] <= step]
-            take_up(self.path, step)
+            take_up(self.path, step, self.manifest.replace)
 
     def __enter__(self) -> Self:
         return self

@@ -8,7 +8,8 @@ from typing import Any
 
 from optrun.artifacts import retention
 from optrun.artifacts.checkpoint import Snapshot, checkpoint_folders
-from optrun.artifacts.run_dir import RunDir, step_name
+from optrun.artifacts.run_dir import step_name
+from optrun.artifacts.run_manifest import RunManifest
 from optrun.artifacts.saver import Order, Result, Saver
 from optrun.config.checkpoint import CheckpointConfig, OnStorageError
 from optrun.errors import NonFiniteError, StorageError
@@ -27,7 +28,7 @@ class Saving:
     up, and no checkpoint that was due is left out.
 
     Args:
-        run: The run directory; its lock is held.
+        manifest: Of the run; its lock is held.
         config: When to save and what to keep.
         ranking: Which checkpoint is best.
         state: Where the run stands.
@@ -42,7 +43,7 @@ class Saving:
     def __init__(
         self,
         *,
-        run: RunDir,
+        manifest: RunManifest,
         config: CheckpointConfig,
         ranking: Ranking,
         state: TrainState,
@@ -52,7 +53,7 @@ class Saving:
         clock: Callable[[], float],
         keep_scheduled: bool,
     ) -> None:
-        self.run = run
+        self.run = manifest.run
         self.config = config
         self.ranking = ranking
         self.state = state
@@ -65,7 +66,7 @@ class Saving:
         """Seconds that training stood still since this was last set to 0."""
         self.write_seconds: float | None = None
         """How long the last checkpoint took to write, beside training."""
-        self._saver = Saver(run, config.keep_last)
+        self._saver = Saver(manifest, config.keep_last)
         self._refused: Order | None = None
         self._failures = 0
         self._retry_at = 0

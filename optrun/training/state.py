@@ -6,6 +6,7 @@ import base64
 import hashlib
 import random
 from dataclasses import asdict, dataclass, field, fields
+from types import NoneType
 from typing import Any
 
 import numpy as np
@@ -149,22 +150,42 @@ def seed_random_states(seed: int) -> None:
 
 def restore_random_states(states: dict[str, Any], device: torch.device) -> None:
     """Put all global generators back."""
-    torch.set_rng_state(_unpack(states["torch"]))
-    version, words, position = states["python"]
-    random.setstate((version, tuple(words), position))
-    legacy = states["numpy"]
-    np.random.set_state(
-        {
-            "bit_generator": legacy["bit_generator"],
-            "state": {"key": np.array(legacy["key"], dtype=np.uint32), "pos": legacy["pos"]},
-            "has_gauss": legacy["has_gauss"],
-            "gauss": legacy["gauss"],
-        }
-    )
+    python, of_numpy, of_torch = read_random_states(states)
+    torch.set_rng_state(of_torch)
+    random.setstate(python)
+    np.random.set_state(of_numpy)
     if device.type == "cuda" and "cuda" in states:
         torch.cuda.set_rng_state(_unpack(states["cuda"]), device)
     if device.type == "mps" and "mps" in states:
         torch.mps.set_rng_state(_unpack(states["mps"]))
+
+
+def read_random_states(states: dict[str, Any]) -> tuple[Any, dict[str, Any], torch.Tensor]:
+    """Those of Python, numpy and torch's CPU, tried on generators of their own; no global one is changed.
+
+    Raises:
+        Exception: Whatever a generator raises at what is no state of it.
+    """
+    version, words, gauss_next = states["python"]
+    python = (version, tuple(words), gauss_next)
+    random.Random().setstate(python)
+    legacy = states["numpy"]
+    of_numpy = {
+        "bit_generator": legacy["bit_generator"],
+        "state": {"key": np.array(legacy["key"], dtype=np.uint32), "pos": legacy["pos"]},
+        "has_gauss": legacy["has_gauss"],
+        "gauss": legacy["gauss"],
+    }
+    if not isinstance(gauss_next, (float, NoneType)):  # setstate takes anything here
+        raise TypeError(f"python: {gauss_next!r} is no number that comes next")
+    if not 0 <= legacy["pos"] <= len(legacy["key"]):  # numpy would read there
+        raise ValueError(f"numpy: position {legacy['pos']} of {len(legacy['key'])} words")
+    np.random.RandomState().set_state(of_numpy)
+    of_torch = _unpack(states["torch"])
+    torch.Generator().set_state(of_torch)
+    for name in states.keys() & {"cuda", "mps"}:
+        _unpack(states[name])
+    return python, of_numpy, of_torch
 
 
 def _pack(state: torch.Tensor) -> str:
@@ -172,4 +193,4 @@ def _pack(state: torch.Tensor) -> str:
 
 
 def _unpack(text: str) -> torch.Tensor:
-    return torch.frombuffer(bytearray(base64.b64decode(text)), dtype=torch.uint8)
+    return torch.frombuffer(bytearray(base64.b64decode(text, validate=True)), dtype=torch.uint8)

@@ -124,7 +124,8 @@ class Stepper(Arithmetic):
         losses = [share * total / weight for share, weight in zip(shares, counted, strict=True)]
         result = StepResult(loss=sum(shares), weight=total, grad_norm=norm, applied=True, losses=losses)
         if result.finite:
-            self.scaler.step(self.optimizer)
+            follows_loss = getattr(self.optimizer, "takes_loss", False)
+            self.scaler.step(self.optimizer, *([lambda: result.loss] if follows_loss else []))
             self.scaler.update()
             self.scheduler.step()
             return result

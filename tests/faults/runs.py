@@ -7,7 +7,9 @@ import shutil
 from collections.abc import Callable
 from pathlib import Path
 
+from optrun.artifacts.metrics import truncate_after
 from optrun.artifacts.run_dir import RunDir
+from optrun.artifacts.run_manifest import RunManifest
 from tests.running import TINY_BERT, TINY_GPT, records, state, tensors, write_labelled, write_text
 
 STEPS = 6
@@ -60,6 +62,15 @@ def task_words(folder: Path, task: str, steps: int) -> list[str]:
     ]
 
 
+def sealed_at(run: RunDir, step: int) -> None:
+    """Give a run the manifest that it had when the checkpoint of a step was sealed."""
+    content = run.metrics.read_bytes()
+    truncate_after(run.metrics, step)
+    run.manifest.unlink(missing_ok=True)
+    RunManifest(run).seal()
+    run.metrics.write_bytes(content)
+
+
 class Straight:
     """The undisturbed run.
 
@@ -90,6 +101,7 @@ class Straight:
         run.last.unlink()
         values = json.loads(run.summary.read_text())
         run.summary.write_text(json.dumps({**values, "status": "running"}))
+        sealed_at(run, step)
         return run
 
     def same(self, run: RunDir | Path) -> None:

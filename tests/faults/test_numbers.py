@@ -15,6 +15,7 @@ from safetensors import SafetensorError
 from optrun.artifacts.checkpoint import load_checkpoint, save_checkpoint
 from optrun.artifacts.manifest import problems
 from optrun.artifacts.retention import checkpoint_folders
+from optrun.artifacts.run_check import problems_of
 from optrun.artifacts.run_dir import RunDir
 from optrun.report.collect import load_run
 from optrun.restore import loading
@@ -221,6 +222,7 @@ def test_rollback_passes_over_the_bad_data(
     assert records(Path("parts")) == lines
     assert tensors(Path("whole"), STEPS) == tensors(Path("parts"), STEPS)
     assert state(Path("whole"), STEPS)["train"] == state(Path("parts"), STEPS)["train"]
+    assert problems_of(RunDir("whole")) == problems_of(RunDir("parts")) == []
 
 
 def test_rollback_before_the_first_scheduled_save_and_its_bound(
@@ -304,10 +306,10 @@ def test_a_wrong_restore_is_noticed(
     assert "exp_avg differs in memory" in said
 
 
-def test_a_manifest_of_a_newer_kind_falls_back(straight: Straight, go: Go, tmp_path: Path) -> None:
+def test_a_manifest_of_a_newer_kind_is_refused(straight: Straight, go: Go, tmp_path: Path) -> None:
     run = straight.cut(tmp_path / "run", 4)
-    edit_manifest(run.checkpoint(4), lambda manifest: manifest.update(format=2))
+    edit_manifest(run.checkpoint(4), lambda manifest: manifest.update(format=9))
     code, said = go("resume=run")
-    assert code == 0
-    assert "format 2, this optrun reads format 1" in said
-    straight.same(run)
+    assert code == 4
+    assert "written by a newer optrun, format 9" in said
+    assert run.checkpoint(4).is_dir()

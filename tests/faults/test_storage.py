@@ -12,6 +12,7 @@ import shutil
 import signal
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -19,17 +20,19 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from optrun.artifacts import checkpoint as checkpoint_of
 from optrun.artifacts import saver as saver_of
-from optrun.artifacts.checkpoint import Snapshot, load_checkpoint, make_place, save_checkpoint
+from optrun.artifacts.checkpoint import MARGIN, Snapshot, load_checkpoint, make_place, save_checkpoint
 from optrun.artifacts.lock import RunLock
 from optrun.artifacts.manifest import problems
 from optrun.artifacts.metrics import MetricsWriter, read_metrics
 from optrun.artifacts.retention import latest_whole
 from optrun.artifacts.run_dir import RunDir
+from optrun.artifacts.run_manifest import RunManifest
 from optrun.commands.train import refuse_used
 from optrun.data.loader import Feed
 from optrun.errors import StorageError
 from optrun.outcome import run_log
 from optrun.publish import publish
+from optrun.restore.space import space_warning
 from optrun.task.base import Task
 from optrun.training.step import Stepper
 from tests.faults.checkpoints import make_run, snapshot
@@ -131,6 +134,23 @@ def test_not_enough_room_is_said_before_the_first_step(
     assert "292" in said or "293" in said  # KiB free
 
 
+@pytest.mark.parametrize(("missing", "warned"), [(0, False), (1, True)])
+def test_the_warning_counts_all_that_a_save_wants(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, missing: int, warned: bool
+) -> None:
+    """A byte less than the save itself asks for is too little."""
+    run, taken = make_run(tmp_path), snapshot(1)
+    config = SimpleNamespace(keep_last=0, keep_best=0)
+    usage = shutil.disk_usage(tmp_path)._replace(free=taken.size + MARGIN - missing)
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage)
+    assert (space_warning(run, config, taken.size) is not None) == warned  # type: ignore[arg-type]
+    if warned:
+        with pytest.raises(StorageError, match="are free"):
+            save_checkpoint(run, taken)
+    else:
+        save_checkpoint(run, taken)
+
+
 def test_a_file_size_limit_is_a_full_disk(tmp_path: Path) -> None:
     """The kernel itself refuses in the middle of a file."""
     run = make_run(tmp_path, (1,))
@@ -222,12 +242,12 @@ def test_a_model_that_cannot_be_published(straight: Straight, tmp_path: Path, pa
             model.save_pretrained = lambda folder: None
         resource.setrlimit(resource.RLIMIT_FSIZE, (5000, 5000))
         try:
-            publish(RunDir(tmp_path), model, tokenizer, {}, {}, None)
+            publish(RunManifest(RunDir(tmp_path)), model, tokenizer, {}, {}, None)
         except StorageError as error:
             os._exit(74 if "model: cannot be written: File too large" in str(error) else 1)
 
     assert in_child(work) == 74
-    assert list(tmp_path.iterdir()) == []
+    assert [path.name for path in tmp_path.iterdir()] == ["run_manifest.json"]
 
 
 def test_a_folder_that_may_only_be_read(memory_path: Path) -> None:

@@ -74,13 +74,13 @@ def config_of(optimizer: str, scheduler: str) -> RunConfig:
 class Half:
     """Everything that trains, and what puts it into a checkpoint."""
 
-    def __init__(self, config: RunConfig) -> None:
+    def __init__(self, config: RunConfig, kind: type[nn.Module] = Tied, total: int = WHOLE) -> None:
         torch.manual_seed(1)
-        self.model = Tied()
+        self.model = kind()
         decay = getattr(config.optimizer, "weight_decay", None)
         groups = build_param_groups(self.model, config.param_groups, lr=config.lr, weight_decay=decay)
         optimizer = build_optimizer(config.optimizer, groups, lr=config.lr)
-        scheduler = build_scheduler(optimizer, config.scheduler, num_training_steps=WHOLE)
+        scheduler = build_scheduler(optimizer, config.scheduler, num_training_steps=total)
         clip = build_clip(config.clip)
         self.stepper = Stepper(self.model, optimizer, clip, scheduler, lambda batch: len(batch["ids"]), CPU, "fp32")
         self.state = TrainState()
@@ -88,8 +88,8 @@ class Half:
             model=self.model,
             stepper=self.stepper,
             state=self.state,
-            plan=Plan(WHOLE, 1, 1, 0),
-            constants={"model_class": "Tied", "config_digest": ""},
+            plan=Plan(total, 1, 1, 0),
+            constants={"model_class": kind.__name__, "config_digest": ""},
             allow_nonfinite=False,
         )
 

@@ -38,6 +38,9 @@ EXPECTED: list[tuple[str, dict[str, Any], list[float]]] = [
     ("cosine", {"decay_steps": 2}, [1, 0.5, 0, 0, 0]),
     ("cosine", {"num_cycles": 2}, [1, 0.5, 1, 0.5, 0]),
     ("cosine", {"num_cycles": 2, "cycle_decay": 0.5}, [1, 0.5, 0.5, 0.25, 0]),
+    # The peak of a cycle falls no lower than the floor.
+    ("cosine", {"num_cycles": 2, "cycle_decay": 0.1, "min_lr": 0.5}, [1, 0.75, 0.5, 0.5, 0.5]),
+    ("cosine", {"num_cycles": 2, "cycle_decay": 0.6, "min_lr": 0.2}, [1, 0.6, 0.6, 0.4, 0.2]),
     ("cosine", {"num_cycles": 2, "cycle_mult": 3.0}, [1, 1, 0.75, 0.25, 0]),
     ("cosine", {"num_cycles": 2, "restarts": False, "decay_steps": 3}, [1, 0, 1, 0, 0]),
     ("polynomial", {}, [1, 0.5625, 0.25, 0.0625, 0]),
@@ -110,6 +113,16 @@ def test_never_below_the_floor_after_the_climb_and_never_above_the_peak(
     climb = values[: options["num_warmup_steps"]]
     assert climb == sorted(climb)
     assert all(min_lr / 1e-3 - 1e-12 <= value <= 1 + 1e-12 for value in values[options["num_warmup_steps"] :])
+
+
+@pytest.mark.parametrize("name", ["linear", "cosine", "polynomial"])
+def test_behind_the_last_step_a_curve_is_at_its_end(name: str) -> None:
+    """Also where the climb takes all of the run but one step, or where no step is left to come down in."""
+    config = choice("scheduler", SCHEMAS, name, {"num_warmup_steps": 3, "min_lr": 0.025})
+    curve = build_curve(config, num_training_steps=4, lr=0.1)
+    assert [curve(step) for step in (3, 4)] == pytest.approx([1.0, 0.25])
+    assert curves.linear(0, decay_steps=0, final=0.25) == 0.25
+    assert curves.wsd(3, num_stable_steps=2, num_decay_steps=0, final=0.25) == 0.25
 
 
 def test_product_and_inverse_time_are_keras_decay() -> None:

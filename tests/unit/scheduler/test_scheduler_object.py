@@ -40,6 +40,26 @@ def test_step_0_is_set_on_construction_and_ratios_stay() -> None:
     assert scheduler.get_last_lr() == _lrs(optimizer)
 
 
+@pytest.mark.parametrize("name", ["linear", "cosine", "plateau"])
+def test_min_lr_is_that_of_the_base_and_not_of_the_largest_group(name: str) -> None:
+    """Scales may lie on both sides of 1, none may be 1, and a rule's absolute lr has no scale."""
+    optimizer = _sgd({"lr": 0.5, "lr_scale": 0.5}, {"lr": 2.0, "lr_scale": 2.0}, {"lr": 5.0})
+    options = {"patience": 0, "factor": 0.01} if name == "plateau" else {}
+    scheduler = build_scheduler(optimizer, name, num_training_steps=4, min_lr=0.1, **options)
+    for _ in range(4):
+        scheduler.step(*([1.0] if name == "plateau" else []))
+    assert _lrs(optimizer) == pytest.approx([0.05, 0.2, 0.5])
+    with pytest.raises(ConfigError, match=r"min_lr=1.5: expected at most the peak, lr=1.0"):
+        build_scheduler(
+            _sgd({"lr": 0.5, "lr_scale": 0.5}, {"lr": 2.0, "lr_scale": 2.0}), name, num_training_steps=4, min_lr=1.5
+        )
+    absolute = _sgd({"lr": 0.5}, {"lr": 2.0})
+    scheduler = build_scheduler(absolute, name, num_training_steps=4, min_lr=0.2, **options)
+    for _ in range(4):
+        scheduler.step(*([1.0] if name == "plateau" else []))
+    assert _lrs(absolute) == pytest.approx([0.05, 0.2])
+
+
 def test_config_instance_and_function_of_ones_own() -> None:
     optimizer = _sgd()
     config = choice("scheduler", SCHEMAS, "linear", {})
@@ -173,6 +193,19 @@ def test_plateau_modes_follow_torch(mode: str, threshold_mode: str) -> None:
         ours.observe(value)
         theirs.step(value)
         assert _lrs(ours_optimizer) == pytest.approx(_lrs(theirs_optimizer))
+
+
+@pytest.mark.parametrize("threshold_mode", ["rel", "abs"])
+def test_what_counts_as_better_is_a_share_or_a_difference(threshold_mode: str) -> None:
+    """From 10, a threshold of 0.1 asks for less than 9, or for less than 9.9."""
+    ours, theirs = (torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=1.0) for _ in range(2))
+    options: dict[str, Any] = {"factor": 0.5, "patience": 0, "threshold": 0.1, "threshold_mode": threshold_mode}
+    schedule = build_scheduler(ours, "plateau", num_training_steps=9, mode="min", metric="loss", **options)
+    torchs = torch.optim.lr_scheduler.ReduceLROnPlateau(theirs, mode="min", **options)
+    for metric in (10.0, 9.5, 8.9, 8.85):
+        schedule.observe(metric)
+        torchs.step(metric)
+        assert ours.param_groups[0]["lr"] == theirs.param_groups[0]["lr"]
 
 
 def test_plateau_state_and_metric() -> None:

@@ -1,0 +1,152 @@
+"""A run directory held against its manifest, file by file."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from optrun.artifacts import manifest, run_manifest
+from optrun.artifacts import run_dir as names
+from optrun.artifacts.metrics import read_summary
+from optrun.artifacts.run_dir import RunDir
+from optrun.artifacts.run_manifest import APART, CHECKPOINT, Entry, Sealed, files_of, matches, read_run_manifest
+from optrun.errors import CheckpointError
+
+_HALF = re.compile(rf"\.{re.escape(names.MANIFEST)}\.\d+\.tmp")
+_TRIES = 5
+"""A run that goes on may write its manifest while its files are read; then they are read again."""
+
+
+@dataclass
+class Checked:
+    """What was found; names are paths inside the run."""
+
+    sealed: bool = False
+    """Whether there was a manifest to hold the files against."""
+    wrong: dict[str, str] = field(default_factory=dict)
+    """File to what is wrong with it."""
+    open: dict[str, str] = field(default_factory=dict)
+    """File to why it, or its end, is not covered; no damage."""
+    whole: list[str] = field(default_factory=list)
+
+
+def check_run(run: RunDir, patterns: Sequence[str] = ("*",)) -> Checked:
+    """Hold every file of a run, or those meant by some patterns, against its manifest; nothing is changed."""
+    for _ in range(_TRIES):
+        before = _stamp(run)
+        checked = _check(run, patterns)
+        if not checked.wrong or _stamp(run) == before:
+            break
+    return checked
+
+
+def _stamp(run: RunDir) -> int | None:
+    try:
+        return run.manifest.lstat().st_ino
+    except OSError:
+        return None
+
+
+def _check(run: RunDir, patterns: Sequence[str]) -> Checked:
+    checked = Checked()
+    try:
+        sealed = read_run_manifest(run)
+    except CheckpointError as error:
+        checked.wrong[names.MANIFEST] = str(error)
+        return checked
+    found = files_of(run)
+    if sealed is None:
+        if _had_manifest(run):
+            checked.wrong[names.MANIFEST] = f"{run.manifest}: missing: what the files of this run were is not known."
+        unknown = [name for name in found if matches(name, patterns) and not matches(name, (CHECKPOINT, names.LOCK))]
+        checked.open = dict.fromkeys(unknown, "not covered: this run has no manifest")
+        return checked
+    checked.sealed = True
+    for name in sorted({*found, *sealed.entries}):
+        if matches(name, patterns):
+            _judge(run, name, sealed, checked)
+    return checked
+
+
+def _had_manifest(run: RunDir) -> bool:
+    try:
+        return names.MANIFEST in read_summary(run.summary).values()
+    except (OSError, ValueError):
+        return False
+
+
+def _judge(run: RunDir, name: str, sealed: Sealed, checked: Checked) -> None:
+    path, entry = run.path / name, sealed.entries.get(name)
+    if entry is None:
+        if matches(name, APART):
+            checked.open[name] = "not covered: a library's own, or set aside"
+        elif _HALF.fullmatch(name) and not path.is_symlink():
+            checked.open[name] = "left by a process that was killed while it sealed: it goes at the next start"
+        elif matches(name, sealed.writing) and not path.is_symlink():
+            checked.open[name] = "not covered yet: written after the last seal"
+        else:
+            what = "a link: what lies outside of a run directory is not read" if path.is_symlink() else "added"
+            checked.wrong[name] = f"{path}: {what}; it is none of the files that this run sealed."
+        return
+    problem = _problem(path, entry)
+    if problem is None:
+        checked.whole.append(name)
+        more = path.stat().st_size - entry.size
+        if entry.grows and more and name != names.LOCK:
+            checked.open[name] = f"its last {more:,} bytes are not covered yet"
+    elif sealed.is_open and matches(name, (CHECKPOINT,)) and _replaced(run, path):
+        checked.open[name] = "not covered yet: replaced after the last seal"
+    else:
+        checked.wrong[name] = problem
+
+
+def _problem(path: Path, entry: Entry) -> str | None:
+    """What is wrong with one file; None: nothing."""
+    said = _differs(path, entry.size, entry.sha256, entry.grows)
+    if said is not None and entry.becomes is not None and _differs(path, *entry.becomes, entry.grows) is None:
+        return None
+    return said
+
+
+def _differs(path: Path, size: int, sha256: str, grows: bool) -> str | None:
+    if not grows or path.is_symlink() or not path.is_file():
+        return manifest.file_problem(path, size, sha256)
+    with path.open("rb") as file:
+        start = file.read(size)
+    if len(start) < size:
+        return f"{path}: cut: {len(start):,} bytes, {size:,} were sealed."
+    if hashlib.sha256(start).hexdigest() != sha256:
+        return f"{path}: its first {size:,} bytes are not those that were sealed: changed, taken out or put in."
+    return None
+
+
+def _replaced(run: RunDir, path: Path) -> bool:
+    """Whether a checkpoint took another's place, or was put aside, by the process that did not come to seal that."""
+    return run_manifest.set_aside(run, path.relative_to(run.path).as_posix()) or not manifest.problems(path.parent)
+
+
+def problems_of(run: RunDir, patterns: Sequence[str] = ("*",)) -> list[str]:
+    """What is wrong with files of a run, one sentence each; an empty list: nothing, or the run has no manifest.
+
+    Args:
+        run: The run directory.
+        patterns: Paths inside the run, as in `tokenizer/*`.
+    """
+    return list(check_run(run, patterns).wrong.values())
+
+
+def refuse_damaged(run: RunDir, *patterns: str) -> None:
+    """Before files of a run are read.
+
+    Raises:
+        CheckpointError: One of them is not as it was sealed; with the way out.
+    """
+    wrong = problems_of(run, patterns)
+    if wrong and run.manifest.exists():
+        raise CheckpointError(
+            f"{' '.join(wrong)} Restore it from a copy. Or remove {run.manifest}: then the files of this run are taken "
+            "as they are."
+        )

@@ -1,0 +1,268 @@
+"""Names of other trainers: what each is called here, or that it is not offered and what to do instead.
+
+A value is a key (`lr`), a word to write (`scheduler=NAME`), or a sentence that begins with "not offered".
+"""
+
+from __future__ import annotations
+
+_ONE_PROCESS = "not offered yet: one process trains"
+_BATCHES = "not offered: metrics are counted batch by batch, so that no evaluation has to fit into memory"
+_LOG = "not offered: what is said of a run stands in its optrun.log"
+_HUB = "not offered: optrun export RUN_DIR DEST writes a folder, which `hf upload` sends to the hub"
+_KWARGS = "not offered: an argument is a key of its own, scheduler.KEY=VALUE"
+_BACKEND = "not offered: training.compile=true takes torch.compile's own defaults"
+_LIGER = "not offered: the model computes as transformers has it"
+_VERBS = "not offered: `optrun` trains and evaluates, `optrun evaluate RUN_DIR` evaluates alone"
+_SPACE = "not offered: a space of trackio's is told to trackio itself, in the environment"
+_SAME_PRECISION = "not offered: an evaluation computes as training does, in training.precision"
+_WORKERS = "not offered: training.dataloader_num_workers says how many; their order is always that of the data"
+_PATIENCE = "not offered yet: training.max_seconds and hydra.sweeper.rungs end runs early"
+
+TRAINING_ARGUMENTS = {
+    "output_dir": "hydra.run.dir",
+    "per_device_train_batch_size": "training.per_device_train_batch_size",
+    "num_train_epochs": "training.num_train_epochs",
+    "max_steps": "training.max_steps",
+    "learning_rate": "lr",
+    "lr_scheduler_type": "scheduler=NAME",
+    "lr_scheduler_kwargs": _KWARGS,
+    "warmup_steps": "scheduler.num_warmup_steps",
+    "warmup_ratio": "scheduler.warmup_ratio",
+    "optim": "optimizer=NAME",
+    "optim_args": "not offered: an argument is a key of its own, optimizer.KEY=VALUE",
+    "optim_target_modules": "not offered: param_groups.rules tells parameters apart, by their names",
+    "weight_decay": "optimizer.weight_decay",
+    "adam_beta1": "optimizer.betas=[BETA1,BETA2]",
+    "adam_beta2": "optimizer.betas=[BETA1,BETA2]",
+    "adam_epsilon": "optimizer.eps",
+    "gradient_accumulation_steps": "training.gradient_accumulation_steps",
+    "average_tokens_across_devices": _ONE_PROCESS,
+    "max_grad_norm": "clip.max_norm",
+    "label_smoothing_factor": "not offered yet: every task has the plain loss of its model",
+    "bf16": "training.precision=bf16",
+    "fp16": "training.precision=fp16",
+    "bf16_full_eval": _SAME_PRECISION,
+    "fp16_full_eval": _SAME_PRECISION,
+    "tf32": "not offered: float32 is computed as torch does by itself; training.precision=bf16 is the faster",
+    "activation_checkpointing": "training.gradient_checkpointing",
+    "activation_checkpointing_kwargs": "not offered: training.gradient_checkpointing=true needs no arguments",
+    "gradient_checkpointing": "training.gradient_checkpointing",
+    "gradient_checkpointing_kwargs": "not offered: training.gradient_checkpointing=true needs no arguments",
+    "torch_compile": "training.compile",
+    "torch_compile_backend": _BACKEND,
+    "torch_compile_mode": _BACKEND,
+    "use_liger_kernel": _LIGER,
+    "liger_kernel_config": _LIGER,
+    "use_cache": "not offered: training keeps no cache of keys and values",
+    "neftune_noise_alpha": "not offered: embeddings are trained without added noise",
+    "torch_empty_cache_steps": "not offered: torch's allocator is left alone; a smaller micro-batch with more "
+    "training.gradient_accumulation_steps takes less memory",
+    "auto_find_batch_size": "not offered: a batch size that is found by trial makes another run each time; give "
+    "training.per_device_train_batch_size",
+    "logging_strategy": "training.logging_steps",
+    "logging_steps": "training.logging_steps",
+    "logging_first_step": "not offered: training.logging_steps=1 logs every step",
+    "log_on_each_node": _ONE_PROCESS,
+    "logging_nan_inf_filter": "training.on_nonfinite",
+    "include_num_input_tokens_seen": "not offered: perf/tokens_per_second stands in metrics.jsonl",
+    "log_level": _LOG,
+    "log_level_replica": _LOG,
+    "disable_tqdm": "not offered: a bar is shown in a terminal alone, and plain lines elsewhere",
+    "report_to": "tracking=NAME",
+    "run_name": "run_name",
+    "project": "tracking.project",
+    "trackio_space_id": _SPACE,
+    "trackio_bucket_id": _SPACE,
+    "trackio_static_space_id": _SPACE,
+    "eval_strategy": "training.eval_steps",
+    "eval_steps": "training.eval_steps",
+    "eval_delay": "not offered: the first evaluation is after training.eval_steps steps",
+    "per_device_eval_batch_size": "training.per_device_eval_batch_size",
+    "prediction_loss_only": "not offered: every metric of the task is computed",
+    "eval_on_start": "not offered: the first evaluation is after training.eval_steps steps",
+    "eval_do_concat_batches": _BATCHES,
+    "eval_use_gather_object": _ONE_PROCESS,
+    "eval_accumulation_steps": _BATCHES,
+    "include_for_metrics": _BATCHES,
+    "batch_eval_metrics": _BATCHES,
+    "save_only_model": "not offered: a checkpoint holds all that the next step depends on; optrun export writes the "
+    "model alone",
+    "save_strategy": "checkpoint.save_steps",
+    "save_steps": "checkpoint.save_steps",
+    "save_on_each_node": _ONE_PROCESS,
+    "save_total_limit": "checkpoint.keep_last",
+    "enable_jit_checkpoint": "not offered: SIGTERM always saves, and the run exits with 75",
+    "push_to_hub": _HUB,
+    "hub_token": "not offered: a token stays in the environment, as HF_TOKEN; nothing of it is written",
+    "hub_private_repo": _HUB,
+    "hub_model_id": _HUB,
+    "hub_strategy": _HUB,
+    "hub_always_push": _HUB,
+    "hub_revision": _HUB,
+    "load_best_model_at_end": "not offered: the best stays beside the last, as checkpoints/best; optrun export "
+    "RUN_DIR/checkpoints/best DEST writes its model",
+    "metric_for_best_model": "checkpoint.metric",
+    "greater_is_better": "checkpoint.mode=max",
+    "ignore_data_skip": "not offered: a resumed run goes on at the very example where it stopped",
+    "restore_callback_states_from_checkpoint": "not offered: a resumed run takes up all that was saved",
+    "full_determinism": "not offered: on a processor a run is the same each time; on an accelerator torch decides",
+    "seed": "seed",
+    "data_seed": "not offered: seed orders the data, too",
+    "use_cpu": "training.device=cpu",
+    "accelerator_config": _ONE_PROCESS,
+    "parallelism_config": _ONE_PROCESS,
+    "dataloader_drop_last": "not offered: every example is seen; a short last batch is weighted by what is in it",
+    "dataloader_num_workers": "training.dataloader_num_workers",
+    "dataloader_pin_memory": "not offered: memory is pinned where there is a CUDA device",
+    "dataloader_persistent_workers": _WORKERS,
+    "dataloader_prefetch_factor": _WORKERS,
+    "dataloader_multiprocessing_context": _WORKERS,
+    "dataloader_in_order": _WORKERS,
+    "remove_unused_columns": "not offered: columns are named, data.text_column=NAME and data.label_column=NAME, and "
+    "no other is read",
+    "label_names": "data.label_column",
+    "train_sampling_strategy": "training.group_by_length=true",
+    "length_column_name": "not offered: training.group_by_length=true counts the tokens itself",
+    "ddp_find_unused_parameters": _ONE_PROCESS,
+    "ddp_bucket_cap_mb": _ONE_PROCESS,
+    "ddp_broadcast_buffers": _ONE_PROCESS,
+    "ddp_static_graph": _ONE_PROCESS,
+    "ddp_backend": _ONE_PROCESS,
+    "ddp_timeout": _ONE_PROCESS,
+    "fsdp": _ONE_PROCESS,
+    "fsdp_config": _ONE_PROCESS,
+    "deepspeed": "not offered: one process trains, with the optimizers of optrun",
+    "debug": "not offered: training.on_nonfinite says what happens with NaN and infinity",
+    "skip_memory_metrics": "not offered: perf/peak_memory_bytes stands in metrics.jsonl",
+    "do_train": _VERBS,
+    "do_eval": _VERBS,
+    "do_predict": "not offered yet: optrun evaluate RUN_DIR tells metrics, not single predictions",
+    "resume_from_checkpoint": "resume",
+    "local_rank": _ONE_PROCESS,
+}
+"""Every field of `transformers.TrainingArguments`, as tested."""
+
+HABITS = {
+    # Earlier fields of TrainingArguments, and the example scripts of transformers.
+    "evaluation_strategy": "training.eval_steps",
+    "group_by_length": "training.group_by_length",
+    "no_cuda": "training.device=cpu",
+    "use_mps_device": "training.device=mps",
+    "overwrite_output_dir": "not offered: nothing is overwritten; hydra.run.dir=DIR chooses another directory",
+    "logging_dir": "not offered: everything lies in the run directory, hydra.run.dir",
+    "adafactor": "optimizer=adafactor",
+    "model_name_or_path": "model.path",
+    "tokenizer_name": "model.tokenizer",
+    "train_file": "data.train",
+    "validation_file": "data.eval",
+    "dataset_name": "data.path",
+    "max_seq_length": "data.max_length",
+    "max_length": "data.max_length",
+    "block_size": "data.max_length",
+    "max_train_samples": "data.max_train_examples",
+    "max_eval_samples": "data.max_eval_examples",
+    "num_warmup_steps": "scheduler.num_warmup_steps",
+    "early_stopping_patience": _PATIENCE,
+    "early_stopping_threshold": _PATIENCE,
+    "global_batch_size": "not offered yet: a step sees training.per_device_train_batch_size times "
+    "training.gradient_accumulation_steps examples",
+    "nproc_per_node": _ONE_PROCESS,
+    # What people say for short.
+    "optimizer.lr": "lr",
+    "optimizer.learning_rate": "lr",
+    "lr_scheduler": "scheduler=NAME",
+    "epochs": "training.num_train_epochs",
+    "num_epochs": "training.num_train_epochs",
+    "batch_size": "training.per_device_train_batch_size",
+    "train_batch_size": "training.per_device_train_batch_size",
+    "eval_batch_size": "training.per_device_eval_batch_size",
+    "accumulation": "training.gradient_accumulation_steps",
+    "workers": "training.dataloader_num_workers",
+    "num_workers": "training.dataloader_num_workers",
+    # accelerate launch, PyTorch Lightning.
+    "mixed_precision": "training.precision",
+    "num_processes": _ONE_PROCESS,
+    "num_machines": _ONE_PROCESS,
+    "max_epochs": "training.num_train_epochs",
+    "accumulate_grad_batches": "training.gradient_accumulation_steps",
+    "gradient_clip_val": "clip.max_norm",
+    "gradient_clip_algorithm": "clip=NAME",
+    "log_every_n_steps": "training.logging_steps",
+    "val_check_interval": "training.eval_steps",
+    "check_val_every_n_epoch": "training.eval_steps",
+    "limit_train_batches": "data.max_train_examples",
+    "limit_val_batches": "data.max_eval_examples",
+    "default_root_dir": "hydra.run.dir",
+    "accelerator": "training.device",
+    "precision": "training.precision",
+    "logger": "tracking=NAME",
+    "max_time": "training.max_seconds",
+    "ckpt_path": "resume",
+    "devices": _ONE_PROCESS,
+    "num_nodes": _ONE_PROCESS,
+    "strategy": _ONE_PROCESS,
+    "deterministic": "not offered: on a processor a run is the same each time; on an accelerator torch decides",
+    "fast_dev_run": "training.max_steps=1",
+}
+
+SWEEPER = {
+    "n_trials": "hydra.sweeper.n_trials",
+    "n_jobs": "hydra.sweeper.n_jobs",
+    "storage": "hydra.sweeper.storage",
+    "params": "hydra.sweeper.params",
+    "search_space": "hydra.sweeper.params",
+    "direction": "checkpoint.mode",
+    "study_name": "not offered: the sweep directory is the study; hydra.sweep.dir=DIR names it",
+    "max_failure_rate": "not offered: a failed trial ends no other; hydra.sweeper.retry_failed=true tries it again",
+    "custom_search_space": "not offered: a configuration names no code; hydra.sweeper.params holds the space",
+    "optuna_config.*": "not offered: its keys stand in hydra.sweeper itself, such as hydra.sweeper.n_trials",
+    "sampler.seed": "hydra.sweeper.seed",
+    "sampler._target_": "hydra.sweeper.sampler=NAME",
+    "sampler": "hydra.sweeper.sampler=NAME",
+    "sampler.*": "not offered: each sampler has Optuna's own defaults, and hydra.sweeper.seed",
+}
+"""Keys of hydra-optuna-sweeper below `hydra.sweeper`."""
+
+KNOWN = {**SWEEPER, **HABITS, **TRAINING_ARGUMENTS}
+
+
+def counterpart(key: str) -> str | None:
+    """What a name of another program is called here; None where it is not known.
+
+    Args:
+        key: As it was typed, without dashes; a name that stands below a group is known, too.
+
+    Example:
+        >>> counterpart("learning_rate"), counterpart("trainer.max_epochs")
+        ('lr', 'training.num_train_epochs')
+        >>> counterpart("hydra.sweeper.sampler.n_startup_trials")
+        "not offered: each sampler has Optuna's own defaults, and hydra.sweeper.seed"
+    """
+    if key.startswith("hydra.sweeper."):
+        name = key.removeprefix("hydra.sweeper.")
+        found = SWEEPER.get(name) or SWEEPER.get(f"{name.split('.')[0]}.*")
+    elif key.startswith("hydra."):
+        return None
+    else:
+        found = KNOWN.get(key) or KNOWN.get(key.rpartition(".")[2])
+    return None if found == key else found
+
+
+def told(found: str, written: bool = False) -> str:
+    """A counterpart as a sentence.
+
+    Args:
+        found: What `counterpart` returned.
+        written: True for an option, which is no key here.
+
+    Example:
+        >>> told("lr"), told("lr", written=True)
+        ('Here it is called lr.', 'Here it is written lr=VALUE.')
+        >>> told("not offered: one process trains")
+        'Not offered: one process trains.'
+    """
+    if found.startswith("not offered"):
+        return f"{found[0].upper()}{found[1:]}."
+    if written:
+        return f"Here it is written {found if '=' in found.split(' or ')[-1] else f'{found}=VALUE'}."
+    return f"Here it is called {found}."

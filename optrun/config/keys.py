@@ -1,0 +1,140 @@
+"""Names of configuration keys: which there are, and what one that does not exist may have meant."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import fields
+from typing import Any
+
+from omegaconf import DictConfig, OmegaConf
+
+from optrun.config.elsewhere import KNOWN, counterpart, told
+from optrun.config.groups import GROUPS, choices_with, keys_of
+from optrun.config.sweeper import OptunaConfig
+from optrun.errors import ConfigError, did_you_mean, nearest
+
+
+def as_key(option: str, keys: Iterable[str] = ()) -> str:
+    """How an option of other programs is written here, as a sentence; empty for one that means nothing here.
+
+    Args:
+        option: Such as `--learning-rate`.
+        keys: What a verb takes besides configuration keys.
+
+    Example:
+        >>> as_key("--learning-rate")
+        ' Here it is written lr=VALUE.'
+        >>> as_key("--optim"), as_key("--max_steps=9")
+        (' Here it is written optimizer=NAME.', ' Here it is written training.max_steps=VALUE.')
+        >>> as_key("--do-eval")
+        ' Not offered: `optrun` trains and evaluates, `optrun evaluate RUN_DIR` evaluates alone.'
+        >>> as_key("--nothing-like-it")
+        ''
+    """
+    name = option.lstrip("-").partition("=")[0].replace("-", "_")
+    own = {key: key for key in ("lr", "seed", "run_name", "resume", *keys)}
+    own |= {key: f"{key}=NAME" for key in GROUPS}
+    dotted = sorted(key for group in GROUPS for key in keys_of(group))
+    own |= {key: key for key in dotted}
+    found = own.get(name) or counterpart(name)
+    if found is None:
+        found = "=VALUE or ".join(key for key in dotted if key.partition(".")[2] == name != "name")
+    return f" {told(found, written=True)}" if found else ""
+
+
+def open_prefix(base: DictConfig, key: str) -> str | None:
+    """The open mapping a key lies below, such as `model.config` for `model.config.n_layer`; else None."""
+    pieces = key.split(".")
+    for end in range(1, len(pieces)):
+        prefix = ".".join(pieces[:end])
+        node = OmegaConf.select(base, prefix, throw_on_missing=False)
+        if isinstance(node, DictConfig) and OmegaConf.get_type(node) is dict:
+            return prefix
+    return None
+
+
+def all_keys(base: DictConfig, prefix: str = "") -> list[str]:
+    """Every dotted key of a configuration, inner ones too."""
+    keys = []
+    for name in map(str, base):
+        key = f"{prefix}{name}"
+        keys.append(key)
+        node = base._get_node(name)
+        if isinstance(node, DictConfig) and not node._is_none() and not node._is_missing():
+            keys += all_keys(node, f"{key}.")
+    return keys
+
+
+def missing_keys(base: DictConfig) -> list[str]:
+    """Every dotted key that has no value, sorted; interpolations are left alone."""
+    return sorted(key for key in all_keys(base) if _node(base, key)._is_missing())
+
+
+def _node(base: DictConfig, key: str) -> Any:
+    node: Any = base
+    for piece in key.split("."):
+        node = node._get_node(piece)
+    return node
+
+
+def unknown_key(base: DictConfig, key: str) -> ConfigError:
+    """The refusal of a key that does not exist, with what may have been meant."""
+    keys = all_keys(base)
+    if key.startswith("hydra."):
+        return unknown_hydra_key(keys, key)
+    head, _, leaf = key.rpartition(".")
+    others = choices_with(head, leaf) if head in GROUPS else []
+    found = counterpart(key)
+    if found is not None and not others:
+        return ConfigError(f"{key}: no such key. {told(found)}")
+    if head and head in keys:
+        return _not_among(base, keys, head, leaf, others)
+    known = {name: name for name in keys} | {name: to for name, to in KNOWN.items() if not to.startswith("not offered")}
+    close = list(dict.fromkeys(known[name] for name in nearest(key, known)))
+    hint = f"Did you mean {' or '.join(close)}?" if close else "`optrun --cfg job` shows every key."
+    return ConfigError(f"{key}: no such key. {hint}")
+
+
+def _not_among(base: DictConfig, keys: list[str], head: str, leaf: str, others: list[str]) -> ConfigError:
+    """A key that its group does not have, or has under other choices."""
+    siblings = [name[len(head) + 1 :] for name in keys if name.startswith(f"{head}.")]
+    siblings = [name for name in siblings if "." not in name]
+    close = [f"{head}.{name}" for name in nearest(leaf, siblings)]
+    if not close:
+        every = {*keys, *(name for group in GROUPS for name in keys_of(group))}
+        close = nearest(leaf, [name for name in every if name.rsplit(".", 1)[-1] == leaf])
+    hint = f"Did you mean {' or '.join(close)}? " if close else ""
+    if others:
+        hint = f"It belongs to {' or '.join(f'{head}={choice}' for choice in others)}. "
+    chosen = f"{head}={OmegaConf.select(base, f'{head}.name')}" if head in GROUPS else head
+    return ConfigError(f"{head}.{leaf}: no such key. {hint}{chosen} has: {', '.join(siblings)}.")
+
+
+def unknown_hydra_key(keys: Iterable[str], key: str) -> ConfigError:
+    """The refusal of a key below `hydra.` that does not exist.
+
+    Args:
+        keys: Every dotted key there is.
+        key: The one that was given.
+    """
+    head, _, leaf = key.rpartition(".")
+    if head == "hydra.sweeper" and leaf in [field.name for field in fields(OptunaConfig)]:
+        return ConfigError(f"{key}: no such key. It belongs to hydra/sweeper=optuna.")
+    found = counterpart(key)
+    if found is not None:
+        return ConfigError(f"{key}: no such key. {told(found)}")
+    siblings = [name[len(head) + 1 :] for name in keys if name.startswith(f"{head}.")]
+    near = did_you_mean(leaf, [name for name in siblings if "." not in name and name[:1] != "_"])
+    return ConfigError(f"{key}: no such key of Hydra's. {near}".strip())
+
+
+def unknown_hydra_group(groups: Iterable[str], key: str) -> ConfigError:
+    """The refusal of a choice below `hydra/` of which there are no names.
+
+    Args:
+        groups: Names of the groups there.
+        key: Such as `hydra/sweeper/sampler`.
+    """
+    found = counterpart(key.replace("/", "."))
+    hint = told(found, written=True) if found else did_you_mean(key, [f"hydra/{group}" for group in groups])
+    return ConfigError(f"{key}: no such choice of Hydra's. {hint}")

@@ -1,0 +1,197 @@
+"""YAML files that Hydra composes: which were read, where a key stands in them, and what makes one unreadable."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import yaml  # type: ignore[import-untyped,unused-ignore]
+from hydra._internal.config_repository import ConfigRepository
+from hydra.core.config_search_path import ConfigSearchPath
+from hydra.core.object_type import ObjectType
+from hydra.plugins.config_source import ConfigResult
+from omegaconf import DictConfig
+from omegaconf.errors import OmegaConfBaseException
+
+from optrun.config.folders import config_dir
+from optrun.config.groups import GROUPS
+from optrun.errors import ConfigError
+
+READ: dict[str, Path] = {}
+"""Configuration, such as `optimizer/mine`, to the file that was read for it; begun anew with each `open_hydra`.
+
+Beside the repository and not in it, because Hydra copies its repository for every composition.
+"""
+_IN_SWEEPER = re.compile(r"^hydra\.sweeper\.(params|grids\.\d+)\.")
+_KEY = re.compile(r"^'?([^'=:]+?)(?==|:| is missing)")
+
+
+class Repository(ConfigRepository):
+    """Hydra's repository, which names the file that it cannot read and remembers those that it read."""
+
+    def initialize_sources(self, config_search_path: ConfigSearchPath) -> None:
+        """Find the folders; one that a person named has to be there."""
+        super().initialize_sources(config_search_path)
+        for source in self.sources:
+            if source.provider.startswith("hydra.searchpath") and not source.available():
+                raise ConfigError(f"hydra.searchpath={source.path}: no such folder.")
+
+    def load_config(self, config_path: str) -> ConfigResult | None:
+        """Read one configuration.
+
+        Raises:
+            ConfigError: It is no YAML mapping in UTF-8, or would put its values elsewhere; with file and line.
+        """
+        source = self._find_object_source(config_path, ObjectType.CONFIG)
+        if source is None or source.scheme() != "file":
+            return super().load_config(config_path)
+        path = READ[config_path] = Path(source.path, f"{config_path.removesuffix('.yaml')}.yaml")
+        try:
+            result = super().load_config(config_path)
+        except RecursionError as error:
+            raise ConfigError(f"{shown(path)}: no valid YAML: nested too deeply.") from error
+        except (yaml.YAMLError, OmegaConfBaseException, OSError, ValueError, TypeError) as error:
+            raise _unreadable(path, error) from error
+        if result is not None:
+            _refuse_misplaced(path, config_path, result)
+        return result
+
+
+def _unreadable(path: Path, error: Exception) -> ConfigError:
+    """What is wrong with a file, with the line where there is one."""
+    if isinstance(error, yaml.MarkedYAMLError):
+        mark, said = error.problem_mark or error.context_mark, str(error.problem)
+        if "'\\t'" in said:
+            said = "a tab indents here; YAML takes spaces"
+        elif said.startswith("but "):
+            said = f"{error.context}, {said}"
+        return ConfigError(f"{shown(path, mark.line + 1 if mark else None)}: no valid YAML: {said}.")
+    if isinstance(error, UnicodeDecodeError):
+        line = path.read_bytes()[: error.start].count(b"\n") + 1
+        return ConfigError(f"{shown(path, line)}: not UTF-8, because of byte 0x{error.object[error.start]:02x}.")
+    if isinstance(error, OmegaConfBaseException) and error.full_key:
+        place = shown(path, line_of(path, error.full_key))
+        return ConfigError(f"{place}: {error.full_key}={error.value}: {str(error).splitlines()[0]}.")
+    if isinstance(error, OSError):
+        return ConfigError(f"{shown(path)}: cannot be read: {error.strerror}.")
+    said = str(error).splitlines()[0]
+    if "default" in said:
+        said = said if "must be a list" not in said else "expected a list, such as [config, _self_]"
+        return ConfigError(f"{shown(path, line_of(path, 'defaults'))}: defaults: {said}.")
+    return ConfigError(f"{shown(path)}: no valid YAML: {said}.")
+
+
+def _refuse_misplaced(path: Path, config_path: str, result: ConfigResult) -> None:
+    """Refuse a file without a mapping, and a choice whose header puts its values outside of its group."""
+    if not isinstance(result.config, DictConfig):
+        raise ConfigError(f"{shown(path)}: expected keys and values, such as lr: 1e-3; this is a list.")
+    if is_shipped(path):
+        return
+    if not isinstance(_tree(path), yaml.MappingNode):
+        raise ConfigError(
+            f"{shown(path)}: no keys and values in it. A recipe begins with `defaults: [config, _self_]`, a choice "
+            "with one to change, such as `defaults: [lamb, _self_]`."
+        )
+    group, package = _group(config_path), result.header["package"]
+    if (group in GROUPS or not group) and package not in (None, "_group_", group or "_global_"):
+        belong = f"a choice of {group} belong below {group}" if group else "a recipe belong at the top"
+        raise ConfigError(f"{shown(path, 1)}: @package {package}: the values of {belong}. Leave it out.")
+    if "hydra" in result.config and not isinstance(result.config._get_node("hydra"), DictConfig):
+        raise ConfigError(f"{shown(path, line_of(path, 'hydra'))}: hydra: expected a mapping, such as {{key: value}}.")
+
+
+def is_shipped(path: Path) -> bool:
+    """Whether a file is a choice of optrun's own."""
+    return path.resolve().is_relative_to(config_dir())
+
+
+def users_files() -> dict[str, Path]:
+    """Files of the last composition that are the user's, the recipe first."""
+    return {name: path for name, path in READ.items() if not is_shipped(path)}
+
+
+def shown(path: Path, line: int | None = None) -> str:
+    """A file, as seen from here, and a line of it."""
+    near = path.resolve()
+    near = near.relative_to(Path.cwd()) if near.is_relative_to(Path.cwd()) else near
+    return f"{near}" if line is None else f"{near}, line {line}"
+
+
+# Where things stand ---------------------------------------------------------------------------------------------------
+
+
+def entries(path: Path, config_path: str = "") -> Iterator[tuple[str, yaml.Node, int]]:
+    """Dotted keys of the configuration that a file sets, with value and line; nothing of a file that is no YAML.
+
+    Args:
+        path: The file.
+        config_path: Its name for Hydra; a choice stands below its group.
+    """
+    seen: set[int] = set()
+
+    def walk(node: yaml.Node | None, prefix: str) -> Iterator[tuple[str, yaml.Node, int]]:
+        if node is None or id(node) in seen:  # an alias: looked at once, however often it is repeated
+            return
+        seen.add(id(node))
+        if isinstance(node, yaml.MappingNode):
+            for name, value in node.value:
+                key = f"{prefix}{name.value}"
+                yield key, value, name.start_mark.line + 1
+                yield from walk(value, f"{key}.")
+        elif isinstance(node, yaml.SequenceNode):
+            for number, value in enumerate(node.value):
+                yield f"{prefix}{number}", value, value.start_mark.line + 1
+                yield from walk(value, f"{prefix}{number}.")
+
+    group = _group(config_path).replace("/", ".")
+    yield from walk(_tree(path), f"{group}." if group else "")
+
+
+def _tree(path: Path) -> yaml.Node | None:
+    try:
+        return yaml.compose(path.read_text(encoding="utf-8"), Loader=yaml.SafeLoader)
+    except (OSError, ValueError, RecursionError, yaml.YAMLError):
+        return None
+
+
+def _group(config_path: str) -> str:
+    return os.path.dirname(config_path)  # noqa: PTH120 - a name of Hydra's
+
+
+def line_of(path: Path, key: str, config_path: str = "") -> int | None:
+    """The line where a file sets a key, for a run or for the jobs of a sweep; None where it does not."""
+    key = re.sub(r"\[(\d+)\]", r".\1", key)
+    return next(
+        (line for name, _, line in entries(path, config_path) if key in (name, _IN_SWEEPER.sub("", name))), None
+    )
+
+
+def mentioned(word: str) -> str | None:
+    """File and line of a word in the defaults list of a user's file."""
+    for path in users_files().values():
+        for key, value, line in entries(path):
+            piece = f"{key.rsplit('.', 1)[-1]} {value.value if isinstance(value, yaml.ScalarNode) else ''}"
+            if key.startswith("defaults.") and word in re.split(r"[\s@]+/?", piece):
+                return shown(path, line)
+    return None
+
+
+def stands(message: str) -> str | None:
+    """File and line of the key that a refusal begins with, where a user's file sets it.
+
+    Args:
+        message: Such as `lr=-1: expected ...`.
+    """
+    found = _KEY.match(message)
+    if found is None:
+        return None
+    key, group = found[1], found[1].split(".")[0]
+    for name, path in users_files().items():
+        line = line_of(path, key, name)
+        if line is not None:
+            return shown(path, line)
+        if _group(name) == group and message.startswith(f"{key} is missing"):
+            return shown(path)
+    return None

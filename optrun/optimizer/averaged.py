@@ -1,0 +1,56 @@
+"""Optimizers that are judged by other weights than they train: those of their `eval()`, as the schedule-free ones."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch.optim import Optimizer
+
+
+def averages(optimizer: Optimizer) -> bool:
+    """Whether an optimizer has weights of its own for evaluation, put in place by `eval()` and taken back by `train()`.
+
+    Example:
+        >>> averages(torch.optim.SGD([torch.nn.Parameter(torch.ones(2))]))
+        False
+    """
+    return callable(getattr(optimizer, "eval", None)) and callable(getattr(optimizer, "train", None))
+
+
+@contextmanager
+def evaluation_weights(optimizer: Optimizer) -> Iterator[None]:
+    """The weights to evaluate, save and publish stand in the model for the time of the block.
+
+    Those of training come back bit for bit, and the state with them: `train()` computes them by the inverse of what
+    `eval()` did, which rounds, so that training would depend on how often it was evaluated.
+    """
+    if not averages(optimizer):
+        yield
+        return
+    weights = [(param, param.detach().clone()) for group in optimizer.param_groups for param in group["params"]]
+    state = {key: dict(value) if isinstance(value, dict) else value for key, value in optimizer.state.items()}
+    _switch(optimizer, optimizer.eval)  # type: ignore[attr-defined]
+    try:
+        yield
+    finally:
+        _switch(optimizer, optimizer.train)  # type: ignore[attr-defined]
+        with torch.no_grad():
+            for param, before in weights:
+                param.copy_(before)
+        optimizer.state.clear()
+        optimizer.state.update(state)
+
+
+def _switch(optimizer: Optimizer, change: Any) -> None:
+    """`eval()` or `train()`, for the parameters that have a state: SPlus fails over one that has not been stepped."""
+    whole = [group["params"] for group in optimizer.param_groups]
+    try:
+        for group, params in zip(optimizer.param_groups, whole, strict=True):
+            group["params"] = [param for param in params if optimizer.state.get(param)]
+        change()
+    finally:
+        for group, params in zip(optimizer.param_groups, whole, strict=True):
+            group["params"] = params

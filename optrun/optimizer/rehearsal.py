@@ -1,0 +1,184 @@
+"""A foreign optimizer is tried on small stand-ins before the model is trained: does it step, obey, and come back?"""
+
+from __future__ import annotations
+
+import json
+import random
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn import Parameter
+from torch.optim import Optimizer
+
+from optrun.errors import ConfigError
+from optrun.optimizer.averaged import evaluation_weights
+from optrun.optimizer.state import load_named_state, named_state
+
+Build = Callable[[list[dict[str, Any]]], Optimizer]
+
+_HALF, _WHOLE = 11, 24
+"""Steps; some move nothing before the tenth."""
+
+_SIDE = 12
+"""Longest side of a stand-in."""
+
+
+class _Trial:
+    """A few steps on stand-ins with gradients that are always the same, at an lr that falls as a schedule's does."""
+
+    def __init__(
+        self,
+        build: Build,
+        groups: Sequence[Mapping[str, Any]],
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        torch.manual_seed(0)
+        random.seed(0)
+        np.random.seed(0)
+        self.optimizer = build([_small(group, index, dtype) for index, group in enumerate(groups)])
+        self.lrs = [float(group["lr"]) for group in self.optimizer.param_groups]
+        self.params: dict[str, Tensor] = {
+            name: param
+            for group in self.optimizer.param_groups
+            for name, param in zip(group["param_names"], group["params"], strict=True)
+        }
+
+    def steps(self, first: int, last: int, scale: float = 1.0) -> None:
+        for step in range(first, last):
+            generator = torch.Generator().manual_seed(step)
+            for param in self.params.values():
+                noise = torch.randn(param.shape, generator=generator, dtype=torch.float64)
+                param.grad = noise.to(param.dtype) + param.detach()
+            lrs = [scale * lr * (1 - step / (2 * _WHOLE)) for lr in self.lrs]
+            for group, lr in zip(self.optimizer.param_groups, lrs, strict=True):
+                group["lr"] = lr
+            one_step(self.optimizer, 1 / (1 + step))
+            if [group["lr"] for group in self.optimizer.param_groups] != lrs:
+                raise ConfigError("it sets the learning rate itself: lr and the schedule of this run would be ignored")
+
+    def holds(self) -> dict[str, Tensor]:
+        return {**self.params, **named_state(self.optimizer)[0]}
+
+
+def one_step(optimizer: Optimizer, loss: float) -> None:
+    """`step()`, with the loss for an optimizer that follows it."""
+    if getattr(optimizer, "takes_loss", False):
+        optimizer.step(lambda: loss)
+    else:
+        optimizer.step()
+
+
+def rehearse(build: Build, groups: Sequence[Mapping[str, Any]]) -> None:
+    """Try an optimizer with the options and kinds of groups of a run; global random states stay as they are.
+
+    Args:
+        build: Makes the optimizer over groups of (name, parameter) pairs.
+        groups: Of the run; their parameters are only looked at.
+
+    Raises:
+        ConfigError: It fails, it ignores `lr` or the weight decay, or it does not come back from a saved state to the
+            last bit; the message is the second half of a sentence.
+    """
+    kinds = _kinds(groups)
+    with _apart():
+        straight = _Trial(build, kinds)
+        straight.steps(0, _WHOLE)
+        differs = _first_difference(straight, _resumed(build, kinds))
+        if differs is not None:
+            raise ConfigError(f"it does not come back from a checkpoint as it was: {differs} differs after a resume")
+        if _same_weights(build, kinds, scale=0.5):
+            raise ConfigError("its steps do not depend on lr: lr and the schedule of this run would be ignored")
+        if any(group.get("weight_decay") for group in kinds) and _same_weights(build, kinds, decay=1e4):
+            raise ConfigError("its steps do not depend on weight_decay, which would be ignored")
+
+
+def _kinds(groups: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """One group of each kind: its keys, whether it decays, how many dimensions its parameters have."""
+    found: dict[Any, Mapping[str, Any]] = {}
+    for group in groups:
+        pairs = {param.dim(): (name, param) for name, param in reversed(list(group["params"]))}
+        key = (frozenset(group), bool(group.get("weight_decay")), frozenset(pairs), group.get("use_muon"))
+        found.setdefault(key, {**group, "params": list(pairs.values())})
+    return list(found.values())
+
+
+def _small(group: Mapping[str, Any], index: int, dtype: torch.dtype | None) -> dict[str, Any]:
+    pairs = []
+    for name, param in group["params"]:
+        shape = [min(side, _SIDE - place) for place, side in enumerate(param.shape)]
+        pairs.append((f"{index}.{name}", Parameter(0.02 * torch.randn(shape, dtype=dtype or param.dtype))))
+    return {**group, "params": pairs}
+
+
+def _resumed(build: Build, kinds: Sequence[Mapping[str, Any]]) -> _Trial:
+    """Stopped half-way, saved as a checkpoint is, and gone on with by another."""
+    first = _Trial(build, kinds)
+    first.steps(0, _HALF)
+    generators = torch.get_rng_state(), random.getstate(), np.random.get_state()
+    with evaluation_weights(first.optimizer):
+        weights = {name: param.detach().clone() for name, param in first.params.items()}
+    tensors, meta = named_state(first.optimizer)
+    saved = {name: tensor.detach().clone(memory_format=torch.contiguous_format) for name, tensor in tensors.items()}
+    again = _Trial(build, kinds)
+    with torch.no_grad():
+        for name, param in again.params.items():
+            param.copy_(weights[name])
+    load_named_state(again.optimizer, saved, json.loads(json.dumps(meta)))
+    torch.set_rng_state(generators[0])
+    random.setstate(generators[1])
+    np.random.set_state(generators[2])
+    again.steps(_HALF, _WHOLE)
+    return again
+
+
+def _first_difference(one: _Trial, other: _Trial) -> str | None:
+    before, after = one.holds(), other.holds()
+    for name in sorted(set(before) | set(after)):
+        if name not in before or name not in after or not _equal(before[name], after[name]):
+            return name
+    same = named_state(one.optimizer)[1] == named_state(other.optimizer)[1]
+    return None if same else "what it counts"
+
+
+def _equal(one: Tensor, other: Tensor) -> bool:
+    """To the last bit, NaN included."""
+    if one.dtype != other.dtype or one.shape != other.shape:
+        return False
+    return torch.equal(*(t.detach().contiguous().reshape(-1).view(torch.uint8) for t in (one, other)))
+
+
+def _same_weights(build: Build, kinds: Sequence[Mapping[str, Any]], scale: float = 1.0, decay: float = 1.0) -> bool:
+    """Whether another lr, or another decay, leads to the same weights; in float64, where nothing small is rounded away.
+
+    One that does not step float64 is judged in its own dtype.
+    """
+
+    def weights(dtype: torch.dtype | None, scale: float, decay: float) -> list[Tensor]:
+        others = [{**group, **{key: decay * group[key] for key in group if key == "weight_decay"}} for group in kinds]
+        trial = _Trial(build, others, dtype)
+        trial.steps(0, _WHOLE, scale)
+        return list(trial.params.values())
+
+    try:
+        pair = weights(torch.float64, 1.0, 1.0), weights(torch.float64, scale, decay)
+    except Exception:  # float64 is not what the run will use
+        pair = weights(None, 1.0, 1.0), weights(None, scale, decay)
+    return all(map(_equal, *pair))
+
+
+@contextmanager
+def _apart() -> Iterator[None]:
+    """Nothing of what is tried is noticed outside: no random number drawn, no warning."""
+    before = random.getstate(), np.random.get_state()
+    try:
+        with torch.random.fork_rng(devices=[]), torch.enable_grad(), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        random.setstate(before[0])
+        np.random.set_state(before[1])

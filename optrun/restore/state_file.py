@@ -1,0 +1,143 @@
+"""`state.json` of a checkpoint, looked through by key before a run goes on from it.
+
+Checksums say that a file is what was written, not that a person's script wrote something sensible and sealed it again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+from optrun.artifacts.checkpoint import plain_numbers
+from optrun.artifacts.run_dir import CHECKPOINT_STATE
+from optrun.errors import CheckpointError
+from optrun.training.state import TrainState, read_random_states
+
+_COUNT, _NUMBER = "a whole number, 0 or more", "a number"
+_NAMES = [str]
+_SHAPE: dict[str, Any] = {
+    "global_step": _COUNT,
+    "train": dict,
+    "random": dict,
+    "scheduler": {"name": str, "global_step": _COUNT, "last_lr": [_NUMBER], "plateaus": list},
+    "scaler": dict,
+    "optimizer": {
+        "optimizer": str,
+        "params": dict,
+        "state": dict,
+        "shared": list,
+        "attributes": dict,
+        "groups": [{"param_names": _NAMES}],
+    },
+    "plan": {"examples": 1, "batch_size": 1, "accumulation": 1, "seed": int, "fingerprint": str},
+    "config": dict,
+    "tokenizer": str,
+    "model_class": str,
+    "model_config": dict,
+}
+_WORDS: dict[Any, str] = {
+    dict: "a mapping",
+    list: "a list",
+    str: "a text",
+    int: "a whole number",
+    bool: "true or false",
+    1: "a whole number, 1 or more",
+}
+_OPTIONAL: dict[str, Any] = {"trainable": _NAMES, "environment": dict}
+_PLATEAU = {"multiplier": _NUMBER, "num_bad": _COUNT, "cooling": _COUNT}
+
+
+def refuse_garbage(folder: Path, state: Mapping[str, Any]) -> None:
+    """Look through what a checkpoint says besides its tensors.
+
+    Args:
+        folder: The checkpoint, for the message.
+        state: Its `state.json`.
+
+    Raises:
+        CheckpointError: With the first key whose value is none that a run saves.
+    """
+    for said in _faults(plain_numbers(dict(state))):
+        raise CheckpointError(f"{folder / CHECKPOINT_STATE}: {said}. Its checksums are right, but no run saved this.")
+
+
+def _faults(state: dict[str, Any]) -> Iterator[str]:
+    """What is wrong, key by key; what comes first is what the next relies on."""
+    optional = {key: shape for key, shape in _OPTIONAL.items() if key in state}
+    if said := _wrong("", state, _SHAPE | optional):
+        yield said
+        return
+    yield from _wrong_counters(state["train"], state["global_step"])
+    if not state["scheduler"]["last_lr"]:
+        yield _expected("scheduler.last_lr", [], "a learning rate for each group")
+    for plateau in state["scheduler"]["plateaus"]:
+        if plateau is not None and (said := _wrong("scheduler.plateaus", plateau, _PLATEAU)):
+            yield said
+    if said := _wrong("scaler", state["scaler"], dict.fromkeys(state["scaler"], _NUMBER)):
+        yield said
+    classes = state["model_config"].get("id2label") or {}
+    if said := _wrong("model_config.id2label", classes, dict):
+        yield said
+    elif not all(number.isdecimal() for number in classes):
+        yield f"model_config.id2label: {_shown(min(classes))} is no number of a class"
+    if "-" not in state["plan"]["fingerprint"]:
+        yield f"plan.fingerprint: {_shown(state['plan']['fingerprint'])}, expected two joined by a dash"
+    try:
+        read_random_states(state["random"])
+    except (ValueError, TypeError, KeyError, AttributeError, OverflowError, RuntimeError) as error:
+        yield f"random: no states of generators: {type(error).__name__}: {str(error)[:100]}"
+
+
+def _wrong(key: str, value: Any, shape: Any) -> str | None:
+    """What is wrong with a value; None: it has the shape."""
+    if isinstance(shape, dict):
+        if not isinstance(value, dict):
+            return _expected(key, value, "a mapping")
+        missing = [name for name in shape if name not in value]
+        if missing:
+            return f"{key}{'.' if key else ''}{missing[0]}: missing"
+        below = (_wrong(f"{key}{'.' if key else ''}{name}", value[name], inner) for name, inner in shape.items())
+        return next(filter(None, below), None)
+    if isinstance(shape, list):
+        if not isinstance(value, list):
+            return _expected(key, value, "a list")
+        return next(filter(None, (_wrong(f"{key}[{place}]", item, shape[0]) for place, item in enumerate(value))), None)
+    if isinstance(shape, type):
+        good = type(value) is shape
+    elif shape == _NUMBER:
+        good = isinstance(value, (int, float)) and not isinstance(value, bool)
+    else:
+        good = type(value) is int and (shape if shape == 1 else 0) <= value < 2**63
+    return None if good else _expected(key, value, _WORDS.get(shape, shape))
+
+
+def _wrong_counters(train: dict[str, Any], step: int) -> Iterator[str]:
+    shapes: dict[str, Any] = {}
+    for entry in fields(TrainState):
+        default = getattr(TrainState(), entry.name)
+        shapes[entry.name] = {float: _NUMBER, int: _COUNT}.get(type(default), type(default))
+    shapes["data_shift"] = int
+    for key in ("last", "ranking", "lrs"):
+        if isinstance(train.get(key), dict):
+            shapes[key] = dict.fromkeys(train[key], _NUMBER)
+    if isinstance(train.get("best"), dict):
+        shapes["best"] = {name: {"value": _NUMBER, "step": _NUMBER} for name in train["best"]}
+    if said := _wrong("train", train, {key: shape for key, shape in shapes.items() if key in train}):
+        yield said
+    elif train.get("global_step") != step:
+        yield _expected("train.global_step", train.get("global_step"), str(step))
+    elif not all(name.isdecimal() for name in train.get("ranking", {})):
+        yield f"train.ranking: {_shown(min(train['ranking']))} is no step"
+    elif not 0 <= train["global_step"] + train.get("data_shift", 0) + train.get("passed_steps", 0) < 2**63:
+        yield _expected("train.data_shift", train["data_shift"], "a place in the data")
+
+
+def _expected(key: str, value: Any, what: str) -> str:
+    return f"{key}: {_shown(value)}, expected {what}"
+
+
+def _shown(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 40 else f"{text[:40]}..."

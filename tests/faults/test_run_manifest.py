@@ -1,0 +1,413 @@
+"""Every file of a run is covered: what is flipped, deleted, added or cut is named; what a kill leaves is no damage."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from optrun.artifacts.atomic import replace_text
+from optrun.artifacts.metrics import MetricsWriter, take_up
+from optrun.artifacts.retention import clean_leftovers
+from optrun.artifacts.run_check import check_run, problems_of
+from optrun.artifacts.run_dir import RunDir
+from optrun.artifacts.run_manifest import RunManifest, read_run_manifest, recorded
+from optrun.artifacts.saver import Order, Saver
+from optrun.commands.verify import examine
+from optrun.errors import CheckpointError, LockedError
+from tests.faults.checkpoints import snapshot
+from tests.faults.runs import Go, Straight
+from tests.faults.syscalls import Syscalls, calls_of, die, in_child
+from tests.running import summary
+
+
+@pytest.fixture
+def run(straight: Straight, tmp_path: Path) -> RunDir:
+    """A copy of the undisturbed run, finished."""
+    shutil.copytree(straight.path, tmp_path / "run")
+    return RunDir(tmp_path / "run")
+
+
+# Damage -------------------------------------------------------------------------------------------------------------
+
+
+def wrong_with(run: RunDir) -> str:
+    """What `optrun verify` finds."""
+    found = problems_of(run)
+    for folder in sorted(run.checkpoints.glob("step-*")):
+        found += examine(folder).problems
+    return "\n".join(found)
+
+
+def harmed(run: RunDir, chance: random.Random) -> tuple[Path, Callable[[], object]]:
+    """Do something to one file of a run; the file, and what undoes it."""
+    files = sorted(path for path in run.path.rglob("*") if path.is_file())
+    how = chance.choice(["flip", "flip", "flip", "delete", "add", "cut", "longer"])
+    if how == "longer":  # who is refused a run says so in its log: lines may follow
+        files.remove(run.log)
+    path = chance.choice([path for path in files if path.stat().st_size or how in ("delete", "add")])
+    if how == "add":
+        path = path.with_name(chance.choice(["notes.txt", ".hidden", f"{path.name}.bak", "model-00002.safetensors"]))
+        path.write_bytes(chance.randbytes(chance.randrange(3)))
+        return path, path.unlink
+    content = path.read_bytes()
+    place = chance.randrange(len(content)) if content else 0
+    if how == "flip":
+        path.write_bytes(content[:place] + bytes([content[place] ^ 1 << chance.randrange(8)]) + content[place + 1 :])
+    elif how == "delete":
+        path.unlink()
+    else:
+        path.write_bytes(content[:place] if how == "cut" else content + content[-1:])
+    return path, lambda: path.write_bytes(content)
+
+
+def find_all(run: RunDir, places: int) -> None:
+    chance = random.Random(0)
+    assert wrong_with(run) == ""
+    for place in range(places):
+        path, undo = harmed(run, chance)
+        assert str(path) in wrong_with(run), f"place {place}: {path}"
+        undo()
+    assert wrong_with(run) == ""
+
+
+def test_forty_random_places_are_found(run: RunDir) -> None:
+    find_all(run, 40)
+
+
+@pytest.mark.slow
+def test_five_hundred_random_places_are_found(run: RunDir) -> None:
+    find_all(run, 500)
+
+
+def test_verify_says_it(run: RunDir, go: Go) -> None:
+    code, said = go("verify", "run")
+    assert code == 0
+    assert "model/model.safetensors" in said
+    (run.model / "model.safetensors").write_bytes(b"")
+    (run.tokenizer / "added.json").write_text("{}")
+    run.curves.unlink()
+    code, said = go("verify", "run")
+    assert code == 4
+    for named in ("model/model.safetensors: 0 bytes", "tokenizer/added.json: added", "curves.png: missing"):
+        assert named in said
+
+
+def test_a_manifest_that_is_gone_is_missed(run: RunDir, go: Go) -> None:
+    run.manifest.unlink()
+    code, said = go("verify", "run")
+    assert code == 4
+    assert "run_manifest.json: missing" in said
+
+
+@pytest.mark.parametrize("content", [b"", b"{", b"[]", b"null", b'{"format": 2}', b"[" * 100_000, b"\xff"])
+def test_a_manifest_of_another_kind(run: RunDir, content: bytes) -> None:
+    run.manifest.write_bytes(content)
+    with pytest.raises(CheckpointError, match=r"run_manifest\.json: "):
+        read_run_manifest(run)
+    assert "run_manifest.json" in wrong_with(run)
+
+
+def test_what_a_killed_run_wrote_last_is_not_covered_and_no_damage(straight: Straight, go: Go, tmp_path: Path) -> None:
+    run = straight.cut(tmp_path / "run", 3)
+    code, said = go("verify", "run")
+    assert code == 0
+    assert "bytes are not covered yet" in said
+    assert "not covered yet: written after the last seal" in said
+    content = run.metrics.read_bytes()
+    run.metrics.write_bytes(content.replace(b'"step": 2', b'"step": 9'))
+    code, said = go("verify", "run")
+    assert code == 4
+    assert "metrics.jsonl: its first" in said
+
+
+def test_a_run_from_before_such_manifests(run: RunDir, go: Go) -> None:
+    """Its checkpoints are verified as ever; what is not covered is said, and it is from the next start on."""
+    values = json.loads(run.summary.read_text())
+    del values["manifest"]
+    run.summary.write_text(json.dumps(values))
+    run.manifest.unlink()
+    code, said = go("verify", "run")
+    assert code == 0
+    assert "not covered: this run has no manifest" in said
+    assert go("resume=run", "training.max_steps=7")[0] == 0
+    assert go("verify", "run")[0] == 0
+    (run.tokenizer / "tokenizer.json").unlink()
+    assert go("verify", "run")[0] == 4
+
+
+# What commands do afterwards ----------------------------------------------------------------------------------------
+
+
+def test_what_optrun_does_later_is_no_damage(run: RunDir, go: Go) -> None:
+    for words in (
+        ["report", "run"],
+        ["report", "run"],
+        ["export", "run", "run/exported"],
+        ["evaluate", "run"],
+        ["resume=run"],
+        ["resume=run", "lr=1e-4"],
+        ["resume=run", "training.max_steps=8", "checkpoint.keep_last=2"],
+        ["resume=run/checkpoints/step-00000007", "training.max_steps=9"],
+    ):
+        code, said = go(*words)
+        assert code == (2 if "lr=1e-4" in words else 0), said
+        code, said = go("verify", "run")
+        assert code == 0, f"{words}: {said}"
+    covered = read_run_manifest(run)
+    assert covered is not None
+    assert {"report.html", "exported/model.safetensors", "exported/README.md"} <= covered.entries.keys()
+    (run.path / "exported" / "README.md").write_text("mine")
+    assert go("verify", "run")[0] == 4
+
+
+def test_damage_is_not_sealed_anew(run: RunDir, go: Go) -> None:
+    """What a later start does not write itself stays what it was sealed as."""
+    (run.hydra / "notes").write_text("mine")
+    (run.model / "README.md").write_text("mine")
+    run.curves.write_bytes(b"mine")
+    assert go("report", "run")[0] == 0
+    assert go("resume=run", "lr=1e-4")[0] == 2
+    code, said = go("verify", "run")
+    assert code == 4
+    for name in (".hydra/notes", "model/README.md", "curves.png"):
+        assert f"run/{name}: " in said
+
+
+def test_a_command_beside_a_running_run_waits_for_no_lock(run: RunDir, tmp_path: Path) -> None:
+    from optrun.artifacts.lock import RunLock
+
+    with RunLock(run.lock):
+        with recorded(run.path / "report.html"):
+            (run.path / "report.html").write_text("")
+        with pytest.raises(LockedError), recorded(run.path / "exported"):
+            pass
+    with recorded(tmp_path / "elsewhere"):
+        pass
+
+
+# Kills --------------------------------------------------------------------------------------------------------------
+
+
+def a_start(run: RunDir, step: int) -> None:
+    """Everything that a start of a run does to its directory, but training."""
+    sealed = read_run_manifest(run)
+    manifest = RunManifest(run, sealed)
+    manifest.seal()
+    clean_leftovers(run)
+    manifest.replace(run.config, f"step: {step}\n".encode())
+    with manifest.rewriting("tokenizer/*"):
+        shutil.rmtree(run.tokenizer, ignore_errors=True)
+        run.tokenizer.mkdir()
+        replace_text(run.tokenizer / "tokenizer.json", "{}")
+    take_up(run.metrics, step - 1, manifest.replace)
+    saver = Saver(manifest, keep_last=1)
+    with MetricsWriter(run.metrics) as metrics:
+        for at in (step, step + 1):
+            metrics.write({"step": at, "train/loss": 1 / at, "unscheduled": ["eval/"], "eval/loss": 2.0})
+            replace_text(run.summary, f'{{"step": {at}}}')
+            saver.start(Order(snapshot(at), [at], 1, [], metrics.sync))
+            result = saver.result(wait=True)
+            assert result is not None
+            assert result.error is None
+    manifest.close()
+
+
+def begun(folder: Path) -> RunDir:
+    run = RunDir(folder)
+    run.hydra.mkdir(parents=True)
+    run.checkpoints.mkdir()
+    (run.hydra / "overrides.yaml").write_text("[]")
+    run.log.write_text("begun\n")
+    return run
+
+
+@pytest.mark.parametrize("second", [False, True])
+def test_death_at_every_call_is_no_damage(memory_path: Path, second: bool) -> None:
+    """In a first start and in one that goes on: verify finds nothing wrong, and the next start covers all again."""
+    first = begun(memory_path / "first")
+    if second:
+        a_start(first, 1)
+    whole = memory_path / "whole"
+    shutil.copytree(first.path, whole, symlinks=True)
+    total = calls_of(memory_path, lambda: a_start(first, 3 if second else 1))
+    assert total > 80
+    for at in range(1, total + 1, 3):
+        run = RunDir(memory_path / str(at))
+        shutil.copytree(whole, run.path)
+
+        def work(run: RunDir = run, at: int = at) -> None:
+            with Syscalls(run.path, at, die):
+                a_start(run, 3 if second else 1)
+
+        assert in_child(work) == 9
+        assert wrong_with(run) == "", f"call {at}"
+        a_start(run, 3)
+        assert wrong_with(run) == "", f"after call {at}"
+        assert check_run(run).open == {}, f"after call {at}"
+        shutil.rmtree(run.path)
+
+
+def test_only_what_is_new_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A checkpoint's seal costs as much as what was written since the last, however large the run is."""
+    run = begun(tmp_path / "run")
+    a_start(run, 1)
+    (run.path / "tensorboard").mkdir()
+    (run.path / "tensorboard" / "events.0").write_bytes(bytes(1000))
+    manifest = RunManifest(run, read_run_manifest(run))
+    manifest.seal()
+    read: list[str] = []
+    original = Path.open
+
+    def counted(path: Path, *args: object, **kwargs: object) -> object:
+        read.append(path.name)
+        return original(path, *args, **kwargs)  # type: ignore[call-overload]
+
+    monkeypatch.setattr(Path, "open", counted)
+    with run.metrics.open("a") as file:
+        file.write('{"step": 9}\n')
+    read.clear()
+    manifest.seal()
+    assert read == ["metrics.jsonl"]
+
+
+# What is read is checked --------------------------------------------------------------------------------------------
+
+
+def doubled(lines: list[str]) -> list[str]:
+    return [*lines, lines[-1]]
+
+
+EDITS: dict[str, Callable[[list[str]], list[str]]] = {
+    "deleted": lambda lines: lines[:2] + lines[3:],
+    "doubled": doubled,
+    "edited": lambda lines: [lines[0].replace('"train/loss": 5', '"train/loss": 4'), *lines[1:]],
+    "emptied": lambda lines: [],
+}
+
+
+@pytest.mark.parametrize("how", EDITS)
+def test_a_metrics_line_that_was_changed_is_noticed(run: RunDir, go: Go, how: str) -> None:
+    lines = run.metrics.read_text().splitlines()
+    run.metrics.write_text("".join(f"{line}\n" for line in EDITS[how](lines)))
+    for words in (["verify", "run"], ["resume=run", "training.max_steps=7"]):
+        before = run.metrics.read_bytes(), run.summary.read_bytes()
+        code, said = go(*words)
+        assert code == 4
+        assert "metrics.jsonl: " in said
+        assert (run.metrics.read_bytes(), run.summary.read_bytes()) == before
+    assert "remove run/run_manifest.json" in said
+    code, said = go("report", "run")
+    assert code == 0
+    assert "Incomplete files" in said
+    assert "metrics.jsonl: " in said
+    run.manifest.unlink()
+    code, said = go("resume=run", "training.max_steps=7")
+    assert code == 0
+    assert "run_manifest.json: missing" in said
+    assert "taken as they are" in said
+
+
+def test_metrics_that_are_gone_are_missed(run: RunDir, go: Go) -> None:
+    run.metrics.unlink()
+    code, said = go("resume=run", "training.max_steps=7")
+    assert code == 4
+    assert "metrics.jsonl: missing" in said
+
+
+def test_a_summary_that_was_changed_is_left_out(run: RunDir, go: Go) -> None:
+    values = {**summary(run.path), "started_at": "2001-01-01T00:00:00Z"}
+    run.summary.write_text(json.dumps(values))
+    code, said = go("resume=run", "training.max_steps=7")
+    assert code == 0
+    assert "summary.json: " in said
+    assert "Nothing of it is used" in said
+    assert not summary(run.path)["started_at"].startswith("2001")
+
+
+@pytest.mark.parametrize("covered", [True, False])
+def test_a_swapped_tokenizer_is_neither_exported_nor_evaluated(run: RunDir, go: Go, covered: bool) -> None:
+    path = run.tokenizer / "tokenizer.json"
+    values = json.loads(path.read_text())
+    tokens = values["model"]["vocab"]
+    one, other = sorted(tokens)[:2]
+    tokens[one], tokens[other] = tokens[other], tokens[one]
+    path.write_text(json.dumps(values))
+    if not covered:
+        run.manifest.unlink()
+    for words in (["export", "run", "exported"], ["evaluate", "run"]):
+        code, said = go(*words)
+        assert code == 4 if covered or words[0] == "export" else 2
+        assert "tokenizer" in said
+    assert not Path("exported").exists()
+    assert go("resume=run", "training.max_steps=7")[0] == 0  # it writes its own anew
+    assert go("export", "run", "exported")[0] == 0
+
+
+# Links and leftovers ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "name", ["tokenizer", "tokenizer/tokenizer.json", "model", "optrun.log", "curves.png", ".hydra"]
+)
+def test_nothing_is_written_through_a_link(straight: Straight, go: Go, tmp_path: Path, name: str) -> None:
+    run = straight.cut(tmp_path / "run", 4)
+    shutil.copytree(straight.path / "model", run.model)
+    outside = tmp_path / "outside"
+    shutil.move(run.path / name, outside)
+    (run.path / name).symlink_to(outside)
+    paths = [outside] if outside.is_file() else sorted(outside.iterdir())
+    before = [path.read_bytes() for path in paths]
+    code, said = go("resume=run")
+    assert code == 74
+    assert f"{name}: a link" in said
+    assert [path.read_bytes() for path in paths] == before
+    assert go("verify", "run")[0] == 4
+
+
+def test_leftovers_of_a_killed_process_go_and_others_stay(straight: Straight, go: Go, tmp_path: Path) -> None:
+    run = straight.cut(tmp_path / "run", 4)
+    shutil.copytree(straight.path / "model", run.path / ".model-4711")
+    (run.path / ".summary.json.4711.tmp").write_text("{")
+    (run.path / ".tokenizer-12").mkdir()
+    mine = [".model-mine", ".summary.json.tmp", ".notes.77.tmp"]
+    for name in mine:
+        (run.path / name).write_text("mine")
+    code, said = go("resume=run")
+    assert code == 0
+    assert ".model-4711 was removed" in said
+    left = {path.name for path in run.path.iterdir() if path.name.startswith(".")}
+    assert left == {".hydra", ".lock", *mine}
+    straight.same(run)
+
+
+def test_what_was_known_to_be_whole_is_not_read_again(
+    straight: Straight, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first retention after a resume reads no checkpoint that has not changed since it was sealed."""
+    from optrun.artifacts import retention
+
+    run = begun(tmp_path / "run")
+    manifest = RunManifest(run)
+    saver = Saver(manifest, keep_last=3)
+    for step in (1, 2, 3):
+        saver.start(Order(snapshot(step), [], 0, [], lambda: None))
+        assert saver.result(wait=True).error is None  # type: ignore[union-attr]
+    manifest.close()
+    asked: list[str] = []
+    original = retention.problems
+
+    def problems(folder: Path) -> list[str]:
+        asked.append(folder.name)
+        return original(folder)
+
+    monkeypatch.setattr(retention, "problems", problems)
+    os.utime(run.checkpoint(2) / "state.json")
+    again = RunManifest(run, read_run_manifest(run))
+    assert retention.Retention(run, 1, again.whole)({2, 1}) == []
+    assert asked == ["step-00000002"]

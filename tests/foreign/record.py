@@ -1,0 +1,63 @@
+"""Write down what comes of every optimizer of pytorch-optimizer: python -m tests.foreign.record docs/foreign.md."""
+
+from __future__ import annotations
+
+import inspect
+import sys
+import textwrap
+from importlib.metadata import version
+from pathlib import Path
+
+from tests.foreign.foreign import HALF, NEEDS, REFUSED, WHOLE, WORKS, Row, walk
+
+
+def main(path: Path) -> None:
+    rows = walk()
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(page(rows), encoding="utf-8")
+    sys.stdout.write(f"{len(rows)} optimizers -> {path}\n")
+
+
+def page(rows: list[Row]) -> str:
+    works, needs, refused = ([row for row in rows if row.verdict == verdict] for verdict in (WORKS, NEEDS, REFUSED))
+    intro = [
+        "What comes of `optimizer=pytorch_optimizer optimizer.name=NAME` for every optimizer class of "
+        f"pytorch_optimizer {version('pytorch_optimizer')}. Written by",
+        "    python -m tests.foreign.record docs/foreign.md",
+        f"Of {len(rows)} classes {len(works)} work, {len(needs)} need something and get it, and {len(refused)} are "
+        "refused before the model is trained, by name and with the reason. Each that is offered was trained for "
+        f"{WHOLE} steps on a small model, saved as a checkpoint after {HALF}, read back into a freshly built one and "
+        "gone on with: weights, state and counters are those of a run that was never saved and never evaluated, to "
+        "the last bit.",
+        "At the start of every run the optimizer is tried again, with the options and kinds of parameters of that run, "
+        "on stand-ins of at most 12 a side: it has to step, to depend on `lr` and on `weight_decay` where one is "
+        "given, and to come back from a saved state bit for bit; else the run ends there with the reason.",
+        "`lr there` is the default of the library; optrun takes `optimizer.default_lr=1e-3` for all of them unless "
+        "`lr` is given. `state` is the size of what a checkpoint keeps of it over that of the model.",
+    ]
+    lines = ["# The optimizers of pytorch-optimizer, one by one"]
+    for text in intro:
+        lines += ["", text if text.startswith(" ") else textwrap.fill(text, 120, break_on_hyphens=False)]
+    lines += ["", f"## Works ({len(works)})", "", "| name | lr there | state |", "| --- | ---: | ---: |"]
+    lines += [f"| {row.name.lower()} | {_lr(row)} | {row.state:.1f} |" for row in works]
+    lines += ["", f"## Needs something, and gets it ({len(needs)})", ""]
+    lines += ["| name | what | lr there | state |", "| --- | --- | ---: | ---: |"]
+    lines += [f"| {row.name.lower()} | {row.what} | {_lr(row)} | {row.state:.1f} |" for row in needs]
+    lines += ["", f"## Refused ({len(refused)})", "", "| name | what optrun says |", "| --- | --- |"]
+    lines += [f"| {row.name.lower()} | {_reason(row)} |" for row in refused]
+    return "\n".join(lines) + "\n"
+
+
+def _lr(row: Row) -> str:
+    import pytorch_optimizer
+
+    return f"{inspect.signature(getattr(pytorch_optimizer, row.name)).parameters['lr'].default}"
+
+
+def _reason(row: Row) -> str:
+    said = row.what.split(": ", 1)[1]
+    return said.replace("|", r"\|")
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1] if len(sys.argv) > 1 else "docs/foreign.md"))

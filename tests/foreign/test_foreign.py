@@ -1,0 +1,299 @@
+"""Optimizers of pytorch-optimizer through a run: each is what its name says and comes back, or is refused before."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from optrun.errors import ConfigError
+from optrun.optimizer.averaged import evaluation_weights
+from optrun.optimizer.build import build_optimizer
+from optrun.optimizer.footprint import state_bytes
+from optrun.optimizer.state import load_named_state, named_state
+from optrun.param_groups import build_param_groups
+from tests.foreign.foreign import GIVEN, NEEDS, REFUSED, RULES, WORKS, Small, config_of, examine, names
+from tests.resume.test_registry import Half
+from tests.running import TINY_GPT, optrun, records, state, tensors, write_text
+
+pytest.importorskip("pytorch_optimizer")
+
+DOCS = Path(__file__).parents[2] / "docs"
+SAMPLE = {
+    "lion": WORKS,
+    "soap": WORKS,
+    "spam": WORKS,
+    "galore": NEEDS,
+    "muon": NEEDS,
+    "emonavi": NEEDS,
+    "scalableshampoo": NEEDS,
+    "schedulefreeadamw": NEEDS,
+    "splus": NEEDS,
+    "sophiah": REFUSED,
+    "lookahead": REFUSED,
+    "asgd": REFUSED,
+}
+PROJECTED = GIVEN["galore"]
+
+
+def build(name: str, kwargs: dict[str, Any] | None = None, rules: str = "[]", lr: float = 1e-3, **options: Any) -> Any:
+    torch.manual_seed(0)
+    config = config_of(name, kwargs, rules, **options)
+    decay = config.optimizer.weight_decay
+    groups = build_param_groups(Small(), config.param_groups, lr=lr, weight_decay=decay)
+    return build_optimizer(config.optimizer, groups, lr=lr)
+
+
+def by_name(optimizer: Any, key: str) -> dict[str, Any]:
+    """A key of its group, by parameter."""
+    return {name: group.get(key) for group in optimizer.param_groups for name in group["param_names"]}
+
+
+@pytest.mark.parametrize("name", SAMPLE)
+def test_each_lands_where_it_should(name: str) -> None:
+    wanted = next(there for there in names() if there.lower() == name)
+    assert examine(wanted).verdict == SAMPLE[name]
+
+
+@pytest.mark.slow
+def test_the_whole_library_is_what_the_page_says() -> None:
+    from tests.foreign.record import page
+
+    rows, wrong = [], []
+    for name in names():
+        try:
+            rows.append(examine(name))
+        except AssertionError as error:
+            wrong.append(f"{name}: {error}")
+    assert wrong == []
+    assert page(rows) == (DOCS / "foreign.md").read_text(encoding="utf-8")
+
+
+def test_the_page_counts_what_it_lists() -> None:
+    text = (DOCS / "foreign.md").read_text(encoding="utf-8")
+    found = re.search(r"Of (\d+) classes (\d+) work, (\d+) need something and\s+get it, and (\d+) are\s+refused", text)
+    assert found is not None
+    total, *parts = map(int, found.groups())
+    assert total == sum(parts) == len(names())
+    listed = [len(re.findall(r"^\| (?!name)[a-z0-9]+ \|", part, re.MULTILINE)) for part in text.split("\n## ")[1:]]
+    assert listed == parts
+
+
+@pytest.mark.parametrize("name", ["galore", "apollo", "fira"])
+def test_projection_is_what_the_name_says(name: str) -> None:
+    with pytest.raises(ConfigError, match=rf"optimizer.name={name}: .* projects nothing .*rank: \d+"):
+        build(name)
+    half = Half(config_of(name, PROJECTED), Small)
+    half.steps(2)
+    shapes = {key: tuple(value.shape) for key, value in named_state(half.stepper.optimizer)[0].items()}
+    assert shapes["body.weight/exp_avg"] == (16, 4)  # of (16, 8) at rank 4
+    assert shapes["embed.weight/exp_avg"] == (24, 8)
+    with pytest.raises(ConfigError, match=r"rank=8 projects nothing of body.weight with shape \(16, 8\)"):
+        build(name, PROJECTED | {"rank": 8})
+    with pytest.raises(ConfigError, match=r"projects nothing .* give all of"):
+        build(name, {"rank": 4})
+
+
+def test_a_rule_may_place_the_projection() -> None:
+    values = "{rank: 2, update_proj_gap: 5, scale: 1.0, projection_type: std}"
+    optimizer = build("galore", rules=f"[{{pattern: '^out.weight', kwargs: {values}}}]")
+    assert {name for name, rank in by_name(optimizer, "rank").items() if rank} == {"out.weight"}
+    with pytest.raises(ConfigError, match=r"rank=2 projects nothing of out.bias with shape \(8,\)"):
+        build("galore", rules=f"[{{pattern: '^out', kwargs: {values}}}]")
+
+
+@pytest.mark.parametrize("name", ["muon", "adamuon", "adago", "normuon"])
+def test_hidden_matrices_are_marked_for_muon(name: str) -> None:
+    optimizer = build(name, {"adamw_lr": 5e-4}, lr=0.02)
+    marked = by_name(optimizer, "use_muon")
+    assert {key for key, value in marked.items() if value} == {"body.weight", "out.weight", "head.weight"}
+    lrs = by_name(optimizer, "lr")
+    assert lrs == pytest.approx({key: 0.02 if value else 5e-4 for key, value in marked.items()})
+    with pytest.raises(ConfigError, match=r"adamw_wd would be ignored"):
+        build(name, {"adamw_wd": 0.1})
+    again = build(name, rules="[{pattern: '^out.weight', kwargs: {use_muon: false}}]")
+    assert not by_name(again, "use_muon")["out.weight"]
+
+
+@pytest.mark.parametrize(
+    ("name", "kwargs", "message"),
+    [
+        ("lyon", {}, "has no such optimizer. Did you mean"),
+        ("sophiah", {}, "second derivatives of the loss .*Take optimizer.name=soap"),
+        ("adahessian", {}, "second derivatives"),
+        ("bsam", {}, "a closure"),
+        ("muonclip", {}, "attention logits"),
+        ("lookahead", {}, "wrap another optimizer"),
+        ("adamw", {}, "torch's own. Take optimizer=adamw"),
+        ("a2grad", {}, "do not depend on lr"),
+        ("asgd", {}, "sets the learning rate itself"),
+        ("adafactor", {}, "lr and the schedule .* give optimizer.kwargs.relative_step=false"),
+        ("apollodqn", {}, "optimizer.kwargs.warmup_steps=0"),
+        ("ranger21", {}, "needs num_iterations: give optimizer.kwargs.num_iterations=VALUE"),
+        ("ranger21", {"num_iterations": 9}, "optimizer.kwargs.disable_lr_scheduler=true"),
+        ("pid", {}, "optimizer.kwargs.momentum=0.9"),
+        ("adamc", {}, r"kwargs: \{normalized: true\}"),
+        ("lion", {"bettas": [0.9, 0.99]}, "Lion has no option 'bettas'. Did you mean betas"),
+        ("lion", {"rank": 4}, "Lion has no option 'rank'"),
+        ("lion", {"betas": [0.9, 1.5]}, "ValueError: beta2 must be in the range"),
+        ("adopt", {"clip_lambda": 3}, "cannot be used like this: it fails: TypeError"),
+        ("bnb_adamw8bit", {}, "not offered: the optimizers of bitsandbytes and torchao"),
+        ("torchao_adamw4bit", {}, "not offered: the optimizers of bitsandbytes and torchao"),
+    ],
+)
+def test_refused_before_training(name: str, kwargs: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message) as raised:
+        build(name, kwargs)
+    assert "\n" not in str(raised.value)
+
+
+def test_what_would_be_ignored_is_refused() -> None:
+    assert build("lion", {"cautious": True}).param_groups[0]["cautious"] is True
+    with pytest.raises(ConfigError, match=r"A parameter group of Lion has no option 'eps'|no option 'eps'"):
+        build("lion", rules="[{pattern: body, eps: 1e-3}]")
+    with pytest.raises(ConfigError, match=r"it takes clip_threshold for all parameters alike"):
+        build("adafactor", GIVEN["adafactor"], rules="[{pattern: body, kwargs: {clip_threshold: 0.5}}]")
+    with pytest.raises(ConfigError, match=r"has no option 'weight_decay'"):
+        build("msvag", weight_decay=0.1)
+    groups = [{"params": list(Small().named_parameters()), "optimizer": "sgd"}]
+    with pytest.raises(ConfigError, match=r"asks for optimizer=sgd"):
+        build_optimizer(config_of("lion").optimizer, groups, lr=0.1)
+    assert set(state_bytes(config_of("lion").optimizer, [{"params": list(Small().named_parameters())}]).values()) == {
+        None
+    }
+
+
+def test_trying_draws_no_random_number() -> None:
+    torch.manual_seed(3)
+    before = torch.get_rng_state()
+    groups = build_param_groups(Small(), "standard", lr=1e-3)
+    torch.set_rng_state(before)
+    build_optimizer(config_of("kron").optimizer, groups, lr=1e-3)
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_an_optimizer_that_does_not_come_back_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What it counts where no state dict reaches is found by trying."""
+    import pytorch_optimizer
+
+    class Lion(pytorch_optimizer.Lion):  # type: ignore[misc]
+        __module__ = "pytorch_optimizer.optimizer.lion"
+
+        def step(self, closure: Any = None) -> Any:
+            self._hidden = [*getattr(self, "_hidden", []), 1]
+            for group in self.param_groups:
+                for param in group["params"]:
+                    param.grad.mul_(1 + (len(self._hidden) > 13))
+                    param.data.add_(1e-3 * len(self._hidden))
+            return super().step(closure)
+
+    monkeypatch.setattr(pytorch_optimizer, "Lion", Lion)
+    monkeypatch.setattr("optrun.optimizer.foreign._keywords", lambda cls: {"lr", "betas", "weight_decay"})
+    with pytest.raises(ConfigError, match=r"does not come back from a checkpoint as it was: .* differs after a resume"):
+        build("lion")
+
+
+def test_a_state_of_another_form_is_refused() -> None:
+    def trained(*kwargs: Any, rules: str = "[]") -> Any:
+        half = Half(config_of(*kwargs, rules), Small)
+        half.steps(2)
+        return half.stepper.optimizer
+
+    tensors, meta = named_state(trained("galore", PROJECTED))
+    with pytest.raises(ValueError, match=r"'body.weight': rank was 4, is 2"):
+        load_named_state(build("galore", PROJECTED | {"rank": 2}), tensors, meta)
+    tensors, meta = named_state(trained("adabelief", {}))
+    with pytest.raises(ValueError, match=r"ams_bound was False, is True"):
+        load_named_state(build("adabelief", {"ams_bound": True}), tensors, meta)
+    load_named_state(build("adabelief", {"betas": [0.8, 0.9]}), tensors, meta)
+    tensors, meta = named_state(trained("scalableshampoo", {}))
+    text = json.dumps(meta).replace('"PreConditioner"', '"Popen"')
+    with pytest.raises(ValueError, match=r"holds a Popen, which is none of"):
+        load_named_state(build("scalableshampoo"), tensors, json.loads(text))
+
+
+@pytest.mark.parametrize("name", ["schedulefreeadamw", "splus"])
+def test_weights_of_evaluation_leave_no_trace(name: str) -> None:
+    half = Half(config_of(name), Small)
+    optimizer = half.stepper.optimizer
+    with evaluation_weights(optimizer):
+        pass  # before the first step there is no other weight
+    half.steps(3)
+    before, meta = half.digests(), named_state(optimizer)[1]
+
+    def evaluated() -> None:
+        with evaluation_weights(optimizer):
+            assert half.digests() != before
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        evaluated()
+    assert half.digests() == before
+    assert named_state(optimizer)[1] == meta
+
+
+RUN = [
+    *TINY_GPT,
+    "optimizer=pytorch_optimizer",
+    "lr=1e-2",
+    "scheduler=constant",
+    "data=files",
+    "training.per_device_train_batch_size=4",
+    "training.logging_steps=3",
+    "checkpoint.keep_last=9",
+]
+
+
+def test_a_run_is_judged_saved_and_published_with_the_averaged_weights(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from safetensors.torch import load_file
+
+    monkeypatch.chdir(tmp_path)
+    words = [*RUN, "optimizer.name=schedulefreeadamw", f"data.train={write_text(tmp_path, 200)}"]
+    assert optrun(*words, "training.eval_steps=12", "training.max_steps=12", "hydra.run.dir=straight") == 0
+    often = ["training.eval_steps=4", "checkpoint.save_steps=2", "training.max_steps=7"]
+    assert optrun(*words, *often, "hydra.run.dir=stopped") == 0
+    assert optrun("resume=stopped", "training.eval_steps=12", "training.max_steps=12") == 0
+    ended = tensors(Path("straight"), 12)
+    assert tensors(Path("stopped"), 12) == ended
+    told = records(Path("straight"))[-1]
+    assert records(Path("stopped"))[-1] == told
+    assert state(Path("stopped"), 12)["optimizer"] == state(Path("straight"), 12)["optimizer"]
+    # What is saved as the model is not what was trained, and is what was judged and what others load.
+    name = "transformer.h.0.mlp.c_fc.weight"
+    assert ended[f"model.safetensors:{name}"] != ended[f"optimizer.safetensors:{name}/training_weight"]
+    capsys.readouterr()
+    assert optrun("evaluate", "straight", "--json") == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["eval/loss"] == pytest.approx(told["eval/loss"], rel=1e-6)
+    assert optrun("export", "straight", "exported") == 0
+    saved = load_file("straight/checkpoints/step-00000012/model.safetensors")
+    for folder in ("straight/model", "exported"):
+        there = load_file(f"{folder}/model.safetensors")
+        assert there.keys() <= saved.keys()
+        assert all(torch.equal(there[key], saved[key]) for key in there)
+
+
+def test_a_run_with_what_is_not_offered_ends_before_anything_is_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert optrun(*RUN, "optimizer.name=sophiah", "data.train=nosuch.txt", "hydra.run.dir=run") == 2
+    said = capsys.readouterr().err
+    assert "optimizer.name=sophiah: not offered" in said
+    assert "Traceback" not in said
+    for name in ("adamw8bit", "adamw_bnb_8bit", "adamw_torch_8bit", "paged_adamw_32bit"):
+        assert optrun(f"optimizer={name}") == 2
+        said = capsys.readouterr().err
+        assert f"optimizer={name}: not offered" in said
+        assert "optimizer=adafactor" in said
+
+
+def test_rules_of_the_page_are_in_use() -> None:
+    optimizer = build("adamc", rules=RULES["adamc"])
+    assert {name for name, value in by_name(optimizer, "normalized").items() if value} == {"body.weight", "body.bias"}
