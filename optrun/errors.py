@@ -7,6 +7,7 @@ and keeps its traceback.
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Iterable
 
 EXIT_DONE = 0
@@ -43,6 +44,14 @@ class CheckpointError(OptrunError):
     exit_code = EXIT_NO_CHECKPOINT
 
 
+class NewerFormatError(CheckpointError):
+    """A file of a format that this version does not know: neither read nor touched."""
+
+
+class ForeignCheckpointError(CheckpointError):
+    """A whole checkpoint, and of another run."""
+
+
 class LockedError(OptrunError):
     """Another process writes this run directory."""
 
@@ -74,6 +83,28 @@ def is_out_of_memory(error: BaseException) -> bool:
         return True
     words = ("allocate memory", "out of memory", "alloc_failed")  # of torch, of its devices, of cuBLAS and cuDNN
     return isinstance(error, (RuntimeError, OSError)) and any(word in str(error).lower() for word in words)
+
+
+_URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+://")
+
+
+def refuse_url(key: str, value: object) -> None:
+    """Where a local path is meant, `s3://bucket/run` would make a folder of the name `s3:`.
+
+    Args:
+        key: The key or argument, for the message.
+        value: A path, or a list of them; anything else passes.
+
+    Raises:
+        ConfigError: It begins with the scheme of a URL.
+    """
+    for text in value if isinstance(value, list | tuple) else [value]:
+        if isinstance(text, str) and _URL.match(text):
+            shown = re.sub(r"//[^/]*@", "//", text)  # who asks, and perhaps with which password
+            raise ConfigError(
+                f"{key}={shown}: a URL. Expected a path: optrun reads and writes local files. Mount what it names, or "
+                "copy it here first."
+            )
 
 
 def printable(text: str) -> str:
@@ -122,6 +153,24 @@ def nearest(name: str, candidates: Iterable[str], *, limit: int = 3) -> list[str
     scored = sorted(((likeness(candidate), candidate) for candidate in pool), key=lambda pair: (-pair[0], pair[1]))
     floor = max(0.6, scored[0][0] - 0.1) if scored else 1.0  # a candidate far behind the best was not meant
     return [candidate for score, candidate in scored if score >= floor][:limit]
+
+
+def refuse_newer(where: object, version: object, known: int) -> None:
+    """The format of a file is read before anything else of it.
+
+    Args:
+        where: The file.
+        version: What it says of its format; anything but a whole number is left to who reads the rest.
+        known: The newest format that this version reads.
+
+    Raises:
+        NewerFormatError: It is a later one.
+    """
+    if isinstance(version, int) and not isinstance(version, bool) and version > known:
+        raise NewerFormatError(
+            f"{where}: written by a newer optrun, format {version}; this one reads up to format {known}. Nothing was "
+            "changed: go on with the newer optrun."
+        )
 
 
 def did_you_mean(name: str, candidates: Iterable[str]) -> str:

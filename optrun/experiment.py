@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from optrun.artifacts.checkpoint import Snapshot, make_place
+from optrun.artifacts.identity import new_run_id, run_id_of
 from optrun.artifacts.lock import RunLock
 from optrun.artifacts.metrics import take_up, truncate_after
 from optrun.artifacts.retention import clean_leftovers
@@ -28,8 +29,16 @@ from optrun.preparation import Prepared, prepare
 from optrun.publish import publish, write_tokenizer
 from optrun.report.curves import draw_curves
 from optrun.restore.changes import refuse_idle
+from optrun.restore.configuration import as_text, digest_of
 from optrun.restore.loading import go_back
-from optrun.restore.opening import Opened, ResumePoint, open_checkpoint, open_manifest, refuse_links
+from optrun.restore.opening import (
+    Opened,
+    ResumePoint,
+    open_checkpoint,
+    open_manifest,
+    refuse_links,
+    refuse_newer_run,
+)
 from optrun.restore.snapshot import Snapshots
 from optrun.restore.space import checkpoint_bytes, space_warning
 from optrun.summary import Summary
@@ -92,11 +101,14 @@ def train(
         refuse_links(run)
         if resume is None and (run.metrics.exists() or run.checkpoints.exists()):
             raise ConfigError(f"{run.path}: another process has run in this directory meanwhile. Choose another one.")
+        refuse_newer_run(run)
+        run_id = run_id_of(run) or new_run_id()
         manifest, believed = RunManifest(run), True
         if resume is not None:
             manifest, believed = open_manifest(run, display.note)
+        manifest.run_id = run_id
         manifest.seal()
-        summary = Summary(run, config, values, invocation.argv, invocation.config_name, invocation.overrides)
+        summary = Summary(run, config, values, invocation.argv, invocation.config_name, invocation.overrides, run_id)
         if resume is not None and believed:
             summary.take_up()
         try:
@@ -171,11 +183,12 @@ class _Work:
         prepared = self._prepare(snapshot)
         began = None if resume is None else resume.began
         start = assemble(config, self.values, prepared, snapshot, device, began)
+        start.constants["run_id"] = self.summary.values["run_id"]
         state, total = start.state, start.total
         if snapshot is not None and state.global_step >= total and not state.unfinished:
             refuse_idle(start.changes, state.global_step)
             if self.summary.finished_before:
-                return self._leave(start)
+                return self._leave(start, mended=resume is not None and bool(resume.said))
         for sentence in [*start.notes, *opened.settle(), *discarded(), *prepared.notes, *data_check(prepared.facts)]:
             display.note(sentence)
         self._write_config()
@@ -205,14 +218,15 @@ class _Work:
         self.summary.end("finished", "")
         return Outcome(run, self.summary.values, sample)
 
-    def _leave(self, start: Start) -> Outcome:
+    def _leave(self, start: Start, *, mended: bool) -> Outcome:
         """Nothing is computed for a finished run; harmless changes are recorded."""
         for sentence in start.notes:
             self.display.note(sentence)
         self.display.note(f"all {start.total} steps are done; nothing to train. training.max_steps=N prolongs the run.")
         self.summary.values.update(status="finished", exit_code=EXIT_DONE)
-        if start.changes:
+        if start.changes or mended:
             self._write_config()
+        if start.changes:
             self.summary.resumed(start.state.global_step, start.changes, start.notes)
         return Outcome(self.run, self.summary.values)
 
@@ -222,7 +236,7 @@ class _Work:
         opened = Opened(None, [])
         if resume is not None:
             opened = open_checkpoint(self.run, resume, allow_nonfinite=self.config.checkpoint.allow_nonfinite)
-        for sentence in opened.said:
+        for sentence in [*(resume.said if resume is not None else ()), *opened.said]:
             self.display.note(sentence)
         if opened.snapshot is None:
             self._write_config()  # a run that is killed before its first step can be started over from this
@@ -301,9 +315,10 @@ class _Work:
             tracker.close(status)
 
     def _write_config(self) -> None:
-        from omegaconf import OmegaConf
-
-        text = OmegaConf.to_yaml(OmegaConf.create(dict(self.values)))
+        text = as_text(self.values)
+        self.summary.values["config_sha256"] = digest_of(text)
+        if self.run.summary.exists():  # first: a start that is killed in between left the file as a checkpoint has it
+            self.summary.write()
         self.manifest.replace(self.run.config, text.encode())
 
 

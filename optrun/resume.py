@@ -7,7 +7,7 @@ from pathlib import Path
 
 from optrun.artifacts.metrics import read_summary
 from optrun.artifacts.run_dir import CHECKPOINT_MANIFEST, CHECKPOINTS, RunDir, find_runs, parse_step
-from optrun.errors import CheckpointError, ConfigError, nearest
+from optrun.errors import CheckpointError, ConfigError, nearest, refuse_url
 
 
 @dataclass
@@ -56,7 +56,7 @@ def _latest(run_dir: Path | None, outputs: Path) -> Target | None:
     started = []
     for path in find_runs(outputs):
         try:
-            started.append((str(read_summary(RunDir(path).summary).get("started_at", "")), str(path)))
+            started.append((str(read_summary(RunDir(path).summary, any_format=True).get("started_at", "")), str(path)))
         except (OSError, ValueError):
             continue  # no summary: the run did not get as far as its first step
     return Target(RunDir(max(started)[1]), None) if started else None
@@ -72,6 +72,7 @@ def locate(value: str) -> Target:
 
 
 def _named(value: str, key: str = "resume=") -> Target:
+    refuse_url(key.rstrip("=") or "RUN_DIR", value)
     path = Path(value).expanduser()
     if not path.exists():
         close = nearest(value, ("latest", "auto")) if key else []
@@ -101,12 +102,13 @@ def checkpoint_of(path: str) -> tuple[RunDir, Path]:
         ConfigError: The path is neither run nor checkpoint.
         CheckpointError: It is damaged, or the run has none that is whole.
     """
+    from optrun.artifacts.identity import run_id_of
     from optrun.artifacts.manifest import problems
     from optrun.artifacts.retention import latest_whole
 
     target = locate(path)
     if target.checkpoint is not None:
-        wrong = problems(target.checkpoint)
+        wrong = problems(target.checkpoint, run_id_of(target.run))
         if wrong:
             raise CheckpointError(wrong[0])
         return target.run, target.checkpoint

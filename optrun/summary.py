@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from optrun.artifacts import provenance
-from optrun.artifacts.metrics import read_summary, write_summary
+from optrun.artifacts.metrics import SUMMARY_FORMAT, read_summary, write_summary
 from optrun.artifacts.run_dir import MANIFEST, RunDir
 from optrun.config.run import RunConfig
 from optrun.config.saved import flat
@@ -20,7 +20,7 @@ from optrun.training.device import peak_memory_bytes
 from optrun.training.state import TrainState
 
 _TAKEN_UP = (
-    *("started_at", "command", "config_name", "overrides", "resumes"),
+    *("started_at", "command", "config_name", "overrides", "resumes", "config_sha256"),
     *("global_step", "max_steps", "epoch", "wall_seconds", "metrics", "perf"),
     *("main_metric", "model", "data", "versions", "hardware", "git"),
 )
@@ -41,6 +41,7 @@ class Summary:
         argv: Words after `optrun`.
         config_name: The primary configuration, `config` or a recipe.
         overrides: `key=value` words.
+        run_id: Its identity.
     """
 
     def __init__(
@@ -51,6 +52,7 @@ class Summary:
         argv: list[str],
         config_name: str,
         overrides: list[str],
+        run_id: str,
     ) -> None:
         self.run = run
         self.config = config
@@ -62,7 +64,8 @@ class Summary:
         self.device = torch.device("cpu")
         self.optimizer: torch.optim.Optimizer | None = None
         self.values: dict[str, Any] = {
-            "format": 1,
+            "format": SUMMARY_FORMAT,
+            "run_id": run_id,
             "manifest": MANIFEST,
             "run_name": config.run_name or run.path.name,
             "status": "running",

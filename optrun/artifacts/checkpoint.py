@@ -21,7 +21,7 @@ import torch
 
 from optrun.artifacts import run_dir as names
 from optrun.artifacts.atomic import Output, commit_folder, remove_folder, replace_text, sync_folder, write_bytes
-from optrun.artifacts.manifest import make_manifest, problems, read_manifest
+from optrun.artifacts.manifest import make_manifest, problems, read_manifest, refuse_newer_format
 from optrun.artifacts.metrics import from_json, to_json
 from optrun.artifacts.run_dir import RunDir, parse_step
 from optrun.artifacts.tensor_file import first_not_finite, read_tensors, tensor_digest, write_tensors
@@ -77,7 +77,9 @@ def save_checkpoint(run: RunDir, snapshot: Snapshot, before_commit: Callable[[],
     aside = run.checkpoints / f"{TEMPORARY}{place.name}-{os.getpid()}"
     try:
         if place.exists():
-            if problems(place):
+            run_id = snapshot.state.get("run_id")
+            if problems(place, run_id):
+                refuse_newer_format(place)
                 set_aside(place)
             elif _same_counters(place, snapshot):
                 return place
@@ -134,10 +136,9 @@ def _write(aside: Path, snapshot: Snapshot) -> None:
         file.sync()
     files[names.CHECKPOINT_STATE] = (len(text), hashlib.sha256(text).hexdigest())
     created_at = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
-    digest = str(snapshot.state.get("config_digest", ""))
-    write_bytes(
-        aside / names.CHECKPOINT_MANIFEST, make_manifest(snapshot.global_step, created_at, files, tensors, digest)
-    )
+    digest, run_id = str(snapshot.state.get("config_digest", "")), snapshot.state.get("run_id")
+    manifest = make_manifest(snapshot.global_step, created_at, files, tensors, digest, run_id)
+    write_bytes(aside / names.CHECKPOINT_MANIFEST, manifest)
 
 
 def _amount(run: RunDir, snapshot: Snapshot) -> str:
@@ -208,13 +209,32 @@ def load_checkpoint(folder: Path) -> Snapshot:
     state = _parsed(path, text)
     if state.get("global_step") != manifest["step"]:
         raise CheckpointError(f"{path}: step {state.get('global_step')}, the manifest says {manifest['step']}.")
+    optimizer = read_tensors(folder / names.CHECKPOINT_OPTIMIZER)
     return Snapshot(
         global_step=manifest["step"],
         model=read_tensors(folder / names.CHECKPOINT_MODEL),
-        optimizer=read_tensors(folder / names.CHECKPOINT_OPTIMIZER),
-        state=state,
+        optimizer=optimizer,
+        state=_migrated(state, optimizer),
         digests=manifest["tensors"],
     )
+
+
+def _migrated(state: dict[str, Any], tensors: Mapping[str, torch.Tensor]) -> dict[str, Any]:
+    """The state of an older format, with what it did not say yet as far as that follows from what it says.
+
+    The first layout knew the data by `data_fingerprint` alone, and neither the shapes of an optimizer's tensors nor
+    what it keeps beside them. What else is missing is taken as it is now by who reads it.
+    """
+    optimizer = state.get("optimizer")
+    if isinstance(optimizer, Mapping):
+        state["optimizer"] = {"attributes": {}, "shared": [], **optimizer}
+        for entries in optimizer.get("state", {}).values():
+            for key, entry in entries.items():
+                if isinstance(entry, Mapping) and isinstance(entry.get("tensor"), str):
+                    entries[key] = {"tensor": [entry["tensor"], list(tensors[entry["tensor"]].shape)]}
+    if "plan" not in state and "data_fingerprint" in state:
+        state["plan"] = {"fingerprint": state["data_fingerprint"]}
+    return state
 
 
 def refuse_mutated(file: str, saved: dict[str, dict[str, Any]], now: dict[str, torch.Tensor]) -> None:
@@ -222,7 +242,7 @@ def refuse_mutated(file: str, saved: dict[str, dict[str, Any]], now: dict[str, t
 
     Args:
         file: Which of a checkpoint's files, for the message.
-        saved: Name to `xxh3`, from the manifest.
+        saved: Name to `xxh3`, from the manifest; None in its first format.
         now: Name to the tensor in use.
 
     Raises:
@@ -231,7 +251,7 @@ def refuse_mutated(file: str, saved: dict[str, dict[str, Any]], now: dict[str, t
     for name, entry in saved.items():
         if name not in now:
             raise CheckpointError(f"{file}: tensor {name} was read and is not in use: nothing is trained on this.")
-        if tensor_digest(now[name]) != entry["xxh3"]:
+        if entry["xxh3"] not in (None, tensor_digest(now[name])):
             raise CheckpointError(
                 f"{file}: tensor {name} differs in memory from what it is in the checkpoint (checksum, after loading): "
                 "nothing is trained on this."

@@ -15,9 +15,11 @@ from typing import Any
 
 from optrun.artifacts import run_dir as names
 from optrun.artifacts.run_dir import parse_step
-from optrun.errors import CheckpointError
+from optrun.errors import CheckpointError, ForeignCheckpointError, NewerFormatError, refuse_newer
 
-FORMAT = 1
+FORMAT = 2
+"""2: says which run it is of. 1: does not; in its first days it had no seal, and sha256 for each tensor."""
+_UNSEALED = {"format", "step", "created_at", "files", "tensors"}
 CONTENT = (names.CHECKPOINT_MODEL, names.CHECKPOINT_OPTIMIZER, names.CHECKPOINT_STATE)
 TENSOR_FILES = (names.CHECKPOINT_MODEL, names.CHECKPOINT_OPTIMIZER)
 _MANIFEST_LIMIT = 32 * 2**20
@@ -28,9 +30,10 @@ def read_manifest(folder: Path) -> dict[str, Any]:
     """The manifest of a checkpoint.
 
     Returns:
-        As written, with `listed` beside it: file name to size and sha256.
+        As written, with `listed` beside it: file name to size and sha256; `run_id` is None before format 2.
 
     Raises:
+        NewerFormatError: A newer optrun wrote it.
         CheckpointError: It is missing, torn, of another format, or names other files than a checkpoint has.
     """
     path = folder / names.CHECKPOINT_MANIFEST
@@ -43,11 +46,14 @@ def read_manifest(folder: Path) -> dict[str, Any]:
     if path.stat().st_size > _MANIFEST_LIMIT:
         raise CheckpointError(f"{path}: larger than {_MANIFEST_LIMIT:,} bytes: no manifest of optrun's.")
     try:
-        manifest = dict(json.loads(path.read_bytes()))
+        text = path.read_bytes().decode()
+        manifest = dict(json.loads(text))
         version = manifest["format"]
-        if version != FORMAT:
-            raise CheckpointError(f"{path}: format {str(version)[:20]}, this optrun reads format {FORMAT}.")
-        if manifest.pop("sha256", None) != seal(manifest):
+        refuse_newer(path, version, FORMAT)
+        if version not in range(1, FORMAT + 1):
+            raise CheckpointError(f"{path}: format {str(version)[:20]}, this optrun reads formats 1 to {FORMAT}.")
+        unsealed = version == 1 and set(manifest) - {"config_digest"} == _UNSEALED and '"xxh3"' not in text
+        if not unsealed and manifest.pop("sha256", None) != seal(manifest):
             raise CheckpointError(f"{path}: its bytes changed since it was written (checksum differs).")
         listed = {str(entry["name"]): (int(entry["size"]), str(entry["sha256"])) for entry in manifest["files"]}
         step = int(manifest["step"])
@@ -59,19 +65,59 @@ def read_manifest(folder: Path) -> dict[str, Any]:
         raise CheckpointError(f"{path}: names {shown}; expected {', '.join(CONTENT)}.")
     if listed[names.CHECKPOINT_STATE][0] > _STATE_LIMIT:
         raise CheckpointError(f"{path}: names a {names.CHECKPOINT_STATE} larger than {_STATE_LIMIT:,} bytes.")
-    return {**manifest, "listed": listed, "step": step, "tensors": tensors}
+    return {**manifest, "listed": listed, "step": step, "tensors": tensors, "run_id": manifest.get("run_id")}
 
 
 def _tensors(section: Any) -> dict[str, dict[str, Any]]:
     return {
-        str(name): {"dtype": str(e["dtype"]), "shape": [int(size) for size in e["shape"]], "xxh3": str(e["xxh3"])}
+        str(name): {
+            "dtype": str(e["dtype"]),
+            "shape": [int(size) for size in e["shape"]],
+            "xxh3": None if "sha256" in e else str(e["xxh3"]),  # the file's own checksum stands for it then
+        }
         for name, e in section.items()
     }
 
 
-def problems(folder: Path) -> list[str]:
-    """What is wrong with a checkpoint, file by file; an empty list means it is whole."""
+def refuse_newer_format(folder: Path) -> None:
+    """Before a checkpoint that cannot be used is put out of the way: a newer optrun may know how to.
+
+    Raises:
+        NewerFormatError: It is of a newer format.
+    """
     try:
+        read_manifest(folder)
+    except NewerFormatError:
+        raise
+    except (CheckpointError, OSError):
+        return
+
+
+def refuse_foreign(folder: Path, run_id: str | None) -> None:
+    """A checkpoint says which run it is of, however it came to lie where it does.
+
+    Args:
+        folder: Its manifest can be read.
+        run_id: Of the run it lies in; None: it is not known. Checkpoints of before format 2 do not say theirs.
+
+    Raises:
+        ForeignCheckpointError: It is of another one.
+        CheckpointError: As `read_manifest`.
+    """
+    own = read_manifest(folder)["run_id"]
+    if None not in (own, run_id) and own != run_id:
+        raise ForeignCheckpointError(f"{folder}: of another run ({str(own)[:12]}), not of the one it lies in.")
+
+
+def problems(folder: Path, run_id: str | None = None) -> list[str]:
+    """What is wrong with a checkpoint, file by file; an empty list means it is whole.
+
+    Args:
+        folder: The checkpoint.
+        run_id: Of the run it lies in, as for `refuse_foreign`.
+    """
+    try:
+        refuse_foreign(folder, run_id)
         manifest = read_manifest(folder)
         found = []
         named = parse_step(folder.name)
@@ -115,7 +161,12 @@ def seal(manifest: Mapping[str, Any]) -> str:
 
 
 def make_manifest(
-    global_step: int, created_at: str, files: Mapping[str, tuple[int, str]], tensors: Mapping[str, Any], digest: str
+    global_step: int,
+    created_at: str,
+    files: Mapping[str, tuple[int, str]],
+    tensors: Mapping[str, Any],
+    digest: str,
+    run_id: str | None = None,
 ) -> bytes:
     """The text of a manifest.
 
@@ -125,12 +176,14 @@ def make_manifest(
         files: Name to size and sha256.
         tensors: Name of a tensor file to its tensors.
         digest: Of the configuration.
+        run_id: Of the run.
 
     Raises:
         ValueError: It would be larger than what is read again.
     """
     manifest = {
         "format": FORMAT,
+        "run_id": run_id,
         "step": global_step,
         "created_at": created_at,
         "config_digest": digest,

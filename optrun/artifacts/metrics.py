@@ -17,7 +17,9 @@ from types import TracebackType
 from typing import Any, BinaryIO, Self
 
 from optrun.artifacts.atomic import naming, replace_bytes, replace_text
+from optrun.errors import printable, refuse_newer
 
+SUMMARY_FORMAT = 1
 _NON_FINITE = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
 _NUMERIC_SECTIONS = ("metrics", "perf")  # of a summary: where such a string is a number, not a word
 
@@ -273,11 +275,12 @@ def write_summary(path: Path | str, summary: Mapping[str, Any]) -> None:
     replace_text(Path(path), text + "\n")
 
 
-def read_summary(path: Path | str) -> dict[str, Any]:
+def read_summary(path: Path | str, *, any_format: bool = False) -> dict[str, Any]:
     """Read `summary.json`.
 
     Args:
         path: The file.
+        any_format: For what needs no more than to find the run.
 
     Returns:
         The mapping; under `metrics` and `perf` the words for non-finite numbers are floats again.
@@ -285,6 +288,7 @@ def read_summary(path: Path | str) -> dict[str, Any]:
     Raises:
         OSError: The file cannot be read.
         ValueError: It holds no JSON object.
+        NewerFormatError: A newer optrun wrote it.
     """
     try:
         summary = json.loads(Path(path).read_bytes())
@@ -292,7 +296,18 @@ def read_summary(path: Path | str) -> dict[str, Any]:
         raise ValueError(f"{path}: no valid JSON ({error})") from error
     if not isinstance(summary, dict):
         raise ValueError(f"{path}: expected a JSON object, found {type(summary).__name__}")
-    return {key: from_json(value) if key in _NUMERIC_SECTIONS else value for key, value in summary.items()}
+    if not any_format:
+        refuse_newer(path, summary.get("format"), SUMMARY_FORMAT)
+    return {key: from_json(value) if key in _NUMERIC_SECTIONS else value for key, value in _shown(summary).items()}
+
+
+def _shown(value: Any) -> Any:
+    """What a run file says, as it may be shown: a name or a text moves no cursor and breaks no picture."""
+    if isinstance(value, str):
+        return value if value.isprintable() else printable(value)
+    if isinstance(value, dict):
+        return {_shown(key): _shown(item) for key, item in value.items()}
+    return [_shown(item) for item in value] if isinstance(value, list) else value
 
 
 def _parse(line: bytes) -> dict[str, Any] | None:
@@ -306,7 +321,10 @@ def _parse(line: bytes) -> dict[str, Any] | None:
     step = record.get("step")
     if isinstance(step, bool) or not isinstance(step, int):
         return None
-    return {name: _NON_FINITE.get(value, value) if isinstance(value, str) else value for name, value in record.items()}
+    return {
+        _shown(name): _NON_FINITE.get(value, _shown(value)) if isinstance(value, str) else value
+        for name, value in record.items()
+    }
 
 
 def _is_number(value: Any) -> bool:

@@ -13,7 +13,8 @@ from pathlib import Path
 
 from optrun.artifacts.atomic import DOOMED, remove_folder, replace_text
 from optrun.artifacts.checkpoint import REPLACED, TEMPORARY, checkpoint_folders
-from optrun.artifacts.manifest import problems
+from optrun.artifacts.identity import run_id_of
+from optrun.artifacts.manifest import problems, refuse_newer_format
 from optrun.artifacts.run_dir import RunDir, parse_step, step_name
 
 _OURS = re.compile(
@@ -31,10 +32,17 @@ def step_of(folder: Path) -> int:
 
 
 def latest_whole(run: RunDir) -> tuple[Path | None, dict[Path, list[str]]]:
-    """The newest checkpoint that is whole, and what is wrong with the newer ones."""
+    """The newest checkpoint that is whole and of this run, and what is wrong with the newer ones.
+
+    Raises:
+        NewerFormatError: A newer optrun wrote one of those.
+        CheckpointError: It is not known which run this is, see `run_id_of`.
+    """
     wrong: dict[Path, list[str]] = {}
+    run_id = run_id_of(run)
     for folder in checkpoint_folders(run):
-        found = problems(folder)
+        refuse_newer_format(folder)
+        found = problems(folder, run_id)
         if not found:
             return folder, wrong
         wrong[folder] = found
@@ -72,8 +80,8 @@ def clean_leftovers(run: RunDir) -> list[str]:
 class Retention:
     """Deletes checkpoints that are neither among the newest nor wanted for another reason.
 
-    Only whole ones count as kept, so a damaged folder never takes the place of a good one. A folder found on the disk
-    is verified once, with every byte; one that was just written and flushed is known.
+    Only whole ones of this run count as kept, so a damaged folder never takes the place of a good one. A folder found
+    on the disk is verified once, with every byte; one that was just written and flushed is known.
 
     Args:
         run: The run directory; its lock is held.
@@ -84,6 +92,7 @@ class Retention:
     def __init__(self, run: RunDir, keep_last: int, whole: dict[str, str] | None = None) -> None:
         self.run = run
         self.keep_last = keep_last
+        self._run_id = run_id_of(run)
         self._whole = {} if whole is None else whole
 
     def trust(self, folder: Path) -> None:
@@ -127,7 +136,7 @@ class Retention:
         signature = _signature(folder)
         if self._whole.get(folder.name) == signature:
             return True
-        if problems(folder):
+        if problems(folder, self._run_id):
             return False
         self._whole[folder.name] = signature
         return True

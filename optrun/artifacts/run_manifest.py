@@ -27,7 +27,7 @@ from optrun.artifacts.atomic import replace_bytes, replace_text, sync_folder
 from optrun.artifacts.lock import RunLock
 from optrun.artifacts.manifest import CONTENT, seal
 from optrun.artifacts.run_dir import RunDir, parse_step
-from optrun.errors import CheckpointError, LockedError, StorageError
+from optrun.errors import CheckpointError, LockedError, StorageError, refuse_newer
 
 FORMAT = 1
 _LIMIT = 64 * 2**20
@@ -47,7 +47,7 @@ _ASIDE = (".*.tmp", ".model-*", ".tokenizer-*", ".deleting-*", f"{names.CHECKPOI
 IN_USE = (CHECKPOINT, *GROWING, *FLEETING, *_ASIDE)
 APART = (
     *("wandb/*", "mlruns/*", "mlflow.db*"),
-    *(f"{names.CHECKPOINTS}/damaged-*", f"{names.CHECKPOINTS}/superseded-*"),
+    *(f"{names.CHECKPOINTS}/damaged-*", f"{names.CHECKPOINTS}/superseded-*", f"{names.CHECKPOINTS}/foreign-*"),
 )
 """Never sealed: kept by a tracker's library in its own way, or put aside for a person to look at and delete."""
 WRITTEN = tuple(sorted({pattern.split("/")[0] for pattern in (*_OWN, *APART)}))
@@ -115,6 +115,7 @@ def read_run_manifest(run: RunDir) -> Sealed | None:
 
 def _parsed(path: Path, text: bytes) -> Sealed:
     values = dict(json.loads(text))
+    refuse_newer(path, values["format"], FORMAT)
     if values["format"] != FORMAT:
         raise CheckpointError(f"{path}: format {str(values['format'])[:20]}, this optrun reads format {FORMAT}.")
     if values.pop("sha256", None) != seal(values):

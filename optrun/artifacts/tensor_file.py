@@ -182,7 +182,7 @@ def _problem(file: Any, begin: int, entry: Any, saved: Mapping[str, Any]) -> str
             return "cut off"
         digest.update(chunk)
         rest -= len(chunk)
-    return None if digest.hexdigest() == saved["xxh3"] else "its bytes changed (checksum differs)"
+    return None if saved["xxh3"] in (None, digest.hexdigest()) else "its bytes changed (checksum differs)"
 
 
 def first_not_finite(tensors: Mapping[str, torch.Tensor], *, infinite: bool = True) -> str | None:

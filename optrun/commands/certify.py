@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from optrun.commands.words import Words, take_apart
-from optrun.errors import EXIT_DONE, EXIT_FAILED, ConfigError, printable
+from optrun.errors import EXIT_DONE, EXIT_FAILED, ConfigError, printable, refuse_url
 
 if TYPE_CHECKING:
     from optrun.certify.resume import Certificate
@@ -50,6 +50,7 @@ def run(argv: list[str]) -> int:
     if words.positional != ["resume"]:
         raise ConfigError("optrun certify takes the claim to prove: optrun certify resume [KEY=VALUE ...]")
     steps, kills, seed = (_whole(words, name, least) for name, least in (("steps", 2), ("kills", 1), ("seed", 0)))
+    refuse_url("--out", words.flags.get("--out"))
     command, replaced = command_line(words, steps)
 
     from rich.console import Console

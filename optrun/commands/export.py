@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from optrun.commands.words import take_apart
-from optrun.errors import EXIT_DONE, ConfigError
+from optrun.errors import EXIT_DONE, ConfigError, refuse_url
 
 USAGE = """
 optrun export RUN_DIR|CHECKPOINT DEST
@@ -26,6 +26,7 @@ def run(argv: list[str]) -> int:
         return EXIT_DONE
     if words.overrides or len(words.positional) != 2:
         raise ConfigError("optrun export takes a checkpoint and a destination: optrun export RUN_DIR|CHECKPOINT DEST")
+    refuse_url("DEST", words.positional[1])
     source, destination = words.positional[0], Path(words.positional[1]).expanduser()
     if destination.exists() and (not destination.is_dir() or any(destination.iterdir())):
         raise ConfigError(f"{destination}: is there already, and nothing is overwritten. Choose a new folder.")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from optrun.commands.words import take_apart
-from optrun.errors import EXIT_DONE, ConfigError, did_you_mean
+from optrun.errors import EXIT_DONE, ConfigError, did_you_mean, refuse_url
 
 USAGE = """
 optrun report DIR [DIR ...] [out=DIR] [baseline=NAME] [metric=NAME] [by=KEY,KEY]
@@ -45,6 +45,8 @@ def run(argv: list[str]) -> int:
 
     from optrun.report.build import report
 
+    refuse_url("DIR", words.positional)
+    refuse_url("out", given.get("out"))
     folders = [Path(word).expanduser() for word in words.positional]
     for folder in folders:
         if not folder.is_dir():

@@ -14,7 +14,7 @@ from optrun.config import overrides as words_of
 from optrun.config import saved
 from optrun.config.refusals import interpolation
 from optrun.config.sweeper import GridConfig, OptunaConfig, SweeperConfig
-from optrun.errors import EXIT_STOPPED_EARLY, ConfigError, StorageError, printable
+from optrun.errors import EXIT_STOPPED_EARLY, ConfigError, StorageError, printable, refuse_url
 from optrun.sweep import jobs as jobs_of
 from optrun.sweep.driver import Driver, Line, Stop, clean
 from optrun.sweep.folder import SweepDir
@@ -153,6 +153,7 @@ def _folder(cfg: DictConfig) -> Path:
         ConfigError: There is a file of that name.
         StorageError: It cannot be made.
     """
+    refuse_url("hydra.sweep.dir", str(cfg.hydra.sweep.dir))
     folder = Path(str(cfg.hydra.sweep.dir))
     clocked = "now:" in str(OmegaConf.to_container(cfg.hydra.sweep, resolve=False)["dir"])  # type: ignore[index,call-overload]
     if folder.exists() and not folder.is_dir():

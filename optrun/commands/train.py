@@ -27,7 +27,7 @@ from optrun.config import overrides as words_of
 from optrun.config.began import began_in, take_home
 from optrun.config.refusals import refusal
 from optrun.config.run import RunConfig
-from optrun.errors import EXIT_DONE, ConfigError, OptrunError, StorageError, did_you_mean, nearest
+from optrun.errors import EXIT_DONE, ConfigError, OptrunError, StorageError, did_you_mean, nearest, refuse_url
 from optrun.sweep.jobs import is_hydra
 
 
@@ -199,6 +199,7 @@ def _single(hydra: Hydra, config_name: str, words: list[str], cfg: DictConfig, a
     own = store.without_hydra(cfg)
     store.typed(own)
     refuse_stored_trust(own, words)
+    refuse_url("hydra.run.dir", str(cfg.hydra.run.dir))
     folder = Path(str(cfg.hydra.run.dir))
     if not any(word.startswith("hydra.run.dir=") for word in words):
         folder = _unused(folder)
@@ -343,7 +344,9 @@ def _resume(hydra: Hydra, config_name: str, args: argparse.Namespace, argv: list
 
     words = [word for word in args.overrides if not _is_resume(word)]
     place = [word for word in words if word.startswith("hydra.run.dir=")]
-    run_dir = Path(str(words_of.parse(place)[-1].value())) if place else None
+    given_dir = str(words_of.parse(place)[-1].value()) if place else None
+    refuse_url("hydra.run.dir", given_dir)
+    run_dir = None if given_dir is None else Path(given_dir)
     outputs = Path("outputs")
     target = find_target(value, run_dir=run_dir, outputs=outputs)
     if target is None:  # resume=auto, and nothing to resume
@@ -358,7 +361,11 @@ def _resume(hydra: Hydra, config_name: str, args: argparse.Namespace, argv: list
     if other:
         raise ConfigError(f"{other[0]}: has no effect on a run that goes on; leave it out.")
     _refuse_other_recipe(target.run, args.config_name)
-    before = saved.with_schemas(saved.read_config(target.run.config), str(target.run.config))
+    from optrun.restore.configuration import configuration_of
+
+    given = [override.key_or_group for override in words_of.parse(own)]
+    kept, mended = configuration_of(target.run, given)
+    before = saved.with_schemas(kept, str(target.run.config))
     began = began_in(target.run.hydra)
     take_home(before, began)
     after = saved.changed(hydra, before, own)
@@ -368,6 +375,7 @@ def _resume(hydra: Hydra, config_name: str, args: argparse.Namespace, argv: list
     from optrun.restore.opening import ResumePoint
 
     over = value in ("latest", "auto")
-    point = ResumePoint(target.checkpoint, began, saved=bool(before.checkpoint.enabled), start_over=over)
+    said = [] if mended is None else [mended]
+    point = ResumePoint(target.checkpoint, began, saved=bool(before.checkpoint.enabled), start_over=over, said=said)
     execute(config, values, target.run, argv, config_name, own, point)
     return EXIT_DONE

@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 
 from optrun.commands.words import take_apart
-from optrun.errors import EXIT_DONE, EXIT_NO_CHECKPOINT, ConfigError, printable
+from optrun.errors import EXIT_DONE, EXIT_NO_CHECKPOINT, CheckpointError, ConfigError, printable
 
 USAGE = """
 optrun verify RUN_DIR|CHECKPOINT [...]
@@ -38,6 +38,7 @@ def _verify(word: str) -> int:
     from rich.text import Text
 
     from optrun.artifacts.checkpoint import checkpoint_folders
+    from optrun.artifacts.identity import run_id_of
     from optrun.artifacts.retention import pointed
     from optrun.artifacts.run_check import Checked, check_run
     from optrun.artifacts.run_manifest import CHECKPOINT, matches
@@ -56,6 +57,10 @@ def _verify(word: str) -> int:
     table.add_column("verdict")
     console = Console()
     wrong: list[str] = []
+    try:
+        run_id = run_id_of(target.run)
+    except CheckpointError as error:
+        run_id, wrong = None, [str(error)]
     with console.status("reading"):
         of_run = Checked() if target.checkpoint is not None else check_run(target.run)
         wrong += of_run.wrong.values()
@@ -71,7 +76,7 @@ def _verify(word: str) -> int:
             file = _File(target.run.path / name, None, name in of_run.wrong)
             table.add_row("", Text(printable(name)), size(file.size), "", verdict)
         for folder in folders:
-            report = examine(folder)
+            report = examine(folder, run_id)
             if not folder.is_dir():
                 continue  # the run goes on, and deleted it meanwhile
             wrong += report.problems
@@ -120,19 +125,19 @@ class Report:
         self.foreign: list[Path] = []
 
 
-def examine(folder: Path) -> Report:
+def examine(folder: Path, run_id: str | None = None) -> Report:
     """Hold a checkpoint against its manifest, file by file and tensor by tensor.
 
     Args:
         folder: A checkpoint, whole or not.
+        run_id: Of the run it lies in; None: it is not known.
     """
     from optrun.artifacts import run_dir as names
     from optrun.artifacts.manifest import CONTENT, TENSOR_FILES, file_problem, foreign_files, problems, read_manifest
     from optrun.artifacts.tensor_file import damaged_tensors
-    from optrun.errors import CheckpointError
 
     report = Report()
-    report.problems = problems(folder)
+    report.problems = problems(folder, run_id)
     if folder.is_dir() and not folder.is_symlink():
         report.foreign = foreign_files(folder)
     try:

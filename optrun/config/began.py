@@ -9,6 +9,8 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
+from optrun.bounded_yaml import yaml_mapping
+
 PATHS = ("data.train", "data.eval", "data.path", "model.path", "model.tokenizer")
 """Keys that may hold a path, or a glob, or a list of them."""
 
@@ -20,10 +22,10 @@ def began_in(hydra_folder: Path) -> Path | None:
         hydra_folder: `.hydra` of its run directory.
     """
     try:
-        folder = OmegaConf.select(OmegaConf.load(hydra_folder / "hydra.yaml"), "hydra.runtime.cwd")
-    except Exception:  # missing, or no YAML: PyYAML's errors share no base with OmegaConf's
+        folder = yaml_mapping(hydra_folder / "hydra.yaml")["hydra"]["runtime"]["cwd"]
+    except (OSError, ValueError, KeyError, TypeError):  # missing, or not written by Hydra
         return None
-    return Path(str(folder)) if folder else None
+    return Path(folder) if isinstance(folder, str) and folder and "${" not in folder else None
 
 
 def take_home(cfg: DictConfig, folder: Path | None) -> None:

@@ -3,7 +3,12 @@
 from dataclasses import dataclass
 from typing import Any
 
+<<<<<<< HEAD
 from optrun.config.checks import expect, expect_count, expect_fraction
+=======
+from optrun.config.checks import expect, expect_count
+from optrun.errors import refuse_url
+>>>>>>> identity
 
 
 @dataclass(kw_only=True)
@@ -65,6 +70,7 @@ class FilesConfig(ColumnsConfig):
         """Refuse anything but a path or a list of paths."""
         super().__post_init__()
         for key, value in (("data.train", self.train), ("data.eval", self.eval)):
+            refuse_url(key, value)
             if value is None and key == "data.eval":
                 continue
             paths = value if isinstance(value, list | tuple) else [value]
@@ -87,6 +93,11 @@ class HubConfig(ColumnsConfig):
     train_split: str
     eval_split: str | None
     """Null: `validation` or `test`, if there is one; else cut from train."""
+
+    def __post_init__(self) -> None:
+        """Refuse what is no name and no folder."""
+        super().__post_init__()
+        refuse_url("data.path", self.path)
 
 
 SCHEMAS: dict[str, type[DataConfig]] = {"stdlib": StdlibConfig, "files": FilesConfig, "hub": HubConfig}

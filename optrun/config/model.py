@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from optrun.config.checks import expect
+from optrun.errors import refuse_url
 
 
 @dataclass(kw_only=True)
@@ -18,6 +19,10 @@ class ModelConfig:
     """Hub name or local folder of a tokenizer; null: the model's own, or one trained on the training text."""
     attn_implementation: str | None
     """`sdpa`, `eager`, ...; null: what transformers picks."""
+
+    def __post_init__(self) -> None:
+        """Refuse what is no name and no folder."""
+        refuse_url("model.tokenizer", self.tokenizer)
 
 
 @dataclass(kw_only=True)
@@ -36,6 +41,8 @@ class PretrainedConfig(ModelConfig):
 
     def __post_init__(self) -> None:
         """Refuse an empty path and a factor without a sense."""
+        super().__post_init__()
+        refuse_url("model.path", self.path)
         expect(bool(self.path.strip()), "model.path", repr(self.path), "a hub name or a local folder")
         factor = self.default_lr_factor
         expect(
@@ -57,6 +64,7 @@ class FromConfigConfig(ModelConfig):
 
     def __post_init__(self) -> None:
         """Refuse a vocabulary that cannot hold the 256 bytes and the special tokens."""
+        super().__post_init__()
         expect(self.vocab_size >= 300, "model.vocab_size", self.vocab_size, "300 or more: 256 bytes and special tokens")
 
 

@@ -1,5 +1,6 @@
 """The configuration a run was started with, taken up again with changes from the command line."""
 
+import io
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -9,7 +10,9 @@ from hydra.core.override_parser.types import Override
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
+from optrun.bounded_yaml import UnboundedYamlError, interpolation_in, read_text, yaml_mapping
 from optrun.config import store
+from optrun.config.folders import config_dir
 from optrun.config.keys import all_keys as keys_of
 from optrun.config.keys import open_prefix, unknown_key
 from optrun.config.kind import KIND, kind_of, saved_kind, with_kind
@@ -25,9 +28,11 @@ def read_config(path: Path) -> dict[str, Any]:
         ConfigError: It is missing or no YAML mapping.
     """
     try:
-        values = OmegaConf.to_container(OmegaConf.load(path), resolve=False)
+        values = OmegaConf.to_container(OmegaConf.load(io.StringIO(read_text(path))), resolve=False)
     except OSError as error:
         raise ConfigError(f"{path}: cannot be read: {error.strerror}.") from error
+    except UnboundedYamlError as error:
+        raise ConfigError(f"{path}: {error}: not read.") from error
     except (OmegaConfBaseException, ValueError) as error:
         raise ConfigError(f"{path}: no valid YAML.") from error
     except Exception as error:  # PyYAML's errors share no public base with the above
@@ -35,6 +40,20 @@ def read_config(path: Path) -> dict[str, Any]:
     if not isinstance(values, dict):
         raise ConfigError(f"{path}: expected a mapping of configuration groups.")
     return {str(key): value for key, value in values.items()}
+
+
+def refuse_interpolations(values: Mapping[str, Any], where: str) -> None:
+    """A resolved configuration is taken as it stands: what `${oc.env:...}` means may be a secret, and is written down.
+
+    Raises:
+        ConfigError: Naming the first such key.
+    """
+    key = interpolation_in(dict(values))
+    if key is not None:
+        raise ConfigError(
+            f"{where}: {key} holds `${{`. Expected a resolved value: what is read from a run, and written into one, is "
+            "never resolved again."
+        )
 
 
 def with_schemas(values: Mapping[str, Any], where: str) -> DictConfig:
@@ -45,16 +64,17 @@ def with_schemas(values: Mapping[str, Any], where: str) -> DictConfig:
         where: What it is, for messages.
 
     Raises:
-        ConfigError: A group is missing, or a key or type does not fit.
+        ConfigError: A group is missing, a key or type does not fit, or a value is not resolved.
     """
+    refuse_interpolations(values, where)
     tree, own = OmegaConf.structured(RunConfig), dict(values)
     for group, schemas in store.GROUPS.items():
         section = values.get(group)
         if not isinstance(section, Mapping) or "name" not in section:
             raise ConfigError(f"{where}: group {group} is missing: this was not written by optrun.")
-        schema = schemas[saved_kind(group, schemas, section)]
-        OmegaConf.update(tree, group, OmegaConf.structured(schema), merge=False)
-        own[group] = {key: value for key, value in section.items() if key != KIND}
+        filled = _filled(group, section)
+        OmegaConf.update(tree, group, OmegaConf.structured(schemas[filled.pop(KIND)]), merge=False)
+        own[group] = filled
     try:
         merged = OmegaConf.merge(tree, own)
     except OmegaConfBaseException as error:
@@ -106,14 +126,16 @@ def plain(cfg: DictConfig) -> dict[str, Any]:
     """Resolved plain values; words for Enums; the kind of each choice that has another name.
 
     Raises:
-        ConfigError: A choice that is built on none of ours.
+        ConfigError: A choice that is built on none of ours, or a value that would be resolved once more when read.
     """
     values = OmegaConf.to_container(cfg, resolve=True, enum_to_str=True)
     assert isinstance(values, dict)
     for group, schemas in store.GROUPS.items():
         if group in values:
             values[group] = with_kind(group, schemas, cfg[group], values[group])
-    return {str(key): value for key, value in values.items()}
+    resolved = {str(key): value for key, value in values.items()}
+    refuse_interpolations(resolved, "configuration")
+    return resolved
 
 
 def flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
@@ -140,7 +162,7 @@ def differences(before: Mapping[str, Any], after: Mapping[str, Any]) -> dict[str
         >>> differences({"lr": 0.1, "seed": 0}, {"lr": 0.2, "seed": 0})
         {'lr': (0.1, 0.2)}
     """
-    old, new = flat(_with_all_kinds(before)), flat(_with_all_kinds(after))
+    old, new = flat(_all_filled(before)), flat(_all_filled(after))
     found = {
         name: (old.get(name), new.get(name))
         for name in dict.fromkeys([*old, *new])
@@ -152,11 +174,19 @@ def differences(before: Mapping[str, Any], after: Mapping[str, Any]) -> dict[str
     return found
 
 
-def _with_all_kinds(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Saved values, as if the kind of every choice had been saved."""
-    filled = dict(values)
-    for group, schemas in store.GROUPS.items():
-        section = values.get(group)
-        if isinstance(section, Mapping) and "name" in section:
-            filled[group] = {KIND: saved_kind(group, schemas, section), **section}
-    return filled
+def _all_filled(values: Mapping[str, Any]) -> dict[str, Any]:
+    """A saved configuration with everything that is saved today."""
+    sections = {group: values[group] for group in store.GROUPS if isinstance(values.get(group), Mapping)}
+    return {**values, **{group: _filled(group, own) if "name" in own else own for group, own in sections.items()}}
+
+
+def _filled(group: str, section: Mapping[str, Any]) -> dict[str, Any]:
+    """Saved values of a group with their kind, and with keys that came later, as they stand in its file."""
+    schemas = store.GROUPS[group]
+    kind = saved_kind(group, schemas, section)
+    later = set(schemas[kind].__dataclass_fields__) - set(section)
+    if later:
+        shipped = yaml_mapping(config_dir() / group / f"{kind}.yaml")
+        later_values = {key: shipped[key] for key in shipped if key in later}
+        section = {**section, **({} if interpolation_in(later_values) else later_values)}
+    return {**section, KIND: kind}

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from optrun.artifacts.metrics import MetricsLog, read_metrics, read_summary
 from optrun.artifacts.run_check import problems_of
 from optrun.artifacts.run_dir import CONFIG, HYDRA, METRICS, SUMMARY, RunDir, find_runs
-from optrun.errors import EXIT_NONFINITE
+from optrun.errors import EXIT_NONFINITE, NewerFormatError
 from optrun.report.config_file import flatten, read_config
 from optrun.report.theme import plain
 
@@ -228,7 +228,7 @@ def load_run(path: Path, *, label: str | None = None) -> Run:
             return read(file)
         except FileNotFoundError:
             problems.append(f"{file.name} is missing")
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, NewerFormatError) as error:
             problems.append(f"{file.name} cannot be read: {str(error).removeprefix(f'{file}: ')}")
         return absent
 

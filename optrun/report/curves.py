@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from optrun.artifacts.metrics import MetricsLog, read_metrics, read_summary
 from optrun.artifacts.run_dir import RunDir
+from optrun.errors import NewerFormatError
 from optrun.report.config_file import flatten, read_config
 from optrun.report.theme import (
     LIGHT,
@@ -54,7 +55,7 @@ def draw_curves(run_dir: Path | str) -> Path:
     run = RunDir(run_dir)
     log = read_metrics(run.metrics)
     summary: dict[str, Any] = {}
-    with contextlib.suppress(OSError, ValueError):
+    with contextlib.suppress(OSError, ValueError, NewerFormatError):
         summary = read_summary(run.summary)
     config: dict[str, Any] = {}
     with contextlib.suppress(OSError, ValueError):

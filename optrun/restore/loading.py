@@ -10,6 +10,8 @@ from optrun.artifacts import checkpoint as checkpoints
 from optrun.artifacts import provenance
 from optrun.artifacts import run_dir as names
 from optrun.artifacts.checkpoint import Snapshot, load_checkpoint, refuse_mutated, set_aside
+from optrun.artifacts.identity import run_id_of
+from optrun.artifacts.manifest import refuse_foreign
 from optrun.artifacts.retention import step_of
 from optrun.artifacts.run_dir import RunDir
 from optrun.config.checkpoint import OnOtherOptimizer
@@ -192,10 +194,12 @@ def go_back(
         CheckpointError: It does not fit.
     """
     wrong = []
+    run_id = run_id_of(run)
     while step >= 0:
         folder = run.checkpoint(step)
         if folder.is_dir():
             try:
+                refuse_foreign(folder, run_id)
                 snapshot = load_checkpoint(folder)
                 refuse_garbage(folder, snapshot.state)
                 break

@@ -8,6 +8,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from optrun.artifacts.checkpoint import Snapshot, checkpoint_folders, load_checkpoint, set_aside
+from optrun.artifacts.identity import run_id_of
+from optrun.artifacts.manifest import refuse_foreign, refuse_newer_format
 from optrun.artifacts.metrics import read_metrics, read_summary
 from optrun.artifacts.retention import pointed, step_of
 from optrun.artifacts.run_check import check_run, refuse_damaged
@@ -26,7 +28,7 @@ from optrun.artifacts.run_dir import (
 )
 from optrun.artifacts.run_manifest import APART, WRITTEN, RunManifest, matches, read_run_manifest
 from optrun.artifacts.tensor_file import first_not_finite
-from optrun.errors import CheckpointError, ConfigError, StorageError
+from optrun.errors import CheckpointError, ConfigError, ForeignCheckpointError, StorageError
 from optrun.restore.state_file import refuse_garbage
 
 
@@ -41,6 +43,8 @@ class ResumePoint:
     saved: bool = True
     """Whether the run was one that saves before this start: one whose checkpoints were removed does not begin again by
     checkpoint=none."""
+    said: list[str] = field(default_factory=list)
+    """What the user is to know of the configuration that was read."""
     start_over: bool = False
     """Where the run ended before its first save, or saves nothing: begin it again in the same directory, instead of
     refusing."""
@@ -56,6 +60,8 @@ class Opened:
     """Sentences for the user."""
     damaged: list[Path] = field(default_factory=list)
     superseded: list[Path] = field(default_factory=list)
+    foreign: list[Path] = field(default_factory=list)
+    """Of another run."""
 
     def settle(self) -> list[str]:
         """Put out of the way what was passed over; called when the run is certain to go on.
@@ -64,7 +70,11 @@ class Opened:
             Sentences for the user.
         """
         said = []
-        for folders, why in ((self.damaged, "damaged"), (self.superseded, "superseded")):
+        for folders, why in (
+            (self.damaged, "damaged"),
+            (self.superseded, "superseded"),
+            (self.foreign, "foreign"),
+        ):
             for folder in folders:
                 for pointer in (folder.with_name(BEST), folder.with_name(LAST)):
                     if pointer.is_file() and pointed(pointer) in (folder, None):
@@ -109,6 +119,16 @@ def open_manifest(run: RunDir, note: Callable[[str], None]) -> tuple[RunManifest
     return RunManifest(run, read_run_manifest(run)), SUMMARY not in wrong
 
 
+def refuse_newer_run(run: RunDir) -> None:
+    """Before anything of a run is put out of the way or written anew.
+
+    Raises:
+        NewerFormatError: A newer optrun wrote one of its checkpoints.
+    """
+    for folder in checkpoint_folders(run):
+        refuse_newer_format(folder)
+
+
 def open_checkpoint(run: RunDir, resume: ResumePoint, *, allow_nonfinite: bool) -> Opened:
     """The snapshot to go on from; nothing on the disk is changed.
 
@@ -118,30 +138,39 @@ def open_checkpoint(run: RunDir, resume: ResumePoint, *, allow_nonfinite: bool) 
         allow_nonfinite: Whether weights with NaN or infinity will do.
 
     Raises:
-        CheckpointError: The checkpoint that was asked for is damaged, or none is whole; every one is listed with its
-            reason.
+        CheckpointError: The checkpoint that was asked for is damaged or of another run, or none is whole; every one is
+            listed with its reason.
         ConfigError: The run is finished, and saved nothing that it could be prolonged from.
     """
     folders = checkpoint_folders(run)
+    run_id = run_id_of(run)
     if resume.checkpoint is not None:
+        refuse_foreign(resume.checkpoint, run_id)
         snapshot = _load(resume.checkpoint, allow_nonfinite)
         # What comes after it belongs to a future that is now written anew.
         later = [folder for folder in folders if step_of(folder) > snapshot.global_step]
         return Opened(snapshot, [f"going on from {resume.checkpoint}"], superseded=later)
     wrong: dict[Path, str] = {}
+    foreign: list[Path] = []
     for folder in folders:
         try:
+            refuse_foreign(folder, run_id)
             snapshot = _load(folder, allow_nonfinite)
+        except ForeignCheckpointError as error:
+            wrong[folder] = str(error)
+            foreign.append(folder)
+            continue
         except CheckpointError as error:
             wrong[folder] = str(error)
             continue
         said = [f"{reason} Passed over." for reason in wrong.values()]
-        return Opened(snapshot, [*said, f"going on from {folder}"], damaged=list(wrong))
+        damaged = [folder for folder in wrong if folder not in foreign]
+        return Opened(snapshot, [*said, f"going on from {folder}"], damaged=damaged, foreign=foreign)
     if wrong:
         listed = "".join(f"\n  {reason}" for reason in wrong.values())
         raise CheckpointError(
-            f"{run.path}: no checkpoint is whole, and nothing is started over unasked:{listed}\nRestore one from a "
-            "backup, or start a new run in another directory."
+            f"{run.path}: no checkpoint of this run is whole, and nothing is started over unasked:{listed}\nRestore "
+            "one from a backup, or start a new run in another directory."
         )
     _refuse_lost_history(run, saves=resume.saved)
     if not resume.saved:

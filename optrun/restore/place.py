@@ -55,7 +55,7 @@ def refuse_other_data(saved: Mapping[str, Any], now: Mapping[str, Any], changes:
         ConfigError: The examples, or what their numbers mean, are not those the run was started with.
     """
     named = ", ".join(key for key in changes if key.startswith(("data.", "task.", "model.")) or key == "seed")
-    if saved["tokenizer"] != now["tokenizer"]:
+    if saved.get("tokenizer", now["tokenizer"]) != now["tokenizer"]:
         raise ConfigError(
             f"{named or 'the data'}: with this change the tokenizer is another one, and the trained weights would read "
             "other words. Start a new run."
@@ -85,7 +85,8 @@ def refuse_other_words(saved: Mapping[str, Any], tokenizer: Any) -> None:
     Raises:
         ConfigError: It is not the one the checkpoint was trained with.
     """
-    if saved["tokenizer"] != vocabulary_digest(tokenizer):
+    own = vocabulary_digest(tokenizer)
+    if saved.get("tokenizer", own) != own:
         raise ConfigError(
             "with this data and model the tokenizer is another one than the checkpoint was trained with, and its "
             "weights would read other words. Leave data.train, model.path and model.tokenizer as they were, or name "
@@ -129,6 +130,7 @@ def move(before: Mapping[str, Any], state: TrainState, plan: Plan, fingerprint: 
     Returns:
         A sentence about what happens to the position; None: the plan is the same.
     """
+    before = {**plan_values(plan, fingerprint), **before}  # an older format says less of it
     if before == plan_values(plan, fingerprint):
         return None
     old = Plan(before["examples"], before["batch_size"], before["accumulation"], before["seed"])

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from optrun.artifacts.checkpoint import Snapshot
+from optrun.artifacts.manifest import FORMAT
 from optrun.data.loader import Plan
 from optrun.model.weights import model_tensors
 from optrun.optimizer.averaged import evaluation_weights
@@ -98,7 +99,7 @@ class Snapshots:
             model=weights,
             optimizer=self._copy_optimizer(tensors),
             state={
-                "format": 1,
+                "format": FORMAT,
                 "global_step": self.state.global_step,
                 "epoch": epoch,
                 "step_in_epoch": step_in_epoch,

@@ -21,6 +21,7 @@ from typing import Any
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig, OmegaConf
 
+from optrun.artifacts.metrics import SUMMARY_FORMAT
 from optrun.artifacts.provenance import config_digest
 from optrun.artifacts.run_dir import RunDir, parse_step
 from optrun.artifacts.run_manifest import recorded
@@ -132,8 +133,7 @@ class SweepTask:
         with recorded(run.hydra, written=True):
             pass  # Hydra notes each launch of a job before it calls this
         if begun is not None or run.metrics.exists() or run.checkpoints.exists():
-            before = saved.read_config(run.config) if run.config.is_file() else values
-            resume = ResumePoint(None, saved=before["checkpoint"]["enabled"], start_over=True)
+            resume = ResumePoint(None, saved=_saved_before(run, values), start_over=True)
         display = PlainDisplay(Console(quiet=True))
         refuse_links(run)
         with outcome.run_log(run):
@@ -145,6 +145,14 @@ class SweepTask:
         _log(run, f"failed: {why}")
         record_failure(sweep, run.path.name, why, values, words, self.config_name, self.options)
         return "failed"
+
+
+def _saved_before(run: RunDir, values: dict[str, Any]) -> bool:
+    """Whether a job that was begun saved checkpoints then; its configuration is the sweep's, whatever its file says."""
+    try:
+        return bool(saved.read_config(run.config)["checkpoint"]["enabled"])
+    except (ConfigError, KeyError, TypeError):
+        return bool(values["checkpoint"]["enabled"])
 
 
 def record_failure(
@@ -175,7 +183,7 @@ def record_failure(
         name,
         why,
         {
-            "format": 1,
+            "format": SUMMARY_FORMAT,
             "run_name": values.get("run_name") or name,
             "global_step": 0,
             "max_steps": None,

@@ -129,7 +129,7 @@ def test_one_flipped_bit_anywhere(whole: RunDir, place: float, bit: int) -> None
 @pytest.mark.parametrize(
     ("key", "value", "said"),
     [
-        ("format", 2, "format 2, this optrun reads format 1"),
+        ("format", 9, "written by a newer optrun, format 9"),
         ("format", "x" * 500, "format x"),
         ("files", [], "names ; expected"),
         ("files", [{"name": "../../passwd", "size": 1, "sha256": ""}], r"names \.\./\.\./passwd; expected"),

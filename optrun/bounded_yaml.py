@@ -1,0 +1,112 @@
+"""YAML that somebody else may have written: read in bounded time, and only what it says, never what it points to."""
+
+from __future__ import annotations
+
+import itertools
+from pathlib import Path
+from typing import Any
+
+import yaml  # type: ignore[import-untyped,unused-ignore]
+
+_LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # the C one is ten times faster, the content is the same
+_BYTES = 8 * 2**20
+_DEPTH = 64
+_REPEATED = 10_000
+"""Values that aliases may repeat in all: `&a [*b, *b]`, over and over, is a short text and a giant's configuration."""
+
+
+class UnboundedYamlError(ValueError):
+    """A text that would take minutes to read, however short it is."""
+
+
+def read_text(path: Path) -> str:
+    """A YAML file, after a look at how much it is.
+
+    Raises:
+        OSError: It cannot be read.
+        ValueError: It is no UTF-8, or would take too long to read.
+    """
+    with path.open("rb") as file:
+        content = file.read(_BYTES + 1)
+    if len(content) > _BYTES:
+        raise UnboundedYamlError(f"larger than {_BYTES:,} bytes")
+    text = content.decode("utf-8")
+    refuse_unbounded(text)
+    return text
+
+
+def yaml_mapping(path: Path) -> dict[Any, Any]:
+    """What a YAML file says.
+
+    Raises:
+        OSError: It cannot be read.
+        ValueError: It holds no YAML mapping, or would take too long to read.
+    """
+    try:
+        values = yaml.load(read_text(path), Loader=_LOADER)
+    except (yaml.YAMLError, UnicodeDecodeError, RecursionError) as error:
+        raise ValueError(f"{path}: no valid YAML ({type(error).__name__})") from error
+    except UnboundedYamlError as error:
+        raise ValueError(f"{path}: {error}") from error
+    if not isinstance(values, dict):
+        raise ValueError(f"{path}: expected a YAML mapping, found {type(values).__name__}")
+    return values
+
+
+def refuse_unbounded(text: str) -> None:
+    r"""Count what a text would become, without making it; what is no YAML is left to who reads it.
+
+    Raises:
+        UnboundedYamlError: It is nested too deeply, refers to itself, or repeats too much.
+
+    Example:
+        >>> refuse_unbounded("a: &a [1, 2]\nb: *a")
+        >>> refuse_unbounded("a: &a [*a]")
+        Traceback (most recent call last):
+        optrun.bounded_yaml.UnboundedYamlError: the alias *a stands inside of what it means
+    """
+    sizes: dict[str, int] = {}
+    open_nodes: list[tuple[str | None, int]] = [(None, 0)]
+    repeated = 0
+    try:
+        for event in yaml.parse(text, Loader=_LOADER):
+            size = 1
+            if isinstance(event, yaml.CollectionStartEvent):
+                open_nodes.append((event.anchor, 1))
+                if len(open_nodes) > _DEPTH:
+                    raise UnboundedYamlError(f"nested more than {_DEPTH} deep")
+                if event.anchor:
+                    sizes.pop(event.anchor, None)
+                continue
+            if isinstance(event, yaml.CollectionEndEvent):
+                anchor, size = open_nodes.pop()
+                sizes |= {anchor: size} if anchor else {}
+            elif isinstance(event, yaml.AliasEvent):
+                if event.anchor not in sizes:
+                    raise UnboundedYamlError(f"the alias *{event.anchor} stands inside of what it means")
+                size = sizes[event.anchor]
+                repeated += size
+            elif isinstance(event, yaml.ScalarEvent):
+                sizes |= {event.anchor: 1} if event.anchor else {}
+            else:
+                continue
+            if repeated > _REPEATED:
+                raise UnboundedYamlError(f"its aliases repeat more than {_REPEATED:,} values")
+            anchor, held = open_nodes.pop()
+            open_nodes.append((anchor, held + size))
+    except yaml.YAMLError:
+        return
+
+
+def interpolation_in(values: Any, key: str = "") -> str | None:
+    """The first dotted key whose value is not plain: `${...}` would be resolved, and might be a secret.
+
+    Example:
+        >>> interpolation_in({"data": {"train": ["a.txt", "${oc.env:HOME}"]}})
+        'data.train.1'
+    """
+    if isinstance(values, dict | list):
+        named = values.items() if isinstance(values, dict) else enumerate(values)
+        found = (interpolation_in(value, f"{key}.{name}" if key else str(name)) for name, value in named)
+        return next(itertools.filterfalse(lambda name: name is None, found), None)
+    return key if isinstance(values, str) and "${" in values else None
