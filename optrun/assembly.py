@@ -102,16 +102,29 @@ def assemble(
     whole = math.ceil(config.training.num_train_epochs * plan.steps_per_epoch) - state.data_shift
     total = config.training.max_steps or max(1, whole)
     ranking = ranking_of(config, task)
+    if not len(task.eval) and config.checkpoint.metric is not None:
+        raise _no_evaluation(f"checkpoint.metric={config.checkpoint.metric}", "leave it null")
     notes += [note for note in [rank_by(state, ranking)] if note is not None]
     stepper = _stepper(config, model, task, device, total)
-    notes += [note for note in [warmup_note(config.scheduler, total)] if note is not None]
+    default_lr = config.default_lr_note() if snapshot is None else None
+    notes += [note for note in [default_lr, warmup_note(config.scheduler, total)] if note is not None]
     if stepper.scheduler.metric is not None:
         known_metric(task, "scheduler.metric", stepper.scheduler.metric)
+        if not len(task.eval):
+            raise _no_evaluation(f"scheduler.metric={stepper.scheduler.metric}", "take a schedule of the step")
     if snapshot is not None:
         notes += put_back(snapshot, model, stepper, changes, config.checkpoint.on_other_optimizer)
     weights = partial(evaluation_weights, stepper.optimizer)
     learner = Learner(model, stepper, task, plan, *build_feeds(config, task, device), weights)
     return Start(learner, ranking, total, state, {**constants, "total_steps": total}, changes, notes)
+
+
+def _no_evaluation(asked: str, instead: str) -> ConfigError:
+    """The refusal of what needs an evaluation where there is none."""
+    return ConfigError(
+        f"{asked}: it needs an evaluation, and data.eval_fraction=0 leaves no rows for one. Give evaluation rows "
+        f"(data.eval, data.eval_fraction), or {instead}."
+    )
 
 
 def known_metric(task: Task, key: str, metric: str) -> None:

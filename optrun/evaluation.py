@@ -10,12 +10,14 @@ from optrun.artifacts.run_check import refuse_damaged
 from optrun.artifacts.run_dir import HYDRA, TOKENIZER, RunDir
 from optrun.assembly import build_feeds
 from optrun.config.run import RunConfig
+from optrun.errors import ConfigError
 from optrun.model.weights import load_model_tensors
 from optrun.preparation import Learnt, prepare
 from optrun.restore.place import class_names, not_held_back, refuse_other_words
 from optrun.restore.state_file import refuse_garbage
 from optrun.training.device import pick_device
 from optrun.training.evaluate import evaluate
+from optrun.training.progress import watched
 from optrun.training.step import Arithmetic
 
 
@@ -42,7 +44,8 @@ def evaluate_checkpoint(config: RunConfig, run: RunDir, checkpoint: Path) -> Eva
         checkpoint: Whole.
 
     Raises:
-        ConfigError: Data that does not fit, or a tokenizer that is not the one it was trained with.
+        ConfigError: Data that does not fit, no rows to evaluate on, or a tokenizer that is not the one it was trained
+            with.
         CheckpointError: The checkpoint, or what is read of the run, is damaged, or its weights do not fit the model.
     """
     refuse_damaged(run, f"{HYDRA}/hydra.yaml", f"{TOKENIZER}/*")
@@ -52,17 +55,24 @@ def evaluate_checkpoint(config: RunConfig, run: RunDir, checkpoint: Path) -> Eva
     tokenizer = run.tokenizer if (run.tokenizer / "tokenizer.json").is_file() else None
     prepared = prepare(config, Learnt(tokenizer, class_names(snapshot.state["model_config"])))
     refuse_other_words(snapshot.state, prepared.tokenizer)
+    examples = len(prepared.task.eval)
+    if examples == 0:
+        raise ConfigError(
+            f"data.eval_fraction={config.data.eval_fraction:g}: the run was trained on all rows, so there are none to "
+            "evaluate on. Name rows it has not seen: data.eval=FILE (data=hub: data.eval_split=NAME)."
+        )
     warning = not_held_back(snapshot.state, prepared.task.eval) if prepared.cut_from_train else None
     load_model_tensors(prepared.model, snapshot.model)
     model = prepared.model.to(device)
     _, feed = build_feeds(config, prepared.task, device)
     placed = Arithmetic(device, config.training.precision.value)
+    size = config.training.per_device_eval_batch_size
     found = evaluate(
         model,
-        feed.evaluation(config.training.per_device_eval_batch_size),
+        watched(feed.evaluation(size), -(-examples // size)),
         prepared.task.evaluation(),
         to_device=placed.to_device,
         autocast=placed.autocast,
     )
     metrics = {f"eval/{name}": value for name, value in found.items()}
-    return Evaluated(snapshot.global_step, len(prepared.task.eval), metrics, warning)
+    return Evaluated(snapshot.global_step, examples, metrics, warning)

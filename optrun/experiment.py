@@ -20,8 +20,10 @@ from optrun.artifacts.run_manifest import RunManifest
 from optrun.assembly import Start, assemble
 from optrun.config.run import RunConfig
 from optrun.config.training import OnNonfinite
+from optrun.data.cache import discarded
 from optrun.errors import EXIT_DONE, EXIT_FAILED, ConfigError, StoppedEarly
 from optrun.optimizer.build import require_optimizer
+from optrun.outcome import data_check
 from optrun.preparation import Prepared, prepare
 from optrun.publish import publish, write_tokenizer
 from optrun.report.curves import draw_curves
@@ -174,7 +176,7 @@ class _Work:
             refuse_idle(start.changes, state.global_step)
             if self.summary.finished_before:
                 return self._leave(start)
-        for sentence in [*start.notes, *opened.settle(), *prepared.notes]:
+        for sentence in [*start.notes, *opened.settle(), *discarded(), *prepared.notes, *data_check(prepared.facts)]:
             display.note(sentence)
         self._write_config()
         if prepared.tokenizer is not None:

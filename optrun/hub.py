@@ -45,6 +45,35 @@ def nowhere(missing: str | None) -> str:
     return f"no such local folder; {missing}, so it was looked for in the cache alone"
 
 
+def why_not(name: str, missing: str | None, error: BaseException) -> str:
+    """Why a name could not be had, in a sentence of ours where the case is known.
+
+    Args:
+        name: A hub name.
+        missing: As `missing` gave it, before the search.
+        error: What the library raised.
+    """
+    seen: list[BaseException] = []
+    cause: BaseException | None = error
+    while cause is not None and cause not in seen:
+        seen.append(cause)
+        cause = cause.__cause__ or cause.__context__
+    kinds = {kind.__name__ for each in seen for kind in type(each).__mro__}
+    if "GatedRepoError" in kinds:
+        return (
+            f"the hub has it behind a gate. Ask for access at https://huggingface.co/{name}, then log in with `hf auth "
+            "login` (or set HF_TOKEN)."
+        )
+    if missing is not None and kinds & {"OSError", "ConnectionError", "LocalEntryNotFoundError"}:
+        return f"{nowhere(missing)}, and it is not there."
+    if "RevisionNotFoundError" in kinds:
+        return "the hub has no such revision of it."
+    if kinds & {"RepositoryNotFoundError", "DatasetNotFoundError"}:
+        return "no such local folder, and the hub has nothing of this name for you. If it is private: `hf auth login`."
+    said = " ".join(str(seen[-1]).split())
+    return f"{nowhere(missing)}: {type(seen[-1]).__name__}: {said if len(said) <= 300 else said[:300] + ' ...'}"
+
+
 def from_cache(names: Iterable[str | None]) -> list[str]:
     """A sentence for each name that comes from the cache, for it may have changed since.
 
@@ -62,8 +91,9 @@ def _silence() -> str | None:
     Left alone its client asks again and again, half a minute for every file. Where it gets no answer it is told to look
     into its cache alone, as HF_HUB_OFFLINE=1 does.
     """
-    from huggingface_hub import constants, get_session, is_offline_mode
+    from huggingface_hub import constants, get_session, is_offline_mode, logging
 
+    logging.set_verbosity_error()  # what it warns of is said in our sentence, or is not the user's to mend
     if is_offline_mode():
         return "HF_HUB_OFFLINE is set"
     try:

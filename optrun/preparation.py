@@ -11,13 +11,15 @@ import torch
 from optrun import hub
 from optrun.config.model import FromConfigConfig
 from optrun.config.run import RunConfig
+from optrun.data.images import need_pillow
 from optrun.data.source import load_source
 from optrun.model.build import ModelSpec, build_model, special_ids
 from optrun.model.configuration import refuse_unknown
 from optrun.model.images import load_image_preparation
-from optrun.model.tokenizer import load_tokenizer, saved_tokenizer, train_tokenizer
+from optrun.model.tokenizer import load_tokenizer, other_ids, saved_tokenizer, train_tokenizer, vocab_size
 from optrun.task import Task, build_task
 from optrun.task.build import task_class
+from optrun.task.facts import DataFacts, data_facts
 
 
 @dataclass
@@ -30,6 +32,7 @@ class Prepared:
     notes: list[str]
     cut_from_train: bool
     """Whether the evaluation rows were held back from the training rows."""
+    facts: DataFacts
 
 
 @dataclass
@@ -43,7 +46,7 @@ class Learnt:
 
 
 def prepare(config: RunConfig, learnt: Learnt | None = None) -> Prepared:
-    """Data, tokenizer, task, model, in this order; the model's name, keys and head are looked at first.
+    """Tokenizer, data, task, model, in this order; the model's name, keys and head are looked at first.
 
     Args:
         config: Typed and checked.
@@ -58,14 +61,16 @@ def prepare(config: RunConfig, learnt: Learnt | None = None) -> Prepared:
         for part, key in ((config.model, "path"), (config.model, "tokenizer"), (config.data, "path"))
     )
     refuse_unknown(config.model, kind.auto_class)
+    on_text = kind.text_kind != "none"
+    if not on_text:
+        need_pillow()
+    # Before any row is read: what is wrong with it costs no one an hour.
+    tokenizer: Any = (
+        load_tokenizer(config.model, words=kind.reads_words) if on_text else load_image_preparation(config.model)
+    )
     packing = bool(getattr(config.task, "packing", False))
     source = load_source(config.data, seed=config.seed, documents=packing)
     source.classes = None if learnt is None else learnt.classes
-    on_text = kind.text_kind != "none"
-    if on_text:
-        tokenizer = load_tokenizer(config.model, words=kind.reads_words)
-    else:
-        tokenizer = load_image_preparation(config.model)
     if tokenizer is None and learnt is not None and learnt.tokenizer is not None:
         tokenizer = saved_tokenizer(learnt.tokenizer)
     if tokenizer is None:
@@ -74,14 +79,16 @@ def prepare(config: RunConfig, learnt: Learnt | None = None) -> Prepared:
             lambda: kind.vocabulary(source), vocab_size=config.model.vocab_size, kind=kind.text_kind
         )
     task = build_task(config.task, config.data, source, tokenizer, seed=config.seed)
+    facts = data_facts(task, source, tokenizer)
     needs = task.needs()
     spec = ModelSpec(
         auto_class=kind.auto_class,
         config=needs.config,
         max_length=needs.max_length,
-        vocab_size=len(tokenizer) if on_text else None,
+        vocab_size=vocab_size(tokenizer) if on_text else None,
         special_ids=special_ids(tokenizer) if on_text else {},
     )
     torch.manual_seed(config.seed)
     model, notes = build_model(config.model, spec)
-    return Prepared(task, tokenizer, model, [*cached, *source.notes, *task.notes, *notes], source.cut_from_train)
+    notes = [*cached, *other_ids(config.model, tokenizer), *source.notes, *task.notes, *notes]
+    return Prepared(task, tokenizer, model, notes, source.cut_from_train, facts)

@@ -120,7 +120,7 @@ class Summary:
         )
         self.values.update(
             max_steps=total,
-            main_metric={"name": ranking.metric, "mode": ranking.mode},
+            main_metric={"name": ranking.metric, "mode": ranking.mode} if len(task.eval) else None,
             model={
                 "class": type(model).__name__,
                 "parameters": sum(p.numel() for p in model.parameters()),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import functools
 import json
 import os
 import signal
@@ -17,6 +18,9 @@ from typing import Any
 from safetensors.numpy import load_file
 
 from optrun import cli
+from optrun.config import overrides as words_of
+from optrun.config import store
+from optrun.config.run import RunConfig
 
 TINY_GPT = [
     "model.config.n_embd=32",
@@ -61,6 +65,15 @@ def write_labelled(folder: Path, rows: int = 60, name: str = "train.csv") -> Pat
     lines = ["text,label", *(f"{sentence(number)},{'even' if number % 2 == 0 else 'odd'}" for number in range(rows))]
     path.write_text("\n".join(lines) + "\n", encoding="utf-8")
     return path
+
+
+@functools.cache
+def composed(*words: str) -> RunConfig:
+    """The configuration that these words make; not to be changed."""
+    hydra = store.open_hydra()
+    return store.typed(
+        store.without_hydra(store.compose(hydra, "config", words_of.checked(hydra, "config", list(words), sweep=False)))
+    )
 
 
 def optrun(*words: str) -> int:

@@ -99,8 +99,10 @@ def identity(values: Mapping[str, Any]) -> dict[str, Any]:
     kept = {key: value for key, value in values.items() if key not in NOT_IDENTITY}
     if isinstance(kept.get("training"), Mapping):
         kept["training"] = {k: v for k, v in kept["training"].items() if k not in NOT_IDENTITY_OF_TRAINING}
-    if isinstance(kept.get("optimizer"), Mapping):
-        # Its keys tell the library's kind, too: digests of before kinds were saved hold.
-        aside = ("default_lr", "kind") if kept["optimizer"].get("kind") == "pytorch_optimizer" else ("default_lr",)
-        kept["optimizer"] = {key: value for key, value in kept["optimizer"].items() if key not in aside}
+    aside = {"optimizer": {"default_lr"}, "model": {"default_lr_factor"}}
+    if isinstance(kept.get("optimizer"), Mapping) and kept["optimizer"].get("kind") == "pytorch_optimizer":
+        aside["optimizer"].add("kind")  # its keys tell the library's kind, too: digests of before kinds were saved hold
+    for group, names in aside.items():
+        if isinstance(kept.get(group), Mapping):
+            kept[group] = {key: value for key, value in kept[group].items() if key not in names}
     return kept

@@ -144,8 +144,8 @@ def files_of(run: RunDir) -> dict[str, Path]:
         links = [name for name in folders if Path(folder, name).is_symlink()]
         for name in (*files, *links):
             path = Path(folder, name)
-            covered = name in CONTENT and path.parent.parent == run.checkpoints and parse_step(path.parent.name)
-            if path != run.manifest and covered in (False, None):
+            of_checkpoint = path.parent.parent == run.checkpoints and parse_step(path.parent.name) is not None
+            if path != run.manifest and not (of_checkpoint and name in CONTENT):
                 found[path.relative_to(run.path).as_posix()] = path
     return dict(sorted(found.items()))
 

@@ -48,12 +48,13 @@ def run(argv: list[str]) -> int:
     from rich.console import Console
     from rich.table import Table
 
+    from optrun.data.cache import discarded
     from optrun.evaluation import evaluate_checkpoint
     from optrun.training.progress import number
 
     found = evaluate_checkpoint(config, run_dir, checkpoint)
-    if found.warning is not None:
-        sys.stderr.write(f"optrun: {found.warning}\n")
+    for sentence in [*discarded(), *([] if found.warning is None else [found.warning])]:
+        sys.stderr.write(f"optrun: {sentence}\n")
     if "--json" in words.flags:
         from optrun.artifacts.metrics import to_json
 

@@ -11,6 +11,8 @@ from omegaconf.errors import OmegaConfBaseException
 from rich.console import Console
 
 from optrun.config import overrides as words_of
+from optrun.config import saved
+from optrun.config.refusals import interpolation
 from optrun.config.sweeper import GridConfig, OptunaConfig, SweeperConfig
 from optrun.errors import EXIT_STOPPED_EARLY, ConfigError, StorageError, printable
 from optrun.sweep import jobs as jobs_of
@@ -18,6 +20,7 @@ from optrun.sweep.driver import Driver, Line, Stop, clean
 from optrun.sweep.folder import SweepDir
 from optrun.sweep.halving import through_rungs
 from optrun.sweep.view import make_view, short
+from optrun.tracking import require_tracker
 
 
 def sweep(hydra: Hydra, line: Line, cfg: DictConfig) -> int:
@@ -43,10 +46,12 @@ def sweep(hydra: Hydra, line: Line, cfg: DictConfig) -> int:
 
         search = Search(hydra, compose, options, grids[0])
         jobs: list[jobs_of.Job] = []
-        _refuse_trust([search.example], line)
+        _refuse_early([search.example], line)
     else:
         jobs = jobs_of.build_jobs(compose, (words for grid in grids for words in jobs_of.combinations(hydra, grid)))
-        _refuse_trust(jobs, line)
+        _refuse_early(jobs, line)
+    if isinstance(options, OptunaConfig) or options.rungs:
+        _refuse_unjudged([search.example] if isinstance(options, OptunaConfig) else jobs)
     folder = _folder(cfg)
     place = SweepDir(folder)
     place.prepare()
@@ -94,7 +99,7 @@ def sweeper_options(cfg: DictConfig) -> SweeperConfig:
         cause = error.__cause__
         if isinstance(cause, ConfigError):
             raise cause from error
-        raise ConfigError(f"hydra.sweeper: {str(error).splitlines()[0]}") from error
+        raise interpolation(cfg, error) from error
     if not isinstance(made, SweeperConfig):
         raise ConfigError(f"hydra/sweeper: {target or node} is not optrun's. Choices: grid, optuna, basic.")
     return made
@@ -116,11 +121,29 @@ def _checked(hydra: Hydra, line: Line, params: dict[str, Any], grid: dict[str, A
     return words_of.checked(hydra, line.config_name, jobs_of.merged(below, own), sweep=True)
 
 
-def _refuse_trust(jobs: list[jobs_of.Job], line: Line) -> None:
+def _refuse_early(jobs: list[jobs_of.Job], line: Line) -> None:
+    """What every job would refuse by itself, before the first of them starts."""
     from optrun.commands.train import refuse_stored_trust
 
     for job in jobs:
         refuse_stored_trust(OmegaConf.create(dict(job.values)), line.words)
+    for job in {str(job.values["tracking"]): job for job in jobs}.values():
+        require_tracker(OmegaConf.to_object(saved.with_schemas(job.values, job.label).tracking))  # type: ignore[arg-type]
+
+
+def _refuse_unjudged(jobs: list[jobs_of.Job]) -> None:
+    """A search, or rungs, go by a metric; a plain grid may do without.
+
+    Raises:
+        ConfigError: The jobs have no rows to evaluate on.
+    """
+    for job in jobs:
+        data = job.values["data"]
+        if data["eval_fraction"] == 0 and data.get("kind", data["name"]) != "hub" and data.get("eval") is None:
+            raise ConfigError(
+                "data.eval_fraction=0: a search (hydra/sweeper=optuna) and rungs go by an evaluation, and there is "
+                "none. Give data.eval or a fraction above 0, and train on all rows when the choice is made."
+            )
 
 
 def _folder(cfg: DictConfig) -> Path:

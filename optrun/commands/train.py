@@ -116,6 +116,8 @@ def _parse(parser: argparse.ArgumentParser, argv: list[str]) -> argparse.Namespa
         close = nearest(unknown[0], options)
         hint = keys.as_key(unknown[0]) or (f" Did you mean {' or '.join(close)}?" if close else "")
         raise ConfigError(f"{unknown[0]}: no such option.{hint} `optrun --hydra-help` lists them.")
+    if "" in (args.config_name, args.config_dir):
+        raise ConfigError("-cn and --config-dir take a name: -cn stdlib_gpt, --config-dir DIR")
     if args.resolve and not (args.cfg or args.help):
         raise ConfigError("--resolve belongs to --cfg: optrun --cfg job --resolve")
     if args.package is not None and not args.cfg:

@@ -62,7 +62,10 @@ def take_apart(
             if known[name]:
                 if not joined and not rest:
                     raise ConfigError(f"optrun {verb} {name}: a value is missing.")
-                words.flags[name] = value if joined else rest.pop(0)
+                value = value if joined else rest.pop(0)
+                if not value:
+                    raise ConfigError(f"optrun {verb} {name}: a value is missing.")
+                words.flags[name] = value
             elif joined:
                 raise ConfigError(f"optrun {verb} {name}: takes no value.")
             else:

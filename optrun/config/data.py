@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Any
 
-from optrun.config.checks import expect, expect_count
+from optrun.config.checks import expect, expect_count, expect_fraction
 
 
 @dataclass(kw_only=True)
@@ -14,7 +14,8 @@ class DataConfig:
     max_length: int
     """Tokens of an example, at most; of a block, exactly."""
     eval_fraction: float
-    """Share of the training rows cut off for evaluation, by the seed, where no evaluation split is given; in (0, 1)."""
+    """Share of the training rows cut off for evaluation, by the seed, where no evaluation split is given; in [0, 1); 0:
+    none, and no evaluation."""
     max_train_examples: int | None
     """Use only this many training examples (rows; blocks when packed), picked by the seed; null: all."""
     max_eval_examples: int | None
@@ -23,7 +24,7 @@ class DataConfig:
     def __post_init__(self) -> None:
         """Refuse sizes that leave nothing to train on."""
         expect(self.max_length >= 2, "data.max_length", self.max_length, "2 tokens or more")
-        expect(0 < self.eval_fraction < 1, "data.eval_fraction", self.eval_fraction, "a number in (0, 1)")
+        expect_fraction("data.eval_fraction", self.eval_fraction)
         expect_count("data.max_train_examples", self.max_train_examples)
         expect_count("data.max_eval_examples", self.max_eval_examples)
 

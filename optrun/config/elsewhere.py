@@ -241,6 +241,8 @@ def counterpart(key: str) -> str | None:
     if key.startswith("hydra.sweeper."):
         name = key.removeprefix("hydra.sweeper.")
         found = SWEEPER.get(name) or SWEEPER.get(f"{name.split('.')[0]}.*")
+    elif key.startswith("hydra."):
+        return None
     else:
         found = KNOWN.get(key) or KNOWN.get(key.rpartition(".")[2])
     return None if found == key else found

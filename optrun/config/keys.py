@@ -124,7 +124,7 @@ def unknown_hydra_key(keys: Iterable[str], key: str) -> ConfigError:
     if found is not None:
         return ConfigError(f"{key}: no such key. {told(found)}")
     siblings = [name[len(head) + 1 :] for name in keys if name.startswith(f"{head}.")]
-    near = did_you_mean(leaf, [name for name in siblings if "." not in name])
+    near = did_you_mean(leaf, [name for name in siblings if "." not in name and name[:1] != "_"])
     return ConfigError(f"{key}: no such key of Hydra's. {near}".strip())
 
 

@@ -1,5 +1,6 @@
 """Which transformers model, and with which tokenizer."""
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,14 +26,24 @@ class PretrainedConfig(ModelConfig):
 
     path: str
     """Hub name or local folder."""
+    default_lr_factor: float | None = None
+    """Where the top-level `lr` is not set, it is the optimizer's `default_lr` times this: weights that were trained
+    before are moved in smaller steps. Null, as in configurations saved before it existed: 1."""
     revision: str | None
     """Branch, tag or commit on the hub."""
     trust_remote_code: bool
     """Run Python code that comes with the model. Counts only when it stands on the command line."""
 
     def __post_init__(self) -> None:
-        """Refuse an empty path."""
+        """Refuse an empty path and a factor without a sense."""
         expect(bool(self.path.strip()), "model.path", repr(self.path), "a hub name or a local folder")
+        factor = self.default_lr_factor
+        expect(
+            factor is None or 0 < factor < math.inf,
+            "model.default_lr_factor",
+            factor,
+            "a number above 0, or null",
+        )
 
 
 @dataclass(kw_only=True)

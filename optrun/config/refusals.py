@@ -14,11 +14,14 @@ from omegaconf.errors import ConfigKeyError, InterpolationResolutionError, Omega
 
 from optrun.config import sweeper
 from optrun.config.groups import GROUPS
-from optrun.config.keys import all_keys, unknown_key
+from optrun.config.keys import all_keys, unknown_hydra_group, unknown_key
 from optrun.config.refused import code_refusal
 from optrun.config.types import expected_type, in_yaml
 from optrun.config.yaml_files import READ, entries, line_of, mentioned, shown, users_files
 from optrun.errors import ConfigError, did_you_mean
+
+_SHOWN = 200
+"""Characters of a value in a message."""
 
 
 def refusal(hydra: Hydra, config_name: str, error: BaseException) -> ConfigError:
@@ -45,20 +48,22 @@ def refusal(hydra: Hydra, config_name: str, error: BaseException) -> ConfigError
         return unknown_key(cause.parent_node._get_root(), str(cause.full_key))
     if isinstance(error, KeyError):
         return ConfigError(f"hydra.job.env_copy: the environment variable {error} is not set.")
-    return _not_a_list(first_line(error))
+    return _not_taken(config_name, first_line(error))
 
 
-def _not_a_list(said: str) -> ConfigError:
+def _not_taken(config_name: str, said: str) -> ConfigError:
     """A defaults list that Hydra does not take: its own words, behind the line that they are about."""
     inside = re.match(r"In '?([^':]+)'?: (.*)", said)
-    name, said = (inside[1], inside[2]) if inside else ("", said)
+    name, said = (inside[1], inside[2]) if inside else (config_name, said)
     words = ["".join(found) for found in re.findall(r"'([^']+)'|Multiple values for ([\w/]+)|^([\w/]+) appears", said)]
     if "No match in the defaults list" in said and words:
-        groups = [*GROUPS, "hydra/launcher", "hydra/sweeper"]
-        said = f"override {words[0]}: no such group. {did_you_mean(words[0], groups)}"
+        said = f"override {words[0]}: no such group. {did_you_mean(words[0], GROUPS)}"
+        if words[0].startswith("hydra/"):
+            said = str(unknown_hydra_group(["launcher", "sweeper"], words[0]))
     places = [place for place in map(mentioned, words) if place is not None]
-    if not places and name in READ:
-        places = [shown(READ[name], line_of(READ[name], "defaults"))]
+    if not places and name in users_files():
+        key = "defaults" if "searchpath" not in said and "config source" not in said else "hydra.searchpath"
+        places = [shown(READ[name], line_of(READ[name], key))]
     return ConfigError(f"{places[0]}: {said}" if places else said)
 
 
@@ -79,7 +84,8 @@ def _missing(hydra: Hydra, config_name: str, missing: str) -> ConfigError:
     options = hydra.config_loader.get_group_options(group)
     twin = next((path for path in _folders(hydra) if (path / f"{missing}.yml").is_file()), None)
     near = f"{shown(twin / missing)}.yml: call it {name}.yaml." if twin else did_you_mean(name, options)
-    if missing == config_name:
+    if missing == config_name.strip("/"):
+        near = near or "It is the name of a file, not a path."
         return ConfigError(f"-cn {config_name}: no such recipe. {near} Your own are found with --config-dir DIR.")
     where = mentioned(name) or mentioned(missing)
     where = f"{where}: " if where else ""
@@ -88,7 +94,9 @@ def _missing(hydra: Hydra, config_name: str, missing: str) -> ConfigError:
         return ConfigError(f"{where}{group}={name}: no such group {group}. {did_you_mean(group, groups)}")
     if name.endswith("_schema"):
         near = did_you_mean(name, [f"{choice}_schema" for choice in _schemas(group)])
-    return ConfigError(f"{where}{group or 'defaults'}={name}: no such {group or 'configuration'}. {near}")
+    return ConfigError(
+        f"{where}{group or 'defaults'}={name}: no such {group if group in GROUPS else 'configuration'}. {near}"
+    )
 
 
 def _folders(hydra: Hydra) -> list[Path]:
@@ -107,6 +115,9 @@ def _unmerged(config_path: str, cause: OmegaConfBaseException) -> ConfigError:
     key = str(cause.full_key or "")
     path = READ.get(config_path)
     root = cause.parent_node._get_root()
+    if path is None and not key:
+        where = mentioned(config_path.split("/")[0]) or config_path
+        return ConfigError(f"{where}: a run has one choice of each group, and here are several.")
     if path is None:  # a schema, put elsewhere by the defaults list
         where = mentioned(key.split(".")[0]) or config_path
         return ConfigError(f"{where}: {key}: no such key. A group keeps its place: write it without @{key}.")
@@ -136,7 +147,8 @@ def _unknown(root: DictConfig, config_path: str, key: str, cause: OmegaConfBaseE
 
 
 def _unfit(key: str, cause: OmegaConfBaseException) -> str:
-    return f"{key}={in_yaml(cause.value)}: expected {expected_type(cause)}."
+    text = str(in_yaml(cause.value)).replace("None", "null")
+    return f"{key}={text if len(text) <= _SHOWN else f'{text[:_SHOWN]}...'}: expected {expected_type(cause)}."
 
 
 def _misfit(root: DictConfig, path: Path, config_path: str) -> tuple[str, str]:

@@ -25,7 +25,7 @@ READ: dict[str, Path] = {}
 Beside the repository and not in it, because Hydra copies its repository for every composition.
 """
 _IN_SWEEPER = re.compile(r"^hydra\.sweeper\.(params|grids\.\d+)\.")
-_KEY = re.compile(r"^([\w.]+)(?==|:| is missing)")
+_KEY = re.compile(r"^'?([^'=:]+?)(?==|:| is missing)")
 
 
 class Repository(ConfigRepository):
@@ -50,6 +50,8 @@ class Repository(ConfigRepository):
         path = READ[config_path] = Path(source.path, f"{config_path.removesuffix('.yaml')}.yaml")
         try:
             result = super().load_config(config_path)
+        except RecursionError as error:
+            raise ConfigError(f"{shown(path)}: no valid YAML: nested too deeply.") from error
         except (yaml.YAMLError, OmegaConfBaseException, OSError, ValueError, TypeError) as error:
             raise _unreadable(path, error) from error
         if result is not None:
@@ -75,8 +77,9 @@ def _unreadable(path: Path, error: Exception) -> ConfigError:
     if isinstance(error, OSError):
         return ConfigError(f"{shown(path)}: cannot be read: {error.strerror}.")
     said = str(error).splitlines()[0]
-    if "defaults must be a list" in said:
-        return ConfigError(f"{shown(path, line_of(path, 'defaults'))}: defaults: expected a list, such as [config].")
+    if "default" in said:
+        said = said if "must be a list" not in said else "expected a list, such as [config, _self_]"
+        return ConfigError(f"{shown(path, line_of(path, 'defaults'))}: defaults: {said}.")
     return ConfigError(f"{shown(path)}: no valid YAML: {said}.")
 
 
@@ -92,10 +95,11 @@ def _refuse_misplaced(path: Path, config_path: str, result: ConfigResult) -> Non
             "with one to change, such as `defaults: [lamb, _self_]`."
         )
     group, package = _group(config_path), result.header["package"]
-    if group in GROUPS and package not in (None, "_group_", group):
-        raise ConfigError(
-            f"{shown(path, 1)}: @package {package}: values of a choice of {group} belong below {group}. Leave it out."
-        )
+    if (group in GROUPS or not group) and package not in (None, "_group_", group or "_global_"):
+        belong = f"a choice of {group} belong below {group}" if group else "a recipe belong at the top"
+        raise ConfigError(f"{shown(path, 1)}: @package {package}: the values of {belong}. Leave it out.")
+    if "hydra" in result.config and not isinstance(result.config._get_node("hydra"), DictConfig):
+        raise ConfigError(f"{shown(path, line_of(path, 'hydra'))}: hydra: expected a mapping, such as {{key: value}}.")
 
 
 def is_shipped(path: Path) -> bool:
@@ -148,7 +152,7 @@ def entries(path: Path, config_path: str = "") -> Iterator[tuple[str, yaml.Node,
 def _tree(path: Path) -> yaml.Node | None:
     try:
         return yaml.compose(path.read_text(encoding="utf-8"), Loader=yaml.SafeLoader)
-    except (OSError, ValueError, yaml.YAMLError):
+    except (OSError, ValueError, RecursionError, yaml.YAMLError):
         return None
 
 
@@ -158,6 +162,7 @@ def _group(config_path: str) -> str:
 
 def line_of(path: Path, key: str, config_path: str = "") -> int | None:
     """The line where a file sets a key, for a run or for the jobs of a sweep; None where it does not."""
+    key = re.sub(r"\[(\d+)\]", r".\1", key)
     return next(
         (line for name, _, line in entries(path, config_path) if key in (name, _IN_SWEEPER.sub("", name))), None
     )

@@ -1,21 +1,31 @@
-"""What is costly to make and a pure function of its input, kept between runs under a hash of that input."""
+"""What is costly to make and a pure function of its input, kept between runs under a hash of that input.
+
+Each entry is sealed with the checksums of its files and looked through before it is used: what a disk or another
+program did to it is discarded, made anew, and told.
+"""
 
 from __future__ import annotations
 
 import atexit
 import errno
 import hashlib
+import json
 import os
 import shutil
 import tempfile
 import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
+from typing import Any
+
+import xxhash
 
 from optrun.errors import StorageError
 
 _ABANDONED_SECONDS = 24 * 3600
 _CHUNK = 1 << 20
+_SEAL = "seal.json"
+_discarded: list[str] = []
 _DISK_REFUSED = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO)
 
 
@@ -63,6 +73,7 @@ def cached(kind: str, key: str, make: Callable[[Path], None]) -> Path:
         key: Digest of everything the content depends on.
         make: Fills the folder it is given. It is flushed and renamed into place only when `make` returned, so that a
             killed process leaves nothing that a later one would trust; two processes may make the same thing at once.
+            An entry that is not what it was when it was made is discarded and made anew; `discarded` tells.
 
     Returns:
         The folder. Where the cache cannot be written, a temporary one that lives as long as the process.
@@ -71,10 +82,15 @@ def cached(kind: str, key: str, make: Callable[[Path], None]) -> Path:
         StorageError: The disk refused while `make` wrote.
     """
     place = cache_dir() / kind / key
-    if place.is_dir():
-        return place
     lasting = True
+    if place.is_dir():
+        damage = _damage(place, key)
+        if damage is None:
+            return place
+        lasting = _discard(place, damage)
     try:
+        if not lasting:
+            raise PermissionError
         place.parent.mkdir(parents=True, exist_ok=True)
         _sweep(place.parent)
         aside = Path(tempfile.mkdtemp(prefix=".making-", dir=place.parent))
@@ -85,6 +101,7 @@ def cached(kind: str, key: str, make: Callable[[Path], None]) -> Path:
         make(aside)
         if not lasting:
             return aside
+        _seal(aside, key)
         for file in aside.iterdir():
             _flush(file)
         try:
@@ -106,13 +123,65 @@ def cached(kind: str, key: str, make: Callable[[Path], None]) -> Path:
 
 
 def place_for(kind: str, key: str) -> Path:
-    """A folder for a library that keeps and locks its own files; temporary where the cache cannot be written."""
+    """A folder for a library that keeps its own files; temporary where the cache cannot be written."""
     place = cache_dir() / kind / key
     try:
         place.mkdir(parents=True, exist_ok=True)
     except OSError:
         return _temporary()
     return place if os.access(place, os.W_OK) else _temporary()
+
+
+def discarded() -> list[str]:
+    """A sentence for each entry that was discarded since this was last asked."""
+    told = _discarded.copy()
+    _discarded.clear()
+    return told
+
+
+def _seal(folder: Path, key: str) -> None:
+    """Write down what the folder holds, for `_damage`."""
+    files = {path.name: _checksum(path) for path in sorted(folder.iterdir())}
+    (folder / _SEAL).write_text(json.dumps({"key": key, "files": files}, indent=1) + "\n", encoding="utf-8")
+
+
+def _damage(folder: Path, key: str) -> str | None:
+    """What is not as it was when the folder was sealed; None: nothing."""
+    try:
+        seal: Any = json.loads((folder / _SEAL).read_bytes())
+        sealed: dict[str, str] = seal["files"]
+        if seal["key"] != key or {path.name for path in folder.iterdir()} != {*sealed, _SEAL}:
+            return "its files are not those that were made"
+        changed = next((name for name, checksum in sealed.items() if _checksum(folder / name) != checksum), None)
+    except FileNotFoundError:
+        return "it has no checksums"
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return "it cannot be read"
+    return None if changed is None else f"{changed} has changed since it was made"
+
+
+def _checksum(path: Path) -> str:
+    """Size and xxh3-128 of a file, read in pieces."""
+    total, size = xxhash.xxh3_128(), 0
+    with path.open("rb") as file:
+        while chunk := file.read(_CHUNK):
+            total.update(chunk)
+            size += len(chunk)
+    return f"{size} {total.hexdigest()}"
+
+
+def _discard(place: Path, damage: str) -> bool:
+    """Take an entry away; who has it mapped keeps what was mapped. False where it cannot be removed."""
+    aside = place.with_name(f".making-{place.name[:16]}-{os.getpid()}")
+    _discarded.append(f"{place}: this part of the cache was damaged ({damage}); it is not used, and made anew")
+    try:
+        place.rename(aside)
+    except FileNotFoundError:
+        return True  # another process did so
+    except OSError:
+        return False
+    shutil.rmtree(aside, ignore_errors=True)
+    return True
 
 
 def _temporary() -> Path:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from optrun.config.data import ColumnsConfig
+from optrun.data.shapes import USUAL_TEXTS, columns_in_words, is_nested
 from optrun.errors import ConfigError, nearest
 
 if TYPE_CHECKING:
@@ -16,7 +18,6 @@ if TYPE_CHECKING:
 ALL_KEYS = ("text_column", "eval_text_column", "text_pair_column", "label_column", "target_column", "image_column")
 USUAL_LABELS = ("label", "labels")
 USUAL_WORDS = ("tokens", "words")
-USUAL_TEXTS = ("text", "sentence", "content")
 
 
 def refuse_unused(columns: ColumnsConfig | None, used: Iterable[str], task: str) -> None:
@@ -85,8 +86,18 @@ def label_column(source: Source, split: Split, usual_names: Iterable[str] = USUA
         return usual[0]
     raise ConfigError(
         f"data.label_column is needed: {split.key} has no single column called {' or '.join(usual_names)}. "
-        f"Columns: {', '.join(there)}."
+        f"{columns_in_words(split.rows)}{_headless(split)}"
     )
+
+
+def _headless(split: Split) -> str:
+    """A hint where the name of a column of texts is one of them: a file without a header line."""
+    for name in _texts(split.rows):
+        if name in split.rows.select_columns([name])[:1000][name]:
+            return (
+                f" {name!r} is a value of its column, too: a line of names is missing, and a row stands in its place."
+            )
+    return ""
 
 
 def text_column(source: Source, split: Split, taken: Iterable[str | None] = ()) -> str:
@@ -104,6 +115,8 @@ def text_column(source: Source, split: Split, taken: Iterable[str | None] = ()) 
         ConfigError: No such column, no column of texts, or several.
     """
     columns = source.columns
+    if not len(split.rows):  # nothing to evaluate on has the columns of the training rows
+        split = source.train
     evaluation = split is source.eval
     if evaluation:
         name = named(columns, "eval_text_column", split)
@@ -125,14 +138,20 @@ def text_column(source: Source, split: Split, taken: Iterable[str | None] = ()) 
         key = "data.text_column"
         error = missing_column(key, wanted, split)
         raise ConfigError(f"{error} data.eval_text_column names it where evaluation differs.") if evaluation else error
-    if len(candidates) == 1:
+    nested = [name for name in USUAL_TEXTS if name not in taken and is_nested(split.rows.features.get(name))]
+    if len(candidates) == 1 and not nested:
         return candidates[0]
     usual = [name for name in USUAL_TEXTS if name in candidates]
     if len(usual) == 1:
         return usual[0]
+    for name in USUAL_TEXTS:
+        if not candidates and name in split.rows.column_names:
+            refuse_mixed(split, name)
     said = f"several columns of texts ({', '.join(candidates)})" if candidates else "no column of texts"
+    if len(candidates) == 1:
+        said = f"no texts in column {nested[0]}, and {candidates[0]} may be something else"
     key = "data.eval_text_column" if evaluation and not candidates else "data.text_column"
-    raise ConfigError(f"{key} is needed: {split.key} has {said}. Columns: {', '.join(split.rows.column_names)}.")
+    raise ConfigError(f"{key} is needed: {split.key} has {said}. {columns_in_words(split.rows)}")
 
 
 def words_column(source: Source, split: Split, labels: str) -> str:
@@ -154,12 +173,15 @@ def words_column(source: Source, split: Split, labels: str) -> str:
         usual = [column for column in USUAL_WORDS if column in candidates]
         found = candidates if len(candidates) == 1 else usual
         if len(found) != 1:
+            for column in set(USUAL_WORDS) & set(split.rows.column_names):
+                refuse_mixed(split, column)
             raise ConfigError(
                 f"data.text_column is needed: {split.key} has no single column of word lists. "
-                f"Columns: {', '.join(split.rows.column_names)}.{_no_lists(split)}"
+                f"{columns_in_words(split.rows)}{_no_lists(split)}"
             )
         return found[0]
     if name not in candidates:
+        refuse_mixed(split, name)
         raise ConfigError(
             f"data.text_column={name}: task=token_classification expects lists of words there.{_no_lists(split)}"
         )
@@ -188,8 +210,7 @@ def target_column(source: Source, split: Split) -> str:
     if "target" in split.rows.column_names:
         return "target"
     raise ConfigError(
-        f"data.target_column is needed: {split.key} has no column called target. "
-        f"Columns: {', '.join(split.rows.column_names)}."
+        f"data.target_column is needed: {split.key} has no column called target. {columns_in_words(split.rows)}"
     )
 
 
@@ -207,7 +228,7 @@ def image_column(source: Source, split: Split) -> str:
         return found[0]
     raise ConfigError(
         f"data.image_column is needed: {split.key} has {'several columns' if found else 'no column'} of images. "
-        f"Columns: {', '.join(split.rows.column_names)}."
+        f"{columns_in_words(split.rows)}"
     )
 
 
@@ -228,12 +249,45 @@ def _is_number(value: str | None) -> bool:
     return True
 
 
+_KINDS = {str: "a text", int: "a number", float: "a number", bool: "true or false", dict: "an object", list: "a list"}
+
+
+def refuse_mixed(split: Split, column: str) -> None:
+    """Refuse a column in which some rows of a file have numbers and others texts, alone or in lists.
+
+    `datasets` keeps such a column as JSON, where 1 and "1" are no longer two things.
+
+    Raises:
+        ConfigError: With the first row that differs from those before it.
+    """
+    feature = split.rows.features[column]
+    listed = type(getattr(feature, "feature", None)).__name__ == "Json"
+    if not listed and type(feature).__name__ != "Json":
+        return
+    kind, where, first = "", 0, None
+    for row, held in enumerate(split.rows[column]):
+        for value in held or [] if listed else [held]:
+            here = _KINDS.get(type(value), "")
+            if here and kind and here != kind:
+                raise ConfigError(
+                    f"{split.key}: column {column} mixes kinds of values: row {split.number(where)} has "
+                    f"{_short(first)}, row {split.number(row)} has {_short(value)}. Write all of them alike."
+                )
+            kind, where, first = (kind, where, first) if kind else (here, row, value)
+    if kind in ("a number", "true or false"):
+        raise ConfigError(
+            f"{split.key}: column {column} mixes kinds of values: some rows write {json.dumps(first)} and its like "
+            "without quotes, others as texts in quotes. Write all of them one way."
+        )
+
+
 def texts(split: Split, column: str) -> Iterator[str]:
     """Each row's text; a missing one is empty, a number is its digits.
 
     Raises:
-        ConfigError: A value that is no text: a list, bytes, a date.
+        ConfigError: A value that is no text: a list, bytes, a date; a column that mixes texts and numbers.
     """
+    refuse_mixed(split, column)
     row = -1
     for batch in split.rows.select_columns([column]).iter(batch_size=1000):
         for value in batch[column]:
@@ -247,7 +301,7 @@ def texts(split: Split, column: str) -> Iterator[str]:
             else:
                 raise ConfigError(
                     f"{split.key}: row {split.number(row)} has {_short(value)} in column {column}, where a text is "
-                    f"expected (the column is of type {split.rows.features[column]})."
+                    f"expected. {columns_in_words(split.rows)}"
                 )
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from optrun.data.cache import cached, digest
+from optrun.data.content import open_bytes
 from optrun.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -85,23 +86,10 @@ def _options(kind: str) -> dict[str, Any]:
     return {"read_options": reader.ReadOptions(block_size=_BLOCK, use_threads=False), "parse_options": parse}
 
 
-def _open(path: Path) -> Any:
-    import pyarrow as pa
-
-    if path.suffix.lower() == ".xz":
-        return lzma.open(path)
-    return pa.input_stream(str(path), compression="detect")
-
-
 def _header(key: str, path: Path, kind: str) -> list[str]:
     import pyarrow.csv as reader
 
-    with _open(path) as stream:
-        if b"\x00" in stream.read(1024):
-            raise ConfigError(
-                f"{key}={path}: cannot be read as {kind}: it holds zero bytes, as UTF-16 and binary files do."
-            )
-    with _open(path) as stream, reader.open_csv(stream, **_options(kind)) as rows:
+    with open_bytes(path) as stream, reader.open_csv(stream, **_options(kind)) as rows:
         names: list[str] = rows.schema.names
     twice = sorted({name for name in names if names.count(name) > 1})
     if twice:
@@ -120,7 +108,7 @@ def _batches(path: Path, kind: str, names: list[str]) -> Iterator[Any]:
         quoted_strings_can_be_null=False,
         check_utf8=True,
     )
-    with _open(path) as stream, reader.open_csv(stream, convert_options=convert, **_options(kind)) as rows:
+    with open_bytes(path) as stream, reader.open_csv(stream, convert_options=convert, **_options(kind)) as rows:
         yield from rows
 
 
@@ -129,6 +117,8 @@ def _reason(said: str, path: Path, kind: str) -> str:
     line = line if len(line) <= 300 else line[:300] + " ..."
     if "invalid UTF8" in line or "codec can't decode" in line:
         return f"its bytes are no UTF-8. Convert it: iconv -f latin1 -t utf-8 {path}"
+    if "columns, got" in line and kind == "csv" and line.count('"') % 2:
+        return f"{line} (a quotation mark is opened and not closed; inside of quotes it is written twice)"
     if "columns, got" in line and kind == "csv":
         return f"{line} (a field with a comma needs quotes around it)"
     if "Empty CSV" in line:

@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 import numpy as np
+import xxhash
 
 from optrun.data.cache import cached, digest, digest_of
 from optrun.data.randomness import generator
-from optrun.errors import StorageError
 
 Example = dict[str, Any]
 _BATCH = 1000
@@ -26,14 +26,25 @@ class Examples:
         offsets: Where each example begins in the flat arrays; shape (n + 1,), int64.
         ragged: Name to flat array, such as `input_ids`; shape (offsets[-1],).
         scalars: Name to one value per example, such as `labels`; shape (n,).
+        lost: Tokens that each example lost to its greatest length; shape (n,), int64. None: none was cut.
+        hashes: Of the texts that the examples were made of, by which equal ones are found; shape (texts,), uint64. One
+            an example, but where examples are blocks of joined texts.
     """
 
     def __init__(
-        self, offsets: np.ndarray, ragged: Mapping[str, np.ndarray], scalars: Mapping[str, np.ndarray] | None = None
+        self,
+        offsets: np.ndarray,
+        ragged: Mapping[str, np.ndarray],
+        scalars: Mapping[str, np.ndarray] | None = None,
+        *,
+        lost: np.ndarray | None = None,
+        hashes: np.ndarray | None = None,
     ) -> None:
         self.offsets = offsets
         self.ragged = dict(ragged)
         self.scalars = dict(scalars or {})
+        self.lost = lost
+        self.hashes = hashes
 
     def __len__(self) -> int:
         return len(self.offsets) - 1
@@ -44,9 +55,18 @@ class Examples:
         example.update({name: values[index] for name, values in self.scalars.items()})
         return example
 
+    def flat(self, name: str) -> np.ndarray:
+        """One of the flat arrays; empty where there was no text to make any of."""
+        return self.ragged.get(name, np.zeros(0, dtype="<i4"))
+
     def with_scalars(self, **scalars: np.ndarray) -> Examples:
         """The same examples with more values each."""
-        return Examples(self.offsets, self.ragged, {**self.scalars, **scalars})
+        return Examples(self.offsets, self.ragged, {**self.scalars, **scalars}, lost=self.lost, hashes=self.hashes)
+
+    def renamed(self, names: Mapping[str, str]) -> Examples:
+        """The same examples with other names for their flat arrays; one that is not named is left out."""
+        ragged = {new: self.flat(old) for old, new in names.items()}
+        return Examples(self.offsets, ragged, self.scalars, lost=self.lost, hashes=self.hashes)
 
     @property
     def lengths(self) -> np.ndarray:
@@ -84,6 +104,17 @@ class Selected:
         """Tokens of each example; shape (n,), int64."""
         found: np.ndarray = self.examples.lengths[self.indices]
         return found
+
+    @property
+    def lost(self) -> np.ndarray | None:
+        """Tokens that each example lost to its greatest length; shape (n,), int64."""
+        return None if self.examples.lost is None else self.examples.lost[self.indices]
+
+    @property
+    def hashes(self) -> np.ndarray | None:
+        """Of the texts; of all of them where these are blocks."""
+        found: np.ndarray | None = self.examples.hashes
+        return found if found is None or len(found) != len(self.examples) else found[self.indices]
 
     def fingerprint(self) -> str:
         """Digest of the examples and of which are taken."""
@@ -144,50 +175,64 @@ def limited(examples: Any, limit: int | None, *, seed: int | None) -> Any:
     return examples if indices is None else Selected(examples, indices)
 
 
-def encode(
-    texts: Callable[[], Iterator[Any]], encoder: Callable[[list[Any]], Mapping[str, Iterable[Sequence[int]]]], key: str
-) -> Examples:
+Encoder = Callable[[list[Any], bool], Mapping[str, Iterable[Sequence[int]]]]
+"""A batch of texts to lists of ids by name, such as `input_ids`, one length per text; True: cut, False: whole."""
+
+
+def encode(texts: Callable[[], Iterator[Any]], encoder: Encoder, key: str, *, longest: int | None = None) -> Examples:
     """Token ids of texts, made once for the same texts, tokenizer and settings.
 
     Args:
         texts: Gives the texts (or pairs, or whatever the encoder takes) anew at each call: once to hash them, once to
             encode them. Their `repr` must say all of them.
-        encoder: A batch of texts to lists of ids by name, such as `input_ids` and `token_type_ids`; one length
-            per text.
+        encoder: Makes the ids; asked again, for whole ones, where a text fills `longest`: what was cut is then known.
         key: Digest of tokenizer and settings.
+        longest: Tokens after which it cuts; None: it does not.
 
     Returns:
         One example per text, mapped from the cache.
     """
     total = digest_of(repr(text) for text in texts())
-    folder = cached("tokens", digest("tokens-2", total, key), lambda place: _encode(texts(), encoder, place))
-    try:
-        offsets = np.load(folder / "offsets.npy", mmap_mode="r", allow_pickle=False)
-        arrays = {path.stem: _mapped(path) for path in sorted(folder.glob("*.int32"))}
-        whole = all(len(flat) == offsets[-1] for flat in arrays.values())
-    except (OSError, ValueError):
-        whole = False
-    if not whole:
-        raise StorageError(f"{folder}: this part of the cache is damaged. Delete the folder and start again.")
-    return Examples(offsets, arrays)
+    folder = cached("tokens", digest("tokens-3", total, key), lambda place: _encode(texts(), encoder, longest, place))
+    offsets, lost, hashes = (
+        np.load(folder / f"{name}.npy", mmap_mode="r", allow_pickle=False) for name in ("offsets", "lost", "hashes")
+    )
+    arrays = {path.stem: _mapped(path) for path in sorted(folder.glob("*.int32"))}
+    return Examples(offsets, arrays, lost=None if longest is None else lost, hashes=hashes)
 
 
-def _encode(
-    texts: Iterator[Any], encoder: Callable[[list[Any]], Mapping[str, Iterable[Sequence[int]]]], place: Path
-) -> None:
+def _encode(texts: Iterator[Any], encoder: Encoder, longest: int | None, place: Path) -> None:
     """Batch by batch to the disk: the corpus is never in memory as a whole."""
     lengths: list[np.ndarray] = [np.zeros(1, dtype=np.int64)]
+    lost: list[np.ndarray] = [np.zeros(0, dtype=np.int64)]
+    hashes: list[np.ndarray] = [np.zeros(0, dtype=np.uint64)]
     with contextlib.ExitStack() as stack:
         files: dict[str, BinaryIO] = {}
         while batch := list(islice(texts, _BATCH)):
-            for name, rows in encoder(batch).items():
+            for name, rows in encoder(batch, True).items():
                 rows = list(rows)
                 if name not in files:
                     files[name] = stack.enter_context((place / f"{name}.int32").open("wb"))
                 np.fromiter(chain.from_iterable(rows), dtype="<i4").tofile(files[name])
                 sizes = np.fromiter(map(len, rows), dtype=np.int64, count=len(rows))
             lengths.append(sizes)
+            lost.append(_lost(batch, sizes, encoder, longest))
+            raw = (repr(text).encode("utf-8", "surrogatepass") for text in batch)
+            hashes.append(np.fromiter(map(xxhash.xxh3_64_intdigest, raw), dtype=np.uint64, count=len(batch)))
     np.save(place / "offsets.npy", np.cumsum(np.concatenate(lengths)))
+    np.save(place / "lost.npy", np.concatenate(lost))
+    np.save(place / "hashes.npy", np.concatenate(hashes))
+
+
+def _lost(batch: list[Any], sizes: np.ndarray, encoder: Encoder, longest: int | None) -> np.ndarray:
+    """Tokens that each text of a batch lost; shape (texts,), int64."""
+    lost = np.zeros(len(batch), dtype=np.int64)
+    full = [] if longest is None else np.flatnonzero(sizes >= longest).tolist()
+    if full:
+        whole = encoder([batch[index] for index in full], False)["input_ids"]
+        lost[full] = [len(row) for row in whole]
+        lost[full] -= sizes[full]
+    return lost
 
 
 def _mapped(path: Path) -> np.ndarray:
@@ -214,4 +259,4 @@ def packed(examples: Examples, length: int, *, keep_rest: bool) -> Examples:
     rest = len(ids) - blocks * length
     if rest > 1 and (keep_rest or blocks == 0):
         borders = np.append(borders, len(ids))
-    return Examples(borders, {"input_ids": ids[: borders[-1]]})
+    return Examples(borders, {"input_ids": ids[: borders[-1]]}, hashes=examples.hashes)

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import difflib
 import glob
-from collections.abc import Iterator
+import shutil
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from optrun.data.cache import digest_files, place_for
+from optrun.data.cache import cached, digest, digest_files
+from optrun.data.content import COMPRESSED, ELSEWHERE, refuse_other_content
 from optrun.data.delimited import read_csv
-from optrun.errors import ConfigError
+from optrun.data.shapes import refuse_one_object
+from optrun.errors import ConfigError, OptrunError
 
 if TYPE_CHECKING:
     from datasets import Dataset
@@ -51,10 +54,12 @@ def read_files(key: str, paths: Any, *, documents: bool) -> Dataset:
     formats = {_format(key, path) for path in files}
     if len(formats) > 1:
         raise ConfigError(f"{key}: files of several formats ({', '.join(sorted(formats))}). Give files of one format.")
+    kind = formats.pop()
     for path in files:
         if path.stat().st_size == 0:
             raise ConfigError(f"{key}={path}: the file is empty.")
-    return _load(key, files, formats.pop(), documents=documents)
+        refuse_other_content(key, path, kind)
+    return _load(key, files, kind, documents=documents)
 
 
 def resolve(key: str, paths: Any) -> list[Path]:
@@ -84,7 +89,7 @@ def resolve(key: str, paths: Any) -> list[Path]:
 def _why_nothing(name: str) -> str:
     path = Path(name)
     if path.is_dir():
-        return "this is a folder. Give files or a glob, such as " + str(path / "*.jsonl") + "."
+        return _why_no_folder(path)
     if glob.has_magic(name):
         return "no file matches this glob."
     beside = {other.name: str(other) for other in path.parent.iterdir()} if path.parent.is_dir() else {}
@@ -96,12 +101,25 @@ def _why_nothing(name: str) -> str:
     return f"no such file (looked from {Path.cwd()})." + (f" Did you mean {close[0]}?" if close else "")
 
 
+def _why_no_folder(path: Path) -> str:
+    """What to give in place of a folder, by what is in it."""
+    endings = [other.suffix.lower() for other in sorted(path.glob("**/*"))[:1000]]
+    saved = any((path / name).is_file() for name in ("dataset_dict.json", "state.json"))
+    if saved or any(ELSEWHERE.get(ending) == ELSEWHERE[".png"] for ending in endings):
+        what = "save_to_disk wrote" if saved else "images lie in"
+        return f"this is a folder, one that {what}. Take data=hub data.path={path}."
+    known = next((ending for ending in endings if ending in FORMATS), ".jsonl")
+    return f"this is a folder. Give files or a glob, such as {path / ('*' + known)}."
+
+
 def _format(key: str, path: Path) -> str:
     suffixes = [suffix.lower() for suffix in path.suffixes]
-    if suffixes and suffixes[-1] in (".gz", ".bz2", ".xz", ".zst"):
+    if suffixes and suffixes[-1] in COMPRESSED:
         suffixes.pop()
-    if not suffixes or suffixes[-1] not in FORMATS:
-        raise ConfigError(f"{key}={path}: unknown format. Known endings: {', '.join(FORMATS)} (also with .gz).")
+    ending = suffixes[-1] if suffixes else ""
+    if ending not in FORMATS:
+        what = f"unknown format: {ELSEWHERE[ending]}" if ending in ELSEWHERE else "unknown format"
+        raise ConfigError(f"{key}={path}: {what}. Known endings: {', '.join(FORMATS)} (also with .gz).")
     return FORMATS[suffixes[-1]]
 
 
@@ -113,6 +131,8 @@ def _load(key: str, files: list[Path], kind: str, *, documents: bool) -> Dataset
     )
     if len(rows) == 0:
         raise ConfigError(f"{key}={files[0]}: no rows in it.")
+    if kind == "json" and len(files) == len(rows) == 1:
+        refuse_one_object(key, files[0], rows)
     return rows
 
 
@@ -120,20 +140,51 @@ def _read(key: str, files: list[Path], kind: str, content: str, documents: bool)
     import datasets
 
     options = {"sample_by": "document" if documents else "line", "encoding": "utf-8-sig"} if kind == "text" else {}
+
+    def read(cache_dir: str) -> Any:
+        names = [glob.escape(str(path.resolve())) for path in files]
+        return datasets.load_dataset(kind, data_files=names, cache_dir=cache_dir, keep_in_memory=False, **options)
+
     try:
-        with quiet():
-            return datasets.load_dataset(
-                kind,
-                data_files=[glob.escape(str(path.resolve())) for path in files],
-                split="train",
-                cache_dir=str(place_for("files", content[:32])),
-                **options,
-            )
+        return kept_rows("files", digest(kind, str(options), content), read)["train"]
+    except OptrunError:
+        raise
     except Exception as error:  # whatever the reader says, the file and its words are what the user needs
         if "corresponds to no data" in str(error):
             raise ConfigError(f"{key}={files[0]}: no rows in it.") from error
         names = ", ".join(str(path) for path in files[:3]) + (", ..." if len(files) > 3 else "")
         raise ConfigError(f"{key}={names}: cannot be read as {kind}: {reason(error)}") from error
+
+
+def kept_rows(kind: str, key: str, read: Callable[[str], Mapping[str, Dataset]]) -> dict[str, Dataset]:
+    """What a reader of `datasets` reads, kept as Arrow files in our own cache, which knows when they are damaged.
+
+    Args:
+        kind: Subfolder of the cache.
+        key: Digest of everything the rows depend on besides `datasets` itself.
+        read: Gives the splits; puts its files into the folder it is given.
+
+    Returns:
+        Split to rows, mapped from the cache.
+
+    Raises:
+        StorageError: The disk refused.
+    """
+    import datasets
+
+    def make(place: Path) -> None:
+        with quiet():
+            splits = read(str(place / "reader"))
+        for split, rows in splits.items():
+            for number, part in enumerate(rows.cache_files):
+                Path(part["filename"]).rename(place / f"{split}-{number:05d}.arrow")
+        shutil.rmtree(place / "reader")
+
+    folder = cached(kind, digest(datasets.__version__, key), make)
+    found: dict[str, list[Dataset]] = {}
+    for path in sorted(folder.glob("*.arrow")):
+        found.setdefault(path.stem.rsplit("-", 1)[0], []).append(datasets.Dataset.from_file(str(path)))
+    return {split: datasets.concatenate_datasets(parts) for split, parts in found.items()}
 
 
 @contextmanager

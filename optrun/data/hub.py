@@ -7,10 +7,10 @@ from typing import Any
 
 from optrun import hub
 from optrun.config.data import HubConfig
-from optrun.data.cache import digest_of, place_for
-from optrun.data.files import quiet, reason
+from optrun.data.cache import digest, digest_of, place_for
+from optrun.data.files import kept_rows, quiet, reason
 from optrun.data.source import Split
-from optrun.errors import ConfigError, did_you_mean
+from optrun.errors import ConfigError, OptrunError, did_you_mean
 
 USUAL_EVAL_SPLITS = ("validation", "dev", "eval", "test")
 
@@ -58,23 +58,33 @@ def _load(config: HubConfig) -> Any:
         with quiet():
             if (local / "dataset_dict.json").is_file() or (local / "state.json").is_file():
                 return _from_disk(config, local)
-            options: dict[str, Any] = {}
-            if local.is_dir():
-                # A folder's files are part of the address: `datasets` alone would trust their times.
-                options["cache_dir"] = str(place_for("folders", _listing(local)[:32]))
-            return datasets.load_dataset(
+            if not local.is_dir():
+                return datasets.load_dataset(config.path, name=config.subset, revision=config.revision)
+
+            # A folder's files are part of the address: `datasets` alone would trust their times.
+            key = digest(str(local.resolve()), str(config.subset), str(config.revision), _listing(local))
+
+            def read(cache_dir: str) -> Any:
+                # Rows may name images that were taken out of an archive: these stay.
+                extracted = datasets.DownloadConfig(cache_dir=str(place_for("extracted", key)))
                 # resolved: `datasets` makes a name of the folder's, and "." has none
-                str(local.resolve()) if local.is_dir() else config.path,
-                name=config.subset,
-                revision=config.revision,
-                **options,
-            )
-    except ConfigError:
+                return datasets.load_dataset(
+                    str(local.resolve()),
+                    name=config.subset,
+                    revision=config.revision,
+                    cache_dir=cache_dir,
+                    download_config=extracted,
+                    keep_in_memory=False,
+                )
+
+            return kept_rows("folders", key, read)
+    except OptrunError:
         raise
     except Exception as error:  # the hub client, the reader and the network each have errors of their own
-        where = "cannot be loaded" if local.exists() else hub.nowhere(missing)
+        there = f"cannot be loaded: {reason(error)}"
+        why = there if local.exists() else hub.why_not(config.path, missing, error)
         key = f"data.path={config.path}" + (f" data.subset={config.subset}" if config.subset else "")
-        raise ConfigError(f"{key}: {where}: {reason(error)}") from error
+        raise ConfigError(f"{key}: {why}") from error
 
 
 def _from_disk(config: HubConfig, folder: Path) -> Any:

@@ -9,6 +9,7 @@ import numpy as np
 
 from optrun.config.data import ColumnsConfig, DataConfig, FilesConfig, HubConfig, StdlibConfig
 from optrun.data.randomness import generator
+from optrun.data.shapes import is_nested
 from optrun.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -45,6 +46,7 @@ class Source:
 
     train: Split
     eval: Split
+    """Without a row where none are wanted: `data.eval_fraction=0`."""
     columns: ColumnsConfig | None
     """Names of the columns, as configured; None: one column, `text`."""
     prompt: str | None = None
@@ -88,6 +90,10 @@ def load_source(config: DataConfig, *, seed: int, documents: bool) -> Source:
     if held is not None:
         notes = _common_files(config) if isinstance(config, FilesConfig) else []
         return Source(train=train, eval=held, columns=config, notes=notes)
+    if config.eval_fraction == 0:
+        nothing = Split(train.rows.select([]), f"{train.key} (held back)")
+        note = "data.eval_fraction=0: trained on all rows, evaluated on none"
+        return Source(train=train, eval=nothing, columns=config, notes=[note])
     train, held, note = cut(train, config.eval_fraction, seed=seed, documents=documents)
     return Source(train=train, eval=held, columns=config, cut_from_train=True, notes=[note])
 
@@ -117,7 +123,12 @@ def cut(split: Split, fraction: float, *, seed: int, documents: bool) -> tuple[S
         ConfigError: Fewer than two rows that cannot be cut.
     """
     rows = split.rows
-    if documents and len(rows) < FEW_DOCUMENTS and rows.column_names == ["text"]:
+    if (
+        documents
+        and len(rows) < FEW_DOCUMENTS
+        and rows.column_names == ["text"]
+        and not is_nested(rows.features["text"])
+    ):
         return _cut_ends(split, fraction)
     if len(rows) < 2:
         raise ConfigError(f"{split.key}: one row cannot be cut into training and evaluation rows. Give data.eval.")

@@ -40,7 +40,7 @@ def load_stdlib(config: StdlibConfig) -> Source:
 
     texts = [path.read_text(encoding="utf-8", errors="replace") for path in stdlib_files()]
     order = generator(0, "split").permutation(len(texts))
-    held = max(1, round(config.eval_fraction * len(texts)))
+    held = max(1, round(config.eval_fraction * len(texts))) if config.eval_fraction else 0
     # Shuffled files: the first blocks of the packed stream are not all from modules that begin with "a".
     eval_texts = [texts[index] for index in order[:held]]
     train_texts = [texts[index] for index in order[held:]]

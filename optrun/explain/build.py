@@ -1,7 +1,6 @@
 """What a configuration means before a single step: the model as shapes, every group, the schedule, the memory.
 
-Nothing is trained, no weight is read and no row of data unless the number of steps depends on it and the rows lie in
-local files.
+Nothing is trained and no weight is read; of data in local files a sample is.
 """
 
 from __future__ import annotations
@@ -13,12 +12,13 @@ from torch.optim import Optimizer
 
 from optrun.clip import build_clip
 from optrun.config.clip import NormClipConfig, ValueClipConfig
-from optrun.config.data import FilesConfig
 from optrun.config.kind import kind_of
 from optrun.config.model import FromConfigConfig
 from optrun.config.run import RunConfig
-from optrun.config.task import SCHEMAS, TaskConfig
+from optrun.config.task import SCHEMAS
+from optrun.data.cache import discarded
 from optrun.errors import ConfigError, OptrunError
+from optrun.explain.data import Sampled, look_at
 from optrun.explain.facts import CurveFacts, Facts, TensorFacts, total
 from optrun.explain.schedule import assumed_steps, curves_of, named_steps
 from optrun.model.build import ModelSpec, build_model, special_ids
@@ -45,7 +45,10 @@ def explain(config: RunConfig, model: nn.Module | None = None) -> Facts:
     if model is None:
         model, said = build_model(config.model, _spec(config, notes), meta=True)
         notes += said
-    known, steps_from = _steps(config)
+    notes += [note for note in [config.default_lr_note()] if note is not None]
+    sampled = look_at(config, notes)
+    notes += discarded()
+    known, steps_from = _steps(config, sampled)
     decay = getattr(config.optimizer, "weight_decay", None)
     groups = build_param_groups(model, config.param_groups, lr=config.lr, weight_decay=decay)
     schedules = [config_of_group(group, config.scheduler) for group in groups]
@@ -84,6 +87,7 @@ def explain(config: RunConfig, model: nn.Module | None = None) -> Facts:
         weight_bytes=sum(param.numel() * param.itemsize for param in params.values()),
         gradient_bytes=sum(param.numel() * param.itemsize for param in params.values() if param.requires_grad),
         state_bytes=total([tensor.state_bytes for tensor in tensors]),
+        data=sampled,
         notes=notes,
     )
 
@@ -123,9 +127,10 @@ def _spec(config: RunConfig, notes: list[str]) -> ModelSpec:
     tokenizer = None
     if not own:
         from optrun.model.tokenizer import load_tokenizer
+        from optrun.model.tokenizer import vocab_size as entries
 
         tokenizer = load_tokenizer(config.model)
-    vocab_size = getattr(config.model, "vocab_size", None) if own else len(tokenizer) if tokenizer else None
+    vocab_size = getattr(config.model, "vocab_size", None) if own else entries(tokenizer) if tokenizer else None
     return ModelSpec(
         auto_class=auto_class,
         max_length=_positions(config),
@@ -139,34 +144,22 @@ def _positions(config: RunConfig) -> int:
     return max(config.data.max_length, int(target))
 
 
-def _steps(config: RunConfig) -> tuple[int | None, str]:
+def _steps(config: RunConfig, sampled: Sampled | None) -> tuple[int | None, str]:
     """Optimizer steps of the run, None where only its data knows them, and where the number comes from."""
     if config.training.max_steps is not None:
         return config.training.max_steps, "max_steps"
-    rows = _rows(config, config.task)
-    if rows is None:
+    if sampled is None or getattr(config.task, "packing", False):
         return None, "assumed"
     from optrun.data.loader import Plan
 
     plan = Plan(
-        examples=rows,
+        examples=min(sampled.train_rows, config.data.max_train_examples or sampled.train_rows),
         batch_size=config.training.per_device_train_batch_size,
         accumulation=config.training.gradient_accumulation_steps,
         seed=config.seed,
     )
     whole = config.training.num_train_epochs * plan.steps_per_epoch
     return max(1, -int(-whole // 1)), "data"
-
-
-def _rows(config: RunConfig, task: TaskConfig) -> int | None:
-    """Training examples, where they are the rows of local files."""
-    if not isinstance(config.data, FilesConfig) or getattr(task, "packing", False):
-        return None
-    from optrun.data.source import load_source
-
-    source = load_source(config.data, seed=config.seed, documents=False)
-    limit = config.data.max_train_examples
-    return min(len(source.train.rows), limit) if limit is not None else len(source.train.rows)
 
 
 def _tensors(

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from optrun.explain.data import Sampled
 
 
 @dataclass(frozen=True)
@@ -70,6 +73,7 @@ class Facts:
         weight_bytes: Of all parameters, float32.
         gradient_bytes: Of the trainable ones.
         state_bytes: Of the optimizer; None where it is not known.
+        data: What named data hold; None where none are named, or they are looked at by a run alone.
         notes: What was assumed or left open, for people.
     """
 
@@ -93,6 +97,7 @@ class Facts:
     weight_bytes: int
     gradient_bytes: int
     state_bytes: int | None
+    data: Sampled | None
     notes: list[str]
 
     @property

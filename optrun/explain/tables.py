@@ -15,6 +15,7 @@ from optrun.errors import printable
 from optrun.explain.facts import Facts, GroupFacts, by_layer, groups_of, peaks_by_layer
 from optrun.explain.plot import COLOURS, bar, line_plot
 from optrun.explain.words import broken, count, rate, size, span
+from optrun.outcome import data_check
 
 ROLE_STYLES = {
     "matrix": "bold",
@@ -55,8 +56,23 @@ def render(facts: Facts, console: Console, *, all_tensors: bool = False) -> None
     if facts.frozen:
         names = ", ".join(facts.frozen[:3]) + (f" and {len(facts.frozen) - 3} more" if len(facts.frozen) > 3 else "")
         console.print(Text(f"· frozen: {names}", style="dim"))
+    for line in _data(facts):
+        console.print(Text(printable(line)), soft_wrap=True)
     for note in facts.notes:
         console.print(Text(printable(f"· {note}"), style="dim"))
+
+
+def _data(facts: Facts) -> list[str]:
+    data = facts.data
+    if data is None:
+        return []
+    sizes = (data.train_rows, data.eval_rows)
+    line = "data   {:,} rows to train on, {:,} to evaluate on".format(*sizes)
+    if data.facts is None:
+        return ["", line]
+    if data.looked_at != sizes:
+        line += "; of {:,} and {:,} of them:".format(*data.looked_at)
+    return ["", line, *data_check(data.facts)]
 
 
 def _headline(facts: Facts) -> RenderableType:

@@ -14,6 +14,9 @@ from optrun.model.tokenizer import in_one_line
 
 __all__ = ["ModelSpec", "build_model", "special_ids"]
 
+_LEAST_USED, _USUALLY_USED = 0.5, 0.9
+"""Shares of an embedding that a tokenizer reaches: T5 and Qwen leave 1 % as room, ByT5, with 256 bytes, 33 %."""
+
 
 def build_model(config: ModelConfig, spec: ModelSpec, *, meta: bool = False) -> tuple[Any, list[str]]:
     """Build the model in float32 on the CPU.
@@ -58,25 +61,42 @@ def build_model(config: ModelConfig, spec: ModelSpec, *, meta: bool = False) -> 
                 output_loading_info=True,
                 **options,
             )
+            _refuse_strangers(config, model, report)
             notes = _loading_notes(report)
+    except ConfigError:
+        raise
     except Exception as error:  # each architecture refuses in its own way
         where = f"model.path={config.path}" if isinstance(config, PretrainedConfig) else f"model={config.name}"
         raise ConfigError(f"{where}: cannot be built for this task: {in_one_line(error)}") from error
-    _refuse_small_vocabulary(model, spec)
+    notes += _vocabulary_notes(config, model, spec)
     _refuse_padded_positions(config, model, spec)
     if spec.auto_class == "AutoModelForCausalLM" and not meta:
         _refuse_seer(config, model)
     return model, notes
 
 
-def _refuse_small_vocabulary(model: Any, spec: ModelSpec) -> None:
+def _vocabulary_notes(config: ModelConfig, model: Any, spec: ModelSpec) -> list[str]:
+    """Compare the tokenizer with the embedding; a table is often somewhat larger, never smaller.
+
+    Raises:
+        ConfigError: Ids without a row in the embedding, or weights of which most rows no token reaches.
+    """
     embedding = model.get_input_embeddings() if spec.vocab_size is not None else None
-    size = getattr(embedding, "num_embeddings", None)
-    if size is not None and spec.vocab_size is not None and spec.vocab_size > size:
-        raise ConfigError(
-            f"model.tokenizer: it has {spec.vocab_size} entries, the model embeds {size}. Take the model's own "
-            "tokenizer."
-        )
+    rows = getattr(embedding, "num_embeddings", None)
+    if rows is None or spec.vocab_size is None:
+        return []
+    key = "model.path" if config.tokenizer is None else "model.tokenizer"
+    said = f"{key}: the tokenizer has {spec.vocab_size:,} entries"
+    pretrained = isinstance(config, PretrainedConfig)
+    anew = f", or model.config.vocab_size={spec.vocab_size} for a new embedding" if pretrained else ""
+    own = f"Take the model's own tokenizer, whole{anew}."
+    if spec.vocab_size > rows:
+        raise ConfigError(f"{said}, the model embeds {rows:,}: the others have no row. {own}")
+    if pretrained and spec.vocab_size < _LEAST_USED * rows:
+        raise ConfigError(f"{said}, the model embeds {rows:,}: this is no tokenizer of these weights. {own}")
+    if pretrained and spec.vocab_size < _USUALLY_USED * rows:
+        return [f"warning: {said}, the model embeds {rows:,}: is it the tokenizer of these weights, whole?"]
+    return []
 
 
 def _refuse_padded_positions(config: ModelConfig, model: Any, spec: ModelSpec) -> None:
@@ -104,9 +124,28 @@ def _refuse_seer(config: ModelConfig, model: Any) -> None:
     finally:
         model.train(training)
     if float((first - second).abs().max()) > 1e-5 * max(1.0, float(first.abs().max())):
+        knowingly = (
+            "" if getattr(model.config, "is_decoder", None) is not False else " or model.config.is_decoder=true,"
+        )
         raise ConfigError(
             f"model={config.name}: {type(model).__name__} sees the tokens after the one it predicts, so task=causal_lm "
-            "would teach it nothing. Take a decoder such as gpt2 or llama, or task=masked_lm."
+            f"would teach it nothing. Take a decoder such as gpt2 or llama,{knowingly} or task=masked_lm."
+        )
+
+
+def _refuse_strangers(config: PretrainedConfig, model: Any, report: dict[str, Any]) -> None:
+    """A head may be new; a model that is new for the most part was not loaded at all."""
+    mismatched = [str(entry[0] if isinstance(entry, tuple) else entry) for entry in report.get("mismatched_keys", ())]
+    fresh = {*map(str, report.get("missing_keys", ())), *mismatched}
+    names = [name for name, _ in model.named_parameters()]
+    new = [name for name in names if name in fresh]
+    if 2 * len(new) > len(names):
+        why = (
+            "have another shape than its config.json says" if len(mismatched) > len(new) / 2 else "are called otherwise"
+        )
+        raise ConfigError(
+            f"model.path={config.path}: {len(new)} of the model's {len(names)} tensors are not in its weights, or "
+            f"{why}: {_some(sorted(new))}. config.json and weights are not of one model."
         )
 
 

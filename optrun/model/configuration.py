@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -10,9 +11,11 @@ from typing import Any
 from optrun import hub
 from optrun.config.model import FromConfigConfig, ModelConfig, PretrainedConfig
 from optrun.errors import ConfigError, did_you_mean, nearest
+from optrun.model.folder import refuse_broken_weights, refuse_no_model
 from optrun.model.tokenizer import in_one_line
 
 _SPECIAL_IDS = ("pad_token_id", "bos_token_id", "eos_token_id", "cls_token_id", "sep_token_id")
+_FOR_TASK = {"causal_lm": "a decoder such as gpt2 or llama", "masked_lm": "an encoder such as bert or roberta"}
 
 
 @dataclass
@@ -60,8 +63,7 @@ def configuration(config: ModelConfig, spec: ModelSpec) -> tuple[Any, bool]:
         values.architectures = []  # where one architecture has several heads, transformers looks through the list
     for name, value in spec.config.items():
         setattr(values, name, value)
-    if spec.auto_class == "AutoModelForCausalLM" and getattr(values, "is_decoder", None) is False:
-        values.is_decoder = True  # BERT and its kin look both ways unless told
+    _refuse_other_direction(config, values, spec.auto_class)
     _refuse_long(config, values, spec)
     return values, isinstance(config, FromConfigConfig)
 
@@ -77,11 +79,16 @@ def refuse_unknown(config: ModelConfig, auto_class: str) -> None:
         ConfigError: An architecture that does not exist, or one without a head for the task; a path that is no model; a
             name that the architecture's configuration does not have.
     """
-    values = _defaults(config) if isinstance(config, FromConfigConfig) else None
-    if isinstance(config, PretrainedConfig):
+    if isinstance(config, FromConfigConfig):
+        values = _defaults(config)
+    else:
+        assert isinstance(config, PretrainedConfig)
         values = _loaded(config)
     _refuse_names(values, config.config, "model.config")
     _refuse_no_head(config, values, auto_class)
+    if "is_decoder" in config.config:
+        values.is_decoder = config.config["is_decoder"]
+    _refuse_other_direction(config, values, auto_class)
 
 
 def _defaults(config: FromConfigConfig) -> Any:
@@ -140,12 +147,7 @@ def _loaded(config: PretrainedConfig) -> Any:
     from transformers import AutoConfig
 
     local = Path(config.path).expanduser()
-    if local.is_dir() and not (local / "config.json").is_file():
-        raise ConfigError(
-            f"model.path={config.path}: this folder has no config.json, so it holds no transformers model."
-        )
-    if local.is_file():
-        raise ConfigError(f"model.path={config.path}: this is a file. Give the folder that holds config.json.")
+    refuse_no_model(config.path)
     if not local.exists() and not hub.may_be_name(config.path):
         raise ConfigError(f"model.path={config.path}: no such local folder (looked from {Path.cwd()}).")
     missing = hub.missing(config.path)
@@ -154,11 +156,28 @@ def _loaded(config: PretrainedConfig) -> Any:
             str(local), revision=config.revision, trust_remote_code=config.trust_remote_code
         )
     except Exception as error:  # OSError, ValueError, and the hub client's own
-        where = "its config.json cannot be read" if local.is_dir() else hub.nowhere(missing)
-        raise ConfigError(f"model.path={config.path}: {where}: {in_one_line(error)}") from error
-    if local.is_dir():
-        _refuse_pickle(config, local)
+        raise ConfigError(f"model.path={config.path}: {_why_not(config, error, missing)}") from error
+    refuse_broken_weights(config.path)
     return values
+
+
+def _why_not(config: PretrainedConfig, error: Exception, missing: str | None) -> str:
+    """Why a configuration could not be loaded, in a sentence."""
+    if "custom code" in str(error):
+        return (
+            "it comes with code of its own, which is not run. Where you trust it: model.trust_remote_code=true on the "
+            "command line."
+        )
+    if not Path(config.path).expanduser().is_dir():
+        return hub.why_not(config.path, missing, error)
+    asked = re.search(r"model type `(.+?)`", str(error))
+    if asked is not None:
+        from transformers import CONFIG_MAPPING, __version__
+
+        close = nearest(asked[1], list(CONFIG_MAPPING))
+        hint = f" Did you mean {' or '.join(close)}?" if close else ""
+        return f"model_type={asked[1]} of its config.json: transformers {__version__} has no such architecture.{hint}"
+    return f"its config.json cannot be read: {in_one_line(error)}"
 
 
 def _refuse_kernels(config: ModelConfig, values: Any) -> None:
@@ -181,23 +200,6 @@ def _refuse_kernels(config: ModelConfig, values: Any) -> None:
                 f"{where}{key}={code}: this is code of the hub, which is not run. Expected an implementation of "
                 "transformers itself, such as sdpa or eager."
             )
-
-
-def _refuse_pickle(config: PretrainedConfig, folder: Path) -> None:
-    """Weights are safetensors; anything else may run code when it is opened, and is not opened."""
-    if any(folder.glob("*.safetensors")):
-        return
-    other = sorted(
-        path.name
-        for pattern in ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.h5", "*.msgpack")
-        for path in folder.glob(pattern)
-    )
-    if other:
-        raise ConfigError(
-            f"model.path={config.path}: its weights are {other[0]}, which is not opened: only safetensors are read. "
-            "Convert them where you trust their origin: load with transformers and save_pretrained(DIR)."
-        )
-    raise ConfigError(f"model.path={config.path}: this folder has no weights: no *.safetensors file in it.")
 
 
 def _attributes(values: Any) -> list[str]:
@@ -263,6 +265,34 @@ def _refuse_no_head(config: ModelConfig, values: Any, auto_class: str) -> None:
     raise ConfigError(
         f"{where}: transformers has no {auto_class} of the architecture {values.model_type}, which this task needs. "
         "Take another model or another task."
+    )
+
+
+def _refuse_other_direction(config: ModelConfig, values: Any, auto_class: str) -> None:
+    """An encoder is made a decoder, or a decoder an encoder, only by a word of the user's or of the model's own file.
+
+    Raises:
+        ConfigError: With the architecture, and the value that says so knowingly.
+    """
+    import transformers
+
+    decodes = getattr(values, "is_decoder", None)
+    both_ways = type(values) in transformers.AutoModelForMaskedLM._model_mapping
+    halves = bool(getattr(values, "is_encoder_decoder", False))
+    if auto_class == "AutoModelForCausalLM" and decodes is False and (both_ways or halves):
+        what = (
+            "an encoder-decoder, and its decoder alone would train" if halves else "an encoder, which reads both ways"
+        )
+        other = "task=seq2seq_lm" if halves else "task=masked_lm"
+    elif auto_class == "AutoModelForMaskedLM" and decodes and both_ways:
+        what, other = "made a decoder by is_decoder=true, and sees nothing behind a mask", "task=causal_lm"
+    else:
+        return
+    where = f"model.path={config.path}" if isinstance(config, PretrainedConfig) else f"model={config.name}"
+    task = "causal_lm" if auto_class == "AutoModelForCausalLM" else "masked_lm"
+    raise ConfigError(
+        f"{where}: {values.model_type} is {what}. For task={task} take {_FOR_TASK[task]}, or {other}; "
+        f"model.config.is_decoder={str(not decodes).lower()} makes it one knowingly."
     )
 
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from optrun import hub
 from optrun.config.model import FromConfigConfig, ModelConfig, PretrainedConfig
 from optrun.errors import ConfigError
 from optrun.model.configuration import scratch_configuration
@@ -116,6 +117,7 @@ def load_image_preparation(config: ModelConfig) -> ScratchPreparation | Pretrain
     assert isinstance(config, PretrainedConfig)
     from transformers import AutoImageProcessor
 
+    missing = hub.missing(config.path)
     try:
         processor = AutoImageProcessor.from_pretrained(
             str(Path(config.path).expanduser()),
@@ -124,7 +126,8 @@ def load_image_preparation(config: ModelConfig) -> ScratchPreparation | Pretrain
             backend="pil",
         )
     except Exception as error:  # OSError, ValueError, ImportError, and the hub client's own
-        raise ConfigError(
-            f"model.path={config.path}: no image processor can be loaded from there: {in_one_line(error)}"
-        ) from error
+        there = f"no image processor can be loaded from there: {in_one_line(error)}"
+        known = Path(config.path).expanduser().is_dir()
+        why = there if known else hub.why_not(config.path, missing, error)
+        raise ConfigError(f"model.path={config.path}: {why}") from error
     return PretrainedPreparation(processor)

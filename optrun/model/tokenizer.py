@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from itertools import chain, islice
 from pathlib import Path
 from typing import Any
@@ -54,11 +55,55 @@ def load_tokenizer(config: ModelConfig, *, words: bool = False) -> Any | None:
             tokenizer = AutoTokenizer.from_pretrained(str(Path(name).expanduser()), add_prefix_space=True, **options)
     except Exception as error:  # OSError, ValueError, and the hub client's own
         local = Path(name).expanduser().exists() or not hub.may_be_name(name)
-        where = "no tokenizer can be loaded from there" if local else hub.nowhere(missing)
-        raise ConfigError(f"{key}={name}: {where}: {in_one_line(error)}") from error
+        there = f"no tokenizer can be loaded from there: {in_one_line(error)}"
+        raise ConfigError(f"{key}={name}: {there if local else hub.why_not(name, missing, error)}") from error
+    _refuse_empty(key, name, tokenizer)
     if tokenizer.pad_token_id is None and tokenizer.eos_token is not None:
         tokenizer.pad_token = tokenizer.eos_token
     return tokenizer
+
+
+def vocab_size(tokenizer: Any) -> int:
+    """Rows an embedding needs for a tokenizer: more than its entries where some ids are left out."""
+    return max(len(tokenizer), 1 + max(tokenizer.get_vocab().values(), default=-1))
+
+
+def _refuse_empty(key: str, name: str, tokenizer: Any) -> None:
+    """Where its files are missing, transformers makes a tokenizer that knows its special tokens alone.
+
+    Raises:
+        ConfigError: With the files it looked for.
+    """
+    if set(tokenizer.get_vocab()) - set(tokenizer.all_special_tokens):
+        return
+    wanted = sorted(set(tokenizer.vocab_files_names.values()))
+    folder = Path(name).expanduser()
+    there = [file for file in wanted if (folder / file).is_file()]
+    beside = f", of which the folder has {' and '.join(there) or 'none'}" if folder.is_dir() else ""
+    raise ConfigError(
+        f"{key}={name}: there is no tokenizer: {type(tokenizer).__name__} found {len(tokenizer)} entries, all of them "
+        f"special tokens, so every text would be lost. It is read from {', '.join(wanted)}{beside}. Put the files "
+        "there, or name another with model.tokenizer."
+    )
+
+
+def other_ids(config: ModelConfig, tokenizer: Any) -> list[str]:
+    """A sentence where a tokenizer was named that gives its tokens other ids than the model's own."""
+    if config.tokenizer is None or not isinstance(config, PretrainedConfig):
+        return []
+    try:
+        own = load_tokenizer(replace(config, tokenizer=None))
+    except ConfigError:
+        return []  # the model has none
+    assert own is not None
+    before, entries = own.get_vocab(), tokenizer.get_vocab()
+    other = sum(before.get(token) != number for token, number in entries.items()) / len(entries)
+    if other < 0.1:
+        return []
+    return [
+        f"warning: model.tokenizer={config.tokenizer}: {100 * other:.0f} % of its entries have another id than in the "
+        "model's own tokenizer, and their embeddings were trained for other tokens"
+    ]
 
 
 def saved_tokenizer(folder: Path) -> Any:
@@ -112,7 +157,7 @@ def train_tokenizer(texts: Callable[[], Iterator[str]], *, vocab_size: int, kind
     from transformers import AutoTokenizer
 
     if not any(texts()):
-        raise ConfigError("the training split has no text to learn a vocabulary from.")
+        raise ConfigError("data: the training rows have no text to learn a vocabulary from: the text column is empty.")
     key = digest("bpe-1", kind, str(vocab_size), *_bounded(texts()))
     folder = cached("tokenizers", key, lambda place: _train(_bounded(texts()), vocab_size, kind, place))
     return AutoTokenizer.from_pretrained(str(folder))

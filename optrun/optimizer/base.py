@@ -32,8 +32,8 @@ class NamedOptimizer(Optimizer):
 
     Subclasses say in `CHECKS` what each hyper-parameter may be; a group may override all of them. `lr` and
     `weight_decay` may be functions of the step, counted from 0 and kept in `group["step"]`; the group then holds the
-    value of the step that comes next. The class also goes over torch's own optimizers: `class SGD(NamedOptimizer,
-    torch.optim.SGD)`.
+    value of the last step, of step 0 before any. The class also goes over torch's own optimizers:
+    `class SGD(NamedOptimizer, torch.optim.SGD)`.
     """
 
     CHECKS: ClassVar[Mapping[str, Check]] = {}

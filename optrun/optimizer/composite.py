@@ -86,6 +86,7 @@ class Composite(NamedOptimizer):
             done = max(group["step"] for group in self.param_groups)
             self._add_member(name, [{"step": done, **rest}])
         self._take(name, -1)
+        self._offer_momentum()
 
     def _build_members(self) -> None:
         """Each with all of its groups at once: name patterns and a `name_dict` are held against all of their names."""
@@ -108,6 +109,8 @@ class Composite(NamedOptimizer):
         They write `betas` of every group, or `momentum` of every group; with members of both kinds that is `momentum`,
         which `step` hands on.
         """
+        for key in ("betas", "momentum"):
+            self.defaults.pop(key, None)
         if all("betas" in group for group in self.param_groups):
             self.defaults["betas"] = self.param_groups[0]["betas"]
         elif any("betas" in group or "momentum" in group for group in self.param_groups):

@@ -23,7 +23,7 @@ def scheduler_over(optimizer: Optimizer) -> str | None:
     if dicts:
         holders += gc.get_referrers(*dicts)
     for holder in holders:
-        if _is_scheduler(type(holder)) and vars(holder).get("optimizer") is optimizer:
+        if _is_scheduler(type(holder)) and getattr(holder, "optimizer", None) is optimizer:
             return f"{type(holder).__module__.partition('.')[0]}'s {type(holder).__name__}"
     return None
 

@@ -207,7 +207,7 @@ def _ends(model: nn.Module | None) -> tuple[set[int], set[int]]:
 def _place(name: str, root: Node, towers: list[_Tower], role: str, is_output: bool, is_input: bool) -> Place:
     path, _, leaf = name.rpartition(".")
     for tower in towers:
-        block = tower.stack.block_of(name) if name in tower.stack.blocks else tower.stack.block_of(path)
+        block = tower.stack.block_of(name)
         if block is not None:
             edge = any(_inside(path, at) for at in tower.stack.edges)
             if block == 0 and edge and _embeds(root, path, at_least=tower.stack.path.rpartition(".")[0]):

@@ -103,7 +103,8 @@ def _introduction(summary: Mapping[str, Any], config: Mapping[str, Any], words: 
     sentences = [f"{lead} for {words}, {origin} on {data}." if words else f"{lead}, {origin} on {data}."]
     train, evaluated = _get(summary, "data", "train_examples"), _get(summary, "data", "eval_examples")
     if isinstance(train, int) and isinstance(evaluated, int):
-        sentences.append(f"{train:,} training examples and {evaluated:,} for evaluation.")
+        held = f"{evaluated:,} for evaluation" if evaluated else "none for evaluation"
+        sentences.append(f"{train:,} training examples and {held}.")
     status, step, limit = summary.get("status"), summary.get("global_step"), summary.get("max_steps")
     if isinstance(step, int) and isinstance(limit, int) and step < limit:
         place = f"step {step:,} of {limit:,}"

@@ -176,8 +176,8 @@ def _draw_curves(rows: Sequence[Row], metric: str, mode: str, theme: Theme, *, a
         if not len(x):
             continue
         x, colour = x / scale, _colour(theme, index)
-        style: dict[str, Any] = {"color": colour, "linewidth": 1.8, "linestyle": "-" if row.rank else "--"}
-        label = _name(row.name) if row.rank else f"{_name(row.name)} (not finished)"
+        style: dict[str, Any] = {"color": colour, "linewidth": 1.8, "linestyle": "-" if row.arm.scores else "--"}
+        label = _name(row.name) if row.arm.scores else f"{_name(row.name)} (not finished)"
         if len(curves) > 1:
             ax.fill_between(x, low, high, color=colour, alpha=0.16, linewidth=0)
         every = max(1, len(x) // 8)

@@ -22,6 +22,7 @@ from optrun.report.arms import (
 )
 from optrun.report.basin import Basin, basin
 from optrun.report.collect import Run
+from optrun.report.comparable import incomparable
 from optrun.report.curves import metric_mode
 from optrun.report.statistics import Comparison, bootstrap_intervals, compare
 from optrun.report.targets import TimeToTarget, choose_target, time_to_target
@@ -76,6 +77,8 @@ class Findings:
     """Level of the metric for steps-to-target and time-to-target."""
     intervals: dict[int, tuple[float, float]]
     """Bootstrap intervals by `id` of the arm."""
+    incomparable: str = ""
+    """Why nothing is ranked although there are scores; empty where that is not so."""
 
     def ranked_arms(self) -> list[Arm]:
         """All arms, best mean first, those without a score last."""
@@ -114,7 +117,8 @@ def find(
     chosen = names[contenders.index(find_contender(baseline, contenders))] if baseline else None
     scores = {label: each.best.scores for label, each in zip(names, contenders, strict=True)}
     tests: dict[str, Comparison] = {}
-    if any(scores.values()):
+    apart = incomparable([run for arm in arms for run in arm.runs if run.score(name) is not None])
+    if any(scores.values()) and not apart:
         tests = compare(scores, mode=mode, reference=chosen)
     reference = next(iter(tests.values())).reference if tests else None
     reference_arm = contenders[names.index(reference)].best if reference else None
@@ -122,7 +126,7 @@ def find(
     intervals = _intervals(arms)
     rows = [
         Row(
-            rank=index if each.best.scores else None,
+            rank=index if each.best.scores and not apart else None,
             name=label,
             contender=each,
             interval=intervals[id(each.best)],
@@ -133,7 +137,7 @@ def find(
         for index, (label, each) in enumerate(zip(names, contenders, strict=True), start=1)
     ]
     return Findings(
-        list(runs), name, mode, keys, between, tuned, arms, rows, reference, bool(baseline), target, intervals
+        list(runs), name, mode, keys, between, tuned, arms, rows, reference, bool(baseline), target, intervals, apart
     )
 
 

@@ -10,6 +10,8 @@ from optrun.report.tables import mean_sd, value
 def headline(findings: Findings) -> str:
     """The finding in a few sentences, no stronger than the tests allow."""
     ranked = [row for row in findings.rows if row.rank]
+    if findings.incomparable:
+        return f"Nothing is ranked: {findings.incomparable}. Make a report of each kind by itself."
     if not ranked:
         return "No run has finished with a result yet."
     first = ranked[0]

@@ -234,7 +234,7 @@ def _files(findings: Findings) -> Iterable[Warning]:
 
 def _ranked_runs(findings: Findings) -> list[Run]:
     """Runs whose score stands in the ranking."""
-    return [run for row in findings.rows if row.rank for run in row.arm.runs if run.score(findings.metric) is not None]
+    return [run for row in findings.rows for run in row.arm.runs if run.score(findings.metric) is not None]
 
 
 def _values(runs: Iterable[Run], get: Callable[[Run], Any]) -> list[str]:

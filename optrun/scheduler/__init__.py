@@ -17,9 +17,10 @@ from optrun.scheduler.curves import (
     warmup,
     wsd,
 )
-from optrun.scheduler.scheduler import Scheduler
+from optrun.scheduler.scheduler import GroupSchedule, Scheduler
 
 __all__ = [
+    "GroupSchedule",
     "Scheduler",
     "build_curve",
     "build_scheduler",

@@ -75,6 +75,7 @@ class Task(ABC):
         mode: `min` or `max`: which direction of it is better.
         reads_words: Whether the tokenizer is given one word at a time.
         unit: What a loss is averaged over: `tokens` or `examples`.
+        limits: The keys, with their values, after which texts are cut.
     """
 
     name: str
@@ -89,6 +90,7 @@ class Task(ABC):
 
     def __init__(self) -> None:
         self.notes: list[str] = []
+        self.limits: list[str] = []
 
     @classmethod
     def vocabulary(cls, source: Source) -> Iterator[str]:

@@ -42,6 +42,7 @@ class CausalLm(Task):
             raise ConfigError("task=causal_lm: the tokenizer has no end-of-text token to put between documents.")
         self.padding = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else separator
         self.max_length = data.max_length
+        self.limits = [f"data.max_length={data.max_length}"]
         self.train, self.eval = language_examples(
             source, data, tokenizer, task=self.name, packing=config.packing, separator=separator, seed=seed
         )

@@ -8,10 +8,12 @@ from typing import Any
 
 import numpy as np
 
+from optrun.data.columns import refuse_mixed
 from optrun.data.source import Source, Split
 from optrun.errors import ConfigError, nearest
 
 MAX_SHOWN = 12
+_MISSING = {"", "na", "n/a", "nan", "null", "none", "-", "?"}
 _LARGEST = float(np.finfo(np.float32).max)
 
 
@@ -19,8 +21,9 @@ def column(split: Split, name: str) -> list[Any]:
     """Values of a column, none of them missing.
 
     Raises:
-        ConfigError: With the first row that has none.
+        ConfigError: With the first row that has none, or another kind of value than those before it.
     """
+    refuse_mixed(split, name)
     values: list[Any] = list(split.rows[name])
     for row, value in enumerate(values):
         if value is None or (isinstance(value, float) and math.isnan(value)):
@@ -38,10 +41,25 @@ def labels_of(split: Split, name: str) -> list[str]:
     """The label of each row, by name.
 
     Raises:
-        ConfigError: The first row without a label, or with a list.
+        ConfigError: The first row without a label, or with a list; one that says NA among numbers.
     """
     declared = declared_names(split.rows.features[name])
-    return [label_name(value, declared, split, name, row) for row, value in enumerate(column(split, name))]
+    labels = [label_name(value, declared, split, name, row) for row, value in enumerate(column(split, name))]
+    if not declared:
+        _refuse_missing(split, name, labels)
+    return labels
+
+
+def _refuse_missing(split: Split, name: str, labels: Sequence[str]) -> None:
+    """A csv file may say NA where it has no label: among numbers that is no class of its own."""
+    distinct = set(labels)
+    missing = {label for label in distinct if label.strip().lower() in _MISSING}
+    if missing and len(missing) < len(distinct) and all(_number(label) is not None for label in distinct - missing):
+        row = next(row for row, label in enumerate(labels) if label in missing)
+        raise ConfigError(
+            f"{split.key}: row {split.number(row)} has {labels[row]!r} in column {name}, and all others have numbers: "
+            "a row without a label? Leave such rows out, or give them a number of their own."
+        )
 
 
 def label_lists_of(split: Split, name: str) -> list[list[str]]:

@@ -41,7 +41,7 @@ def language_examples(
         (source.eval, config.max_eval_examples, None),
     ):
         examples = _split_examples(source, split, config, tokenizer, packing=packing, separator=separator)
-        if len(examples) == 0:
+        if len(examples) == 0 and len(split.rows):
             raise ConfigError(f"{split.key}: no text of two tokens or more: nothing to predict.")
         found.append(limited(examples, limit, seed=picks))
     return found[0], found[1]
@@ -66,12 +66,13 @@ def _split_examples(
     longest = None if packing else config.max_length
     start, end = ([], []) if separator is None else (opening(tokenizer), [separator])
 
-    def encoder(batch: list[str]) -> dict[str, list[list[int]]]:
+    def encoder(batch: list[str], cut: bool) -> dict[str, list[list[int]]]:
+        cut = cut and longest is not None
         encoded = tokenizer(
             batch,
             add_special_tokens=special,
-            truncation=longest is not None,
-            max_length=None if longest is None else longest - len(start),
+            truncation=cut,
+            max_length=longest - len(start) if cut and longest is not None else None,
             return_attention_mask=False,
             return_token_type_ids=False,
             verbose=False,
@@ -84,7 +85,7 @@ def _split_examples(
         return (text for text in texts(split, column) if text)
 
     key = digest(tokenizer_key(tokenizer), "language", str(special), str(longest), str(start), str(separator))
-    examples = encode(rows, encoder, key)
+    examples = encode(rows, encoder, key, longest=longest)
     if packing and len(examples):
         return packed(examples, config.max_length, keep_rest=split is source.eval)
     lengths = np.diff(examples.offsets)

@@ -40,6 +40,7 @@ class MaskedLm(Task):
         self.ordinary = np.setdiff1d(np.arange(len(tokenizer)), self.special)
         self.probability = config.mlm_probability
         self.max_length = data.max_length
+        self.limits = [f"data.max_length={data.max_length}"]
         self.train, self.eval = language_examples(
             source, data, tokenizer, task=self.name, packing=config.packing, separator=None, seed=seed
         )

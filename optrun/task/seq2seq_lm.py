@@ -49,6 +49,7 @@ class Seq2SeqLm(Task):
             raise ConfigError("task=seq2seq_lm: the tokenizer has no padding token. Name another with model.tokenizer.")
         self.padding = int(tokenizer.pad_token_id)
         self.max_length = data.max_length
+        self.limits = [f"data.max_length={data.max_length}", f"task.max_target_length={config.max_target_length}"]
         self.max_target_length = config.max_target_length
         self.train = self._read(source, source.train, tokenizer, data.max_train_examples, seed)
         self.eval = self._read(source, source.eval, tokenizer, data.max_eval_examples, None)
@@ -73,15 +74,19 @@ class Seq2SeqLm(Task):
         key = tokenizer_key(tokenizer)
 
         def encoded(column: str, longest: int, *, as_target: bool) -> Examples:
-            def encoder(batch: list[str]) -> dict[str, list[list[int]]]:
+            def encoder(batch: list[str], cut: bool) -> dict[str, list[list[int]]]:
                 given: dict[str, Any] = {"text_target": batch} if as_target else {"text": batch}
                 made = tokenizer(
-                    **given, truncation=True, max_length=longest, return_attention_mask=False, verbose=False
+                    **given,
+                    truncation=cut,
+                    max_length=longest if cut else None,
+                    return_attention_mask=False,
+                    verbose=False,
                 )
                 return {"input_ids": made["input_ids"]}
 
             words = digest(key, "target" if as_target else "text", str(longest), str(tokenizer.model_input_names))
-            examples = encode(lambda: texts(part, column), encoder, words)
+            examples = encode(lambda: texts(part, column), encoder, words, longest=longest)
             if (np.diff(examples.offsets) == 0).any():
                 raise ConfigError(f"{split.key}: a text in column {column} has no token. Leave such rows out.")
             return examples
@@ -89,7 +94,7 @@ class Seq2SeqLm(Task):
         targets = encoded(target, self.max_target_length, as_target=True)
         return Joined(
             encoded(text, self.max_length, as_target=False),
-            Examples(targets.offsets, {"labels": targets.ragged["input_ids"]}),
+            targets.renamed({"input_ids": "labels"}),
         )
 
     def needs(self) -> ModelNeeds:

@@ -53,6 +53,7 @@ class SequenceClassification(Task):
         self.regression = config.problem_type is ProblemType.regression
         self.main_metric, self.mode = ("pearson", "max") if self.regression else ("accuracy", "max")
         self.max_length = data.max_length
+        self.limits = [f"data.max_length={data.max_length}"]
         self.padding = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else 0
         columns = label_column(source, source.train), label_column(source, source.eval)
         self.labels: list[str] = []
@@ -82,11 +83,16 @@ class SequenceClassification(Task):
         def rows() -> Iterator[Any]:
             return texts(part, text) if pair is None else zip(texts(part, text), texts(part, pair), strict=True)
 
-        def encoder(batch: list[Any]) -> dict[str, list[list[int]]]:
+        def encoder(batch: list[Any], cut: bool) -> dict[str, list[list[int]]]:
             firsts = batch if pair is None else [first for first, _ in batch]
             seconds = None if pair is None else [second for _, second in batch]
             encoded = tokenizer(
-                firsts, seconds, truncation=True, max_length=self.max_length, return_attention_mask=False, verbose=False
+                firsts,
+                seconds,
+                truncation=cut,
+                max_length=self.max_length if cut else None,
+                return_attention_mask=False,
+                verbose=False,
             )
             return {name: encoded[name] for name in ("input_ids", "token_type_ids") if name in encoded}
 
@@ -94,7 +100,7 @@ class SequenceClassification(Task):
         if blank:
             self.notes.append(f"{split.key}: {blank:,} of {len(part.rows):,} rows have no text in column {text}")
         key = digest(tokenizer_key(tokenizer), "sequence", str(self.max_length), str(tokenizer.model_input_names))
-        examples = encode(rows, encoder, key)
+        examples = encode(rows, encoder, key, longest=self.max_length)
         if (np.diff(examples.offsets) == 0).any():
             empty = int(np.flatnonzero(np.diff(examples.offsets) == 0)[0])
             raise ConfigError(

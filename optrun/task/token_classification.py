@@ -51,6 +51,7 @@ class TokenClassification(Task):
                 "Name a fast tokenizer with model.tokenizer."
             )
         self.max_length = data.max_length
+        self.limits = [f"data.max_length={data.max_length}"]
         self.padding = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else 0
         train, held = _label_lists(source, source.train), _label_lists(source, source.eval)
         self.labels = class_names(
@@ -100,17 +101,17 @@ class TokenClassification(Task):
                 full.append((texts, [numbered(split, row, name) for name in names]))
         if len(full) < len(labels):
             self.notes.append(f"{split.key}: {len(labels) - len(full)} rows without a word left out")
-        if not full:
+        if not full and labels:
             raise ConfigError(f"{split.key}: no row has a word.")
         indices = chosen(len(full), limit, seed=seed)
         rows = full if indices is None else [full[index] for index in indices]
 
-        def encoder(batch: list[Row]) -> dict[str, list[list[int]]]:
+        def encoder(batch: list[Row], cut: bool) -> dict[str, list[list[int]]]:
             encoded = tokenizer(
                 [texts for texts, _ in batch],
                 is_split_into_words=True,
-                truncation=True,
-                max_length=self.max_length,
+                truncation=cut,
+                max_length=self.max_length if cut else None,
                 return_attention_mask=False,
                 verbose=False,
             )
@@ -123,13 +124,14 @@ class TokenClassification(Task):
         key = digest(
             tokenizer_key(tokenizer), "words", str(self.max_length), str(tokenizer.model_input_names), str(continued)
         )
-        examples = encode(lambda: iter(rows), encoder, key)
-        cut = sum(len(numbers) for _, numbers in rows) - int((examples.ragged["labels"] != IGNORED).sum())
+        examples = encode(lambda: iter(rows), encoder, key, longest=self.max_length)
+        labelled = int((examples.flat("labels") != IGNORED).sum())
+        cut = sum(len(numbers) for _, numbers in rows) - labelled
         if continued is None and cut > 0:
             self.notes.append(
                 f"{split.key}: {cut} words stand beyond data.max_length={self.max_length} or have no piece"
             )
-        if (examples.ragged["labels"] == IGNORED).all():
+        if rows and not labelled:
             raise ConfigError(f"{split.key}: no word has a piece within data.max_length={self.max_length}.")
         return examples
 

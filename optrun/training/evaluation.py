@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
 
@@ -24,6 +25,7 @@ class Evaluation:
         ranking: Which metric ranks checkpoints.
         interrupts: Requests by signal.
         waiting: Around each wait for a batch.
+        progress: Told how many batches of how many are done.
     """
 
     def __init__(
@@ -34,6 +36,7 @@ class Evaluation:
         ranking: Ranking,
         interrupts: Interrupts,
         waiting: Callable[[], AbstractContextManager[None]],
+        progress: Callable[[int, int], None],
     ) -> None:
         self.learner = learner
         self.training = training
@@ -41,9 +44,12 @@ class Evaluation:
         self.ranking = ranking
         self.interrupts = interrupts
         self.waiting = waiting
+        self.progress = progress
 
     def due(self) -> bool:
         """Whether the configuration wants one after this step: every `training.eval_steps`, or at an epoch's end."""
+        if not len(self.learner.task.eval):
+            return False
         if self.training.eval_steps:
             return self.state.global_step % self.training.eval_steps == 0
         return (self.state.global_step + self.state.data_shift) % self.learner.plan.steps_per_epoch == 0
@@ -51,9 +57,14 @@ class Evaluation:
     def __call__(self) -> dict[str, float]:
         """Metrics of the evaluation split, with prefix; the model's random state is left as it was.
 
+        Returns:
+            Names to values; nothing where there are no evaluation rows (`data.eval_fraction=0`).
+
         Raises:
             Stopped: There was a request to stop before the end.
         """
+        if not len(self.learner.task.eval):
+            return {}
         stepper = self.learner.stepper
         states = random_states(stepper.device)
         try:
@@ -66,13 +77,16 @@ class Evaluation:
                     autocast=stepper.autocast,
                 )
         finally:
+            self.progress(0, 0)
             restore_random_states(states, stepper.device)
         values = {f"eval/{name}": value for name, value in found.items()}
         self._remember_best(values)
         return values
 
     def _until_stopped(self, batches: Iterator[Batch]) -> Iterator[Batch]:
-        while True:
+        total = -(-len(self.learner.task.eval) // self.training.per_device_eval_batch_size)
+        for done in itertools.count():
+            self.progress(done, total)
             try:
                 with self.waiting():
                     batch = next(batches, None)

@@ -97,7 +97,7 @@ class Loop:
             clock=clock,
             keep_scheduled=training.on_nonfinite is OnNonfinite.rollback,
         )
-        self.evaluation = Evaluation(learner, training, state, ranking, interrupts, self._waiting)
+        self.evaluation = Evaluation(learner, training, state, ranking, interrupts, self._waiting, display.evaluating)
         self.divergence = Divergence(learner, run, training, state, self.saving, restore, display.note)
         self._started = clock() if begun is None else begun
         self._begun = clock()
@@ -219,16 +219,16 @@ class Loop:
         if due_eval and evaluated and watched is not None:
             # Not at an end that was not due: a prolonged run has no evaluation there.
             self.learner.stepper.scheduler.observe(evaluated[watched])
-        if last and not due_eval:
+        if last and evaluated and not due_eval:
             unscheduled.append("eval/")
-        window = (self.state.window_loss, self.state.window_weight)
+        window = (self.state.window_loss, self.state.window_weight, self.state.window_grad_norm)
         if due or last:
-            self.state.window_loss, self.state.window_weight = 0.0, 0
+            self.state.window_loss, self.state.window_weight, self.state.window_grad_norm = 0.0, 0, 0.0
             self.window.empty()
         self._write(record, unscheduled)
         if last and not due:
             # Should the run be prolonged, this window goes on as if it had not ended here.
-            self.state.window_loss, self.state.window_weight = window
+            self.state.window_loss, self.state.window_weight, self.state.window_grad_norm = window
         self.state.unfinished = False
         self._save_if_due(last=last, evaluated=due_eval or last)
 
@@ -254,6 +254,7 @@ class Loop:
             state.window_loss += result.loss * result.weight
             state.window_weight += result.weight
             state.grad_norm = result.grad_norm
+            state.window_grad_norm = max(state.window_grad_norm, result.grad_norm)
         state.seconds = self._seconds_before + self.clock() - self._begun
         self.display.step(
             state.global_step, {"train/loss": result.loss, "train/grad_norm": result.grad_norm, **state.lrs}
@@ -266,6 +267,7 @@ class Loop:
         values: dict[str, Any] = {
             "train/loss": state.window_loss / state.window_weight,
             "train/grad_norm": state.grad_norm,
+            "train/grad_norm_max": max(state.window_grad_norm, state.grad_norm),
             **state.lrs,
         }
         if state.skipped_steps:

@@ -4,21 +4,30 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Mapping
-from typing import Any, Protocol
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any, Protocol, TypeVar
 
 from rich.console import Console, Group
 from rich.live import Live
 from rich.markup import escape
 from rich.padding import Padding
 from rich.panel import Panel
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    ProgressColumn,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
 from rich.table import Table
 from rich.text import Text
 
 from optrun.errors import printable
 
 log = logging.getLogger("optrun")
+Item = TypeVar("Item")
 
 
 def number(value: float, digits: int = 4) -> str:
@@ -73,6 +82,7 @@ class Display(Protocol):
 
     def start(self, step: int, total: int) -> None: ...
     def step(self, step: int, values: Mapping[str, float]) -> None: ...
+    def evaluating(self, done: int, total: int) -> None: ...
     def record(self, record: Mapping[str, Any]) -> None: ...
     def note(self, text: str) -> None: ...
     def stop(self) -> None: ...
@@ -97,6 +107,9 @@ class PlainDisplay:
 
     def step(self, step: int, values: Mapping[str, float]) -> None:
         """Nothing to say at each step."""
+
+    def evaluating(self, done: int, total: int) -> None:
+        """Nothing to say at each batch."""
 
     def record(self, record: Mapping[str, Any]) -> None:
         """One line with everything that was logged at a step."""
@@ -150,17 +163,12 @@ class LiveDisplay:
         self.evaluated: dict[str, float] = {}
         self.total = 0
         self.progress = Progress(
-            TextColumn("[bold]step"),
-            MofNCompleteColumn(),
-            BarColumn(bar_width=None),
-            TextColumn("{task.percentage:>3.0f} %"),
-            TimeElapsedColumn(),
-            TextColumn("left"),
-            TimeRemainingColumn(),
+            *_columns(),
             console=console,
             expand=True,
         )
-        self.task = self.progress.add_task("train", total=None)
+        self.task = self.progress.add_task("step", total=None)
+        self.evaluation = self.progress.add_task("evaluation", total=None, visible=False)
         self.live = Live(console=console, get_renderable=self._draw, refresh_per_second=4, transient=True)
 
     def start(self, step: int, total: int) -> None:
@@ -173,6 +181,12 @@ class LiveDisplay:
         """New figures."""
         self.values.update(values)
         self.progress.update(self.task, completed=step)
+
+    def evaluating(self, done: int, total: int) -> None:
+        """A second bar while the model is evaluated; none of no batches takes it away."""
+        if done == 0:
+            self.progress.reset(self.evaluation, total=total, visible=total > 0)
+        self.progress.update(self.evaluation, completed=done)
 
     def record(self, record: Mapping[str, Any]) -> None:
         """Keep evaluations on the screen; everything goes to the log."""
@@ -211,6 +225,35 @@ class LiveDisplay:
             title_align="left",
             padding=(1, 2),
         )
+
+
+def _columns() -> list[ProgressColumn]:
+    """A bar's name, count, bar, share and times."""
+    return [
+        TextColumn("[bold]{task.description}"),
+        MofNCompleteColumn(),
+        BarColumn(bar_width=None),
+        TextColumn("{task.percentage:>3.0f} %"),
+        TimeElapsedColumn(),
+        TextColumn("left"),
+        TimeRemainingColumn(),
+    ]
+
+
+def watched(items: Iterable[Item], total: int, *, console: Console | None = None) -> Iterator[Item]:
+    """Items as they come, with a bar on a terminal while they do.
+
+    Args:
+        items: What is worked through, such as batches.
+        total: How many there are.
+        console: Where the bar is drawn; None: standard error, so that what a verb prints can be piped.
+    """
+    console = console or Console(stderr=True)
+    if not (console.is_terminal and console.is_interactive):
+        yield from items
+        return
+    with Progress(*_columns(), console=console, transient=True) as progress:
+        yield from progress.track(items, total=total, description="evaluation")
 
 
 def make_display(console: Console, title: str) -> Display:

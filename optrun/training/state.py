@@ -32,6 +32,8 @@ class TrainState:
     """Sum of losses times weights since the last log line."""
     window_weight: int = 0
     """Tokens or examples in that sum."""
+    window_grad_norm: float = 0.0
+    """Largest global gradient norm since the last log line, before clipping."""
     best: dict[str, dict[str, float]] = field(default_factory=dict)
     """Metric name to its best value and step."""
     last: dict[str, float] = field(default_factory=dict)

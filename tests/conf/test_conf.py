@@ -12,6 +12,7 @@ import pytest
 import yaml
 from omegaconf import OmegaConf
 
+from optrun.artifacts.provenance import config_digest
 from optrun.cli import VERBS
 from optrun.config import saved, store
 from tests.running import optrun
@@ -112,6 +113,33 @@ def test_each_optimizer_brings_its_lr() -> None:
             continue
         cfg = store.without_hydra(store.compose(hydra, "config", [f"optimizer={choice}"]))
         assert cfg.lr == cfg.optimizer.default_lr > 0
+
+
+@pytest.mark.parametrize(("given", "lr"), [([], 5e-5), (["optimizer=lamb"], 1e-4), (["lr=3e-4"], 3e-4)])
+def test_a_pretrained_model_takes_a_share_of_the_default(given: list[str], lr: float) -> None:
+    hydra = store.open_hydra()
+    words = ["model=pretrained", "model.path=somewhere", *given]
+    cfg = store.without_hydra(store.compose(hydra, "config", words))
+    config = store.typed(cfg)
+    assert config.lr == lr, "twenty times less than from scratch; what is given wins"
+    note = config.default_lr_note()
+    assert (note is None) == ("lr=3e-4" in given)
+    if note is not None:
+        pieces = (f"lr={lr:g}", "model.default_lr_factor=0.05", f"optimizer={config.optimizer.name}", "warmup_ratio")
+        assert all(piece in note for piece in pieces)
+    warm = store.typed(store.without_hydra(store.compose(hydra, "config", [*words, "scheduler.warmup_ratio=0.1"])))
+    assert "warm-up" not in (warm.default_lr_note() or "")
+
+
+def test_a_configuration_from_before_the_factor_stays_what_it_was() -> None:
+    hydra = store.open_hydra()
+    words = ["model=pretrained", "model.path=somewhere", "lr=1e-3"]
+    now = saved.plain(store.without_hydra(store.compose(hydra, "config", words)))
+    before = {**now, "model": {key: value for key, value in now["model"].items() if key != "default_lr_factor"}}
+    taken_up = saved.with_schemas(before, "here")
+    assert store.typed(taken_up).lr == 1e-3
+    assert saved.differences(before, saved.plain(taken_up)) == {}
+    assert config_digest(before) == config_digest(now), "a sweep's command finds its jobs of before"
 
 
 def test_completion_lists_choices_without_schemas() -> None:

@@ -15,6 +15,7 @@ from safetensors import SafetensorError
 from optrun.artifacts.checkpoint import load_checkpoint, save_checkpoint
 from optrun.artifacts.manifest import problems
 from optrun.artifacts.retention import checkpoint_folders
+from optrun.artifacts.run_check import problems_of
 from optrun.artifacts.run_dir import RunDir
 from optrun.report.collect import load_run
 from optrun.restore import loading
@@ -221,6 +222,7 @@ def test_rollback_passes_over_the_bad_data(
     assert records(Path("parts")) == lines
     assert tensors(Path("whole"), STEPS) == tensors(Path("parts"), STEPS)
     assert state(Path("whole"), STEPS)["train"] == state(Path("parts"), STEPS)["train"]
+    assert problems_of(RunDir("whole")) == problems_of(RunDir("parts")) == []
 
 
 def test_rollback_before_the_first_scheduled_save_and_its_bound(

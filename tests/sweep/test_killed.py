@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from optrun.artifacts.run_check import problems_of
+from optrun.artifacts.run_dir import RunDir
 from tests.running import records, summary
 from tests.sweep import forked
 from tests.sweep.forked import SAVE, STEPS, jobs, result, same, sweep, whole
@@ -57,6 +59,7 @@ def test_killed_ten_times(place: Path) -> None:
         assert same(job, Path("straight") / job.name), job.name
         for resumed in summary(job)["resumes"]:
             assert resumed["from_step"] <= STEPS
+        assert problems_of(RunDir(job)) == []
     taken_up = sum(len(summary(job)["resumes"]) for job in jobs())
     assert 0 < taken_up <= 10, "only what was cut was taken up"
     assert [row["status"] for row in result().values()] == ["finished"] * 24

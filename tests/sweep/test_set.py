@@ -11,10 +11,13 @@ from pathlib import Path
 import pytest
 from hydra.types import RunMode
 
+from optrun.artifacts.run_check import problems_of
+from optrun.artifacts.run_dir import RunDir
 from optrun.commands.sweep import _folder as sweep_folder
 from optrun.config import store
 from optrun.sweep.jobs import Composer
 from optrun.training.step import Stepper
+from tests.faults.runs import sealed_at
 from tests.running import optrun, records, summary
 from tests.sweep import forked
 from tests.sweep.forked import SAVE, STEPS, ForkServer, jobs, result, same, steps, sweep, whole
@@ -70,6 +73,7 @@ def test_failures_are_rows(place: Path) -> None:
     assert ForkServer.launches == []
     assert sweep(*words, "hydra.sweeper.retry_failed=true") == 1
     assert ForkServer.launches == [2]
+    assert [problems_of(RunDir(Path("sweep") / name)) for name in rows] == [[], [], []]
 
 
 def test_an_impossible_network_is_a_row(place: Path) -> None:
@@ -183,6 +187,7 @@ def test_a_torn_result_is_no_result(place: Path, undisturbed: Path, file: str) -
     if file == "metrics.jsonl":  # a line is on the disk before its checkpoint is
         shutil.rmtree(torn / "checkpoints" / f"step-{STEPS:08d}")
         (torn / "summary.json").unlink()
+        sealed_at(RunDir(torn), STEPS - 1)
     before = (other / "metrics.jsonl").stat().st_mtime_ns
     assert sweep("lr=1e-3,2e-3") == 0
     assert all(same(job, undisturbed / job.name) for job in jobs())

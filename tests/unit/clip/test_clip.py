@@ -63,9 +63,10 @@ def test_norm_takes_each_tensor_alone() -> None:
         torch.testing.assert_close(grad, torch.tensor(expected))
 
 
-def test_value_then_norm() -> None:
+@pytest.mark.parametrize("name", ["global_norm", "norm"])
+def test_value_then_norm(name: str) -> None:
     params = _params(torch.tensor([3.0, -4.0, 0.5]))
-    norm = build_clip("global_norm", max_norm=1.0, eps=0.0, max_value=2.0, min_value=-1.0)(_sgd(params))
+    norm = build_clip(name, max_norm=1.0, eps=0.0, max_value=2.0, min_value=-1.0)(_sgd(params))
     assert norm == pytest.approx(25.25**0.5)  # before anything was changed
     clamped = torch.tensor([2.0, -1.0, 0.5])
     torch.testing.assert_close(_grads(params)[0], clamped / clamped.norm())
@@ -77,6 +78,24 @@ def test_one_norm_per_group() -> None:
     build_clip("global_norm", max_norm=1.0, eps=0.0, per_group=True)(optimizer)
     for grad, expected in zip(_grads(params), ([0.6, 0.8], [0.6], [0.8]), strict=True):
         torch.testing.assert_close(grad, torch.tensor(expected))
+
+
+def test_eps_is_added_to_the_norm_of_a_group() -> None:
+    params = _params(torch.tensor([3.0]), torch.tensor([6.0]))
+    optimizer = torch.optim.SGD([{"params": params[:1]}, {"params": params[1:]}])
+    build_clip("global_norm", max_norm=1.0, eps=1.0, per_group=True)(optimizer)
+    torch.testing.assert_close(_grads(params), [torch.tensor([3.0 / 4.0]), torch.tensor([6.0 / 7.0])])
+
+
+@pytest.mark.parametrize("out", [0, 1, 2])
+def test_opting_out_goes_by_the_place_of_the_parameter(out: int) -> None:
+    """Parameters without a gradient keep their place, and so do those of further groups."""
+    params = _params(*(torch.tensor([8.0]) for _ in range(3)), None)
+    order = [params[0], params[3], params[1], params[2]]
+    named = [(f"p{place}", param) for place, param in enumerate(order)]
+    optimizer = torch.optim.SGD([{"params": named[:2]}, {"params": named[2:]}])
+    build_clip("norm", max_norm=1.0, eps=0.0, exclude=[f"^p{(0, 2, 3)[out]}$"])(optimizer)
+    assert [grad.item() for grad in _grads(params)] == [8.0 if index == out else 1.0 for index in range(3)]
 
 
 @pytest.mark.parametrize("name", ["global_norm", "norm", "value"])
@@ -123,10 +142,11 @@ def test_half_precision_is_measured_in_float32(dtype: torch.dtype) -> None:
     assert params[0].grad.dtype is dtype
 
 
-def test_norms_are_computed_once() -> None:
+@pytest.mark.parametrize("name", ["global_norm", "norm"])
+def test_norms_are_computed_once(name: str) -> None:
     params = _params(*(torch.randn(3) for _ in range(4)))
     with mock.patch.object(clip_gradients.torch, "_foreach_norm", wraps=torch._foreach_norm) as norm:
-        build_clip("global_norm")(_sgd(params))
+        build_clip(name)(_sgd(params))
     assert norm.call_count == 1
 
 

@@ -11,13 +11,14 @@ from pathlib import Path
 
 import pytest
 
-from optrun.data.cache import cached, digest, digest_files
+from optrun.data.cache import cached, digest, digest_files, discarded
 from optrun.errors import StorageError
 
 
 @pytest.fixture
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("OPTRUN_CACHE", str(tmp_path / "cache"))
+    discarded()
     return tmp_path / "cache"
 
 
@@ -94,6 +95,71 @@ def test_a_killed_process_leaves_nothing_trusted(cache: Path) -> None:
     os.utime(left, (time.time() - 2 * 86400,) * 2)
     cached("kind", "other", lambda folder: None)
     assert not left.exists()
+
+
+def _flip(path: Path) -> None:
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 4
+    path.write_bytes(content)
+
+
+DAMAGES = {
+    "a flipped bit": lambda place: _flip(place / "x"),
+    "cut": lambda place: (place / "x").write_text("ma"),
+    "emptied": lambda place: (place / "x").write_text(""),
+    "longer": lambda place: (place / "x").write_text("made twice"),
+    "deleted": lambda place: (place / "x").unlink(),
+    "a folder": lambda place: ((place / "x").unlink(), (place / "x").mkdir()),
+    "another file": lambda place: (place / "y").write_text("more"),
+    "without its seal": lambda place: (place / "seal.json").unlink(),
+    "with a seal that is cut": lambda place: (place / "seal.json").write_text("{"),
+    "with a seal that is something else": lambda place: (place / "seal.json").write_text("[1]"),
+}
+
+
+@pytest.mark.parametrize("name", DAMAGES)
+def test_what_is_damaged_is_made_anew_and_told(cache: Path, name: str) -> None:
+    calls = []
+
+    def make(folder: Path) -> None:
+        calls.append(folder)
+        (folder / "x").write_text("made")
+
+    place = cached("kind", "key", make)
+    assert cached("kind", "key", make) == place
+    assert (len(calls), discarded()) == (1, [])
+    DAMAGES[name](place)
+    assert (cached("kind", "key", make) / "x").read_text() == "made"
+    (said,) = discarded()
+    assert str(place) in said
+    assert "damaged" in said
+    assert (len(calls), discarded()) == (2, []), "told once"
+    cached("kind", "key", make)
+    assert len(calls) == 2
+    assert [path.name for path in (cache / "kind").iterdir()] == ["key"], "nothing else is left"
+
+
+def test_an_entry_of_another_key_is_none(cache: Path) -> None:
+    for key in ("a", "b"):
+        cached("kind", key, lambda folder, key=key: (folder / "x").write_text(key) and None)
+    (cache / "kind" / "a").rename(cache / "kind" / "c")
+    (cache / "kind" / "b").rename(cache / "kind" / "a")
+    assert (cached("kind", "a", lambda folder: (folder / "x").write_text("a") and None) / "x").read_text() == "a"
+    assert len(discarded()) == 1
+
+
+def test_damage_that_cannot_be_removed_is_not_used(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    place = cached("kind", "key", lambda folder: (folder / "x").write_text("made") and None)
+    _flip(place / "x")
+
+    def refuse(*_: object) -> None:
+        raise PermissionError
+
+    monkeypatch.setattr(Path, "rename", refuse)
+    again = cached("kind", "key", lambda folder: (folder / "x").write_text("made") and None)
+    assert again != place
+    assert (again / "x").read_text() == "made"
+    assert len(discarded()) == 1
 
 
 def test_a_cache_that_cannot_be_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

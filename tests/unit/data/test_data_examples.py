@@ -13,10 +13,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from optrun.data.cache import discarded
 from optrun.data.examples import Example, Examples, Joined, Selected, chosen, encode, limited, packed
 from optrun.data.loader import Feed, Plan
 from optrun.data.randomness import generator
-from optrun.errors import StorageError
 
 
 def documents(lengths: list[int]) -> Examples:
@@ -38,12 +38,12 @@ def test_every_token_stands_in_exactly_one_block(lengths: list[int], length: int
     assert left == 0 or left < (2 if keep_rest or len(rows) == 0 else length)
 
 
-def encoded(texts: list[str], key: str = "k") -> Examples:
-    def encoder(batch: list[str]) -> dict[str, list[list[int]]]:
-        ids = [[ord(letter) for letter in text] for text in batch]
+def encoded(texts: list[str], key: str = "k", longest: int | None = None) -> Examples:
+    def encoder(batch: list[str], cut: bool) -> dict[str, list[list[int]]]:
+        ids = [[ord(letter) for letter in (text[:longest] if cut else text)] for text in batch]
         return {"input_ids": ids, "token_type_ids": [[0] * len(row) for row in ids]}
 
-    return encode(lambda: iter(texts), encoder, key)
+    return encode(lambda: iter(texts), encoder, key, longest=longest)
 
 
 def test_encoding_is_kept_by_content(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -68,13 +68,39 @@ def test_nothing_to_encode(texts: list[str]) -> None:
     assert len(made.ragged.get("input_ids", ())) == 0
 
 
-def test_a_damaged_cache_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_cut_is_counted() -> None:
+    texts = ["", "abc", "abcde", "abcdef", "x" * 1500]
+    made = encoded(texts, longest=5)
+    assert made.lost is not None
+    assert made.lost.tolist() == [0, 0, 0, 1, 1495]
+    assert encoded(texts).lost is None
+    some = Selected(made.with_scalars(labels=np.arange(5)), np.array([4, 1]))
+    assert some.lost is not None
+    assert some.lost.tolist() == [1495, 0]
+
+
+def test_texts_are_known_again_by_their_hash_also_where_they_are_joined() -> None:
+    first, second = encoded(["abc", "cde", "abc"]), encoded(["cde", "x"], "other settings")
+    assert first.hashes is not None
+    assert second.hashes is not None
+    assert np.isin(first.hashes, second.hashes).tolist() == [False, True, False]
+    assert Selected(first, np.array([1])).hashes == first.hashes[1]
+    blocks = packed(first, 2, keep_rest=True)
+    assert len(blocks) == 4
+    assert limited(blocks, 2, seed=0).hashes.tolist() == first.hashes.tolist()
+
+
+@pytest.mark.parametrize("name", ["input_ids.int32", "token_type_ids.int32", "offsets.npy", "lost.npy", "hashes.npy"])
+def test_a_flipped_bit_in_cached_ids_is_discarded(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OPTRUN_CACHE", str(tmp_path))
-    encoded(["abc"])
-    (path,) = (tmp_path / "tokens").glob("*/input_ids.int32")
-    path.write_bytes(b"1234")
-    with pytest.raises(StorageError, match=r"damaged. Delete the folder"):
-        encoded(["abc"])
+    before = encoded(["abc", "de"]).fingerprint()
+    discarded()
+    (path,) = (tmp_path / "tokens").glob(f"*/{name}")
+    content = bytearray(path.read_bytes())
+    content[-1] ^= 1
+    path.write_bytes(content)
+    assert encoded(["abc", "de"]).fingerprint() == before
+    assert name in discarded()[0]
 
 
 def test_a_limit_picks_by_seed_or_the_same_ones_for_all_runs() -> None:

@@ -16,6 +16,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from optrun.data.cache import discarded
 from optrun.data.files import read_files
 from optrun.errors import ConfigError
 
@@ -175,6 +176,23 @@ def test_changed_content_is_read_anew_though_size_and_time_are_the_same(tmp_path
         write(path, second)
         os.utime(path, (1, 1))
         assert rows(path) != before
+
+
+@pytest.mark.parametrize("harm", ["flipped", "cut"])
+@pytest.mark.parametrize(("name", "content"), [("a.csv", "text\nthe cat\n"), ("a.jsonl", '{"text": "the cat"}\n')])
+def test_damaged_rows_in_the_cache_are_read_anew(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, content: str, harm: str
+) -> None:
+    """One flipped bit made another text of it; a cut file was put down to the user's own."""
+    monkeypatch.setenv("OPTRUN_CACHE", str(tmp_path / "cache"))
+    (tmp_path / name).write_text(content)
+    assert rows(tmp_path / name) == {"text": ["the cat"]}
+    discarded()
+    (kept,) = (tmp_path / "cache").rglob("*.arrow")
+    whole = kept.read_bytes()
+    kept.write_bytes(whole.replace(b"the cat", b"the bat") if harm == "flipped" else whole[: len(whole) // 2])
+    assert rows(tmp_path / name) == {"text": ["the cat"]}
+    assert kept.name in discarded()[0]
 
 
 def test_a_cache_that_cannot_be_written_is_no_obstacle(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

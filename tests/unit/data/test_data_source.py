@@ -14,10 +14,11 @@ from datasets import ClassLabel, Dataset, DatasetDict, Features, Value
 
 from optrun.config.choice import choice
 from optrun.config.data import SCHEMAS, DataConfig
-from optrun.data.columns import ALL_KEYS, label_column, named, refuse_unused, text_column, texts
-from optrun.data.files import resolve
+from optrun.data.columns import ALL_KEYS, label_column, named, refuse_unused, text_column, texts, words_column
+from optrun.data.files import read_files, resolve
 from optrun.data.source import Source, Split, cut, load_source
 from optrun.errors import ConfigError
+from optrun.task.labels import label_lists_of, labels_of, numbers
 
 
 def config(name: str, **options: Any) -> DataConfig:
@@ -261,3 +262,55 @@ def test_an_ending_is_no_likeness(tmp_path: Path) -> None:
     with pytest.raises(ConfigError) as refusal:
         resolve("data.train", str(tmp_path / "nope.csv"))
     assert "Did you mean" not in str(refusal.value)
+
+
+def from_lines(folder: Path, lines: list[str]) -> Split:
+    (folder / "rows.jsonl").write_text("\n".join(lines) + "\n")
+    return Split(read_files("data.train", str(folder / "rows.jsonl"), documents=False), "data.train")
+
+
+@pytest.mark.parametrize(
+    ("values", "said"),
+    [
+        (['"a b"', "5"], r"row 1 has 'a b' \(str\), row 2 has 5 \(int\)"),
+        (["null", "1.5", "2", '"x"'], r"row 2 has 1.5 \(float\), row 4 has 'x' \(str\)"),
+        (["true", "1"], r"row 1 has True \(bool\), row 2 has 1 \(int\)"),
+        (["1", '"1"'], r"some rows write 1 and its like without quotes"),
+        (['"x"', '{"a": 1}'], r"row 1 has 'x' \(str\), row 2 has {'a': 1} \(dict\)"),
+    ],
+)
+def test_a_column_that_mixes_kinds_is_refused(tmp_path: Path, values: list[str], said: str) -> None:
+    """Named, it was read: numbers as their digits, 1 and "1" as one label."""
+    split = from_lines(tmp_path, [f'{{"text": {value}, "label": {value}}}' for value in values])
+    with pytest.raises(ConfigError, match=rf"data.train: column text mixes kinds of values: {said}"):
+        list(texts(split, "text"))
+    for read in (labels_of, numbers):
+        with pytest.raises(ConfigError, match=rf"column label mixes kinds of values: {said}"):
+            read(split, "label")
+    with pytest.raises(ConfigError, match=r"column text mixes kinds of values"):
+        text_column(Source(split, split, config("files", train="x")), split)  # type: ignore[arg-type]
+
+
+def test_lists_that_mix_kinds_are_refused(tmp_path: Path) -> None:
+    split = from_lines(tmp_path, ['{"tokens": ["a", "b"], "tags": ["O", "O"]}', '{"tokens": ["a", 3], "tags": [0]}'])
+    with pytest.raises(ConfigError, match=r"column tags mixes kinds of values: row 1 has 'O' \(str\), row 2 has 0"):
+        label_lists_of(split, "tags")
+    with pytest.raises(ConfigError, match=r"column tokens mixes kinds of values: row 1 has 'a' \(str\), row 2 has 3"):
+        words_column(Source(split, split, config("files", train="x")), split, "tags")  # type: ignore[arg-type]
+
+
+def test_numbers_of_two_forms_and_missing_ones_are_no_mixture(tmp_path: Path) -> None:
+    split = from_lines(tmp_path, [f'{{"text": {value}}}' for value in ("1", "2.5", "null")])
+    assert list(texts(split, "text")) == ["1.0", "2.5", ""]
+
+
+@pytest.mark.parametrize(("labels", "row"), [("1 0 NA 1", 3), ("nan 0 1 1", 1), ("0.0 1 ? n/a", 3)])
+def test_na_among_numbers_is_no_class(labels: str, row: int) -> None:
+    split = Split(Dataset.from_dict({"label": labels.split()}), "data.train")
+    with pytest.raises(ConfigError, match=rf"row {row} has '.*' in column label, and all others have numbers"):
+        labels_of(split, "label")
+
+
+@pytest.mark.parametrize("labels", ["yes no NA", "E11 250 V10", "NA none", "0-9 10+ 1"])
+def test_names_of_classes_may_be_what_they_are(labels: str) -> None:
+    assert labels_of(Split(Dataset.from_dict({"label": labels.split()}), "data.train"), "label") == labels.split()

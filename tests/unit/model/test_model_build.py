@@ -17,7 +17,8 @@ from optrun.config.choice import choice
 from optrun.config.model import SCHEMAS, ModelConfig
 from optrun.errors import ConfigError
 from optrun.model.build import ModelSpec, build_model, special_ids
-from optrun.model.tokenizer import load_tokenizer, train_tokenizer
+from optrun.model.configuration import refuse_unknown
+from optrun.model.tokenizer import load_tokenizer, train_tokenizer, vocab_size
 
 TEXTS = ["the cat sat on a mat", "Anna Smith went to Paris and Berlin with Bob"] * 3
 COMMON = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
@@ -55,8 +56,8 @@ ARCHITECTURES = [
     (CAUSAL, "phi", COMMON),
     (CAUSAL, "opt", {**COMMON, "ffn_dim": 16, "word_embed_proj_dim": 16, "intermediate_size": None}),
     (CAUSAL, "mamba", {"hidden_size": 16, "num_hidden_layers": 1, "state_size": 4}),
-    (CAUSAL, "bert", COMMON),
-    (CAUSAL, "bart", BART),
+    (CAUSAL, "bert", {**COMMON, "is_decoder": True}),
+    (CAUSAL, "bart", {**BART, "is_decoder": True}),
     (MASKED, "bert", COMMON),
     (MASKED, "roberta", COMMON),
     (MASKED, "deberta-v2", COMMON),
@@ -176,6 +177,15 @@ def test_special_tokens_reach_the_model() -> None:
         ),
         (MASKED, "gpt2", GPT2, r"transformers has no AutoModelForMaskedLM of the architecture gpt2"),
         (SEQ2SEQ, "gpt2", GPT2, r"no AutoModelForSeq2SeqLM of the architecture gpt2"),
+        (CAUSAL, "bert", COMMON, r"bert is an encoder.*gpt2 or llama, or task=masked_lm; model.config.is_decoder=true"),
+        (CAUSAL, "bart", BART, r"bart is an encoder-decoder.*task=seq2seq_lm; model.config.is_decoder=true"),
+        (CAUSAL, "bert-generation", COMMON, r"BertGenerationDecoder sees the tokens .*model.config.is_decoder=true"),
+        (
+            MASKED,
+            "bert",
+            {**COMMON, "is_decoder": True},
+            r"is_decoder=true, and sees nothing behind a mask.*task=causal",
+        ),
         (CAUSAL, "xlnet", XLNET, r"XLNetLMHeadModel sees the tokens after the one it predicts"),
         (CAUSAL, "llama", {**GROUPED, "hidden_act": "nix"}, r"model=from_config: cannot be built for this task: .*nix"),
     ],
@@ -189,6 +199,17 @@ def test_scratch_refusals(auto_class: str, model_type: str, values: dict[str, An
 def test_an_unknown_value_inside_a_part_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"model.config.text_config.hiden_size: .*Did you mean hidden_size"):
         build_model(scratch("gemma3", {"text_config": {"hiden_size": 8}}), spec(CAUSAL), meta=True)
+
+
+@pytest.mark.parametrize("meta", [False, True])
+def test_an_encoder_with_weights_is_no_decoder_unless_told(bert: Path, meta: bool) -> None:
+    with pytest.raises(ConfigError, match=r"model.path=.*: bert is an encoder.*model.config.is_decoder=true"):
+        build_model(pretrained(bert), spec(CAUSAL), meta=meta)
+    with pytest.raises(ConfigError, match=r"bert is an encoder"):
+        refuse_unknown(pretrained(bert), CAUSAL)
+    refuse_unknown(pretrained(bert, config={"is_decoder": True}), CAUSAL)
+    knowingly, _ = build_model(pretrained(bert, config={"is_decoder": True}), spec(CAUSAL), meta=meta)
+    assert knowingly.config.is_decoder
 
 
 # With weights ---------------------------------------------------------------------------------------------------------
@@ -293,10 +314,54 @@ def test_a_tokenizer_that_is_missing_or_too_large(bert: Path, tmp_path: Path) ->
     assert len(load_tokenizer(pretrained(bert))) == len(words("pair"))  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match=r"model.tokenizer=.*missing: no tokenizer can be loaded"):
         load_tokenizer(pretrained(bert, tokenizer=str(tmp_path / "missing")))
-    too_many = spec(MASKED)
-    too_many.vocab_size = 10_000
-    with pytest.raises(ConfigError, match=r"model.tokenizer: it has 10000 entries, the model embeds"):
-        build_model(pretrained(bert), too_many)
+
+
+@pytest.mark.parametrize("entries", [10_000, 100])
+def test_a_tokenizer_that_is_not_of_the_embedding(bert: Path, entries: int) -> None:
+    """Larger: its ids have no row. Much smaller: its files were lost, and most rows are never reached."""
+    wrong = replace(spec(MASKED), vocab_size=entries)
+    said = rf"model.path: the tokenizer has {entries:,} entries, the model embeds .*model.config.vocab_size={entries}"
+    for meta in (False, True):
+        with pytest.raises(ConfigError, match=said):
+            build_model(pretrained(bert), wrong, meta=meta)
+    model, notes = build_model(pretrained(bert, config={"vocab_size": entries}), wrong)
+    assert model.get_input_embeddings().num_embeddings == entries, "grown or shrunk by the user's word"
+    assert any("another shape" in note and "word_embeddings" in note for note in notes)
+
+
+def test_a_tokenizer_that_is_somewhat_smaller_is_told(bert: Path) -> None:
+    whole = spec(MASKED)
+    assert whole.vocab_size is not None
+    _, notes = build_model(pretrained(bert), replace(whole, vocab_size=int(0.8 * whole.vocab_size)))
+    assert any(note.startswith("warning: model.path: the tokenizer has") for note in notes)
+    _, notes = build_model(pretrained(bert), replace(whole, vocab_size=int(0.95 * whole.vocab_size)))
+    assert not any("tokenizer" in note for note in notes), "room is usual"
+
+
+def test_ids_that_are_left_out_count() -> None:
+    tokenizer = words("pair")
+    assert vocab_size(tokenizer) == len(tokenizer)
+    sparse = type("Sparse", (), {"get_vocab": lambda _: {"a": 0, "b": 700}, "__len__": lambda _: 2})()
+    assert vocab_size(sparse) == 701
+
+
+@pytest.mark.parametrize("kept", [[], ["tokenizer_config.json"], ["vocab.txt"], ["tokenizer.json"]])
+def test_a_folder_without_its_tokenizer_is_refused(bert: Path, kept: list[str]) -> None:
+    """transformers makes one of five special tokens, for which every text is [UNK]."""
+    vocabulary = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "the", "cat"]
+    (bert / "vocab.txt").write_text("\n".join(vocabulary) + "\n")
+    for path in [*bert.glob("tokenizer*"), *bert.glob("special_tokens_map.json"), bert / "vocab.txt"]:
+        if path.name not in kept:
+            path.unlink()
+    for options in ({"path": bert}, {"path": bert, "tokenizer": str(bert)}):
+        key = "model.tokenizer" if "tokenizer" in options else "model.path"
+        if {"vocab.txt", "tokenizer.json"} & set(kept):
+            assert load_tokenizer(pretrained(**options)) is not None  # type: ignore[arg-type]
+            continue
+        with pytest.raises(ConfigError, match=rf"{key}=.*no tokenizer") as caught:
+            load_tokenizer(pretrained(**options))  # type: ignore[arg-type]
+        if not kept:
+            assert "tokenizer.json, vocab.txt, of which the folder has none" in str(caught.value)
 
 
 def test_words_are_read_with_the_space_before_them(tmp_path: Path) -> None:

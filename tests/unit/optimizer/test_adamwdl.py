@@ -118,3 +118,10 @@ def test_embeddings_alone_are_no_layers() -> None:
     structured = {name: name.replace("encoder.layer.", "encoder.layers.") for name in names}
     optimizer = AdamWDL(params.items(), layerwise_decay=0.8, n_layers=1, name_dict=structured)
     assert list(optimizer.lr_ratios.values()) == pytest.approx([0.64, 0.8, 1.0])
+
+
+def test_a_model_without_blocks_scales_its_embedding() -> None:
+    """As PaddleNLP: nothing is numbered, so no block is left behind at the full rate."""
+    params = {name: torch.nn.Parameter(torch.ones(2)) for name in ("embedding_bag.weight", "classifier.weight")}
+    optimizer = AdamWDL(params.items(), layerwise_decay=0.5, n_layers=2)
+    assert optimizer.lr_ratios == {"embedding_bag.weight": 0.125, "classifier.weight": 1.0}

@@ -184,6 +184,15 @@ def test_a_cycled_momentum_reaches_every_member(name: str, main: str, other: str
     assert wanted[0] not in (0.9, 0.95), "it has moved"
 
 
+def test_a_member_that_comes_later_is_cycled_too() -> None:
+    """All groups had betas until then."""
+    optimizer = Composite([{"params": [("w", torch.nn.Parameter(torch.ones(2)))]}], members={"lamb": {}})
+    optimizer.add_param_group({"params": [("b", torch.nn.Parameter(torch.ones(2)))], "optimizer": "sgd"})
+    SCHEDULERS["OneCycleLR"](optimizer)
+    optimizer.step()
+    assert [optimizer.param_groups[0]["betas"][0], optimizer.param_groups[1]["momentum"]] == [0.95, 0.95]
+
+
 # -- states of other classes ------------------------------------------------------------------------------------------
 
 

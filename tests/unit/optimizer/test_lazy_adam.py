@@ -96,6 +96,29 @@ def test_touched_rows_move_as_a_dense_table_would(foreach: bool, dtype: torch.dt
         assert not sparse.state[table][slot][[0, 2, 3]].any()
 
 
+@pytest.mark.parametrize("foreach", [False, True])
+def test_each_group_has_its_own_loss_scale(foreach: bool) -> None:
+    """A gradient times 4, taken with loss_scale=4, is the gradient: beside a group whose gradients are not scaled."""
+    scaled, plain = toy(torch.float64), toy(torch.float64)
+    names = list(plain)
+    groups = [
+        {"params": [(names[0], scaled[names[0]])], "loss_scale": 4.0, "weight_decay": 0.1},
+        {"params": [(name, scaled[name]) for name in names[1:]]},
+    ]
+    one = LazyAdam(groups, lr=0.1, eps=1e-3, foreach=foreach)
+    two = LazyAdam(
+        [{"params": [(n, p)], "weight_decay": 0.1 * (n == names[0])} for n, p in plain.items()], lr=0.1, eps=1e-3
+    )
+    for step in range(3):
+        for params, optimizer in ((scaled, one), (plain, two)):
+            set_grads(params, step)
+            if params is scaled:
+                params[names[0]].grad *= 4.0
+            optimizer.step()
+    for name, param in plain.items():
+        torch.testing.assert_close(scaled[name], param, rtol=1e-12, atol=1e-14)
+
+
 def test_gradients_sparse_in_two_dimensions_are_refused() -> None:
     table = torch.nn.Parameter(torch.ones(3, 3))
     table.grad = torch.eye(3).to_sparse()

@@ -251,6 +251,41 @@ def test_a_rule_may_name_another_optimizer() -> None:
     assert not isinstance(same, Composite)
 
 
+def test_a_group_that_comes_later_goes_to_its_member() -> None:
+    """To the main optimizer, to a member that is there, and to one that is not there yet."""
+    given = groups()
+    given[0]["optimizer"] = "sgd"
+    optimizer = build_optimizer("lamb", given, lr=0.1)
+    late = {name: torch.nn.Parameter(torch.ones(3)) for name in ("main", "known", "new")}
+    optimizer.add_param_group({"params": [("main", late["main"])]})
+    optimizer.add_param_group({"params": [("known", late["known"])], "optimizer": "sgd", "lr": 0.5})
+    optimizer.add_param_group({"params": [("new", late["new"])], "optimizer": "adamw", "lr": 0.25})
+    assert members(optimizer)["sgd"] == ["embed.weight", "known"]
+    assert members(optimizer)["lamb"][-1] == "main"
+    assert members(optimizer)["adamw"] == ["new"]
+    there = [param for group in given for _, param in group["params"]]
+    before = [param.clone() for param in there]
+    for param in (*late.values(), *there):
+        param.grad = torch.ones_like(param)
+    optimizer.step()
+    assert not any(torch.equal(param, was) for param, was in zip(there, before, strict=True))
+    assert late["known"].tolist() == [0.5] * 3
+    assert late["new"].tolist() == pytest.approx([(1 - 0.25 * 0.01) - 0.25] * 3)
+    assert late["main"].tolist() != [1.0] * 3
+    with pytest.raises(ValueError, match="two parameters are called 'known'"):
+        optimizer.add_param_group({"params": [("known", torch.nn.Parameter(torch.ones(1)))]})
+
+
+def test_muon_leaves_what_a_rule_gives_to_another_optimizer() -> None:
+    given = groups()
+    given[1]["optimizer"] = "sgd"
+    assert members(build_optimizer("muon", given, lr=0.1)) == {
+        "adamw": ["embed.weight", "hidden.bias", "out.bias"],
+        "sgd": ["hidden.weight"],
+        "muon": ["out.weight"],
+    }
+
+
 def test_patterns_and_name_dicts_are_held_against_all_groups_of_a_member() -> None:
     """Whichever comes first, and in the order that was given."""
     given = groups()

@@ -18,6 +18,7 @@ from optrun.optimizer.base import NamedOptimizer
 from optrun.optimizer.footprint import state_bytes
 from optrun.optimizer.state import group_differences, load_named_state, named_state
 from optrun.optimizer.table import CLASSES
+from optrun.scheduler import build_scheduler
 from tests.optimizer_cases import CASES, GOOD, GOOD_IDS, IDS, Case, quadratic, set_grads, toy
 
 over_cases = pytest.mark.parametrize("case", CASES, ids=IDS)
@@ -232,6 +233,9 @@ def test_config_builds_it_again(case: Case, options: Mapping[str, Any]) -> None:
     optimizer = case.build(toy().items(), **options)
     assert isinstance(optimizer, NamedOptimizer)
     config = optimizer.get_config()
+    own = {} if case.name == "muon" else options  # its companion's are not its own
+    said = {"lr": optimizer.get_lr(), **{k: list(v) if isinstance(v, tuple) else v for k, v in own.items()}}
+    assert {key: config.get(key) for key in said} == said
     if not any(callable(value) for value in options.values()):
         assert json.loads(json.dumps(config)) == config
     assert (
@@ -261,6 +265,24 @@ def test_lr_is_read_set_and_guarded(case: Case) -> None:
     optimizer._lr_driven_by = "cosine"
     with pytest.raises(RuntimeError, match=r"cosine drives the learning rate"):
         optimizer.set_lr(0.1)
+
+
+@over_cases
+def test_two_drivers_of_one_lr_are_refused_at_the_step(case: Case) -> None:
+    """A group that comes later, with a function of the step, under a schedule."""
+    params = toy()
+    named = list(params.items())
+    optimizer = case.build(named[:1], lr=0.1)
+    build_scheduler(optimizer, "cosine", num_training_steps=3)
+    optimizer.add_param_group({"params": named[1:] if case.name != "muon" else later_matrix(), "lr": lambda _: 0.5})
+    set_grads(params, 0)
+    with pytest.raises(RuntimeError, match="cosine drives it too: keep one of the two"):
+        optimizer.step()
+
+
+def later_matrix() -> list[tuple[str, torch.nn.Parameter]]:
+    """A parameter that Muon takes, too."""
+    return [("later.weight", torch.nn.Parameter(torch.ones(2, 2)))]
 
 
 @over_cases

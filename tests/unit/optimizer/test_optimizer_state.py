@@ -12,8 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from optrun.optimizer import AdamW, Lamb, torch_named
+from optrun.optimizer.batches import Batch
 from optrun.optimizer.build import build_optimizer
-from optrun.optimizer.restore import canonical
+from optrun.optimizer.restore import canonical, placed
 from optrun.optimizer.state import group_differences, load_named_state, named_state
 from optrun.scheduler import Scheduler, build_scheduler
 from tests.optimizer_cases import set_grads, toy
@@ -296,3 +297,57 @@ def test_an_absolute_lr_stays_absolute_in_a_state_dict() -> None:
 def test_something_else_is_no_state_dict() -> None:
     with pytest.raises(ValueError, match=r"no optimizer's state dict: it has no key 'state', but \['model'\]"):
         Lamb([torch.nn.Parameter(torch.ones(1))]).load_state_dict({"model": 1})
+
+
+def test_differences_are_told_of_parameters_that_both_know() -> None:
+    _, optimizer = trained(lr=0.1)
+    _, meta = named_state(optimizer)
+    later = Lamb([*toy().items(), ("later", torch.nn.Parameter(torch.ones(1)))], lr=0.2)
+    assert group_differences(later, meta) == ["lr was 0.1, is 0.2 (body.weight, body.bias, gain and 1 more)"]
+
+
+def test_a_state_of_another_width_is_refused_though_one_dimension_fits() -> None:
+    one, two = (Lamb([("w", torch.nn.Parameter(torch.ones(2, columns)))]) for columns in (3, 4))
+    for optimizer in (one, two):
+        optimizer.param_groups[0]["params"][0].grad = torch.ones_like(optimizer.param_groups[0]["params"][0])
+        optimizer.step()
+    with pytest.raises(ValueError, match=r"'exp_avg' of parameter 'w' has shape \(2, 4\), the parameter has \(2, 3\)"):
+        one.load_state_dict(two.state_dict())
+
+
+def test_groups_of_a_state_dict_are_not_joined() -> None:
+    """Each counts its own steps and has its own options: which should the one group have?"""
+    params = toy()
+    apart = Lamb([{"params": [pair]} for pair in params.items()])
+    with pytest.raises(ValueError, match="the saved groups 0 and 1 are one group here"):
+        Lamb(list(params.items())[:2]).load_state_dict(
+            {**apart.state_dict(), "param_groups": apart.state_dict()["param_groups"][:2]}
+        )
+
+
+def test_state_goes_where_its_parameter_is_and_the_step_stays() -> None:
+    there = torch.nn.Parameter(torch.ones(2, device="meta"))
+    moved = {key: placed(torch.ones(2), there, {}, key) for key in ("exp_avg", "step")}
+    assert {key: value.device.type for key, value in moved.items()} == {"exp_avg": "meta", "step": "cpu"}
+    assert placed(torch.ones(()), there, {"fused": True}, "step").device.type == "meta"
+
+
+def test_fused_kernels_are_taken_where_asked_for() -> None:
+    for asked in (True, False):
+        assert Batch({"foreach": asked}, params=[torch.ones(1)]).foreach is asked
+    assert not Batch({"foreach": None}, params=[torch.ones(1)]).foreach
+    assert Batch({"foreach": None}, params=[torch.ones(1, device="meta")]).foreach
+
+
+def test_adamw_is_fused_however_its_parameters_are_given() -> None:
+    param, number = torch.nn.Parameter(torch.ones(2, 2)), torch.nn.Parameter(torch.ones(()))
+    for params in (
+        [param, number],
+        [("w", param), ("n", number)],
+        [{"params": [("w", param)]}],
+        [{"params": [number]}],
+    ):
+        assert AdamW(params).param_groups[0]["fused"] is True
+    whole = torch.nn.Parameter(torch.ones(2, dtype=torch.complex64))
+    for params in ([param, whole], [("w", param), ("c", whole)]):
+        assert AdamW(params).param_groups[0]["fused"] is None

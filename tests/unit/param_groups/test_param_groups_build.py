@@ -68,6 +68,14 @@ class NormedLinear(nn.Module):
         self.weight = nn.Parameter(torch.ones(4, 4))
 
 
+class PatchEmbeddings(nn.Module):
+    """An embedding layer by its class alone."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.kernel = nn.Parameter(torch.ones(4, 4))
+
+
 @pytest.mark.parametrize(
     ("module", "leaf", "role"),
     [
@@ -81,6 +89,7 @@ class NormedLinear(nn.Module):
         (nn.Conv1d(4, 4, 3, groups=4), "weight", "matrix"),
         (nn.Embedding(1, 4), "weight", "embedding"),
         (nn.PReLU(), "weight", "vector"),
+        (PatchEmbeddings(), "kernel", "embedding"),
         (nn.MultiheadAttention(4, 2), "in_proj_bias", "bias"),
         (nn.MultiheadAttention(4, 2), "in_proj_weight", "matrix"),
     ],
@@ -116,6 +125,14 @@ def test_tied_tensors_count_once_and_frozen_ones_not_at_all() -> None:
         build_param_groups(model)
 
 
+def test_a_head_with_one_output_is_a_matrix_by_its_name() -> None:
+    """Where only names and shapes are known: a regression head decays, a disguised vector does not."""
+    groups = build_param_groups(
+        [("score.weight", nn.Parameter(torch.ones(1, 8))), ("scale", nn.Parameter(torch.ones(1, 8)))]
+    )
+    assert by_name(groups, "role") == {"score.weight": "matrix", "scale": "vector"}
+
+
 def test_names_and_shapes_are_enough() -> None:
     model = Tiny(2)
     from_names = build_param_groups(model.named_parameters(), "layerwise", lr=1.0, decay_rate=0.5)
@@ -128,6 +145,14 @@ def test_names_and_shapes_are_enough() -> None:
 
 
 # -- rules ------------------------------------------------------------------------------------------------------------
+
+
+def test_a_tensor_under_two_names_is_claimed_once_by_its_first() -> None:
+    shared, other = nn.Parameter(torch.ones(2, 3)), nn.Parameter(torch.ones(3))
+    groups = build_param_groups([("table", shared), ("bias", other), ("head", shared)], "single")
+    assert [name for group in groups for name, _ in group["params"]] == ["table", "bias"]
+    with pytest.raises(ConfigError, match="head is the same tensor as table"):
+        build_param_groups([("table", shared), ("head", shared)], "single", rules=[{"pattern": "head", "lr": 0.1}])
 
 
 def test_rules_override_in_order() -> None:

@@ -65,6 +65,83 @@ def test_towers_have_their_own_depth() -> None:
     assert by_name(groups, "lr")["vision_model.embeddings.class_embedding"] == 0.0625
 
 
+def tower(path: str, depth: int) -> list[tuple[str, torch.Tensor]]:
+    """Names and shapes of a stack of blocks."""
+    kinds = {"query": (4, 4), "up": (8, 4), "down": (4, 8), "norm": (4,)}
+    return [
+        (f"{path}.layers.{block}.{kind}.weight", torch.ones(shape, requires_grad=True))
+        for block in range(depth)
+        for kind, shape in kinds.items()
+    ]
+
+
+def matrix(name: str, *shape: int) -> tuple[str, torch.Tensor]:
+    return name, torch.ones(shape or (4, 4), requires_grad=True)
+
+
+def test_names_alone_tell_what_lies_below_and_above_each_tower() -> None:
+    """Before a tower's blocks: its embeddings. Behind them: its head. Beside both towers: what its name says."""
+    params = [matrix("shared_embed.weight"), matrix("ears.weight")]
+    for side, depth in (("left", 2), ("right", 3)):
+        params += [matrix(f"{side}.first.weight"), *tower(side, depth), matrix(f"{side}.last.weight")]
+    layer = by_name(build_param_groups(params, "layerwise", decay_rate=0.5), "layer")
+    scale = by_name(build_param_groups(params, "layerwise", decay_rate=0.5), "lr_scale")
+    assert layer["left.first.weight"] == "left/embeddings"
+    assert layer["left.layers.1.up.weight"] == "left/layer_01"
+    assert layer["right.last.weight"] == layer["left.last.weight"] == layer["ears.weight"] == "head"
+    assert layer["shared_embed.weight"] == "embeddings"
+    assert scale["left.first.weight"] == 0.5**3
+    assert scale["shared_embed.weight"] == 0.5**4  # below the deeper of the two
+
+
+def test_blocks_built_alike_are_blocks_whatever_lists_they_hold() -> None:
+    """Experts are most of a block, and no layers of their own."""
+    params = []
+    for block in range(3):
+        params += [matrix(f"h.{block}.attention.weight"), matrix(f"h.{block}.norm.weight", 4)]
+        params += [matrix(f"h.{block}.experts.{n}.{kind}.weight", 8, 8) for n in range(4) for kind in ("up", "down")]
+    scale = by_name(build_param_groups(params, "layerwise", decay_rate=0.5), "lr_scale")
+    assert [scale[f"h.{block}.experts.{n}.up.weight"] for block, n in ((0, 0), (0, 3), (2, 1))] == [0.125, 0.125, 0.5]
+
+
+@pytest.mark.parametrize(("depth", "alone"), [(5, False), (6, True)])
+def test_a_deep_stack_is_a_tower_however_narrow(depth: int, alone: bool) -> None:
+    wide = [matrix(f"wide.layers.{n}.{kind}.weight", 200, 200) for n in range(2) for kind in ("up", "gate", "down")]
+    scale = by_name(build_param_groups([*wide, *tower("narrow", depth)], "layerwise", decay_rate=0.5), "lr_scale")
+    assert (scale["narrow.layers.0.up.weight"] == 0.5**depth) is alone
+
+
+def test_towers_are_called_by_the_piece_that_tells_them_apart() -> None:
+    params = [*tower("model.encoder", 2), *tower("model.decoder.inner", 2)]
+    layer = by_name(build_param_groups(params, "layerwise"), "layer")
+    assert layer["model.encoder.layers.0.up.weight"] == "encoder/layer_00"
+    assert layer["model.decoder.inner.layers.1.up.weight"] == "decoder/layer_01"
+
+
+def test_lists_of_one_length_beside_each_other_are_one_stack() -> None:
+    """Attentions and feed-forwards kept apart: block i is element i of each."""
+    params = [matrix(f"m.attentions.{n}.{kind}.weight") for n in range(3) for kind in ("query", "key", "value")]
+    params += [matrix(f"m.ffns.{n}.{kind}.weight") for n in range(3) for kind in ("up", "gate", "down")]
+    layer = by_name(build_param_groups(params, "layerwise"), "layer")
+    for n in range(3):
+        assert layer[f"m.attentions.{n}.key.weight"] == layer[f"m.ffns.{n}.up.weight"] == f"layer_0{n}"
+
+
+def test_what_lies_between_towers_belongs_to_the_nearest() -> None:
+    params = [matrix("text.shared_embed.weight"), *tower("text.left", 2), *tower("text.right", 2), *tower("vision", 4)]
+    scale = by_name(build_param_groups(params, "layerwise", decay_rate=0.5), "lr_scale")
+    assert scale["text.shared_embed.weight"] == 0.5**3
+    assert scale["vision.layers.0.up.weight"] == 0.5**4
+
+
+def test_a_token_or_position_that_the_model_holds_itself_is_below_the_blocks() -> None:
+    tokens = [matrix("cls_token", 1, 1, 4), matrix("pos_embed", 1, 9, 4), matrix("mixing", 3, 4)]
+    params = [*tokens, *tower("encoder", 2), matrix("head.weight")]
+    layer = by_name(build_param_groups(params, "layerwise"), "layer")
+    assert layer["cls_token"] == layer["pos_embed"] == "embeddings"
+    assert layer["mixing"] == layer["head.weight"] == "head"
+
+
 def test_stages_count_through() -> None:
     model = on_meta("swin", depths=[1, 2], num_heads=[1, 2], embed_dim=8)
     layer = by_name(build_param_groups(model, "layerwise", lr=1.0), "layer")
@@ -86,6 +163,12 @@ def test_an_untied_output_layer_is_the_head_whatever_its_name() -> None:
 def test_no_stack_of_blocks_is_refused_in_words() -> None:
     with pytest.raises(ConfigError, match=r"Sequential has no stack of blocks.*name_dict"):
         build_param_groups(nn.Sequential(nn.Linear(2, 2), nn.ReLU(), nn.Linear(2, 2)), "layerwise", lr=1.0)
+
+
+def test_a_list_of_single_matrices_is_no_stack_of_blocks() -> None:
+    params = [("heads." + str(n) + ".linear.weight", torch.ones(4, 4, requires_grad=True)) for n in range(3)]
+    with pytest.raises(ConfigError, match="has no stack of blocks"):
+        build_param_groups(params, "layerwise")
 
 
 def test_depth_may_be_given_as_more_than_found() -> None:
@@ -152,6 +235,8 @@ def test_name_dict_refusals(name_dict: dict[str, Any], message: str) -> None:
 def test_name_dict_beyond_n_layers() -> None:
     with pytest.raises(ConfigError, match="n_layers=2: name_dict names block 2, from 0"):
         build_param_groups(bert(), "layerwise", name_dict={r"layer\.(\d+)\.": r"\1"}, n_layers=2)
+    with pytest.raises(ConfigError, match="n_layers=2: name_dict names block 2 of text, from 0"):
+        build_param_groups(bert(), "layerwise", name_dict={r"layer\.(\d+)\.": r"text.layers.\1"}, n_layers=2)
 
 
 def test_a_function_in_its_place() -> None:
@@ -169,6 +254,20 @@ def test_a_function_in_its_place() -> None:
     assert lr["bert.encoder.layer.1.output.dense.bias"] == 1.0
     assert lr["bert.encoder.layer.0.output.dense.bias"] == 2.0
     assert {entry[:2] for entry in seen} == {(0.9, 3)}
+
+
+def test_a_function_reads_the_users_own_names() -> None:
+    names = {r"layer\.(\d+)\.": r"my.layers.\1", "word_embeddings": "embeddings"}
+    seen: dict[str, str] = {}
+
+    def function(_rate: float, structured: Any, _depth: int, param: NamedParam) -> float:
+        seen[param.name] = structured[param.name]
+        return 1.0
+
+    build_param_groups(bert(), "layerwise", name_dict=names, set_param_lr_fun=function)
+    assert seen["bert.encoder.layer.2.output.dense.weight"] == "my.layers.2"
+    assert seen["bert.embeddings.word_embeddings.weight"] == "embeddings"
+    assert seen["classifier.weight"] == "head"  # nobody said
 
 
 def test_a_function_must_return_a_number() -> None:

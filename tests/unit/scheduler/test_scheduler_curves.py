@@ -115,6 +115,16 @@ def test_never_below_the_floor_after_the_climb_and_never_above_the_peak(
     assert all(min_lr / 1e-3 - 1e-12 <= value <= 1 + 1e-12 for value in values[options["num_warmup_steps"] :])
 
 
+@pytest.mark.parametrize("name", ["linear", "cosine", "polynomial"])
+def test_behind_the_last_step_a_curve_is_at_its_end(name: str) -> None:
+    """Also where the climb takes all of the run but one step, or where no step is left to come down in."""
+    config = choice("scheduler", SCHEMAS, name, {"num_warmup_steps": 3, "min_lr": 0.025})
+    curve = build_curve(config, num_training_steps=4, lr=0.1)
+    assert [curve(step) for step in (3, 4)] == pytest.approx([1.0, 0.25])
+    assert curves.linear(0, decay_steps=0, final=0.25) == 0.25
+    assert curves.wsd(3, num_stable_steps=2, num_decay_steps=0, final=0.25) == 0.25
+
+
 def test_product_and_inverse_time_are_keras_decay() -> None:
     both = curves.product(lambda step: 0.5, lambda step: curves.inverse_time(step, decay_rate=0.5, decay_steps=1))
     assert [both(step) for step in range(3)] == [0.5, 0.5 / 1.5, 0.25]

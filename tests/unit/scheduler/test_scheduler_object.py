@@ -195,6 +195,19 @@ def test_plateau_modes_follow_torch(mode: str, threshold_mode: str) -> None:
         assert _lrs(ours_optimizer) == pytest.approx(_lrs(theirs_optimizer))
 
 
+@pytest.mark.parametrize("threshold_mode", ["rel", "abs"])
+def test_what_counts_as_better_is_a_share_or_a_difference(threshold_mode: str) -> None:
+    """From 10, a threshold of 0.1 asks for less than 9, or for less than 9.9."""
+    ours, theirs = (torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=1.0) for _ in range(2))
+    options: dict[str, Any] = {"factor": 0.5, "patience": 0, "threshold": 0.1, "threshold_mode": threshold_mode}
+    schedule = build_scheduler(ours, "plateau", num_training_steps=9, mode="min", metric="loss", **options)
+    torchs = torch.optim.lr_scheduler.ReduceLROnPlateau(theirs, mode="min", **options)
+    for metric in (10.0, 9.5, 8.9, 8.85):
+        schedule.observe(metric)
+        torchs.step(metric)
+        assert ours.param_groups[0]["lr"] == theirs.param_groups[0]["lr"]
+
+
 def test_plateau_state_and_metric() -> None:
     first = build_scheduler(_sgd(), "plateau", num_training_steps=9, patience=0, metric="eval/accuracy", mode="max")
     assert first.metric == "eval/accuracy"

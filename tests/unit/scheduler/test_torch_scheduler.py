@@ -71,6 +71,24 @@ def test_every_schedule_is_one_of_torchs_and_can_be_copied(name: str) -> None:
         assert one.get_last_lr() == first.get_last_lr() * 2, "the added group joined the copy"
 
 
+@pytest.mark.parametrize("case", CASES, ids=IDS)
+def test_a_pickled_schedule_brings_its_optimizer(case: Case) -> None:
+    """With its state, so that both go on exactly."""
+    params = toy()
+    scheduler = build_scheduler(case.build(params.items(), lr=0.1), "cosine", num_training_steps=4)
+    set_grads(params, 0)
+    scheduler.optimizer.step()
+    scheduler.step()
+    twin = pickle.loads(pickle.dumps(scheduler))
+    copied = twin.optimizer.named_params()
+    for run, one in ((params, scheduler), (copied, twin)):
+        set_grads({name: run[name] for name in params}, 1)
+        one.optimizer.step()
+        one.step()
+    assert all(torch.equal(copied[name], param) for name, param in params.items())
+    assert twin.get_last_lr() == scheduler.get_last_lr()
+
+
 def test_own_functions_can_be_copied_where_they_can() -> None:
     assert pickle.loads(pickle.dumps(build_scheduler(_sgd(), abs, num_training_steps=4))).name == "abs"
     own = build_scheduler(_sgd(), lambda step: 0.5**step, num_training_steps=4)

@@ -1,0 +1,184 @@
+"""What a file is by its bytes, where its name says something else: told before a reader stumbles over it."""
+
+from __future__ import annotations
+
+import codecs
+import lzma
+import shlex
+from collections.abc import Iterator
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+from optrun.errors import ConfigError
+
+COMPRESSED = {".gz": "gzip", ".bz2": "bz2", ".xz": "xz", ".zst": "zstd"}
+_COMPRESSED_BY_MAGIC = ((b"\x1f\x8b", "gzip"), (b"BZh", "bz2"), (b"\xfd7zXZ", "xz"), (b"\x28\xb5\x2f\xfd", "zstd"))
+_HEAD = 4096
+_CHUNK = 1 << 20
+
+_SHEET = "a spreadsheet. Save it as CSV (UTF-8) and give that"
+_ARCHIVE = "an archive. Unpack it and give the files in it"
+_IMAGE = "an image. Give a folder with one folder of images for each class: data=hub data.path=FOLDER"
+_PICKLE = "a pickle, which is never opened. Where you trust its origin write it as parquet"
+_TREE = 'no table. Write its rows as jsonl, one object a line, such as {"text": ..., "label": ...}'
+ELSEWHERE = {
+    **dict.fromkeys((".xlsx", ".xls", ".ods"), _SHEET),
+    **dict.fromkeys((".zip", ".tar", ".tgz", ".7z", ".rar"), _ARCHIVE),
+    **dict.fromkeys((".jpg", ".jpeg", ".png", ".webp", ".gif"), _IMAGE),
+    **dict.fromkeys((".pkl", ".pickle", ".pt", ".joblib"), _PICKLE),
+    **dict.fromkeys((".yaml", ".yml", ".xml", ".html", ".pdf", ".docx", ".npy", ".npz", ".db", ".sqlite"), _TREE),
+    ".arrow": "an Arrow file. Write it as parquet: datasets.Dataset.from_file(FILE).to_parquet(NEW)",
+    ".feather": "an Arrow file. Write it as parquet: pandas.read_feather(FILE).to_parquet(NEW)",
+}
+"""Ending to what such a file is, and what to do: kinds that people do hand over and that are not read."""
+
+
+def refuse_other_content(key: str, path: Path, kind: str) -> None:
+    """Refuse a file that cannot be what its ending says, with what it is instead.
+
+    Args:
+        key: The configuration key, for messages.
+        path: The file; not empty.
+        kind: What its ending says: `csv`, `tsv`, `json`, `parquet` or `text`.
+
+    Raises:
+        ConfigError: Another format, another encoding, a pointer of Git LFS, a web page, nothing but white space.
+    """
+    with path.open("rb") as file:
+        raw = file.read(_HEAD)
+    said = _by_magic(raw, path, kind) or (_parquet(raw, path) if kind == "parquet" else _text(path, kind))
+    if said is not None:
+        raise ConfigError(f"{key}={path}: {said}")
+
+
+def open_bytes(path: Path) -> Any:
+    """The bytes of a file, unpacked where its ending or its first bytes say that they are compressed."""
+    import pyarrow as pa
+
+    compression = COMPRESSED.get(path.suffix.lower()) or _compression(path)
+    if compression == "xz":
+        return lzma.open(path)
+    return pa.input_stream(str(path), compression=compression)
+
+
+def _compression(path: Path) -> str | None:
+    with path.open("rb") as file:
+        raw = file.read(8)
+    return next((name for magic, name in _COMPRESSED_BY_MAGIC if raw.startswith(magic)), None)
+
+
+def _by_magic(raw: bytes, path: Path, kind: str) -> str | None:
+    """What the first bytes say that are the same in every file of a kind."""
+    if raw.startswith(b"version https://git-lfs"):
+        return "this is a pointer of Git LFS, the data themselves are not here. Fetch them: git lfs pull"
+    if raw.startswith(b"PK\x03\x04"):
+        return f"its bytes are those of {ELSEWHERE['.xlsx' if b'xl/' in raw else '.zip']}."
+    if raw.startswith(b"ARROW1"):
+        return f"its bytes are those of {ELSEWHERE['.arrow']}."
+    if raw.startswith(b"PAR1") and kind != "parquet":
+        return f"cannot be read as {kind}: its bytes are parquet. Call it {_called(path, '.parquet')}."
+    return None
+
+
+def _parquet(raw: bytes, path: Path) -> str | None:
+    if not raw.startswith(b"PAR1"):
+        packed = " It is compressed as a whole: unpack it." if _compression(path) else ""
+        return f"cannot be read as parquet: it begins with {_begin(raw)} instead of PAR1.{packed}"
+    with path.open("rb") as file:
+        file.seek(-4, 2)
+        whole = file.read() == b"PAR1"
+    return (
+        None if whole else "cannot be read as parquet: its end is missing. It was cut short: fetch or write it again."
+    )
+
+
+def _text(path: Path, kind: str) -> str | None:
+    """What is wrong with the bytes of a text, read to the end; None: nothing."""
+    import pyarrow as pa
+
+    try:
+        with open_bytes(path) as stream:
+            chunks = iter(lambda: stream.read(_CHUNK), b"")
+            head = next(chunks, b"")
+            if not head:
+                return "the file is empty."
+            return _beginning(head, path, kind) or _encoding(head, chunks, path, kind)
+    except (pa.ArrowException, OSError, EOFError, lzma.LZMAError):
+        return None  # the reader says it, in its own words
+
+
+def _beginning(head: bytes, path: Path, kind: str) -> str | None:
+    begin = head.removeprefix(codecs.BOM_UTF8).lstrip()
+    cannot = f"cannot be read as {kind}: "
+    if kind != "text" and begin[:15].lower().startswith((b"<!doctype", b"<html", b"<?xml")):
+        return f"{cannot}it begins with {_begin(begin)}: a web page, such as an error or a login, in place of the data."
+    if kind in ("csv", "tsv") and begin.startswith((b'{"', b"[{")):
+        return f"{cannot}its lines are JSON. Call it {_called(path, '.jsonl')}."
+    if kind in ("csv", "tsv") and begin:
+        return _other_delimiter(begin.splitlines()[0].decode("utf-8", "replace"), path, kind)
+    if kind == "json" and begin and not begin.startswith((b"{", b"[")) and b"\x00" not in head[:_HEAD]:
+        return f"{cannot}it begins with {_begin(begin)}, where JSON begins with {{ or [."
+    return None
+
+
+def _other_delimiter(header: str, path: Path, kind: str) -> str | None:
+    """One column whose name holds what separates columns elsewhere: the file is of that kind."""
+    own = {"csv": ",", "tsv": "\t"}[kind]
+    other = next((mark for mark in ("\t", ";", "|", ",") if own not in header and mark in header), None)
+    if other is None:
+        return None
+    if other in ",\t":
+        word, ending = {",": ("commas", ".csv"), "\t": ("tabs", ".tsv")}[other]
+        return f"its columns are separated by {word}, not as in {kind}: {header!r}. Call it {_called(path, ending)}."
+    read = f"pandas.read_csv({str(path)!r}, sep={other!r}, dtype=str, keep_default_na=False)"
+    new = str(path.with_name(f"new-{path.name}"))
+    return (
+        f"its columns are separated by {other!r}, not as in {kind}: {header!r}. Write it anew: "
+        f'python -c "import pandas; {read}.to_csv({new!r}, sep={own!r}, index=False)"'
+    )
+
+
+def _called(path: Path, ending: str) -> str:
+    """The file's name with the right ending."""
+    packed = path.suffix if path.suffix.lower() in COMPRESSED else ""
+    return Path(path.name.removesuffix(packed)).with_suffix(ending).name + packed
+
+
+def _encoding(head: bytes, rest: Iterator[bytes], path: Path, kind: str) -> str | None:
+    if head.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)) or _every_other_zero(head):
+        name = shlex.quote(str(path))
+        return (
+            f"cannot be read as {kind}: it holds zero bytes: it is UTF-16. Convert it: iconv -f utf-16 -t utf-8 {name}"
+        )
+    decoder, line, blank = codecs.getincrementaldecoder("utf-8-sig")(), 1, True
+    for chunk in chain([head], rest):
+        if b"\x00" in chunk:
+            line += chunk[: chunk.index(b"\x00")].count(b"\n")
+            return f"cannot be read as {kind}: line {line:,} holds zero bytes, as a binary or a damaged file does."
+        try:
+            blank = not decoder.decode(chunk).strip() and blank
+        except UnicodeDecodeError as error:
+            line += chunk[: error.start].count(b"\n")
+            name = shlex.quote(str(path))
+            return (
+                f"cannot be read as {kind}: the bytes of line {line:,} are no UTF-8. Convert it, if it is Latin-1: "
+                f"iconv -f latin1 -t utf-8 {name}"
+            )
+        line += chunk.count(b"\n")
+    return "no rows in it: nothing but white space." if blank and kind in ("text", "json") else None
+
+
+def _every_other_zero(head: bytes) -> bool:
+    """Whether a text without a mark of its order is UTF-16: Latin letters have a zero byte each."""
+    for at in (0, 1):
+        half = head[at:_HEAD:2]
+        if len(half) > 4 and half.count(0) > 0.4 * len(half) and head[1 - at : _HEAD : 2].count(0) < 0.1 * len(half):
+            return True
+    return False
+
+
+def _begin(raw: bytes) -> str:
+    """The first line, for a message."""
+    line = raw.splitlines()[0] if raw.strip() else raw
+    return repr(line[:40].decode("utf-8", "replace"))

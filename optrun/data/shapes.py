@@ -1,0 +1,170 @@
+"""Rows that are no rows of texts: nested cells, chats, one object for a whole file, labels inside of lines."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from optrun.errors import ConfigError
+
+if TYPE_CHECKING:
+    from datasets import Dataset
+
+USUAL_TEXTS = ("text", "sentence", "content")
+_CHAT = ({"role", "content"}, {"from", "value"})
+_LINES = (
+    # what every line looks like, how that is called, what makes a table of it
+    (re.compile(r"__label__(\S+) +\S"), "__label__NAME text", r"s/^__label__\([^ ]*\) */\1\t/"),
+    (re.compile(r"([A-Za-z][\w-]*:\w+) \S"), "LABEL:DETAIL text", r"s/ /\t/"),
+    (re.compile(r"([A-Za-z][\w-]*): *\S"), "LABEL:text", r"s/: */\t/"),
+    (re.compile(r"([^\t]{1,40})\t\S"), "LABEL, a tab, text", ""),
+)
+_WORD_AND_TAG = re.compile(r"\S+[ \t](\S+[ \t])*(O|[BIES]-\S+)$")
+
+
+def is_nested(feature: Any) -> bool:
+    """Whether a column's cells are objects or lists."""
+    return isinstance(feature, dict | list) or hasattr(feature, "feature") or type(feature).__name__ == "Json"
+
+
+def columns_in_words(rows: Dataset) -> str:
+    """The columns, what nested ones hold, and what to do about the first of these that is no table's.
+
+    Args:
+        rows: Of one split, at least one.
+
+    Returns:
+        Sentences, such as `Columns: text (objects with en, de), label.`.
+    """
+    said = []
+    advice = _labelled_lines(rows)
+    for name, feature in rows.features.items():
+        if not is_nested(feature):
+            said.append(name)
+            continue
+        cell = next(
+            (value for value in rows.select_columns([name])[:100][name] if value and isinstance(value, dict | list)),
+            None,
+        )
+        said.append(f"{name} ({_cell(cell)})")
+        if rows.column_names == ["text"] and isinstance(cell, list) and not isinstance(cell[0], dict):
+            advice = 'Where each row is a list, name what is in it: {"text": ..., "label": ...}, one object a line.'
+        advice = advice or _advice(name, cell)
+    return f"Columns: {', '.join(said)}." + (f" {advice}" if advice else "")
+
+
+def _cell(value: Any) -> str:
+    if isinstance(value, dict):
+        return f"objects with {_some(value)}"
+    if isinstance(value, list):
+        inner = value[0] if value else None
+        if isinstance(inner, dict):
+            return f"lists of objects with {_some(inner)}"
+        return "lists of texts" if isinstance(inner, str) else "lists"
+    return "empty objects or lists"
+
+
+def _advice(name: str, value: Any) -> str:
+    if isinstance(value, list) and value and isinstance(value[0], dict):
+        if any(keys <= set(value[0]) for keys in _CHAT):
+            return (
+                f"{name} holds chats, which no task reads as they are. Write each as one text, for instance with "
+                f"tokenizer.apply_chat_template(row[{name!r}], tokenize=False) (task=causal_lm), or question and "
+                "answer as text and target (task=seq2seq_lm)."
+            )
+        return f"Write what is to be read from {name} as a text, in a column of its own."
+    if isinstance(value, dict):
+        leaf = next((key for key, inner in value.items() if isinstance(inner, str)), next(iter(value), "KEY"))
+        return f"Write the text itself, in a column of its own: row[{name!r}][{leaf!r}]."
+    if isinstance(value, list) and value and isinstance(value[0], str) and name in USUAL_TEXTS:
+        return f"Write one text there: ' '.join(row[{name!r}])."
+    return ""
+
+
+def _labelled_lines(rows: Dataset) -> str:
+    """What to do with lines of text that begin with their label; empty where they do not."""
+    if rows.column_names != ["text"] or is_nested(rows.features["text"]):
+        return ""
+    lines = [line for line in rows[:100]["text"] if isinstance(line, str) and line.strip()]
+    if not lines:
+        return ""
+    if all(_WORD_AND_TAG.match(line) for line in lines):
+        return (
+            f"Its lines are a word and a tag each (CoNLL): {lines[0][:40]!r}. Write a sentence a line as jsonl: "
+            '{"tokens": [...], "ner_tags": [...]}.'
+        )
+    for pattern, form, command in _LINES:
+        found = [match[1] for line in lines if (match := pattern.match(line))]
+        if len(found) == len(lines) and len(set(found)) < len(found):
+            table = f"sed '{command}' FILE" if command else "cat FILE"
+            return (
+                f"Its lines look like {form}: {lines[0][:40]!r}. Make a table of them: "
+                rf"(printf 'label\ttext\n'; {table}) > NEW.tsv"
+            )
+    return "These are texts alone: give a table (csv, tsv, jsonl, parquet) with a column for each."
+
+
+def refuse_one_object(key: str, path: Path, rows: Dataset) -> None:
+    """Refuse a file that is one JSON object with the rows somewhere inside.
+
+    Args:
+        key: The configuration key, for messages.
+        path: The file.
+        rows: The one row that was read from it.
+
+    Raises:
+        ConfigError: With the place of the rows in it, and the command that takes them out.
+    """
+    row = rows[0]
+    if any(isinstance(row.get(name), str) for name in USUAL_TEXTS):
+        return  # one document, with something beside it
+    said = _rows_inside(row, path)
+    if said is not None:
+        raise ConfigError(f"{key}={path}: the file is one JSON object. {said}")
+
+
+def _rows_inside(row: dict[str, Any], path: Path) -> str | None:
+    name, new = shlex.quote(str(path)), shlex.quote(str(path.with_suffix(".jsonl")))
+    new = new if new != name else shlex.quote(str(path.with_name(f"{path.stem}-rows.jsonl")))
+    values = list(row.values())
+    by_column = (
+        f"It has one {'list' if isinstance(values[0], list) else 'object'} for each column ({_some(row)}), where rows "
+        f"are read: python -c \"import pandas; pandas.read_json({str(path)!r}).to_json({new!r}, orient='records', "
+        'lines=True)"'
+    )
+    if all(isinstance(value, list) and len(value) == len(values[0]) > 1 for value in values) and not any(
+        isinstance(cell, dict) for value in values for cell in value
+    ):
+        return by_column
+    if len(values) > 1 and all(isinstance(value, dict) and value.keys() == values[0].keys() for value in values):
+        if all(inner.isdigit() for inner in values[0]):
+            return by_column
+        return f"It has one object for each row ({_some(values[0])}). Take them out: jq -c '.[]' {name} > {new}"
+    found = _list_of_objects(row)
+    if found is None:
+        return None
+    keys, objects = found
+    if any(chat <= set(objects[0]) for chat in _CHAT):
+        return None  # one chat: what is said of its column says more
+    return (
+        f"Its key {'.'.join(keys)!r} holds a list of {len(objects):,} objects ({_some(objects[0])}): the rows. Take "
+        f"them out: jq -c '.{'.'.join(keys)}[]' {name} > {new}"
+    )
+
+
+def _list_of_objects(value: dict[str, Any], depth: int = 3) -> tuple[list[str], list[dict[str, Any]]] | None:
+    """Keys to the longest list of objects, and that list."""
+    found: list[tuple[list[str], list[dict[str, Any]]]] = []
+    for key, inner in value.items():
+        if isinstance(inner, list) and inner and isinstance(inner[0], dict):
+            found.append(([key], inner))
+        elif isinstance(inner, dict) and depth and (deeper := _list_of_objects(inner, depth - 1)):
+            found.append(([key, *deeper[0]], deeper[1]))
+    return max(found, key=lambda each: len(each[1]), default=None)
+
+
+def _some(names: Any) -> str:
+    listed = [str(name) for name in names]
+    return ", ".join(listed[:6]) + (", ..." if len(listed) > 6 else "")

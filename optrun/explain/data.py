@@ -1,0 +1,136 @@
+"""What named data hold, without reading more of them than a person waits for."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from optrun.config.data import FilesConfig, HubConfig
+from optrun.config.model import FromConfigConfig
+from optrun.config.run import RunConfig
+from optrun.data.randomness import generator
+from optrun.data.source import Source, Split, load_source
+from optrun.errors import ConfigError
+from optrun.model.tokenizer import load_tokenizer, train_tokenizer
+from optrun.task import TextKind, build_task
+from optrun.task.build import task_class
+from optrun.task.facts import DataFacts, data_facts
+
+MOST_BYTES = 256 << 20
+"""Files larger than this together are read by a run alone."""
+MOST_ROWS = 2_000
+MOST_CHARACTERS = 2_000_000
+"""What is looked at of a split; all of it where there is less."""
+
+
+@dataclass(frozen=True)
+class Sampled:
+    """What is known of named data.
+
+    Attributes:
+        train_rows: Rows there are.
+        eval_rows: Likewise; held back from the training rows where no evaluation data are named.
+        looked_at: How many of both were looked at.
+        facts: Of those; None where they are images, or single texts that are too long.
+    """
+
+    train_rows: int
+    eval_rows: int
+    looked_at: tuple[int, int]
+    facts: DataFacts | None
+
+
+def look_at(config: RunConfig, notes: list[str]) -> Sampled | None:
+    """Look at a sample of the data that a configuration names.
+
+    Args:
+        config: The whole configuration.
+        notes: Takes what was decided, and why nothing was looked at.
+
+    Returns:
+        None where no data are named, where they lie on the hub, or are large.
+
+    Raises:
+        ConfigError: Data that training would refuse.
+    """
+    kind = task_class(config.task)
+    reason = _left_to_the_run(config)
+    if reason is None or reason:
+        notes += [reason] if reason else []
+        return None
+    documents = bool(getattr(config.task, "packing", False))
+    source = load_source(config.data, seed=config.seed, documents=documents)
+    sizes = len(source.train.rows), len(source.eval.rows)
+    if kind.text_kind == TextKind.NONE:
+        return Sampled(*sizes, looked_at=(0, 0), facts=None)
+    # A label that the sample has in its evaluation rows alone is one that all of the training rows may have.
+    some = replace(source, train=_some(source.train), eval=_some(source.eval), cut_from_train=True, notes=[])
+    looked_at = len(some.train.rows), len(some.eval.rows)
+    if 0 in looked_at:  # a single text of more characters than that
+        return Sampled(*sizes, looked_at=(0, 0), facts=None)
+    whole = looked_at == sizes
+    try:
+        facts = _facts(config, source if whole else some)
+    except ConfigError as error:
+        if whole:
+            raise
+        notes.append(f"Of a sample of the data: {error}")
+        return Sampled(*sizes, looked_at=(0, 0), facts=None)
+    if not whole:
+        facts = replace(facts, eval=replace(facts.eval, known=None))
+    return Sampled(*sizes, looked_at=looked_at, facts=facts)
+
+
+def _left_to_the_run(config: RunConfig) -> str | None:
+    """Why the data are not looked at: a sentence; None where none are named; empty where they are looked at."""
+    data = config.data
+    if isinstance(data, HubConfig):
+        folder = Path(data.path).expanduser()
+        if not folder.is_dir():
+            return "Data of the hub are looked at when a run begins, not here."
+        files = [path for path in folder.rglob("*") if path.is_file()]
+    elif isinstance(data, FilesConfig):
+        from optrun.data.files import resolve
+
+        files = resolve("data.train", data.train)
+        files += resolve("data.eval", data.eval) if data.eval is not None else []
+    else:
+        return None
+    size = sum(path.stat().st_size for path in files)
+    needed = config.training.max_steps is None and not getattr(config.task, "packing", False)
+    if needed or size <= MOST_BYTES:
+        return ""
+    return f"The data are {size >> 20:,} MiB, and looked at when a run begins, not here."
+
+
+def _some(split: Split) -> Split:
+    """Rows from all over a split, as many as there is room for."""
+    count = len(split.rows)
+    order = generator(0, "explain").permutation(count)[:MOST_ROWS]
+    kept: list[int] = []
+    characters = 0
+    for place, row in zip(order, split.rows.select(order), strict=True):
+        characters += sum(map(_characters, row.values()))
+        if characters > MOST_CHARACTERS:
+            break
+        kept.append(place)
+    return split if len(kept) == count else split.take(np.sort(np.array(kept, dtype=np.int64)))
+
+
+def _characters(value: Any) -> int:
+    if isinstance(value, list):
+        return sum(map(_characters, value))
+    return len(value) if isinstance(value, str) else 0
+
+
+def _facts(config: RunConfig, source: Source) -> DataFacts:
+    kind = task_class(config.task)
+    tokenizer = load_tokenizer(config.model, words=kind.reads_words)
+    if tokenizer is None:
+        assert isinstance(config.model, FromConfigConfig)
+        size = config.model.vocab_size
+        tokenizer = train_tokenizer(lambda: kind.vocabulary(source), vocab_size=size, kind=kind.text_kind)
+    return data_facts(build_task(config.task, config.data, source, tokenizer, seed=config.seed), source, tokenizer)

@@ -1,0 +1,111 @@
+"""A local model folder looked through before anything is loaded: what is in it, and whether its weights are whole."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from pathlib import Path
+
+from optrun.errors import ConfigError
+
+_OTHER_WEIGHTS = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.h5", "*.msgpack")
+_LONGEST_HEADER = 100_000_000
+"""Bytes; what the safetensors format allows."""
+
+
+def refuse_no_model(path: str) -> None:
+    """Refuse a local path that holds no transformers model.
+
+    Args:
+        path: As configured; a folder, or nothing.
+
+    Raises:
+        ConfigError: A file; a run, a checkpoint or an adapter; no config.json.
+    """
+    folder = Path(path).expanduser()
+    if folder.is_file():
+        raise ConfigError(f"model.path={path}: this is a file. Give the folder that holds config.json.")
+    if folder.is_dir() and (said := _no_model(folder, path)) is not None:
+        raise ConfigError(f"model.path={path}: {said}")
+
+
+def refuse_broken_weights(path: str) -> None:
+    """Refuse a local folder whose weights are not there or not whole, by the headers of their files.
+
+    Args:
+        path: As configured; a folder, or nothing.
+
+    Raises:
+        ConfigError: No safetensors; a file that is cut, missing or a pointer of Git LFS.
+    """
+    folder = Path(path).expanduser()
+    said = _no_weights(folder) or next(filter(None, map(_broken, _weights(folder))), None) if folder.is_dir() else None
+    if said is not None:
+        raise ConfigError(f"model.path={path}: {said}")
+
+
+def _no_model(folder: Path, path: str) -> str | None:
+    if (folder / "config.json").is_file():
+        return None
+    if (folder / "manifest.json").is_file() and (folder / "state.json").is_file():
+        return f"this is a checkpoint of optrun. Make a model of it: optrun export {path} DIR, and take model.path=DIR."
+    if (folder / "model" / "config.json").is_file():
+        return f"this folder has no config.json; its folder model has: model.path={folder / 'model'}."
+    if (folder / "adapter_config.json").is_file():
+        return (
+            "this is an adapter (peft), no model. Merge it into its base model and save that: "
+            "PeftModel.from_pretrained(...).merge_and_unload().save_pretrained(DIR)."
+        )
+    return "this folder has no config.json, so it holds no transformers model."
+
+
+def _no_weights(folder: Path) -> str | None:
+    """Weights are safetensors; anything else may run code when it is opened, and is not opened."""
+    if any(folder.glob("*.safetensors")) or any(folder.glob("*.safetensors.index.json")):
+        return None
+    other = sorted(path.name for pattern in (*_OTHER_WEIGHTS, "*.gguf") for path in folder.glob(pattern))
+    if not other:
+        return "this folder has no weights: no *.safetensors file in it."
+    return (
+        f"its weights are {other[0]}, which is not opened: only safetensors are read. Convert them where you trust "
+        "their origin: load with transformers and save_pretrained(DIR)."
+    )
+
+
+def _weights(folder: Path) -> Iterable[Path]:
+    """Files of weights, those that an index names included."""
+    found = dict.fromkeys(sorted(folder.glob("*.safetensors")))
+    for index in folder.glob("*.safetensors.index.json"):
+        try:
+            named = json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()
+        except (ValueError, KeyError, TypeError, AttributeError):
+            continue  # transformers says what is wrong with it
+        found.update(dict.fromkeys(folder / str(name) for name in sorted(set(named))))
+    return found
+
+
+def _broken(path: Path) -> str | None:
+    """What is wrong with a safetensors file by its header; None: nothing."""
+    if not path.is_file():
+        return f"its index names {path.name}, which is not there."
+    size = path.stat().st_size
+    with path.open("rb") as file:
+        head = file.read(8)
+        length = int.from_bytes(head, "little")
+        if head == b"version ":
+            return f"{path.name} is a pointer of Git LFS, the weights themselves are not here. Fetch them: git lfs pull"
+        if size < 8 or length > _LONGEST_HEADER:
+            return f"{path.name} is {'empty' if size == 0 else 'no safetensors file'}. Fetch or write it again."
+        try:
+            header = json.loads(file.read(length))
+            data = max(
+                (int(each["data_offsets"][1]) for name, each in header.items() if name != "__metadata__"), default=0
+            )
+        except (ValueError, KeyError, TypeError, AttributeError):
+            what = "cut short" if size < 8 + length else "no safetensors file"
+            return f"{path.name} is {what}: its header cannot be read. Fetch or write it again."
+    whole = 8 + length + data
+    if size == whole:
+        return None
+    word = "cut short" if size < whole else "too long"
+    return f"{path.name} is {word}: {size:,} bytes, where its header says {whole:,}. Fetch or write it again."

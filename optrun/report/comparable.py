@@ -1,0 +1,79 @@
+"""Whether numbers of runs may stand in one ranking: the same task, judged on the same rows."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from optrun.report.collect import Run
+from optrun.report.theme import plain
+
+_SOURCE = ("name", "path", "subset", "revision", "eval_split", "max_eval_examples", "eval_text_column", "label_column")
+
+
+def incomparable(runs: Sequence[Run]) -> str:
+    """Why runs with a score cannot be ranked against each other; empty where they can.
+
+    Another length of texts or another tokenizer makes other examples of the same evaluation rows, and is what a sweep
+    may be about; other rows are not.
+
+    Returns:
+        A sentence with the tasks, or the data.
+    """
+    tasks = sorted({_task(run) for run in runs if run.config.get("task.name")})
+    if len(tasks) > 1:
+        return f"the runs are of different tasks ({', '.join(tasks)}), whose numbers cannot be compared"
+    by_seed: dict[int | None, list[Run]] = {}
+    for run in runs:
+        by_seed.setdefault(run.seed, []).append(run)
+    # A split that is cut with the seed differs between seeds by design.
+    for alike in by_seed.values():
+        said = _other_rows(alike)
+        if said:
+            return said
+    return ""
+
+
+def _task(run: Run) -> str:
+    kind = run.config.get("task.problem_type")
+    return plain(str(run.config["task.name"]) + (f" ({kind})" if kind is not None else ""))
+
+
+def _other_rows(runs: Sequence[Run]) -> str:
+    """As `incomparable`, of runs with one seed."""
+    examples: dict[tuple[Any, ...], set[str]] = {}
+    prepared: dict[tuple[Any, ...], set[str]] = {}
+    for run in runs:
+        digest = _evaluated(run)
+        if digest:
+            examples.setdefault(_rows(run), set()).add(digest)
+            groups = ("data.", "model.", "task.")
+            whole = sorted((key, str(value)) for key, value in run.config.items() if key.startswith(groups))
+            prepared.setdefault(tuple(whole), set()).add(digest)
+    if any(len(digests) > 1 for digests in prepared.values()):
+        return "the content of the evaluation data changed between the runs"
+    if len(examples) > 1 and len(set.union(*examples.values())) > 1:
+        named = sorted({_data(run) for run in runs})
+        return f"the runs were evaluated on different rows ({', '.join(named[:4])})"
+    return ""
+
+
+def _evaluated(run: Run) -> str:
+    """The digest of the evaluation examples; empty where it is not known."""
+    data = run.summary.get("data")
+    return str(data.get("fingerprint", "")).partition("-")[2] if isinstance(data, dict) else ""
+
+
+def _rows(run: Run) -> tuple[Any, ...]:
+    """The configuration that says which rows are evaluation rows."""
+    config = run.config
+    if config.get("data.eval") is not None:
+        source = [str(config["data.eval"])]
+    else:
+        source = [str(config.get(key)) for key in ("data.train", "data.train_split", "data.eval_fraction")]
+    return (*source, *(str(config.get(f"data.{key}")) for key in _SOURCE))
+
+
+def _data(run: Run) -> str:
+    keys = ("data.eval", "data.path", "data.train", "data.name")
+    return plain(str(next((run.config[key] for key in keys if run.config.get(key) is not None), "unknown")))

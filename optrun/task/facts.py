@@ -1,0 +1,155 @@
+"""What is known of the data before the first step: sizes, what is cut or unknown, labels, texts that stand twice."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from optrun.data.examples import Examples, Joined, Selected
+from optrun.data.source import Source
+from optrun.errors import ConfigError
+from optrun.task.base import IGNORED, Task
+
+MOST_UNKNOWN = 0.5
+"""Share of unknown tokens above which nothing can be learnt of the texts."""
+_LOOKED_AT = 1 << 24
+"""Tokens of which the share of unknown ones is counted, evenly spread over the split."""
+_OTHER_ROLES = ("bos_token_id", "eos_token_id", "sep_token_id", "cls_token_id", "pad_token_id", "mask_token_id")
+
+
+@dataclass(frozen=True)
+class CutFacts:
+    """Rows that are longer than a limit.
+
+    Attributes:
+        limit: The key of the limit with its value.
+        share: Of all tokens of the split, those that are lost.
+        longest: Tokens of the longest row, uncut.
+    """
+
+    limit: str
+    rows: int
+    share: float
+    longest: int
+
+
+@dataclass(frozen=True)
+class SplitFacts:
+    """One split.
+
+    Attributes:
+        key: Where it comes from, such as `data.train`.
+        tokens: After cutting; None where there is no text.
+        unknown: Share of the ordinary tokens that the tokenizer does not know; None where it knows everything.
+        labels: Label to how often it stands there; empty where there are no classes.
+        span: Lowest, mean and highest label where labels are numbers.
+        texts: What it was made of: its examples, or the documents that were joined.
+        known: How many of these stand in the training split, too; None where that is not known.
+    """
+
+    key: str
+    examples: int
+    texts: int
+    tokens: int | None
+    cuts: list[CutFacts]
+    unknown: float | None
+    labels: dict[str, int]
+    span: tuple[float, float, float] | None
+    known: int | None = None
+
+
+@dataclass(frozen=True)
+class DataFacts:
+    """Both splits."""
+
+    train: SplitFacts
+    eval: SplitFacts
+
+
+def data_facts(task: Task, source: Source, tokenizer: Any) -> DataFacts:
+    """Look through the examples of a task.
+
+    Args:
+        task: After it has read its source.
+        source: What the splits are called.
+        tokenizer: Of the model; its image preparation where the task is about images.
+
+    Raises:
+        ConfigError: The tokenizer knows next to nothing of the texts.
+    """
+    train = _split_facts(task, task.train, source.train.key, tokenizer, None)
+    held = _split_facts(task, task.eval, source.eval.key, tokenizer, getattr(task.train, "hashes", None))
+    for split in (train, held):
+        if split.unknown is not None and split.unknown > MOST_UNKNOWN:
+            raise ConfigError(
+                f"{split.key}: {100 * split.unknown:.0f} % of its tokens are {tokenizer.unk_token}, unknown to the "
+                f"tokenizer ({len(tokenizer):,} entries): the texts would be lost. Name a tokenizer that knows them "
+                "with model.tokenizer, or take a model that does."
+            )
+    return DataFacts(train, held)
+
+
+def _split_facts(task: Task, examples: Any, key: str, tokenizer: Any, trained: np.ndarray | None) -> SplitFacts:
+    hashes = getattr(examples, "hashes", None)
+    lengths = getattr(examples, "lengths", None)
+    ids = _flat(examples, "input_ids")
+    labels, span = _labels(task, examples)
+    return SplitFacts(
+        key=key,
+        examples=len(examples),
+        texts=len(examples) if hashes is None else len(hashes),
+        tokens=None if lengths is None else int(lengths.sum()),
+        cuts=list(_cuts(task, examples)),
+        unknown=None if ids is None else _unknown(ids, tokenizer),
+        labels=labels,
+        span=span,
+        known=None if hashes is None or trained is None else int(np.isin(hashes, trained).sum()),
+    )
+
+
+def _flat(examples: Any, name: str) -> np.ndarray | None:
+    """The flat array of a name, of all examples where some of them are selected; None where there is none."""
+    while isinstance(examples, Selected):
+        examples = examples.examples
+    if isinstance(examples, Joined):
+        examples = examples.first
+    found: np.ndarray | None = examples.ragged.get(name) if isinstance(examples, Examples) else None
+    return found
+
+
+def _cuts(task: Task, examples: Any) -> Iterator[CutFacts]:
+    sides = [examples.first, examples.second] if isinstance(examples, Joined) else [examples]
+    for side, limit in zip(sides, task.limits, strict=False):
+        lost = getattr(side, "lost", None)
+        if lost is not None and lost.any():
+            whole = side.lengths + lost
+            yield CutFacts(limit, int((lost > 0).sum()), float(lost.sum() / whole.sum()), int(whole.max()))
+
+
+def _unknown(ids: np.ndarray, tokenizer: Any) -> float | None:
+    unknown = tokenizer.unk_token_id
+    if unknown is None or any(getattr(tokenizer, role, None) == unknown for role in _OTHER_ROLES):
+        return None  # as with GPT-2, which knows every byte
+    looked_at = ids[:: max(1, len(ids) // _LOOKED_AT)]
+    special = np.array(sorted({*tokenizer.all_special_ids} - {unknown}), dtype=ids.dtype)
+    ordinary = len(looked_at) - int(np.isin(looked_at, special).sum())
+    return int((looked_at == unknown).sum()) / ordinary if ordinary else 0.0
+
+
+def _labels(task: Task, examples: Any) -> tuple[dict[str, int], tuple[float, float, float] | None]:
+    """How often each label stands there, or the span of labels that are numbers."""
+    classes: list[str] = getattr(task, "labels", [])
+    values = getattr(examples, "labels", None)
+    if isinstance(examples, Examples) and task.unit == "examples":
+        values = examples.scalars.get("labels")
+    elif classes and values is None:
+        values = _flat(examples, "labels")
+    if values is None or not len(values):
+        return {}, None
+    if not classes:
+        return {}, (float(values.min()), float(values.mean()), float(values.max()))
+    counts = np.bincount(values[values != IGNORED], minlength=len(classes))
+    return dict(zip(classes, map(int, counts), strict=True)), None

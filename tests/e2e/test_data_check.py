@@ -1,0 +1,137 @@
+"""What is said of data, tokenizer and learning rate before the first step, and what a damaged cache does to a run."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+from tests.running import TINY_BERT, optrun, sentence, write_labelled
+
+FEW = ["training.max_steps=2", "training.per_device_train_batch_size=4", "checkpoint=none"]
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("OPTRUN_CACHE", str(tmp_path / "cache"))
+    write_labelled(tmp_path)
+    lines = ["text,label", f'"{sentence(4)}",even', f'"{sentence(5)} {"word " * 300}",odd', '"something else",odd']
+    (tmp_path / "dev.csv").write_text("\n".join(lines) + "\n")
+    return tmp_path
+
+
+def words(*more: str) -> list[str]:
+    data = ["data=files", "data.train=train.csv", "data.eval=dev.csv", "data.max_length=32"]
+    return ["task=sequence_classification", *data, *FEW, *more]
+
+
+def losses(run: str) -> list[float]:
+    found = [json.loads(line) for line in Path(run, "metrics.jsonl").read_text().splitlines()]
+    return [line[name] for line in found for name in ("train/loss", "eval/loss") if name in line]
+
+
+def test_data_are_told_before_the_first_step(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert optrun(*words(*TINY_BERT), "hydra.run.dir=run") == 0
+    said = capsys.readouterr().out
+    before = said[: said.index("step 2/2")]
+    train, *_, leaked = before[before.index("train  60 examples") :].splitlines()
+    assert train.endswith("even: 50.0 %, odd: 50.0 %")
+    assert "eval    3 examples" in before
+    assert "data.max_length=32 cuts 1 of 3 examples" in before
+    assert leaked == "warning: 1 of 3 texts of data.eval stand in data.train, too: evaluation sees what was trained on"
+    assert "data.max_length=32 cuts 1 of 3" in (folder / "run" / "optrun.log").read_text()
+
+
+def test_a_damaged_cache_changes_nothing_and_is_told(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Rows, ids and the trained tokenizer, one flipped bit in each."""
+    assert optrun(*words(*TINY_BERT), "hydra.run.dir=first") == 0
+    kept = [*folder.glob("cache/**/*.arrow"), *folder.glob("cache/**/input_ids.int32")]
+    kept += folder.glob("cache/**/tokenizer.json")
+    assert {path.parent.parent.name for path in kept} == {"rows", "tokens", "tokenizers"}
+    for path in kept:
+        content = bytearray(path.read_bytes())
+        content[len(content) // 2] ^= 1
+        path.write_bytes(content if path.suffix != ".json" else content[: len(content) // 2])
+    capsys.readouterr()
+    assert optrun(*words(*TINY_BERT), "hydra.run.dir=second") == 0
+    said = [line for line in capsys.readouterr().out.splitlines() if "this part of the cache was damaged" in line]
+    assert sum(path.name in line for line in said for path in kept) >= len(kept)
+    assert losses("second") == losses("first")
+
+
+@pytest.fixture
+def pretrained(folder: Path) -> Path:
+    assert optrun(*words(*TINY_BERT), "hydra.run.dir=made") == 0
+    return folder / "made" / "model"
+
+
+def test_a_pretrained_model_says_where_its_lr_comes_from(pretrained: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    capsys.readouterr()
+    assert optrun(*words("model=pretrained", f"model.path={pretrained}"), "hydra.run.dir=run") == 0
+    said = capsys.readouterr().out
+    assert "lr=5e-05 is the default of optimizer=adamw, 0.001, times model.default_lr_factor=0.05" in said
+    assert "lr: 5.0e-05" in Path("run", "config.yaml").read_text()
+    assert optrun(*words("model=pretrained", f"model.path={pretrained}", "lr=1e-3"), "hydra.run.dir=given") == 0
+    assert "default_lr_factor" not in capsys.readouterr().out
+
+
+def test_a_folder_without_its_tokenizer_trains_nothing(pretrained: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for path in [*pretrained.glob("tokenizer*"), *pretrained.glob("special_tokens_map.json")]:
+        path.unlink()
+    for verb in ([], ["explain"]):
+        assert optrun(*verb, *words("model=pretrained", f"model.path={pretrained}")) == 2
+        said = capsys.readouterr().err
+        assert "there is no tokenizer" in said
+        assert "model.tokenizer" in said
+
+
+def test_another_tokenizer_of_the_same_size_is_told(pretrained: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    other = shutil.copytree(pretrained, pretrained.parent / "other")
+    values = json.loads((other / "tokenizer.json").read_text())
+    vocabulary = values["model"]["vocab"]
+    special = {token["content"] for token in values["added_tokens"]}
+    plain = [token for token in vocabulary if token not in special]
+    ids = [vocabulary[token] for token in plain]
+    vocabulary.update(zip(plain, [*ids[1:], ids[0]], strict=True))
+    (other / "tokenizer.json").write_text(json.dumps(values))
+    capsys.readouterr()
+    named = ["model=pretrained", f"model.path={pretrained}", f"model.tokenizer={other}"]
+    assert optrun(*words(*named), "hydra.run.dir=run") == 0
+    assert "% of its entries have another id than in the model's own tokenizer" in capsys.readouterr().out
+
+
+def test_explain_looks_at_named_data(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert optrun("explain", *words(*TINY_BERT)) == 0
+    said = capsys.readouterr().out
+    for piece in (
+        "60 rows to train on, 3 to evaluate on",
+        "even: 50.0 %",
+        "cuts 1 of 3 examples",
+        "1 of 3 texts of data.eval",
+    ):
+        assert piece in said
+    assert optrun("explain", "--json", *words(*TINY_BERT)) == 0
+    shown = json.loads(capsys.readouterr().out)["data"]
+    assert (shown["train_rows"], shown["facts"]["train"]["labels"]) == (60, {"even": 30, "odd": 30})
+
+
+def test_explain_looks_at_a_sample_of_many_rows(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from optrun.config import store
+    from optrun.explain import data
+
+    monkeypatch.setattr(data, "MOST_ROWS", 20)
+    hydra = store.open_hydra()
+    config = store.typed(store.without_hydra(store.compose(hydra, "config", words(*TINY_BERT))))
+    sampled = data.look_at(config, [])
+    assert sampled is not None
+    assert (sampled.train_rows, sampled.looked_at) == (60, (20, 3))
+    assert sampled.facts is not None
+    assert sampled.facts.train.examples == 20
+    assert sampled.facts.eval.known is None, "of a sample this is not known"
+    monkeypatch.setattr(data, "MOST_BYTES", 10)
+    notes: list[str] = []
+    assert data.look_at(config, notes) is None
+    assert "looked at when a run begins" in notes[0]
