@@ -297,3 +297,9 @@ def test_a_run_with_what_is_not_offered_ends_before_anything_is_read(
 def test_rules_of_the_page_are_in_use() -> None:
     optimizer = build("adamc", rules=RULES["adamc"])
     assert {name for name, value in by_name(optimizer, "normalized").items() if value} == {"body.weight", "body.bias"}
+
+
+def test_all_keywords_may_be_given_at_once(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["optimizer=pytorch_optimizer", "optimizer.name=galore", "optimizer.kwargs={rank: 4, scale: 0.25}"]
+    assert optrun("--cfg", "job", *words) == 0
+    assert "  kwargs:\n    rank: 4\n    scale: 0.25\n" in capsys.readouterr().out
