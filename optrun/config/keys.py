@@ -65,16 +65,16 @@ def all_keys(base: DictConfig, prefix: str = "") -> list[str]:
     return keys
 
 
-def missing_keys(base: DictConfig) -> list[str]:
+def missing_keys(base: DictConfig, prefix: str = "") -> list[str]:
     """Every dotted key that has no value, sorted; interpolations are left alone."""
-    return sorted(key for key in all_keys(base) if _node(base, key)._is_missing())
-
-
-def _node(base: DictConfig, key: str) -> Any:
-    node: Any = base
-    for piece in key.split("."):
-        node = node._get_node(piece)
-    return node
+    found = []
+    for name in map(str, base):
+        node: Any = base._get_node(name)  # a name may hold dots itself, such as a parameter's in `name_dict`
+        if node._is_missing():
+            found.append(f"{prefix}{name}")
+        elif isinstance(node, DictConfig) and not node._is_none():
+            found += missing_keys(node, f"{prefix}{name}.")
+    return sorted(found)
 
 
 def unknown_key(base: DictConfig, key: str) -> ConfigError:
