@@ -3,12 +3,8 @@
 from dataclasses import dataclass
 from typing import Any
 
-<<<<<<< HEAD
 from optrun.config.checks import expect, expect_count, expect_fraction
-=======
-from optrun.config.checks import expect, expect_count
 from optrun.errors import refuse_url
->>>>>>> identity
 
 
 @dataclass(kw_only=True)
