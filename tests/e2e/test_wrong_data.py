@@ -414,8 +414,9 @@ def test_a_missing_library_is_told_before_any_data_is_read(
 ) -> None:
     """The data are not there either, and that is not what is said."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setitem(sys.modules, "PIL", None)
-    refused([*IMAGES, "data=files"], "data.train", "no.csv", ["pillow", "pip install 'optrun[vision]'"], capsys)
+    with monkeypatch.context() as lacking_pillow:
+        lacking_pillow.setitem(sys.modules, "PIL", None)
+        refused([*IMAGES, "data=files"], "data.train", "no.csv", ["pillow", "pip install 'optrun[vision]'"], capsys)
     found = importlib.util.find_spec
     lacking = lambda name, *more: None if name == "trackio" else found(name, *more)  # noqa: E731
     monkeypatch.setattr(importlib.util, "find_spec", lacking)
