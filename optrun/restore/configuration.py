@@ -12,7 +12,7 @@ from omegaconf import OmegaConf
 from optrun.artifacts import run_dir as names
 from optrun.artifacts.checkpoint import checkpoint_folders, plain_numbers, read_state
 from optrun.artifacts.identity import run_id_of
-from optrun.artifacts.manifest import file_problem, read_manifest, refuse_foreign
+from optrun.artifacts.manifest import file_problem, read_manifest, refuse_foreign, refuse_newer_format
 from optrun.artifacts.metrics import read_summary
 from optrun.artifacts.run_dir import RunDir
 from optrun.config.saved import differences, read_config, refuse_interpolations
@@ -96,6 +96,8 @@ def _was_written(run: RunDir) -> bool | None:
 def _of_newest_checkpoint(run: RunDir) -> tuple[Path, dict[str, Any]] | None:
     """The newest checkpoint whose state is whole, and the configuration in it."""
     folders = checkpoint_folders(run)
+    for folder in folders:
+        refuse_newer_format(folder)
     run_id = run_id_of(run) if folders else None
     for folder in folders:
         try:
