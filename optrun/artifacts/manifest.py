@@ -49,7 +49,7 @@ def read_manifest(folder: Path) -> dict[str, Any]:
         text = path.read_bytes().decode()
         manifest = dict(json.loads(text))
         version = manifest["format"]
-        refuse_newer(path, version, FORMAT)
+        refuse_newer_manifest(path, manifest, FORMAT)
         if version not in range(1, FORMAT + 1):
             raise CheckpointError(f"{path}: format {str(version)[:20]}, this optrun reads formats 1 to {FORMAT}.")
         unsealed = version == 1 and set(manifest) - {"config_digest"} == _UNSEALED and '"xxh3"' not in text
@@ -158,6 +158,26 @@ def foreign_files(folder: Path) -> list[Path]:
 def seal(manifest: Mapping[str, Any]) -> str:
     """sha256 over what a manifest says, whatever its spaces and line ends; hexadecimal."""
     return hashlib.sha256(json.dumps(manifest, sort_keys=True).encode()).hexdigest()
+
+
+def refuse_newer_manifest(path: Path, manifest: Mapping[str, Any], known: int) -> None:
+    """Read the format first: a newer optrun may list and seal in another way.
+
+    Args:
+        path: The file.
+        manifest: What it says, seal included.
+        known: The newest format that this version reads.
+
+    Raises:
+        NewerFormatError: It is of a later format.
+        CheckpointError: Only the number was changed: with one of ours the seal would be right.
+    """
+    version, rest = manifest.get("format"), {key: value for key, value in manifest.items() if key != "sha256"}
+    if isinstance(version, int) and version > known:
+        ours = {seal({**rest, "format": number}) for number in range(1, known + 1)}
+        if manifest.get("sha256") in ours:
+            raise CheckpointError(f"{path}: its bytes changed since it was written (checksum differs).")
+    refuse_newer(path, version, known)
 
 
 def make_manifest(

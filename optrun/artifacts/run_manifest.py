@@ -25,9 +25,9 @@ from typing import Any
 from optrun.artifacts import run_dir as names
 from optrun.artifacts.atomic import replace_bytes, replace_text, sync_folder
 from optrun.artifacts.lock import RunLock
-from optrun.artifacts.manifest import CONTENT, seal
+from optrun.artifacts.manifest import CONTENT, refuse_newer_manifest, seal
 from optrun.artifacts.run_dir import RunDir, parse_step
-from optrun.errors import CheckpointError, LockedError, StorageError, refuse_newer
+from optrun.errors import CheckpointError, LockedError, StorageError
 
 FORMAT = 1
 _LIMIT = 64 * 2**20
@@ -115,7 +115,7 @@ def read_run_manifest(run: RunDir) -> Sealed | None:
 
 def _parsed(path: Path, text: bytes) -> Sealed:
     values = dict(json.loads(text))
-    refuse_newer(path, values["format"], FORMAT)
+    refuse_newer_manifest(path, values, FORMAT)
     if values["format"] != FORMAT:
         raise CheckpointError(f"{path}: format {str(values['format'])[:20]}, this optrun reads format {FORMAT}.")
     if values.pop("sha256", None) != seal(values):

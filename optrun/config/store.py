@@ -16,7 +16,6 @@ from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from optrun.bounded_yaml import UnboundedYamlError, read_text
 from optrun.config import sweeper
 from optrun.config.folders import config_dir, recipes_dir
 from optrun.config.groups import GROUPS as GROUPS
@@ -101,21 +100,8 @@ def _search_path(extra_dir: str | None) -> ConfigSearchPath:
         folder = Path(extra_dir).resolve()
         if not folder.is_dir():
             raise ConfigError(f"--config-dir {extra_dir}: no such folder.")
-        _refuse_unbounded_files(folder)
         path.prepend(provider="command-line", path=f"file://{folder}", anchor=SearchPathQuery(provider="main"))
     return path
-
-
-def _refuse_unbounded_files(folder: Path) -> None:
-    """Hydra reads a file to its end, however long its aliases make it."""
-    groups = [*GROUPS, "hydra", "hydra/*", "."]
-    for path in sorted({path for group in groups for path in folder.glob(f"{group}/*.yaml") if path.is_file()}):
-        try:
-            read_text(path)
-        except UnboundedYamlError as error:
-            raise ConfigError(f"{path}: {error}: not read.") from error
-        except (OSError, ValueError):
-            continue  # Hydra says so, should it be asked for
 
 
 def open_hydra(extra_dir: str | None = None) -> Hydra:

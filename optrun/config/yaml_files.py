@@ -15,6 +15,7 @@ from hydra.plugins.config_source import ConfigResult
 from omegaconf import DictConfig
 from omegaconf.errors import OmegaConfBaseException
 
+from optrun.bounded_yaml import UnboundedYamlError, read_text
 from optrun.config.folders import config_dir
 from optrun.config.groups import GROUPS
 from optrun.errors import ConfigError
@@ -49,9 +50,11 @@ class Repository(ConfigRepository):
             return super().load_config(config_path)
         path = READ[config_path] = Path(source.path, f"{config_path.removesuffix('.yaml')}.yaml")
         try:
+            if not is_shipped(path):
+                read_text(path)  # Hydra reads to the end, however long aliases make it
             result = super().load_config(config_path)
-        except RecursionError as error:
-            raise ConfigError(f"{shown(path)}: no valid YAML: nested too deeply.") from error
+        except UnboundedYamlError as error:
+            raise ConfigError(f"{shown(path)}: not read: {error}.") from error
         except (yaml.YAMLError, OmegaConfBaseException, OSError, ValueError, TypeError) as error:
             raise _unreadable(path, error) from error
         if result is not None:

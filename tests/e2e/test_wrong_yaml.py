@@ -123,7 +123,7 @@ WRONG: dict[str, tuple[str, str | bytes, int | None, list[str]]] = {
         5,
         ["optimizer.betas[1]=b"],
     ),
-    "brackets by the thousand": ("rec", f"run_name: {'[' * 1000}{']' * 1000}\n", None, ["nested too deeply"]),
+    "brackets by the thousand": ("rec", f"run_name: {'[' * 1000}{']' * 1000}\n", None, ["nested more than"]),
     "a value of 100,000 letters": ("rec", BASE + f"lr: {'x' * 100_000}\n", 2, ["lr=xxx", "...: expected a number"]),
     "a place that is no place": ("rec", BASE + "hydra: {searchpath: ['s3://x']}\n", 2, ["s3"]),
     "a key of Hydra's": ("rec", BASE + "hydra: {run: {dirr: x}}\n", 2, ["hydra.run.dirr", "dir?"]),

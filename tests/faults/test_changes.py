@@ -245,8 +245,8 @@ def test_other_classes_are_refused(go: Go, tmp_path: Path) -> None:
     text = Path("train.csv").read_text()
     Path("train.csv").write_text(text.replace(",odd", ",bird"))
     Path("more.csv").write_text(text.replace(",odd", ",bird"))
-    for word in ("training.max_steps=2", "data.train=more.csv"):
-        code, said = go("resume=run", "training.max_steps=2", word)
+    for more in ([], ["data.train=more.csv"]):
+        code, said = go("resume=run", "training.max_steps=2", *more)
         assert code == 2
         assert "the classes are bird, even, and the trained weights tell even, odd apart" in said
     Path("more.csv").write_text(text + "one more,odd\n")

@@ -47,12 +47,22 @@ def test_refused_in_no_time(text: str, tmp_path: Path) -> None:
     assert time.perf_counter() - started < 5, "and not minutes"
 
 
-@pytest.mark.parametrize("group", [".", "optimizer", "hydra/launcher"])
-def test_a_folder_of_the_users_own(group: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("group", "name", "words"),
+    [
+        (".", "mine", []),
+        ("optimizer", "config", ["optimizer=mine"]),
+        ("hydra/launcher", "config", ["hydra/launcher=mine"]),
+    ],
+)
+def test_a_folder_of_the_users_own(group: str, name: str, words: list[str], tmp_path: Path) -> None:
+    """What is chosen is bounded; what merely lies there is not looked at."""
     (tmp_path / group).mkdir(parents=True, exist_ok=True)
     (tmp_path / group / "mine.yaml").write_text(bomb(9))
-    with pytest.raises(ConfigError, match=r"mine\.yaml: its aliases repeat"):
-        store.open_hydra(str(tmp_path))
+    hydra = store.open_hydra(str(tmp_path))
+    with pytest.raises(ConfigError, match=r"mine\.yaml: not read: its aliases repeat"):
+        store.compose(hydra, name, words)
+    store.compose(hydra, "config", [])
 
 
 def test_aliases_of_a_sensible_size_are_read(tmp_path: Path) -> None:
