@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import codecs
 import lzma
+import re
 import shlex
 from collections.abc import Iterator
 from itertools import chain
@@ -21,7 +22,9 @@ _SHEET = "a spreadsheet. Save it as CSV (UTF-8) and give that"
 _ARCHIVE = "an archive. Unpack it and give the files in it"
 _IMAGE = "an image. Give a folder with one folder of images for each class: data=hub data.path=FOLDER"
 _PICKLE = "a pickle, which is never opened. Where you trust its origin write it as parquet"
-_TREE = 'no table. Write its rows as jsonl, one object a line, such as {"text": ..., "label": ...}'
+_ROW = '{"text": ..., "label": ...}'
+_LIST_A_LINE = re.compile(rb"\[.*\][ \t\r]*\n\s*\[")
+_TREE = f"no table. Write its rows as jsonl, one object a line, such as {_ROW}"
 ELSEWHERE = {
     **dict.fromkeys((".xlsx", ".xls", ".ods"), _SHEET),
     **dict.fromkeys((".zip", ".tar", ".tgz", ".7z", ".rar"), _ARCHIVE),
@@ -119,6 +122,8 @@ def _beginning(head: bytes, path: Path, kind: str) -> str | None:
         return _other_delimiter(begin.splitlines()[0].decode("utf-8", "replace"), path, kind)
     if kind == "json" and begin and not begin.startswith((b"{", b"[")) and b"\x00" not in head[:_HEAD]:
         return f"{cannot}it begins with {_begin(begin)}, where JSON begins with {{ or [."
+    if kind == "json" and _LIST_A_LINE.match(begin):
+        return f"{cannot}each line is a list: {_begin(begin)}. Name what is in it: {_ROW}, one object a line."
     return None
 
 

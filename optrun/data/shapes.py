@@ -14,11 +14,13 @@ if TYPE_CHECKING:
 
 USUAL_TEXTS = ("text", "sentence", "content")
 _CHAT = ({"role", "content"}, {"from", "value"})
+_WITH_DETAIL = "LABEL:DETAIL text"
+_AT_COLON = r"s/: */\t/"
 _LINES = (
     # what every line looks like, how that is called, what makes a table of it
     (re.compile(r"__label__(\S+) +\S"), "__label__NAME text", r"s/^__label__\([^ ]*\) */\1\t/"),
-    (re.compile(r"([A-Za-z][\w-]*:\w+) \S"), "LABEL:DETAIL text", r"s/ /\t/"),
-    (re.compile(r"([A-Za-z][\w-]*): *\S"), "LABEL:text", r"s/: */\t/"),
+    (re.compile(r"([A-Za-z][\w-]*:\w+) \S"), _WITH_DETAIL, r"s/ /\t/"),
+    (re.compile(r"([A-Za-z][\w-]*): *\S"), "LABEL:text", _AT_COLON),
     (re.compile(r"([^\t]{1,40})\t\S"), "LABEL, a tab, text", ""),
 )
 _WORD_AND_TAG = re.compile(r"\S+[ \t](\S+[ \t])*(O|[BIES]-\S+)$")
@@ -99,9 +101,11 @@ def _labelled_lines(rows: Dataset) -> str:
         found = [match[1] for line in lines if (match := pattern.match(line))]
         if len(found) == len(lines) and len(set(found)) < len(found):
             table = f"sed '{command}' FILE" if command else "cat FILE"
+            # TREC's `DESC:manner How ...` and a text glued to its label look alike: a person has to say which it is.
+            other = f" Where the label ends at the colon: sed '{_AT_COLON}'." if form == _WITH_DETAIL else ""
             return (
-                f"Its lines look like {form}: {lines[0][:40]!r}. Make a table of them: "
-                rf"(printf 'label\ttext\n'; {table}) > NEW.tsv"
+                f"Its lines look like {form}: {lines[0][:40]!r}. Make a table of them, here with the label "
+                rf"{found[0]!r}: (printf 'label\ttext\n'; {table}) > NEW.tsv.{other}"
             )
     return "These are texts alone: give a table (csv, tsv, jsonl, parquet) with a column for each."
 

@@ -49,5 +49,6 @@ def load_stdlib(config: StdlibConfig) -> Source:
         eval=Split(Dataset.from_dict({"text": eval_texts}), "data=stdlib (held back)"),
         columns=None,
         prompt=PROMPT,
+        cut_from_train=True,
         notes=[f"{len(train_texts)} files of the standard library to train on, {held} others to evaluate on"],
     )

@@ -102,6 +102,9 @@ FILES: list[tuple[str, list[str], str, str | bytes, list[str]]] = [
      ["one object for each row (text, label)", "jq -c '.[]'"]),
     ("rows that are lists", CLASSIFY, "a.json", json.dumps([[row["text"], str(row["label"])] for row in ROWS]),
      ["data.label_column", "text (lists of texts)", '{"text": ..., "label": ...}']),
+    ("a list a line", CLASSIFY, "a.jsonl", lines(*([row["text"], row["label"]] for row in ROWS)),
+     ["a.jsonl", "each line is a list", '{"text": ..., "label": ...}']),
+    ("a chat a line", TEXTS, "a.jsonl", lines(CHAT, times=8), ["a.jsonl", "each line is a list", '"content"']),
     # Cells that are no texts.
     ("texts in objects", CLASSIFY, "a.jsonl", lines({"text": {"en": "a b"}, "label": 1}, times=8),
      ["data.text_column", "text (objects with en)", "row['text']['en']"]),
@@ -123,6 +126,8 @@ FILES: list[tuple[str, list[str], str, str | bytes, list[str]]] = [
     ("LABEL:text", CLASSIFY, "a.txt", numbered("{label}:{text}"),
      ["data.label_column", "LABEL:text", "'DESC:", r"sed 's/: */\t/'"]),
     ("LABEL:detail text", CLASSIFY, "a.txt", numbered("{label}:fine {text}"), ["LABEL:DETAIL text", r"sed 's/ /\t/'"]),
+    ("LABEL:text that looks like LABEL:detail text", CLASSIFY, "a.txt", numbered("{label}:good {text}"),
+     ["with the label 'DESC:good'", r"Where the label ends at the colon: sed 's/: */\t/'"]),
     ("__label__ text", CLASSIFY, "a.txt", numbered("__label__{label} {text}"), ["__label__NAME text", "NEW.tsv"]),
     ("a label, a tab, a text, as .txt", CLASSIFY, "a.txt", numbered("{label}\t{text}"), ["a tab, text", "NEW.tsv"]),
     ("texts alone", CLASSIFY, "a.txt", numbered("{text}"), ["data.label_column", "texts alone", "csv, tsv, jsonl"]),
