@@ -27,7 +27,7 @@ from optrun.artifacts.atomic import replace_bytes, replace_text, sync_folder
 from optrun.artifacts.lock import RunLock
 from optrun.artifacts.manifest import CONTENT, seal
 from optrun.artifacts.run_dir import RunDir, parse_step
-from optrun.errors import CheckpointError, LockedError, StorageError, refuse_newer
+from optrun.errors import CheckpointError, LockedError, NewerFormatError, StorageError, refuse_newer
 
 FORMAT = 1
 _LIMIT = 64 * 2**20
@@ -111,6 +111,20 @@ def read_run_manifest(run: RunDir) -> Sealed | None:
         return _parsed(path, text)
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise CheckpointError(f"{path}: damaged: {type(error).__name__} while reading it.") from error
+
+
+def refuse_newer_manifest(run: RunDir) -> None:
+    """Before anybody is told to remove a manifest that is merely of another time.
+
+    Raises:
+        NewerFormatError: A newer optrun wrote it.
+    """
+    try:
+        read_run_manifest(run)
+    except NewerFormatError:
+        raise
+    except CheckpointError:
+        return
 
 
 def _parsed(path: Path, text: bytes) -> Sealed:
