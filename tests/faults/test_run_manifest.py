@@ -418,9 +418,9 @@ def test_what_was_known_to_be_whole_is_not_read_again(
     asked: list[str] = []
     original = retention.problems
 
-    def problems(folder: Path) -> list[str]:
+    def problems(folder: Path, run_id: str | None = None) -> list[str]:
         asked.append(folder.name)
-        return original(folder)
+        return original(folder, run_id)
 
     monkeypatch.setattr(retention, "problems", problems)
     os.utime(run.checkpoint(2) / "state.json")
