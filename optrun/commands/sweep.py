@@ -12,6 +12,7 @@ from rich.console import Console
 
 from optrun.config import overrides as words_of
 from optrun.config import saved
+from optrun.config.optimizer import PytorchOptimizerConfig
 from optrun.config.refusals import interpolation
 from optrun.config.sweeper import GridConfig, OptunaConfig, SweeperConfig
 from optrun.errors import EXIT_STOPPED_EARLY, ConfigError, StorageError, printable, refuse_url
@@ -127,8 +128,13 @@ def _refuse_early(jobs: list[jobs_of.Job], line: Line) -> None:
 
     for job in jobs:
         refuse_stored_trust(OmegaConf.create(dict(job.values)), line.words)
-    for job in {str(job.values["tracking"]): job for job in jobs}.values():
-        require_tracker(OmegaConf.to_object(saved.with_schemas(job.values, job.label).tracking))  # type: ignore[arg-type]
+    for job in {str([job.values[group] for group in ("tracking", "optimizer")]): job for job in jobs}.values():
+        config = saved.with_schemas(job.values, job.label)
+        require_tracker(OmegaConf.to_object(config.tracking))  # type: ignore[arg-type]
+        if OmegaConf.get_type(config.optimizer) is PytorchOptimizerConfig:
+            from optrun.optimizer.build import require_optimizer  # needs torch, as the library does
+
+            require_optimizer(OmegaConf.to_object(config.optimizer))  # type: ignore[arg-type]
 
 
 def _refuse_unjudged(jobs: list[jobs_of.Job]) -> None:

@@ -303,3 +303,13 @@ def test_all_keywords_may_be_given_at_once(capsys: pytest.CaptureFixture[str]) -
     words = ["optimizer=pytorch_optimizer", "optimizer.name=galore", "optimizer.kwargs={rank: 4, scale: 0.25}"]
     assert optrun("--cfg", "job", *words) == 0
     assert "  kwargs:\n    rank: 4\n    scale: 0.25\n" in capsys.readouterr().out
+
+
+def test_a_sweep_refuses_before_its_first_job(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """One of its jobs would be refused by itself: that is said before the others have trained."""
+    monkeypatch.chdir(tmp_path)
+    assert optrun("-m", "optimizer=pytorch_optimizer", "optimizer.name=lion,sophiah", "hydra.sweep.dir=sweep") == 2
+    assert "sophiah" in capfd.readouterr().err
+    assert not (tmp_path / "sweep").exists()
