@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import re
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,9 @@ _BYTES = 8 * 2**20
 _DEPTH = 64
 _REPEATED = 10_000
 """Values that aliases may repeat in all: `&a [*b, *b]`, over and over, is a short text and a giant's configuration."""
+_DIGITS = 1_000
+_INTEGER = re.compile(r"[-+]?[0-9][0-9a-fA-FxX_:]*")
+"""Also hexadecimal and in sixties, for which Python sets no limit until it prints them."""
 
 
 class UnboundedYamlError(ValueError):
@@ -57,7 +61,8 @@ def refuse_unbounded(text: str) -> None:
     r"""Count what a text would become, without making it; what is no YAML is left to who reads it.
 
     Raises:
-        UnboundedYamlError: It is nested too deeply, refers to itself, or repeats too much.
+        UnboundedYamlError: It is nested too deeply, refers to itself, repeats too much, or holds a number
+            that is too long.
 
     Example:
         >>> refuse_unbounded("a: &a [1, 2]\nb: *a")
@@ -88,6 +93,9 @@ def refuse_unbounded(text: str) -> None:
                 repeated += size
             elif isinstance(event, yaml.ScalarEvent):
                 sizes |= {event.anchor: 1} if event.anchor else {}
+                number = event.implicit[0] or (event.tag or "").endswith(":int")
+                if number and len(event.value) > _DIGITS and _INTEGER.fullmatch(event.value):
+                    raise UnboundedYamlError(f"a number of more than {_DIGITS:,} digits")
             else:
                 continue
             if repeated > _REPEATED:

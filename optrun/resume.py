@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 
 from optrun.artifacts.metrics import read_summary
 from optrun.artifacts.run_dir import CHECKPOINT_MANIFEST, CHECKPOINTS, RunDir, find_runs, parse_step
-from optrun.errors import CheckpointError, ConfigError, nearest, refuse_url
+from optrun.errors import CheckpointError, ConfigError, nearest, printable, refuse_url
 
 
 @dataclass
@@ -96,7 +97,7 @@ def _named(value: str, key: str = "resume=") -> Target:
 
 
 def checkpoint_of(path: str) -> tuple[RunDir, Path]:
-    """The checkpoint that a path means: itself, or the newest whole one of a run.
+    """The checkpoint that a path means: itself, or the newest whole one of a run; those passed over are told.
 
     Raises:
         ConfigError: The path is neither run nor checkpoint.
@@ -116,4 +117,6 @@ def checkpoint_of(path: str) -> tuple[RunDir, Path]:
     if newest is None:
         said = " ".join(reasons[0] for reasons in damaged.values())
         raise CheckpointError(f"{target.run.path}: no checkpoint that is whole. {said}".strip())
+    for reasons in damaged.values():
+        sys.stderr.write(f"optrun: warning: {printable(reasons[0])} Passed over.\n")
     return target.run, newest

@@ -210,11 +210,18 @@ def load_checkpoint(folder: Path) -> Snapshot:
     if state.get("global_step") != manifest["step"]:
         raise CheckpointError(f"{path}: step {state.get('global_step')}, the manifest says {manifest['step']}.")
     optimizer = read_tensors(folder / names.CHECKPOINT_OPTIMIZER)
+    try:
+        migrated = _migrated(state, optimizer)
+    except (AttributeError, KeyError, TypeError) as error:
+        raise CheckpointError(
+            f"{path}: optimizer.state: damaged: {type(error).__name__} while reading it. Its checksums are right, but "
+            "no run saved this."
+        ) from error
     return Snapshot(
         global_step=manifest["step"],
         model=read_tensors(folder / names.CHECKPOINT_MODEL),
         optimizer=optimizer,
-        state=_migrated(state, optimizer),
+        state=migrated,
         digests=manifest["tensors"],
     )
 

@@ -49,7 +49,7 @@ def read_manifest(folder: Path) -> dict[str, Any]:
         text = path.read_bytes().decode()
         manifest = dict(json.loads(text))
         version = manifest["format"]
-        refuse_newer_manifest(path, manifest, FORMAT)
+        check_format(path, manifest, FORMAT)
         if version not in range(1, FORMAT + 1):
             raise CheckpointError(f"{path}: format {str(version)[:20]}, this optrun reads formats 1 to {FORMAT}.")
         unsealed = version == 1 and set(manifest) - {"config_digest"} == _UNSEALED and '"xxh3"' not in text
@@ -160,7 +160,7 @@ def seal(manifest: Mapping[str, Any]) -> str:
     return hashlib.sha256(json.dumps(manifest, sort_keys=True).encode()).hexdigest()
 
 
-def refuse_newer_manifest(path: Path, manifest: Mapping[str, Any], known: int) -> None:
+def check_format(path: Path, manifest: Mapping[str, Any], known: int) -> None:
     """Read the format first: a newer optrun may list and seal in another way.
 
     Args:

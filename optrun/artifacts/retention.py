@@ -19,7 +19,8 @@ from optrun.artifacts.run_dir import RunDir, parse_step, step_name
 
 _OURS = re.compile(
     r"(\.deleting-)?\.(model|tokenizer)-\d+|"
-    r"\.(config\.yaml|metrics\.jsonl|summary\.json|tracking\.json|run_manifest\.json|curves\.png)\.\d+\.tmp"
+    r"\.(config\.yaml|metrics\.jsonl|summary\.json|tracking\.json|run_manifest\.json|curves\.png|"
+    r"report(\.html|\.md|\.csv|-[\w-]+\.png))\.\d+\.tmp"
 )
 """What a process leaves in a run directory that was killed while it wrote one of these aside."""
 

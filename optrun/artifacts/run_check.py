@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import re
 from collections.abc import Sequence
@@ -10,12 +11,13 @@ from pathlib import Path
 
 from optrun.artifacts import manifest, run_manifest
 from optrun.artifacts import run_dir as names
+from optrun.artifacts.checkpoint import checkpoint_folders
 from optrun.artifacts.metrics import read_summary
 from optrun.artifacts.run_dir import RunDir
 from optrun.artifacts.run_manifest import APART, CHECKPOINT, Entry, Sealed, files_of, matches, read_run_manifest
 from optrun.errors import CheckpointError
 
-_HALF = re.compile(rf"\.{re.escape(names.MANIFEST)}\.\d+\.tmp")
+_HALF = re.compile(rf"\.({re.escape(names.MANIFEST)}|report(\.html|\.md|\.csv|-[\w-]+\.png))\.\d+\.tmp")
 _TRIES = 5
 """A run that goes on may write its manifest while its files are read; then they are read again."""
 
@@ -72,10 +74,15 @@ def _check(run: RunDir, patterns: Sequence[str]) -> Checked:
 
 
 def _had_manifest(run: RunDir) -> bool:
-    try:
-        return names.MANIFEST in read_summary(run.summary).values()
-    except (OSError, ValueError):
-        return False
+    """Whether the summary says so, or a checkpoint is of a run with an id: those have one from their first step."""
+    with contextlib.suppress(OSError, ValueError):
+        if names.MANIFEST in read_summary(run.summary).values():
+            return True
+    for folder in checkpoint_folders(run):
+        with contextlib.suppress(OSError, CheckpointError):
+            if manifest.read_manifest(folder)["run_id"]:
+                return True
+    return False
 
 
 def _judge(run: RunDir, name: str, sealed: Sealed, checked: Checked) -> None:
@@ -84,7 +91,7 @@ def _judge(run: RunDir, name: str, sealed: Sealed, checked: Checked) -> None:
         if matches(name, APART):
             checked.open[name] = "not covered: a library's own, or set aside"
         elif _HALF.fullmatch(name) and not path.is_symlink():
-            checked.open[name] = "left by a process that was killed while it sealed: it goes at the next start"
+            checked.open[name] = "left by a process that was killed while it wrote: it goes at the next start"
         elif matches(name, sealed.writing) and not path.is_symlink():
             checked.open[name] = "not covered yet: written after the last seal"
         else:
@@ -142,8 +149,10 @@ def refuse_damaged(run: RunDir, *patterns: str) -> None:
     """Before files of a run are read.
 
     Raises:
+        NewerFormatError: A newer optrun wrote the manifest.
         CheckpointError: One of them is not as it was sealed; with the way out.
     """
+    run_manifest.refuse_newer_manifest(run)
     wrong = problems_of(run, patterns)
     if wrong and run.manifest.exists():
         raise CheckpointError(

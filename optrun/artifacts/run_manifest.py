@@ -25,9 +25,9 @@ from typing import Any
 from optrun.artifacts import run_dir as names
 from optrun.artifacts.atomic import replace_bytes, replace_text, sync_folder
 from optrun.artifacts.lock import RunLock
-from optrun.artifacts.manifest import CONTENT, refuse_newer_manifest, seal
+from optrun.artifacts.manifest import CONTENT, check_format, seal
 from optrun.artifacts.run_dir import RunDir, parse_step
-from optrun.errors import CheckpointError, LockedError, StorageError
+from optrun.errors import CheckpointError, LockedError, NewerFormatError, StorageError
 
 FORMAT = 1
 _LIMIT = 64 * 2**20
@@ -113,9 +113,23 @@ def read_run_manifest(run: RunDir) -> Sealed | None:
         raise CheckpointError(f"{path}: damaged: {type(error).__name__} while reading it.") from error
 
 
+def refuse_newer_manifest(run: RunDir) -> None:
+    """Before anybody is told to remove a manifest that is merely of another time.
+
+    Raises:
+        NewerFormatError: A newer optrun wrote it.
+    """
+    try:
+        read_run_manifest(run)
+    except NewerFormatError:
+        raise
+    except CheckpointError:
+        return
+
+
 def _parsed(path: Path, text: bytes) -> Sealed:
     values = dict(json.loads(text))
-    refuse_newer_manifest(path, values, FORMAT)
+    check_format(path, values, FORMAT)
     if values["format"] != FORMAT:
         raise CheckpointError(f"{path}: format {str(values['format'])[:20]}, this optrun reads format {FORMAT}.")
     if values.pop("sha256", None) != seal(values):

@@ -26,7 +26,7 @@ from optrun.artifacts.run_dir import (
     TOKENIZER,
     RunDir,
 )
-from optrun.artifacts.run_manifest import APART, WRITTEN, RunManifest, matches, read_run_manifest
+from optrun.artifacts.run_manifest import APART, WRITTEN, RunManifest, matches, read_run_manifest, refuse_newer_manifest
 from optrun.artifacts.tensor_file import first_not_finite
 from optrun.errors import CheckpointError, ConfigError, ForeignCheckpointError, StorageError
 from optrun.restore.state_file import refuse_garbage
@@ -123,8 +123,9 @@ def refuse_newer_run(run: RunDir) -> None:
     """Before anything of a run is put out of the way or written anew.
 
     Raises:
-        NewerFormatError: A newer optrun wrote one of its checkpoints.
+        NewerFormatError: A newer optrun wrote one of its checkpoints, or its manifest.
     """
+    refuse_newer_manifest(run)
     for folder in checkpoint_folders(run):
         refuse_newer_format(folder)
 

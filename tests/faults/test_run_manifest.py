@@ -20,7 +20,7 @@ from optrun.artifacts.run_manifest import RunManifest, read_run_manifest, record
 from optrun.artifacts.saver import Order, Saver
 from optrun.commands.verify import examine
 from optrun.errors import CheckpointError, LockedError
-from tests.faults.checkpoints import snapshot
+from tests.faults.checkpoints import edit_manifest, snapshot
 from tests.faults.runs import Go, Straight
 from tests.faults.syscalls import Syscalls, calls_of, die, in_child
 from tests.running import summary
@@ -105,6 +105,20 @@ def test_a_manifest_that_is_gone_is_missed(run: RunDir, go: Go) -> None:
     assert "run_manifest.json: missing" in said
 
 
+def test_a_manifest_that_is_gone_with_the_summary_is_missed(run: RunDir) -> None:
+    run.manifest.unlink()
+    run.summary.unlink()
+    assert "run_manifest.json: missing" in wrong_with(run)
+
+
+@pytest.mark.parametrize("name", ["report.html", "report.csv", "report-train-loss.png"])
+def test_what_a_killed_report_leaves_is_no_damage_and_goes(run: RunDir, name: str) -> None:
+    left = run.path / f".{name}.4242.tmp"
+    left.write_text("half")
+    assert wrong_with(run) == ""
+    assert clean_leftovers(run) == [left.name]
+
+
 @pytest.mark.parametrize("content", [b"", b"{", b"[]", b"null", b'{"format": 2}', b"[" * 100_000, b"\xff"])
 def test_a_manifest_of_another_kind(run: RunDir, content: bytes) -> None:
     run.manifest.write_bytes(content)
@@ -129,9 +143,11 @@ def test_what_a_killed_run_wrote_last_is_not_covered_and_no_damage(straight: Str
 def test_a_run_from_before_such_manifests(run: RunDir, go: Go) -> None:
     """Its checkpoints are verified as ever; what is not covered is said, and it is from the next start on."""
     values = json.loads(run.summary.read_text())
-    del values["manifest"]
+    del values["manifest"], values["run_id"]
     run.summary.write_text(json.dumps(values))
     run.manifest.unlink()
+    for folder in run.checkpoints.glob("step-*"):
+        edit_manifest(folder, lambda manifest: manifest.update(format=1, run_id=None))
     code, said = go("verify", "run")
     assert code == 0
     assert "not covered: this run has no manifest" in said
@@ -402,9 +418,9 @@ def test_what_was_known_to_be_whole_is_not_read_again(
     asked: list[str] = []
     original = retention.problems
 
-    def problems(folder: Path) -> list[str]:
+    def problems(folder: Path, run_id: str | None = None) -> list[str]:
         asked.append(folder.name)
-        return original(folder)
+        return original(folder, run_id)
 
     monkeypatch.setattr(retention, "problems", problems)
     os.utime(run.checkpoint(2) / "state.json")

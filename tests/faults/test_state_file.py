@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from optrun.artifacts.checkpoint import load_checkpoint
 from optrun.errors import CheckpointError
 from optrun.restore.state_file import refuse_garbage
 from tests.faults.checkpoints import edit_manifest
@@ -85,6 +86,18 @@ def test_the_key_is_named(straight: Straight, path: tuple[str | int, ...], value
         refuse_garbage(Path("step"), put(state, path, value))
     assert f"step/state.json: {said}" in str(refused.value)
     assert refused.value.exit_code == 4
+
+
+@pytest.mark.parametrize("garbage", [5, None, "x", {"exp_avg": {"tensor": "none"}}])
+def test_garbage_that_reading_itself_stumbles_over(straight: Straight, tmp_path: Path, garbage: object) -> None:
+    """What older formats lack is filled in before the state is looked through."""
+    folder = straight.cut(tmp_path / "run", 3).checkpoint(3)
+    resealed(folder, ("optimizer", "state", "transformer.wte.weight"), garbage)
+    with pytest.raises(CheckpointError, match=r"state\.json: optimizer\.state: damaged"):
+        load_checkpoint(folder)
+    resealed(folder, ("optimizer", "state"), [])
+    with pytest.raises(CheckpointError, match=r"state\.json: optimizer\.state: damaged"):
+        load_checkpoint(folder)
 
 
 def test_garbage_anywhere_is_refused_or_harmless(straight: Straight) -> None:

@@ -29,8 +29,15 @@ MERGED = "a: &a {x: 1, y: 2}\n" + "\n".join(
 
 @pytest.mark.parametrize(
     "text",
-    [bomb(5), bomb(9), bomb(40), MERGED, "a: " + "[" * 100_000, "a: &a {b: *a}", "- " * 100_000, "x: 1\n" * 2_000_000],
-    ids=["hundred thousand", "billion", "more", "mappings", "deep", "itself", "deep dashes", "large"],
+    [
+        *(bomb(5), bomb(9), bomb(40), MERGED),
+        *("a: " + "[" * 100_000, "a: &a {b: *a}", "- " * 100_000, "x: 1\n" * 2_000_000),
+        *("seed: 0x" + "f" * 9_000, "seed: 1" + ":1" * 9_000, "seed: !!int '-0b" + "1" * 90_000 + "'"),
+    ],
+    ids=[
+        *("hundred thousand", "billion", "more", "mappings", "deep", "itself", "deep dashes", "large"),
+        *("hexadecimal", "in sixties", "binary"),
+    ],
 )
 def test_refused_in_no_time(text: str, tmp_path: Path) -> None:
     path = tmp_path / "config.yaml"
