@@ -88,6 +88,8 @@ def refuse_unbounded(text: str) -> None:
                 sizes |= {anchor: size} if anchor else {}
             elif isinstance(event, yaml.AliasEvent):
                 if event.anchor not in sizes:
+                    if event.anchor not in [anchor for anchor, _ in open_nodes]:
+                        return  # of nothing: no valid YAML
                     raise UnboundedYamlError(f"the alias *{event.anchor} stands inside of what it means")
                 size = sizes[event.anchor]
                 repeated += size

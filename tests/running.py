@@ -172,6 +172,7 @@ def state(run: Path, step: int) -> dict[str, Any]:
     values = dict(json.loads((run / "checkpoints" / f"step-{step:08d}" / "state.json").read_text()))
     for key in ("config", "config_digest", "total_steps"):
         values.pop(key)
+    values.pop("run_id")  # of which run it is
     values["train"].pop("seconds")
     for section in ("last",):
         values["train"][section] = {k: v for k, v in values["train"][section].items() if not k.startswith("perf/")}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import fields
+from typing import Any
 
 from omegaconf import DictConfig, Node, OmegaConf
 
@@ -62,6 +63,15 @@ def all_keys(base: DictConfig, prefix: str = "") -> list[str]:
         if isinstance(node, DictConfig) and not node._is_none() and not node._is_missing():
             keys += all_keys(node, f"{key}.")
     return keys
+
+
+def node_at(root: DictConfig, key: str) -> Any:
+    """What stands at a dotted key, interpolations as they are written; None where nothing does."""
+    node: Any = root
+    for piece in key.split("."):
+        is_mapping = isinstance(node, DictConfig) and isinstance(node._content, dict)  # else null, ??? or ${...}
+        node = node._get_node(piece, validate_access=False) if is_mapping else None
+    return node
 
 
 def missing_keys(base: DictConfig, prefix: str = "") -> list[str]:

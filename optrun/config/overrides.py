@@ -10,7 +10,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from optrun.config import store
-from optrun.config.keys import all_keys, open_prefix, unknown_hydra_group, unknown_hydra_key, unknown_key
+from optrun.config.keys import all_keys, node_at, open_prefix, unknown_hydra_group, unknown_hydra_key, unknown_key
 from optrun.config.optimizer import refuse_few_bits
 from optrun.config.types import expected_type, in_yaml
 from optrun.errors import ConfigError, did_you_mean, nearest
@@ -215,7 +215,7 @@ def _check_value(base: DictConfig, word: str, override: Override, *, sweep: bool
         raise ConfigError(f"{word}: {key} cannot be taken away; give it a value, or null where the comment allows it.")
     for value in _typed_values(override):
         assign(base, key, _plain(value))
-    node = OmegaConf.select(base, key, throw_on_missing=False)
+    node = node_at(base, key)
     whole = isinstance(node, DictConfig) and OmegaConf.get_type(node) is dict  # open: Hydra adds to it, or refuses
     return f"{'++' if whole else ''}{key}={word.split('=', 1)[1]}"
 

@@ -14,7 +14,7 @@ from omegaconf.errors import ConfigKeyError, InterpolationResolutionError, Omega
 
 from optrun.config import sweeper
 from optrun.config.groups import GROUPS
-from optrun.config.keys import all_keys, unknown_hydra_group, unknown_key
+from optrun.config.keys import all_keys, node_at, unknown_hydra_group, unknown_key
 from optrun.config.refused import code_refusal
 from optrun.config.types import expected_type, in_yaml
 from optrun.config.yaml_files import READ, entries, line_of, mentioned, shown, users_files
@@ -154,7 +154,7 @@ def _unfit(key: str, cause: OmegaConfBaseException) -> str:
 def _misfit(root: DictConfig, path: Path, config_path: str) -> tuple[str, str]:
     """The first entry that is a single value, a list or a mapping where another of these is expected."""
     for key, node, _ in entries(path, config_path):
-        there = _node_at(root, key)
+        there = node_at(root, key)
         text = node.value if isinstance(node, yaml.ScalarNode) else "..."
         if isinstance(there, DictConfig) and not isinstance(node, yaml.MappingNode):
             hint = f" Choose it in the defaults list: `- override {key}: {text}`." if key in GROUPS else ""
@@ -162,13 +162,6 @@ def _misfit(root: DictConfig, path: Path, config_path: str) -> tuple[str, str]:
         if isinstance(there, ListConfig) and not isinstance(node, yaml.SequenceNode):
             return key, f"{key}={text}: expected a list, such as [a,b]."
     return "", "a value is a mapping or a list where the configuration has another kind."
-
-
-def _node_at(root: DictConfig, key: str) -> Any:
-    node: Any = root
-    for piece in key.split("."):
-        node = node._get_node(piece, validate_access=False) if isinstance(node, DictConfig) else None
-    return node
 
 
 # Interpolations -------------------------------------------------------------------------------------------------------
@@ -185,7 +178,7 @@ def interpolation(cfg: DictConfig | None, error: OmegaConfBaseException) -> Conf
     key = str(error.full_key or "")
     if isinstance(error.__cause__, ConfigError) or not key or not isinstance(error, InterpolationResolutionError):
         return ConfigError(said)
-    node = None if error.parent_node is None else _node_at(error.parent_node._get_root(), key)
+    node = None if error.parent_node is None else node_at(error.parent_node._get_root(), key)
     text = node._value() if node is not None else "${...}"
     return ConfigError(f"{key}={text}: {_why(cfg, said, error)}")
 

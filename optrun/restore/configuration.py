@@ -15,6 +15,7 @@ from optrun.artifacts.identity import run_id_of
 from optrun.artifacts.manifest import file_problem, read_manifest, refuse_foreign, refuse_newer_format
 from optrun.artifacts.metrics import read_summary
 from optrun.artifacts.run_dir import RunDir
+from optrun.config.refused import refuse_code
 from optrun.config.saved import differences, read_config, refuse_interpolations
 from optrun.errors import CheckpointError, ConfigError, NewerFormatError
 
@@ -42,7 +43,8 @@ def configuration_of(run: RunDir, given: Sequence[str] = ()) -> tuple[dict[str, 
         Resolved values, and a sentence where they are those of a checkpoint.
 
     Raises:
-        ConfigError: The file was changed by somebody else, holds an interpolation, or is lost without a checkpoint.
+        ConfigError: The file was changed by somebody else, holds an interpolation or the name of code, or is lost
+            without a checkpoint.
         NewerFormatError: A newer optrun wrote the newest checkpoint.
     """
     held = _of_newest_checkpoint(run)
@@ -55,6 +57,7 @@ def configuration_of(run: RunDir, given: Sequence[str] = ()) -> tuple[dict[str, 
             ) from error
         return held[1], _taken(str(error), held[0])
     refuse_interpolations(values, str(run.config))
+    refuse_code(OmegaConf.create(values))
     was_written = _was_written(run)
     if was_written or (was_written is None and held is None):
         return values, None
