@@ -57,9 +57,10 @@ def evaluate_checkpoint(config: RunConfig, run: RunDir, checkpoint: Path) -> Eva
     refuse_other_words(snapshot.state, prepared.tokenizer)
     examples = len(prepared.task.eval)
     if examples == 0:
+        named = config.data.EVALUATION_ROWS
         raise ConfigError(
             f"data.eval_fraction={config.data.eval_fraction:g}: the run was trained on all rows, so there are none to "
-            "evaluate on. Name rows it has not seen: data.eval=FILE (data=hub: data.eval_split=NAME)."
+            + (f"evaluate on. Name rows it has not seen: {named}." if named else f"evaluate on: {config.data.name}.")
         )
     warning = not_held_back(snapshot.state, prepared.task.eval) if prepared.cut_from_train else None
     load_model_tensors(prepared.model, snapshot.model)

@@ -18,6 +18,7 @@ from rich.table import Table
 
 from optrun.artifacts.run_dir import RunDir
 from optrun.artifacts.run_manifest import recorded
+from optrun.config.data import DataConfig
 from optrun.config.run import RunConfig
 from optrun.errors import OptrunError, printable
 from optrun.training.progress import Display, number, size, span
@@ -145,7 +146,7 @@ def shown_path(path: Path) -> str:
         return str(path)
 
 
-def show(console: Console, outcome: Outcome) -> None:
+def show(console: Console, outcome: Outcome, data: DataConfig) -> None:
     """The result table, the sample, and the exact commands that come next."""
     summary = outcome.summary
     if outcome.sample is not None:
@@ -164,13 +165,20 @@ def show(console: Console, outcome: Outcome) -> None:
     rows = [
         ("written", place),
         ("resume", f"optrun resume={quoted} training.max_steps={2 * int(summary['max_steps'])}"),
-        ("evaluate", f"optrun evaluate {quoted}" + ("" if summary.get("main_metric") else " data.eval=FILE")),
+        *_evaluations(f"optrun evaluate {quoted}", data, held_out=bool(summary.get("main_metric"))),
         ("export", f"optrun export {shlex.quote(str(Path(place) / 'checkpoints' / chosen))} DEST"),
     ]
     if not outcome.run.checkpoints.is_dir():
         rows = rows[:1]
     for label, text in rows:
         console.print(f"[dim]{label:>9}[/]  {escape(printable(text))}", highlight=False, soft_wrap=True)
+
+
+def _evaluations(command: str, data: DataConfig, *, held_out: bool) -> list[tuple[str, str]]:
+    """How the run is evaluated again; nothing where it was trained on all that its source has."""
+    if held_out:
+        return [("evaluate", command)]
+    return [("evaluate", f"{command} {data.EVALUATION_ROWS}")] if data.EVALUATION_ROWS else []
 
 
 def _results(console: Console, summary: dict[str, Any]) -> None:

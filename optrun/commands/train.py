@@ -314,7 +314,7 @@ def execute(
         )
         outcome.introduce(display, config, run)
         done = experiment.train(config, values, run, experiment.Invocation(argv, config_name, words), display, resume)
-        outcome.show(console, done)
+        outcome.show(console, done, config.data)
 
 
 # Going on -------------------------------------------------------------------------------------------------------------

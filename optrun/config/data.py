@@ -1,7 +1,7 @@
 """Where the examples come from."""
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 from optrun.config.checks import expect, expect_count, expect_fraction
 from optrun.errors import refuse_url
@@ -11,6 +11,8 @@ from optrun.errors import refuse_url
 class DataConfig:
     """What every source has."""
 
+    EVALUATION_ROWS: ClassVar[str | None] = None
+    """How other rows to evaluate on are named; None: such a source has no others."""
     name: str
     max_length: int
     """Tokens of an example, at most; of a block, exactly."""
@@ -57,6 +59,7 @@ class ColumnsConfig(DataConfig):
 class FilesConfig(ColumnsConfig):
     """The user's own csv, tsv, json, jsonl, parquet or text files."""
 
+    EVALUATION_ROWS: ClassVar[str | None] = "data.eval=FILE"
     train: Any
     """One path, a list of paths, or a glob."""
     eval: Any
@@ -82,6 +85,7 @@ class FilesConfig(ColumnsConfig):
 class HubConfig(ColumnsConfig):
     """A dataset by `datasets.load_dataset`: hub name or local folder."""
 
+    EVALUATION_ROWS: ClassVar[str | None] = "data.eval_split=NAME"
     path: str
     subset: str | None
     """The dataset's configuration, what `load_dataset` calls `name`."""

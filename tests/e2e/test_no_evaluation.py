@@ -141,6 +141,8 @@ def test_rows_cut_off_afterwards_were_trained_on(here: Path, capsys: pytest.Capt
     """The embedded data are cut as well, and have no other rows to name."""
     fit = [*TINY_GPT, "data=stdlib", "data.max_train_examples=16", "data.max_eval_examples=8", "training.max_steps=1"]
     assert optrun(*fit, ALL, "hydra.run.dir=run") == 0
-    capsys.readouterr()
+    assert "optrun evaluate" not in capsys.readouterr().out
+    assert optrun("evaluate", "run") == 2
+    assert "none to evaluate on: stdlib." in capsys.readouterr().err
     assert optrun("evaluate", "run", "data.eval_fraction=0.1") == 0
     assert "not those that were held back" in "".join(capsys.readouterr())
