@@ -22,9 +22,9 @@ from optrun.assembly import Start, assemble
 from optrun.config.run import RunConfig
 from optrun.config.training import OnNonfinite
 from optrun.data.cache import discarded
+from optrun.data_check import data_check
 from optrun.errors import EXIT_DONE, EXIT_FAILED, ConfigError, StoppedEarly
 from optrun.optimizer.build import require_optimizer
-from optrun.outcome import data_check
 from optrun.preparation import Prepared, prepare
 from optrun.publish import publish, write_tokenizer
 from optrun.report.curves import draw_curves

@@ -29,8 +29,8 @@ ALLOWED: dict[str, set[str]] = {
     "report": {"artifacts"},
 }
 ABOVE = {
-    "preparation", "assembly", "experiment", "evaluation", "explain", "sweep", "certify", "commands", "outcome",
-    "publish", "summary", "resume", "restore", "cli", "__main__",
+    "preparation", "data_check", "assembly", "experiment", "evaluation", "explain", "sweep", "certify", "commands",
+    "outcome", "publish", "summary", "resume", "restore", "cli", "__main__",
 }  # fmt: skip
 
 
