@@ -23,7 +23,7 @@ from optrun.artifacts import run_dir as names
 from optrun.artifacts.atomic import Output, commit_folder, remove_folder, replace_text, sync_folder, write_bytes
 from optrun.artifacts.manifest import make_manifest, problems, read_manifest, refuse_newer_format
 from optrun.artifacts.metrics import from_json, to_json
-from optrun.artifacts.run_dir import RunDir, parse_step
+from optrun.artifacts.run_dir import RunDir
 from optrun.artifacts.tensor_file import first_not_finite, read_tensors, tensor_digest, write_tensors
 from optrun.errors import CheckpointError, NonFiniteError, StorageError
 
@@ -283,18 +283,6 @@ def _parsed(path: Path, text: bytes) -> dict[str, Any]:
         return dict(json.loads(text))
     except (ValueError, TypeError, RecursionError) as error:
         raise CheckpointError(f"{path}: cannot be read: {type(error).__name__}.") from error
-
-
-def checkpoint_folders(run: RunDir) -> list[Path]:
-    """Folders (and links) named as checkpoints, newest step first; whole or not."""
-    if run.checkpoints.is_symlink() or not run.checkpoints.is_dir():
-        return []
-    found = [
-        (step, path)
-        for path in run.checkpoints.iterdir()
-        if (step := parse_step(path.name)) is not None and path.is_dir()
-    ]
-    return [path for _, path in sorted(found, reverse=True)]
 
 
 def set_aside(folder: Path, why: str = "damaged") -> Path:

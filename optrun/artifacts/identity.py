@@ -8,10 +8,9 @@ from __future__ import annotations
 
 import secrets
 
-from optrun.artifacts.checkpoint import checkpoint_folders
 from optrun.artifacts.manifest import read_manifest
 from optrun.artifacts.metrics import read_summary
-from optrun.artifacts.run_dir import RunDir
+from optrun.artifacts.run_dir import RunDir, checkpoint_folders
 from optrun.errors import CheckpointError
 
 NO_ID = ""

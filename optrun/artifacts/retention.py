@@ -12,10 +12,10 @@ from itertools import islice
 from pathlib import Path
 
 from optrun.artifacts.atomic import DOOMED, remove_folder, replace_text
-from optrun.artifacts.checkpoint import REPLACED, TEMPORARY, checkpoint_folders
+from optrun.artifacts.checkpoint import REPLACED, TEMPORARY
 from optrun.artifacts.identity import run_id_of
 from optrun.artifacts.manifest import problems, refuse_newer_format
-from optrun.artifacts.run_dir import RunDir, parse_step, step_name
+from optrun.artifacts.run_dir import RunDir, checkpoint_folders, parse_step, step_name
 
 _OURS = re.compile(
     r"(\.deleting-)?\.(model|tokenizer)-\d+|"

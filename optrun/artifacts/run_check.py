@@ -11,9 +11,8 @@ from pathlib import Path
 
 from optrun.artifacts import manifest, run_manifest
 from optrun.artifacts import run_dir as names
-from optrun.artifacts.checkpoint import checkpoint_folders
 from optrun.artifacts.metrics import read_summary
-from optrun.artifacts.run_dir import RunDir
+from optrun.artifacts.run_dir import RunDir, checkpoint_folders
 from optrun.artifacts.run_manifest import APART, CHECKPOINT, Entry, Sealed, files_of, matches, read_run_manifest
 from optrun.errors import CheckpointError
 

@@ -189,3 +189,15 @@ def _natural(name: str) -> list[tuple[int, int, str]]:
     """Sort key in which digits compare as numbers."""
     pieces = re.split(r"(\d+)", name)
     return [(0, int(piece), "") if piece.isdecimal() else (1, 0, piece) for piece in pieces if piece]
+
+
+def checkpoint_folders(run: RunDir) -> list[Path]:
+    """Folders (and links) named as checkpoints, newest step first; whole or not."""
+    if run.checkpoints.is_symlink() or not run.checkpoints.is_dir():
+        return []
+    found = [
+        (step, path)
+        for path in run.checkpoints.iterdir()
+        if (step := parse_step(path.name)) is not None and path.is_dir()
+    ]
+    return [path for _, path in sorted(found, reverse=True)]

@@ -37,10 +37,10 @@ def _verify(word: str) -> int:
     from rich.table import Table
     from rich.text import Text
 
-    from optrun.artifacts.checkpoint import checkpoint_folders
     from optrun.artifacts.identity import run_id_of
     from optrun.artifacts.retention import pointed
     from optrun.artifacts.run_check import Checked, check_run
+    from optrun.artifacts.run_dir import checkpoint_folders
     from optrun.artifacts.run_manifest import CHECKPOINT, matches
     from optrun.resume import locate
     from optrun.training.progress import size

@@ -10,11 +10,11 @@ from typing import Any
 from omegaconf import OmegaConf
 
 from optrun.artifacts import run_dir as names
-from optrun.artifacts.checkpoint import checkpoint_folders, plain_numbers, read_state
+from optrun.artifacts.checkpoint import plain_numbers, read_state
 from optrun.artifacts.identity import run_id_of
 from optrun.artifacts.manifest import file_problem, read_manifest, refuse_foreign, refuse_newer_format
 from optrun.artifacts.metrics import read_summary
-from optrun.artifacts.run_dir import RunDir
+from optrun.artifacts.run_dir import RunDir, checkpoint_folders
 from optrun.config.refused import refuse_code
 from optrun.config.saved import differences, read_config, refuse_interpolations
 from optrun.errors import CheckpointError, ConfigError, NewerFormatError

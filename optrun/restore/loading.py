@@ -13,7 +13,7 @@ from optrun.artifacts.checkpoint import Snapshot, load_checkpoint, refuse_mutate
 from optrun.artifacts.identity import run_id_of
 from optrun.artifacts.manifest import refuse_foreign
 from optrun.artifacts.retention import step_of
-from optrun.artifacts.run_dir import RunDir
+from optrun.artifacts.run_dir import RunDir, checkpoint_folders
 from optrun.config.checkpoint import OnOtherOptimizer
 from optrun.errors import CheckpointError, ConfigError, NonFiniteError, OptrunError
 from optrun.model.weights import load_model_tensors, model_tensors
@@ -213,7 +213,7 @@ def go_back(
     stepper.optimizer.zero_grad(set_to_none=True)
     put_back(snapshot, model, stepper, {}, OnOtherOptimizer.refuse)
     restore_random_states(snapshot.state["random"], device)
-    for later in checkpoints.checkpoint_folders(run):
+    for later in checkpoint_folders(run):
         if step_of(later) > snapshot.global_step:
             set_aside(later, "superseded")
     state = train_state(snapshot)

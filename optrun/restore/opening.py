@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from optrun.artifacts.checkpoint import Snapshot, checkpoint_folders, load_checkpoint, set_aside
+from optrun.artifacts.checkpoint import Snapshot, load_checkpoint, set_aside
 from optrun.artifacts.identity import run_id_of
 from optrun.artifacts.manifest import refuse_foreign, refuse_newer_format
 from optrun.artifacts.metrics import read_metrics, read_summary
@@ -25,6 +25,7 @@ from optrun.artifacts.run_dir import (
     SUMMARY,
     TOKENIZER,
     RunDir,
+    checkpoint_folders,
 )
 from optrun.artifacts.run_manifest import APART, WRITTEN, RunManifest, matches, read_run_manifest, refuse_newer_manifest
 from optrun.artifacts.tensor_file import first_not_finite

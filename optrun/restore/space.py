@@ -7,8 +7,8 @@ from typing import Any
 
 import torch
 
-from optrun.artifacts.checkpoint import MARGIN, checkpoint_folders
-from optrun.artifacts.run_dir import RunDir
+from optrun.artifacts.checkpoint import MARGIN
+from optrun.artifacts.run_dir import RunDir, checkpoint_folders
 from optrun.config.checkpoint import CheckpointConfig
 from optrun.config.optimizer import OptimizerConfig
 from optrun.model.weights import model_tensors

@@ -33,7 +33,6 @@ _SHAPE: dict[str, Any] = {
     },
     "plan": {"examples": 1, "batch_size": 1, "accumulation": 1, "seed": int, "fingerprint": str},
     "config": dict,
-    "tokenizer": str,
     "model_class": str,
     "model_config": dict,
 }
@@ -45,7 +44,7 @@ _WORDS: dict[Any, str] = {
     bool: "true or false",
     1: "a whole number, 1 or more",
 }
-_OPTIONAL: dict[str, Any] = {"trainable": _NAMES, "environment": dict}
+_OPTIONAL: dict[str, Any] = {"trainable": _NAMES, "environment": dict, "tokenizer": str}
 _PLATEAU = {"multiplier": _NUMBER, "num_bad": _COUNT, "cooling": _COUNT}
 
 

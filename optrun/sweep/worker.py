@@ -221,7 +221,7 @@ def sentence_of(error: BaseException) -> str:
 
 def _newest(run: RunDir) -> int | None:
     """Step of the newest checkpoint."""
-    from optrun.artifacts.checkpoint import checkpoint_folders
+    from optrun.artifacts.run_dir import checkpoint_folders
 
     return max((parse_step(folder.name) or 0 for folder in checkpoint_folders(run)), default=None)
 

@@ -7,8 +7,8 @@ from collections.abc import Callable
 from typing import Any
 
 from optrun.artifacts import retention
-from optrun.artifacts.checkpoint import Snapshot, checkpoint_folders
-from optrun.artifacts.run_dir import step_name
+from optrun.artifacts.checkpoint import Snapshot
+from optrun.artifacts.run_dir import checkpoint_folders, step_name
 from optrun.artifacts.run_manifest import RunManifest
 from optrun.artifacts.saver import Order, Result, Saver
 from optrun.config.checkpoint import CheckpointConfig, OnStorageError

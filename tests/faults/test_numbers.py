@@ -14,9 +14,8 @@ from safetensors import SafetensorError
 
 from optrun.artifacts.checkpoint import load_checkpoint, save_checkpoint
 from optrun.artifacts.manifest import problems
-from optrun.artifacts.retention import checkpoint_folders
 from optrun.artifacts.run_check import problems_of
-from optrun.artifacts.run_dir import RunDir
+from optrun.artifacts.run_dir import RunDir, checkpoint_folders
 from optrun.report.collect import load_run
 from optrun.restore import loading
 from optrun.training import nonfinite
