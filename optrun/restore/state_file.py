@@ -65,6 +65,9 @@ def refuse_garbage(folder: Path, state: Mapping[str, Any]) -> None:
 def _faults(state: dict[str, Any]) -> Iterator[str]:
     """What is wrong, key by key; what comes first is what the next relies on."""
     optional = {key: shape for key, shape in _OPTIONAL.items() if key in state}
+    plan = state.get("plan")
+    if isinstance(plan, dict) and plan.keys() == {"fingerprint"}:  # the first layout knew no more of it
+        optional["plan"] = {"fingerprint": str}
     if said := _wrong("", state, _SHAPE | optional):
         yield said
         return
