@@ -16,8 +16,8 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
-from optrun.config.began import PATHS
-from optrun.config.folders import config_dir, recipes_dir
+from optrun.config.original_cwd import PATHS
+from optrun.config.paths import config_dir, recipes_dir
 from optrun.errors import EXIT_DONE
 
 _SAFE = re.compile(r"[\w./=+,@%~:-]+")
@@ -70,7 +70,7 @@ def candidates(line: str) -> list[str]:
 
 
 def _next_word(before: list[str], current: str) -> Iterable[str]:
-    from optrun.cli import VERBS
+    from optrun.commands.verbs import VERBS
 
     verb = before[0] if before and before[0] in VERBS else None
     takes = _usage(_TRAIN if verb is None else importlib.import_module(VERBS[verb]).USAGE)
@@ -195,7 +195,7 @@ def _keys(before: list[str], current: str) -> list[str]:
     if current.startswith("hydra/"):
         return [f"hydra/{group}=" for group in _hydra(before).config_loader.list_groups("hydra")]
     if not dot:
-        from optrun.config.run import RunConfig
+        from optrun.config.schema.run import RunConfig
 
         groups = _groups(before)
         single = [f"{field.name}=" for field in fields(RunConfig) if field.name not in groups]

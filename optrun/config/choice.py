@@ -14,7 +14,7 @@ from typing import Any, TypeVar, get_args, get_type_hints
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException, UnsupportedValueType
 
-from optrun.config.folders import config_dir
+from optrun.config.paths import config_dir
 from optrun.config.types import expected_type
 from optrun.errors import ConfigError, did_you_mean
 

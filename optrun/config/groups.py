@@ -5,7 +5,18 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
-from optrun.config import checkpoint, clip, data, model, optimizer, param_groups, scheduler, task, tracking, training
+from optrun.config.schema import (
+    checkpoint,
+    clip,
+    data,
+    model,
+    optimizer,
+    param_groups,
+    scheduler,
+    task,
+    tracking,
+    training,
+)
 
 GROUPS: dict[str, dict[str, type[Any]]] = {
     "task": dict(task.SCHEMAS),

@@ -12,12 +12,12 @@ from omegaconf.errors import OmegaConfBaseException
 
 from optrun.bounded_yaml import UnboundedYamlError, interpolation_in, read_text, yaml_mapping
 from optrun.config import store
-from optrun.config.folders import config_dir
 from optrun.config.keys import all_keys as keys_of
 from optrun.config.keys import open_prefix, unknown_key
 from optrun.config.kind import KIND, kind_of, saved_kind, with_kind
 from optrun.config.overrides import assign, parse, refuse_twice
-from optrun.config.run import RunConfig
+from optrun.config.paths import config_dir
+from optrun.config.schema.run import RunConfig
 from optrun.errors import ConfigError, did_you_mean
 
 

@@ -16,14 +16,14 @@ from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from optrun.config import sweeper
-from optrun.config.folders import config_dir, recipes_dir
+from optrun.config.compose_errors import interpolation, refusal
 from optrun.config.groups import GROUPS as GROUPS
 from optrun.config.keys import missing_keys
 from optrun.config.kind import kind_of
-from optrun.config.refusals import interpolation, refusal
-from optrun.config.refused import refuse_code, refuse_secrets
-from optrun.config.run import RunConfig
+from optrun.config.paths import config_dir, recipes_dir
+from optrun.config.safety import refuse_code, refuse_secrets
+from optrun.config.schema import sweeper
+from optrun.config.schema.run import RunConfig
 from optrun.config.yaml_files import READ, Repository, shown
 from optrun.errors import ConfigError, refuse_url
 
