@@ -38,7 +38,7 @@ TRAINING_ARGUMENTS = {
     "gradient_accumulation_steps": "training.gradient_accumulation_steps",
     "average_tokens_across_devices": _ONE_PROCESS,
     "max_grad_norm": "clip.max_norm",
-    "label_smoothing_factor": "not offered yet: every task has the plain loss of its model",
+    "label_smoothing_factor": "training.label_smoothing_factor",
     "bf16": "training.precision=bf16",
     "fp16": "training.precision=fp16",
     "bf16_full_eval": _SAME_PRECISION,

@@ -117,7 +117,7 @@ def text_column(source: Source, split: Split, taken: Iterable[str | None] = ()) 
     columns = source.columns
     if not len(split.rows):  # nothing to evaluate on has the columns of the training rows
         split = source.train
-    evaluation = split is source.eval
+    evaluation = split is not source.train
     if evaluation:
         name = named(columns, "eval_text_column", split)
         if name is not None:
@@ -165,7 +165,7 @@ def words_column(source: Source, split: Split, labels: str) -> str:
     Raises:
         ConfigError: No such column, or it holds no lists of texts.
     """
-    name = (named(source.columns, "eval_text_column", split) if split is source.eval else None) or named(
+    name = (named(source.columns, "eval_text_column", split) if split is not source.train else None) or named(
         source.columns, "text_column", split
     )
     candidates = [name for name, feature in split.rows.features.items() if _holds_words(feature) and name != labels]

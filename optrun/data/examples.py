@@ -169,7 +169,7 @@ def chosen(count: int, limit: int | None, *, seed: int | None) -> np.ndarray | N
     return generator(seed, "subset").permutation(count)[:limit]
 
 
-def limited(examples: Any, limit: int | None, *, seed: int | None) -> Any:
+def limited(examples: Examples | Selected, limit: int | None, *, seed: int | None) -> Examples | Selected:
     """At most `limit` examples, chosen as by `chosen`."""
     indices = chosen(len(examples), limit, seed=seed)
     return examples if indices is None else Selected(examples, indices)

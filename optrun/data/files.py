@@ -10,10 +10,12 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from optrun.config.schema.data import FilesConfig, eval_key
 from optrun.data.cache import cached, digest, digest_files
 from optrun.data.content import COMPRESSED, ELSEWHERE, refuse_other_content
 from optrun.data.delimited import read_csv
 from optrun.data.shapes import refuse_one_object
+from optrun.data.source import Source, Split
 from optrun.errors import ConfigError, OptrunError
 
 if TYPE_CHECKING:
@@ -31,6 +33,28 @@ FORMATS = {
     ".py": "text",
     ".md": "text",
 }
+
+
+def load_files(config: FilesConfig, *, documents: bool) -> Source:
+    """Read the files that `data.train` and `data.eval` name.
+
+    Raises:
+        ConfigError: As `read_files`.
+    """
+    train = Split(read_files("data.train", config.train, documents=documents), "data.train")
+    sets = {}
+    for name, paths in config.eval_files():
+        key = eval_key(name)
+        sets[name] = Split(read_files(key, paths, documents=documents), key)
+    return Source(train, sets, config, notes=list(_common_files(config)))
+
+
+def _common_files(config: FilesConfig) -> Iterator[str]:
+    train = {path.resolve() for path in resolve("data.train", config.train)}
+    for name, paths in config.eval_files():
+        both = [str(path) for path in resolve(eval_key(name), paths) if path.resolve() in train]
+        if both:
+            yield f"{', '.join(both)}: in data.train and in {eval_key(name)}; evaluation sees training rows"
 
 
 def read_files(key: str, paths: Any, *, documents: bool) -> Dataset:

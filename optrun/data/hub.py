@@ -9,13 +9,13 @@ from optrun.config.schema.data import HubConfig
 from optrun.data import hub_access as hub
 from optrun.data.cache import digest, digest_of, place_for
 from optrun.data.files import kept_rows, quiet, reason
-from optrun.data.source import Split
+from optrun.data.source import Source, Split
 from optrun.errors import ConfigError, OptrunError, did_you_mean
 
 USUAL_EVAL_SPLITS = ("validation", "dev", "eval", "test")
 
 
-def read_hub(config: HubConfig) -> tuple[Split, Split | None]:
+def load_hub(config: HubConfig, *, documents: bool) -> Source:  # noqa: ARG001
     """Load a dataset; no code that comes with it is run.
 
     Returns:
@@ -40,7 +40,8 @@ def read_hub(config: HubConfig) -> tuple[Split, Split | None]:
         if split is not None and len(loaded[split]) == 0:
             raise ConfigError(f"data.path={config.path}: split {split} has no rows.")
     train = Split(loaded[config.train_split], f"split {config.train_split}")
-    return train, None if name is None else Split(loaded[name], f"split {name}")
+    held = {} if name is None else {"": Split(loaded[name], f"split {name}")}
+    return Source(train, held, config)
 
 
 def _load(config: HubConfig) -> Any:

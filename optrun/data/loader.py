@@ -25,10 +25,13 @@ Key = tuple[int, int]
 
 
 class ExampleSource(Protocol):
-    """A sequence of examples."""
+    """A sequence of examples; where each knows its `lengths`, they can be grouped by it and cuts are told."""
 
     def __len__(self) -> int: ...
     def __getitem__(self, index: int) -> Example: ...
+    def fingerprint(self) -> str:
+        """A digest of everything the examples hold, by which a resumed run knows its data again."""
+        ...
 
 
 @dataclass(frozen=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -18,35 +19,36 @@ if TYPE_CHECKING:
 FEW_DOCUMENTS = 20
 
 
-@dataclass
+@dataclass(eq=False)
 class Split:
     """Rows of one purpose."""
 
     rows: Dataset
     key: str
-    """The configuration key the rows came by, for messages: `data.train`, `data.eval`."""
-    places: np.ndarray | None = None
+    """The configuration key the rows came by, for messages: `data.train`, `data.eval`, `data.eval.dev`."""
+    positions: np.ndarray | None = None
     """Where each row stood in what was read, from 0; None: where it stands here. Shape (rows,), int64."""
 
     def take(self, indices: np.ndarray | None) -> Split:
-        """The rows at these places; None: all."""
+        """The rows at these indices; None: all."""
         if indices is None:
             return self
-        places = indices if self.places is None else self.places[indices]
-        return Split(self.rows.select(indices), self.key, places)
+        positions = indices if self.positions is None else self.positions[indices]
+        return Split(self.rows.select(indices), self.key, positions)
 
     def number(self, row: int) -> int:
         """The number of a row for a person who looks for it in the file: counted from 1, without a header line."""
-        return int(row if self.places is None else self.places[row]) + 1
+        return int(row if self.positions is None else self.positions[row]) + 1
 
 
 @dataclass
 class Source:
-    """Training and evaluation rows; disjoint."""
+    """Training and evaluation rows: what the reader of a data source returns."""
 
     train: Split
-    eval: Split
-    """Without a row where none are wanted: `data.eval_fraction=0`."""
+    eval_sets: Mapping[str, Split]
+    """Evaluation rows by the name of the set; that of a single one is empty. From a reader `{}` means: cut them from
+    the training rows. Without a row where none are wanted: `data.eval_fraction=0`."""
     columns: ColumnsConfig | None
     """Names of the columns, as configured; None: one column, `text`."""
     prompt: str | None = None
@@ -57,6 +59,11 @@ class Source:
     """The classes by number, where a trained model has them already; None: those of the training rows."""
     notes: list[str] = field(default_factory=list)
     """What was decided where the configuration was silent; shown to the user."""
+
+    @property
+    def splits(self) -> list[Split]:
+        """The training rows, then each evaluation set."""
+        return [self.train, *self.eval_sets.values()]
 
 
 def cut(split: Split, fraction: float, *, seed: int, documents: bool) -> tuple[Split, Split, str]:
@@ -99,9 +106,9 @@ def _cut_ends(split: Split, fraction: float) -> tuple[Split, Split, str]:
     heads, tails = [], []
     for text in split.rows["text"]:
         text = text or ""
-        place = _place_to_cut(text, fraction)
-        heads.append(text[:place])
-        tails.append(text[place:])
+        end = _end_of_head(text, fraction)
+        heads.append(text[:end])
+        tails.append(text[end:])
     note = f"no evaluation split given: the last {fraction:.0%} of each text of {split.key} held back"
     return (
         Split(Dataset.from_dict({"text": heads}), split.key),
@@ -110,16 +117,16 @@ def _cut_ends(split: Split, fraction: float) -> tuple[Split, Split, str]:
     )
 
 
-def _place_to_cut(text: str, fraction: float) -> int:
+def _end_of_head(text: str, fraction: float) -> int:
     """Where the end that is held back begins: behind a line break, else a space, else where it has just that share.
 
     Neither may be further away than the end is long: behind a title and one endless line nothing would be left to train
     on.
     """
-    place = int(len(text) * (1 - fraction))
-    near = place - min(len(text) - place, place // 2)
+    end = int(len(text) * (1 - fraction))
+    near = end - min(len(text) - end, end // 2)
     for gap in ("\n", " "):
-        found = text.rfind(gap, near, place)
+        found = text.rfind(gap, near, end)
         if found >= 0:
             return found + 1
-    return place
+    return end

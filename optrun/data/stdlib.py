@@ -30,8 +30,8 @@ def stdlib_files() -> list[Path]:
     return files
 
 
-def load_stdlib(config: StdlibConfig) -> Source:
-    """Train and evaluation files, disjoint, the same ones for every seed, so that seeds can be compared.
+def load_stdlib(config: StdlibConfig, *, documents: bool) -> Source:  # noqa: ARG001
+    """Read training and evaluation files, disjoint, the same ones for every seed, so that seeds can be compared.
 
     Raises:
         ConfigError: This Python has no source files.
@@ -46,7 +46,7 @@ def load_stdlib(config: StdlibConfig) -> Source:
     train_texts = [texts[index] for index in order[held:]]
     return Source(
         train=Split(Dataset.from_dict({"text": train_texts}), "data=stdlib"),
-        eval=Split(Dataset.from_dict({"text": eval_texts}), "data=stdlib (held back)"),
+        eval_sets={"": Split(Dataset.from_dict({"text": eval_texts}), "data=stdlib (held back)")},
         columns=None,
         prompt=PROMPT,
         cut_from_train=True,

@@ -11,11 +11,9 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from optrun.clip import build_clip
-from optrun.config.kind import kind_of
 from optrun.config.schema.clip import NormClipConfig, ValueClipConfig
 from optrun.config.schema.model import FromConfigConfig
 from optrun.config.schema.run import RunConfig
-from optrun.config.schema.task import SCHEMAS
 from optrun.data.cache import discarded
 from optrun.errors import ConfigError, OptrunError
 from optrun.explain.data import Sampled, look_at
@@ -28,7 +26,6 @@ from optrun.optimizer.footprint import state_bytes
 from optrun.param_groups import build_param_groups
 from optrun.scheduler import build_scheduler
 from optrun.scheduler.build import config_of_group, num_warmup_steps_of
-from optrun.task.build import task_class
 
 
 def explain(config: RunConfig, model: nn.Module | None = None) -> Facts:
@@ -116,13 +113,11 @@ def _rules_in_words(config: RunConfig) -> list[str]:
 
 def _spec(config: RunConfig, notes: list[str]) -> ModelSpec:
     """What the task asks of the model, as far as it is known without data."""
-    task, auto_class = kind_of("task", SCHEMAS, config.task), task_class(config.task).auto_class
-    if task == "image_classification":
-        size = getattr(config.task, "image_size", None)
-        notes.append("The number of classes comes from the data; here it is the model's own.")
-        return ModelSpec(auto_class, {} if size is None else {"image_size": size})
-    if task in ("sequence_classification", "token_classification"):
-        notes.append("The number of labels comes from the data; here it is the model's own.")
+    task = config.task
+    if task.COUNTED_FROM_DATA:
+        notes.append(f"The number of {task.COUNTED_FROM_DATA} comes from the data; here it is the model's own.")
+    if task.PROCESSOR != "AutoTokenizer":
+        return ModelSpec(task.AUTO_CLASS, task.model_values())
     own = isinstance(config.model, FromConfigConfig) and config.model.tokenizer is None
     tokenizer = None
     if not own:
@@ -132,16 +127,12 @@ def _spec(config: RunConfig, notes: list[str]) -> ModelSpec:
         tokenizer = load_tokenizer(config.model)
     vocab_size = getattr(config.model, "vocab_size", None) if own else entries(tokenizer) if tokenizer else None
     return ModelSpec(
-        auto_class=auto_class,
-        max_length=_positions(config),
+        auto_class=task.AUTO_CLASS,
+        config=task.model_values(),
+        max_length=task.positions(config.data.max_length),
         vocab_size=vocab_size,
         special_ids={} if tokenizer is None else special_ids(tokenizer),
     )
-
-
-def _positions(config: RunConfig) -> int:
-    target = getattr(config.task, "max_target_length", 0)
-    return max(config.data.max_length, int(target))
 
 
 def _steps(config: RunConfig, sampled: Sampled | None) -> tuple[int | None, str]:

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from optrun.config.schema.data import FilesConfig, HubConfig
+from optrun.config.schema.data import FilesConfig, HubConfig, eval_key
 from optrun.config.schema.model import FromConfigConfig
 from optrun.config.schema.run import RunConfig
 from optrun.data.build import load_source
@@ -16,7 +16,7 @@ from optrun.data.randomness import generator
 from optrun.data.source import Source, Split
 from optrun.errors import ConfigError
 from optrun.model.tokenizer import load_tokenizer, train_tokenizer
-from optrun.task import TextKind, build_task
+from optrun.task import build_task
 from optrun.task.build import task_class
 from optrun.task.facts import DataFacts, data_facts
 
@@ -33,7 +33,7 @@ class Sampled:
 
     Attributes:
         train_rows: Rows there are.
-        eval_rows: Likewise; held back from the training rows where no evaluation data are named.
+        eval_rows: Likewise, of all evaluation sets; held back from the training rows where none are named.
         looked_at: How many of both were looked at.
         facts: Of those; None where they are images, or single texts that are too long.
     """
@@ -57,19 +57,19 @@ def look_at(config: RunConfig, notes: list[str]) -> Sampled | None:
     Raises:
         ConfigError: Data that training would refuse.
     """
-    kind = task_class(config.task)
     reason = _left_to_the_run(config)
     if reason is None or reason:
         notes += [reason] if reason else []
         return None
     documents = bool(getattr(config.task, "packing", False))
     source = load_source(config.data, seed=config.seed, documents=documents)
-    sizes = len(source.train.rows), len(source.eval.rows)
-    if kind.text_kind == TextKind.NONE:
+    sizes = _sizes(source)
+    if config.task.PROCESSOR != "AutoTokenizer":
         return Sampled(*sizes, looked_at=(0, 0), facts=None)
     # A label that the sample has in its evaluation rows alone is one that all of the training rows may have.
-    some = replace(source, train=_some(source.train), eval=_some(source.eval), cut_from_train=True, notes=[])
-    looked_at = len(some.train.rows), len(some.eval.rows)
+    eval_sets = {name: _some(split) for name, split in source.eval_sets.items()}
+    some = replace(source, train=_some(source.train), eval_sets=eval_sets, cut_from_train=True, notes=[])
+    looked_at = _sizes(some)
     if 0 in looked_at:  # a single text of more characters than that
         return Sampled(*sizes, looked_at=(0, 0), facts=None)
     whole = looked_at == sizes
@@ -81,7 +81,8 @@ def look_at(config: RunConfig, notes: list[str]) -> Sampled | None:
         notes.append(f"Of a sample of the data: {error}")
         return Sampled(*sizes, looked_at=(0, 0), facts=None)
     if not whole:
-        facts = replace(facts, eval=replace(facts.eval, known=None))
+        unknown = {name: replace(split, known=None) for name, split in facts.eval_sets.items()}
+        facts = replace(facts, eval_sets=unknown)
     return Sampled(*sizes, looked_at=looked_at, facts=facts)
 
 
@@ -97,7 +98,8 @@ def _left_to_the_run(config: RunConfig) -> str | None:
         from optrun.data.files import resolve
 
         files = resolve("data.train", data.train)
-        files += resolve("data.eval", data.eval) if data.eval is not None else []
+        for name, paths in data.eval_files():
+            files += resolve(eval_key(name), paths)
     else:
         return None
     size = sum(path.stat().st_size for path in files)
@@ -107,17 +109,22 @@ def _left_to_the_run(config: RunConfig) -> str | None:
     return f"The data are {size >> 20:,} MiB, and looked at when a run begins, not here."
 
 
+def _sizes(source: Source) -> tuple[int, int]:
+    """Rows to train and to evaluate on."""
+    return len(source.train.rows), sum(len(split.rows) for split in source.eval_sets.values())
+
+
 def _some(split: Split) -> Split:
     """Rows from all over a split, as many as there is room for."""
     count = len(split.rows)
     order = generator(0, "explain").permutation(count)[:MOST_ROWS]
     kept: list[int] = []
     characters = 0
-    for place, row in zip(order, split.rows.select(order), strict=True):
+    for index, row in zip(order, split.rows.select(order), strict=True):
         characters += sum(map(_characters, row.values()))
         if characters > MOST_CHARACTERS:
             break
-        kept.append(place)
+        kept.append(index)
     return split if len(kept) == count else split.take(np.sort(np.array(kept, dtype=np.int64)))
 
 

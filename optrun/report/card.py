@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import yaml  # type: ignore[import-untyped,unused-ignore]
@@ -12,15 +13,6 @@ import yaml  # type: ignore[import-untyped,unused-ignore]
 from optrun.report.tables import Table, escape_markdown, to_markdown, value
 from optrun.report.theme import count, duration, plain
 
-_TASKS = {
-    # task: (pipeline tag, auto class, what a person calls it)
-    "causal_lm": ("text-generation", "AutoModelForCausalLM", "language modelling"),
-    "masked_lm": ("fill-mask", "AutoModelForMaskedLM", "masked language modelling"),
-    "sequence_classification": ("text-classification", "AutoModelForSequenceClassification", "text classification"),
-    "token_classification": ("token-classification", "AutoModelForTokenClassification", "token classification"),
-    "seq2seq_lm": ("text2text-generation", "AutoModelForSeq2SeqLM", "sequence to sequence"),
-    "image_classification": ("image-classification", "AutoModelForImageClassification", "image classification"),
-}
 _METRIC_TYPES = {"accuracy", "f1", "perplexity", "mcc", "matthews_correlation", "pearson", "pearsonr", "spearman",
                  "spearmanr", "precision", "recall", "loss", "mse", "mae", "rmse"}  # fmt: skip
 _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
@@ -31,28 +23,46 @@ _TRAINING = (
 _NEVER = ("path", "token", "password", "secret")  # keys that say where, or to whom, not how
 
 
-def model_card(summary: Mapping[str, Any], config: Mapping[str, Any], *, name: str = "") -> str:
+@dataclass(frozen=True)
+class TaskCard:
+    """What the card says of a task, whoever brought it."""
+
+    title: str = ""
+    """What a person calls it, such as `text classification`; empty: its name."""
+    pipeline_tag: str = ""
+    """Of the Hugging Face hub; empty: none."""
+    auto_class: str = "AutoModel"
+    processor: str = "AutoTokenizer"
+    usage: Sequence[str] = ()
+    """Lines of code that use `model` and `tokenizer` (or `processor`)."""
+
+
+def model_card(
+    summary: Mapping[str, Any], config: Mapping[str, Any], task_card: TaskCard | None = None, *, name: str = ""
+) -> str:
     """The text of `model/README.md`.
 
     Args:
         summary: As in `summary.json`; what is missing is left out.
         config: The resolved configuration, nested.
+        task_card: Of the task; None: it is not known here.
         name: Heading; default: made of model, optimizer and data.
 
     Returns:
         Markdown with YAML metadata on top: library, tags, pipeline, base model where it is a hub name, metrics.
     """
     task = str(_get(config, "task", "kind") or _get(config, "task", "name") or "")
-    tag, auto_class, words = _TASKS.get(task, ("", "AutoModel", escape_markdown(task.replace("_", " "))))
+    facts = task_card or TaskCard()
+    title = escape_markdown(facts.title or task.replace("_", " "))
     heading = plain(name) or _heading(config)
     parts = [
-        _front_matter(summary, config, heading, task, tag),
+        _front_matter(summary, config, heading, task, facts.pipeline_tag),
         f"# {escape_markdown(heading)}",
-        _introduction(summary, config, words),
+        _introduction(summary, config, title),
         "## Results",
         _results(summary),
         "## Use",
-        _usage(auto_class, task),
+        _usage(facts),
         "## Training",
         _training(summary, config),
     ]
@@ -90,7 +100,7 @@ def _front_matter(summary: Mapping[str, Any], config: Mapping[str, Any], heading
     return f"---\n{text}---"
 
 
-def _introduction(summary: Mapping[str, Any], config: Mapping[str, Any], words: str) -> str:
+def _introduction(summary: Mapping[str, Any], config: Mapping[str, Any], title: str) -> str:
     """One paragraph: what it is and what it was trained on."""
     kind = _get(summary, "model", "class")
     size = _get(summary, "model", "parameters")
@@ -100,7 +110,7 @@ def _introduction(summary: Mapping[str, Any], config: Mapping[str, Any], words: 
     base = _origin(config)
     origin = f"fine-tuned from `{_code(base)}`" if base else "trained from scratch"
     data = escape_markdown(_dataset(config))
-    sentences = [f"{lead} for {words}, {origin} on {data}." if words else f"{lead}, {origin} on {data}."]
+    sentences = [f"{lead} for {title}, {origin} on {data}." if title else f"{lead}, {origin} on {data}."]
     train, evaluated = _get(summary, "data", "train_examples"), _get(summary, "data", "eval_examples")
     if isinstance(train, int) and isinstance(evaluated, int):
         held = f"{evaluated:,} for evaluation" if evaluated else "none for evaluation"
@@ -138,33 +148,18 @@ def _results(summary: Mapping[str, Any]) -> str:
     return to_markdown(table) + note
 
 
-def _usage(auto_class: str, task: str) -> str:
+def _usage(task: TaskCard) -> str:
     """A snippet that loads the model from this folder."""
-    processor = "AutoImageProcessor" if task == "image_classification" else "AutoTokenizer"
-    variable = "processor" if task == "image_classification" else "tokenizer"
+    variable = "tokenizer" if task.processor == "AutoTokenizer" else "processor"
     lines = [
-        f"from transformers import {auto_class}, {processor}",
+        f"from transformers import {task.auto_class}, {task.processor}",
         "",
         'folder = "."  # this folder, or its name on the hub',
-        f"{variable} = {processor}.from_pretrained(folder)",
-        f"model = {auto_class}.from_pretrained(folder)",
+        f"{variable} = {task.processor}.from_pretrained(folder)",
+        f"model = {task.auto_class}.from_pretrained(folder)",
+        *task.usage,
     ]
-    more = {
-        "causal_lm": [
-            'inputs = tokenizer("def ", return_tensors="pt")',
-            "print(tokenizer.decode(model.generate(**inputs, max_new_tokens=50)[0]))",
-        ],
-        "sequence_classification": [
-            'logits = model(**tokenizer("a text", return_tensors="pt")).logits',
-            "print(model.config.id2label[int(logits.argmax())] if logits.shape[-1] > 1 else float(logits))",
-        ],
-        "masked_lm": [
-            'inputs = tokenizer(f"a {tokenizer.mask_token} text", return_tensors="pt")',
-            "masked = inputs.input_ids == tokenizer.mask_token_id",
-            "print(tokenizer.decode(model(**inputs).logits[masked].argmax(-1)))",
-        ],
-    }
-    return "```python\n" + "\n".join(lines + more.get(task, [])) + "\n```"
+    return "```python\n" + "\n".join(lines) + "\n```"
 
 
 def _training(summary: Mapping[str, Any], config: Mapping[str, Any]) -> str:

@@ -17,7 +17,7 @@ from optrun.artifacts.provenance import config_digest
 from optrun.clip import build_clip
 from optrun.config.request import Request
 from optrun.config.schema.run import RunConfig
-from optrun.data.loader import BatchLoader, EpochPlan
+from optrun.data.loader import BatchLoader, EpochPlan, ExampleSource
 from optrun.errors import ConfigError, OptrunError, nearest
 from optrun.optimizer.averaged import evaluation_weights
 from optrun.optimizer.build import build_optimizer
@@ -79,7 +79,7 @@ def assemble(
         seed=config.seed,
         lengths=_lengths(config, task),
     )
-    fingerprint = f"{task.train.fingerprint()[:16]}-{task.eval.fingerprint()[:16]}"
+    fingerprint = f"{task.train.fingerprint()[:16]}-{task.eval_fingerprint()}"
     constants = {
         "config": dict(values),
         "config_digest": config_digest(values),
@@ -114,7 +114,7 @@ def assemble(
     if snapshot is not None:
         notes += restore_state(snapshot, model, train_step, changes, config.checkpoint.on_other_optimizer)
     weights = partial(evaluation_weights, train_step.optimizer)
-    setup = TrainingSetup(model, train_step, task, plan, *build_feeds(config, task, device), weights)
+    setup = TrainingSetup(model, train_step, task, plan, *build_loaders(config, task, device), weights)
     return Assembled(setup, ranking, total, state, {**constants, "total_steps": total}, changes, notes)
 
 
@@ -132,7 +132,7 @@ def known_metric(task: Task, key: str, metric: str) -> None:
     Raises:
         ConfigError: With the key and the metrics there are.
     """
-    known = [f"eval/{name}" for name in task.metric_names()]
+    known = [f"{prefix}{name}" for prefix in eval_prefixes(task) for name in task.metric_names()]
     if metric not in known:
         close = nearest(metric, known)
         hint = f"Did you mean {' or '.join(close)}? " if close else ""
@@ -140,18 +140,19 @@ def known_metric(task: Task, key: str, metric: str) -> None:
 
 
 def ranking_of(config: RunConfig, task: Task) -> Ranking:
-    """Which metric says that a checkpoint is best.
+    """Which metric says that a checkpoint is best; the main metric of the first evaluation set, unless one is named.
 
     Raises:
         ConfigError: The task reports no such metric.
     """
-    wanted = config.checkpoint.metric
-    metric = f"eval/{task.main_metric}" if wanted is None else wanted if "/" in wanted else f"eval/{wanted}"
+    first, wanted = eval_prefixes(task)[0], config.checkpoint.metric
+    metric = f"{first}{wanted or task.main_metric}"
+    if wanted is not None and "/" in wanted:
+        metric = wanted if wanted.startswith("eval/") else f"eval/{wanted}"
     known_metric(task, "checkpoint.metric", metric)
     if config.checkpoint.mode is not None:
         return Ranking(metric, config.checkpoint.mode.value)
-    own = Ranking(f"eval/{task.main_metric}", task.mode)
-    return Ranking(metric, best_mode(metric, own))
+    return Ranking(metric, best_mode(metric, Ranking(f"eval/{task.main_metric}", task.mode)))
 
 
 def _lengths(config: RunConfig, task: Task) -> np.ndarray | None:
@@ -189,13 +190,19 @@ def _stepper(config: RunConfig, model: Any, task: Task, device: torch.device, to
         task.weight,
         device,
         config.training.precision.value,
+        task.loss,
     )
 
 
-def build_feeds(config: RunConfig, task: Task, device: torch.device) -> tuple[BatchLoader, BatchLoader]:
-    """Of the training and of the evaluation split."""
+def eval_prefixes(task: Task) -> list[str]:
+    """What the metrics of each evaluation set begin with, such as `eval/` or `eval/dev/`."""
+    return [f"eval/{name}/" if name else "eval/" for name in task.eval_sets]
 
-    def feed(examples: Any) -> BatchLoader:
+
+def build_loaders(config: RunConfig, task: Task, device: torch.device) -> tuple[BatchLoader, dict[str, BatchLoader]]:
+    """Make the loader of the training examples, and of each evaluation set."""
+
+    def loader(examples: ExampleSource) -> BatchLoader:
         return BatchLoader(
             examples=examples,
             transform=task.transform,
@@ -205,4 +212,4 @@ def build_feeds(config: RunConfig, task: Task, device: torch.device) -> tuple[Ba
             pin_memory=device.type == "cuda",
         )
 
-    return feed(task.train), feed(task.eval)
+    return loader(task.train), {name: loader(examples) for name, examples in task.eval_sets.items()}

@@ -11,13 +11,13 @@ from optrun.artifacts.run_dir import HYDRA, TOKENIZER, RunDir
 from optrun.config.schema.run import RunConfig
 from optrun.errors import ConfigError
 from optrun.model.weights import load_model_tensors
-from optrun.run.assemble import build_feeds
+from optrun.run.assemble import build_loaders
 from optrun.run.prepare import TrainedArtifacts, prepare
 from optrun.run.resume.data_position import class_names, not_held_back, refuse_other_words
 from optrun.run.resume.state_file import refuse_garbage
 from optrun.training.device import pick_device
 from optrun.training.display import watched
-from optrun.training.evaluate import evaluate
+from optrun.training.evaluate import evaluate_sets
 from optrun.training.step import Precision
 
 
@@ -28,7 +28,7 @@ class Evaluated:
     step: int
     examples: int
     metrics: dict[str, float]
-    """Names with prefix `eval/` to values."""
+    """`eval/METRIC`, or `eval/SET/METRIC`, to values."""
     warning: str | None
 
 
@@ -55,25 +55,26 @@ def evaluate_checkpoint(config: RunConfig, run: RunDir, checkpoint: Path) -> Eva
     tokenizer = run.tokenizer if (run.tokenizer / "tokenizer.json").is_file() else None
     prepared = prepare(config, TrainedArtifacts(tokenizer, class_names(snapshot.state["model_config"])))
     refuse_other_words(snapshot.state, prepared.tokenizer)
-    examples = len(prepared.task.eval)
+    task = prepared.task
+    examples = sum(map(len, task.eval_sets.values()))
     if examples == 0:
         named = config.data.EVALUATION_ROWS
         raise ConfigError(
             f"data.eval_fraction={config.data.eval_fraction:g}: the run was trained on all rows, so there are none to "
             + (f"evaluate on. Name rows it has not seen: {named}." if named else f"evaluate on: {config.data.name}.")
         )
-    warning = not_held_back(snapshot.state, prepared.task.eval) if prepared.cut_from_train else None
+    warning = not_held_back(snapshot.state, task.eval) if prepared.cut_from_train else None
     load_model_tensors(prepared.model, snapshot.model)
     model = prepared.model.to(device)
-    _, feed = build_feeds(config, prepared.task, device)
+    _, loaders = build_loaders(config, task, device)
     placed = Precision(device, config.training.precision.value)
-    size = config.training.per_device_eval_batch_size
-    found = evaluate(
+    metrics = evaluate_sets(
         model,
-        watched(feed.evaluation(size), -(-examples // size)),
-        prepared.task.evaluation(),
+        loaders,
+        config.training.per_device_eval_batch_size,
+        task.evaluation,
+        lambda batches, before, total: watched(batches, total - before),
         to_device=placed.to_device,
         autocast=placed.autocast,
     )
-    metrics = {f"eval/{name}": value for name, value in found.items()}
     return Evaluated(snapshot.global_step, examples, metrics, warning)

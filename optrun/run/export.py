@@ -16,9 +16,11 @@ from optrun.artifacts.metrics import read_summary
 from optrun.artifacts.run_check import refuse_damaged
 from optrun.artifacts.run_dir import SUMMARY, TOKENIZER, RunDir
 from optrun.artifacts.run_manifest import RunManifest, recorded
-from optrun.errors import CheckpointError
+from optrun.config.kind import saved_kind
+from optrun.config.schema.task import SCHEMAS as TASKS
+from optrun.errors import CheckpointError, ConfigError
 from optrun.model.weights import load_model_tensors
-from optrun.report.card import model_card
+from optrun.report.card import TaskCard, model_card
 from optrun.run.resume.data_position import vocabulary_digest
 from optrun.run.resume.state_file import refuse_garbage
 
@@ -47,10 +49,22 @@ def write_model(
     model.save_pretrained(str(folder))
     if tokenizer is not None:
         tokenizer.save_pretrained(str(folder))
-    card = model_card(summary, config)
+    card = model_card(summary, config, task_card(config))
     if sample is not None:
         card += f"\n## Sample\n\nThe prompt\n\n{_fenced(sample[0])}\n\nwas continued with\n\n{_fenced(sample[1])}\n"
     (folder / "README.md").write_text(card, encoding="utf-8")
+
+
+def task_card(config: Mapping[str, Any]) -> TaskCard | None:
+    """What the task's schema says for the card; None where the task is not known here."""
+    task = config.get("task")
+    try:
+        schema = TASKS[saved_kind("task", TASKS, task)] if isinstance(task, Mapping) and "name" in task else None
+    except ConfigError:
+        return None
+    if schema is None:
+        return None
+    return TaskCard(schema.TITLE, schema.PIPELINE_TAG, schema.AUTO_CLASS, schema.PROCESSOR, schema.USAGE)
 
 
 def _fenced(text: str) -> str:

@@ -19,6 +19,7 @@ from optrun.model.images import load_image_preparation
 from optrun.model.tokenizer import load_tokenizer, other_ids, saved_tokenizer, train_tokenizer, vocab_size
 from optrun.task import Task, build_task
 from optrun.task.build import task_class
+from optrun.task.class_weights import class_weights
 from optrun.task.facts import DataFacts, data_facts
 
 
@@ -55,13 +56,13 @@ def prepare(config: RunConfig, learnt: TrainedArtifacts | None = None) -> Prepar
     Raises:
         ConfigError: Anything in data or model that does not fit.
     """
-    kind = task_class(config.task)
+    kind, auto_class = task_class(config.task), config.task.AUTO_CLASS
     cached = hub.from_cache(
         getattr(part, key, None)
         for part, key in ((config.model, "path"), (config.model, "tokenizer"), (config.data, "path"))
     )
-    refuse_unknown(config.model, kind.auto_class)
-    on_text = kind.text_kind != "none"
+    refuse_unknown(config.model, auto_class)
+    on_text = config.task.PROCESSOR == "AutoTokenizer"
     if not on_text:
         need_pillow()
     # Before any row is read: what is wrong with it costs no one an hour.
@@ -80,9 +81,12 @@ def prepare(config: RunConfig, learnt: TrainedArtifacts | None = None) -> Prepar
         )
     task = build_task(config.task, config.data, source, tokenizer, seed=config.seed)
     facts = data_facts(task, source, tokenizer)
+    task.label_smoothing = config.training.label_smoothing_factor
+    if learnt is None:  # else it is not trained, and its training rows may be others
+        task.class_weights = class_weights(getattr(config.task, "class_weights", None), task.labels, facts.train.labels)
     needs = task.needs()
     spec = ModelSpec(
-        auto_class=kind.auto_class,
+        auto_class=auto_class,
         config=needs.config,
         max_length=needs.max_length,
         vocab_size=vocab_size(tokenizer) if on_text else None,

@@ -116,7 +116,11 @@ class Summary:
                 "parameters": sum(p.numel() for p in model.parameters()),
                 "trainable_parameters": sum(p.numel() for p in model.parameters() if p.requires_grad),
             },
-            data={"train_examples": len(task.train), "eval_examples": len(task.eval), "fingerprint": fingerprint},
+            data={
+                "train_examples": len(task.train),
+                "eval_examples": sum(map(len, task.eval_sets.values())),
+                "fingerprint": fingerprint,
+            },
             versions=provenance.versions(),
             hardware=provenance.hardware(_device_name(device), torch.get_num_threads()),
             git=provenance.git_revision(Path.cwd()),

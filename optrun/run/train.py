@@ -42,7 +42,6 @@ from optrun.run.resume.restore import go_back
 from optrun.run.resume.saved_config import as_text, digest_of
 from optrun.run.snapshot import Snapshots
 from optrun.run.summary import Summary
-from optrun.task import Task
 from optrun.task.data_check import data_check
 from optrun.tracking import build_tracker, require_tracker
 from optrun.training.device import pick_device
@@ -210,7 +209,7 @@ class _Training:
             truncate_after(run.metrics, state.global_step, self.manifest.replace)
         self._loop(start, snapshot, device, stop_at)
         with start.setup.evaluation_weights():
-            sample = _sample(config, prepared.task, prepared, display)
+            sample = _sample(prepared, display, seed=config.seed)
             publish(
                 self.manifest,
                 prepared.model,
@@ -326,15 +325,10 @@ class _Training:
         self.manifest.replace(self.run.config, text.encode())
 
 
-def _sample(config: RunConfig, task: Task, prepared: Prepared, display: Display) -> tuple[str, str] | None:
-    """Prompt and continuation; None where there is no prompt, or the model cannot continue it."""
-    from optrun.task.causal_lm import CausalLm, continue_text
-
-    if not isinstance(task, CausalLm) or not task.prompt or task.sample_tokens == 0:
-        return None
-    model, tokenizer = prepared.model, prepared.tokenizer
+def _sample(prepared: Prepared, display: Display, *, seed: int) -> tuple[str, str] | None:
+    """Prompt and continuation; None where the task has no such thing, or the model cannot continue it."""
     try:
-        return task.prompt, continue_text(model, tokenizer, task.prompt, task.sample_tokens, seed=config.seed)
+        return prepared.task.sample(prepared.model, prepared.tokenizer, seed=seed)
     except Exception as error:  # whatever it is: the model is trained, and is published without a sample
         said = f"{type(error).__name__}: {error}".splitlines()[0]
         display.note(f"warning: task.prompt could not be continued ({said}); the model is published without a sample.")

@@ -16,9 +16,11 @@ from hydra._internal.hydra import Hydra
 
 from optrun.artifacts.lock import RunLock
 from optrun.artifacts.provenance import identity
-from optrun.config.kind import KIND
+from optrun.config.kind import saved_kind
 from optrun.config.saved import flat
+from optrun.config.schema.metric import metric_mode
 from optrun.config.schema.sweeper import OptunaConfig, Sampler
+from optrun.config.schema.task import SCHEMAS as TASKS
 from optrun.errors import ConfigError, LockedError
 from optrun.sweep.driver import Driver
 from optrun.sweep.folder import JobState, SweepDir
@@ -34,9 +36,6 @@ try:
 except ImportError as error:
     raise ConfigError("hydra/sweeper=optuna needs Optuna: install optrun[sweep].") from error
 
-# The direction is needed before a first trial has run; every trial's summary is held against it.
-_MINIMISED = ("loss", "perplexity", "mse", "mae")
-_JUDGED_BY_SCORE = ("sequence_classification", "token_classification", "image_classification")
 _ASK_SECONDS = 60.0
 
 SAMPLERS: dict[Sampler, Callable[[int, int], Any]] = {
@@ -125,14 +124,16 @@ class Search:
         }
 
     def mode(self) -> str:
-        """Which direction of the objective is better: `checkpoint.mode`, or what belongs to the metric."""
+        """Which direction of the objective is better: `checkpoint.mode`, or what belongs to the metric.
+
+        It is needed before a first trial has run; every trial's summary is held against it.
+        """
         saving = self.example.values["checkpoint"]
         if saving["mode"] is not None:
             return str(saving["mode"])
         if saving["metric"] is not None:
-            return "min" if str(saving["metric"]).rsplit("/", 1)[-1] in _MINIMISED else "max"
-        task = self.example.values["task"]
-        return "max" if task.get(KIND, task["name"]) in _JUDGED_BY_SCORE else "min"
+            return metric_mode(str(saving["metric"]))
+        return str(TASKS[saved_kind("task", TASKS, self.example.values["task"])].MODE)
 
     def _job(self, params: Mapping[str, Any]) -> Job:
         words = [word(key, value) for key, value in params.items()]

@@ -1,25 +1,28 @@
-"""What every task says of itself."""
+"""What every task has: examples, batches, the loss and its weight, and the numbers that judge the model."""
 
 from __future__ import annotations
 
-import json
-import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
+from torch.nn import functional
 
-from optrun.data.columns import text_column, texts
+from optrun.config.schema.data import DataConfig
+from optrun.config.schema.task import TaskConfig
+from optrun.data.cache import digest
+from optrun.data.columns import refuse_unused, text_column, texts
 from optrun.data.examples import Example
-from optrun.data.source import Source
-from optrun.task.metrics import perplexity
+from optrun.data.loader import Batch, ExampleSource
+from optrun.data.source import Source, Split
+from optrun.task.evaluation import IGNORED, EvaluationMetrics, MeanLoss, MetricAccumulator, metric_functions
 
-Batch = dict[str, torch.Tensor]
-IGNORED = -100
-"""Label that transformers leaves out of the loss."""
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+    from transformers.utils.generic import ModelOutput
 
 
 class TextKind:
@@ -31,8 +34,6 @@ class TextKind:
     """[CLS] text [SEP] pair [SEP]."""
     SEQ2SEQ = "seq2seq"
     """text </s>."""
-    NONE = "none"
-    """No text at all."""
 
 
 @dataclass
@@ -45,52 +46,77 @@ class ModelNeeds:
     """Positions it must have room for."""
 
 
-class MetricAccumulator(ABC):
-    """Metrics over a split, batch by batch."""
-
-    @abstractmethod
-    def update(self, outputs: Any, batch: Batch) -> None:
-        """Take in one batch.
-
-        Args:
-            outputs: What the model returned; has `loss` and `logits`.
-            batch: What it was given.
-        """
-
-    @abstractmethod
-    def compute(self) -> dict[str, float]:
-        """Names without prefix, such as `loss`, to their values over all batches."""
-
-
 class Task(ABC):
-    """A task after it has read its source.
+    """Rows to examples, and a model's outputs to a loss and metrics.
+
+    A task is built in three moves: `inspect` looks at columns and labels, so that what is wrong with them is told
+    before anything is tokenized; `read` makes the training examples; `read` makes those of each evaluation set.
+
+    Args:
+        config: The task choice.
+        data: Lengths and limits.
+        source: Rows.
+        tokenizer: Of the model; its image preparation where the task is about images.
+        seed: Picks the training examples where they are limited.
 
     Attributes:
         name: The choice in `task=`.
-        auto_class: Name of the transformers class that builds a model with the head for it.
+        columns: Keys of `data` that it reads, such as `text_column`; the others are refused.
         train: Training examples.
-        eval: Evaluation examples.
+        eval_sets: Evaluation examples by the name of the set; that of a single one is empty.
+        labels: Names of the classes by number; empty where there are none.
         notes: What was decided where the configuration was silent.
+        limits: The keys, with their values, after which texts are cut.
         main_metric: The metric that says which checkpoint is best.
         mode: `min` or `max`: which direction of it is better.
         reads_words: Whether the tokenizer is given one word at a time.
+        shift: Whether the logits at a position predict the label of the next one.
         unit: What a loss is averaged over: `tokens` or `examples`.
-        limits: The keys, with their values, after which texts are cut.
+        label_smoothing: `training.label_smoothing_factor`.
+        class_weights: Weight of each class in the loss, shape (classes,); None: all alike.
+
+    Raises:
+        ConfigError: Columns, labels or texts that do not fit the task.
     """
 
-    name: str
-    auto_class: str
-    train: Any
-    eval: Any
-    main_metric: str = "loss"
-    mode: str = "min"
+    columns: tuple[str, ...] = ()
     unit: str = "tokens"
+    shift: bool = False
     text_kind: str = TextKind.PAIR
     reads_words: bool = False
+    label_smoothing: float = 0.0
+    class_weights: torch.Tensor | None = None
 
-    def __init__(self) -> None:
+    def __init__(self, config: Any, data: DataConfig, source: Source, tokenizer: Any, *, seed: int) -> None:
+        given: TaskConfig = config
+        self.config = config
+        self.name = given.kind
+        self.main_metric, self.mode = given.main_metric, given.MODE
+        self.metrics = metric_functions(given)
+        self.max_length = data.max_length
+        self.limits = [f"data.max_length={data.max_length}"]
         self.notes: list[str] = []
-        self.limits: list[str] = []
+        self.labels: list[str] = []
+        padding = getattr(tokenizer, "pad_token_id", None)
+        self.padding = 0 if padding is None else int(padding)
+        refuse_unused(source.columns, self.columns, self.name)
+        self.inspect(source, tokenizer)
+        self.train = self.read(source, source.train, tokenizer, data.max_train_examples, seed)
+        self.eval_sets = {
+            name: self.read(source, split, tokenizer, data.max_eval_examples, None)
+            for name, split in source.eval_sets.items()
+        }
+
+    @property
+    def eval(self) -> ExampleSource:
+        """The first evaluation set, which the main metric is of; without an example where none are wanted."""
+        return next(iter(self.eval_sets.values()))
+
+    def eval_fingerprint(self) -> str:
+        """A digest of the evaluation examples; of several sets with their names."""
+        if list(self.eval_sets) == [""]:
+            return self.eval.fingerprint()[:16]
+        return digest(*(f"{name} {examples.fingerprint()}" for name, examples in self.eval_sets.items()))[:16]
 
     @classmethod
     def vocabulary(cls, source: Source) -> Iterator[str]:
@@ -101,29 +127,100 @@ class Task(ABC):
         """
         return texts(source.train, text_column(source, source.train))
 
+    def inspect(self, source: Source, tokenizer: Any) -> None:  # noqa: B027  # most tasks have something to look at
+        """Look at columns, labels and the tokenizer, before any example is read.
+
+        Raises:
+            ConfigError: They do not fit the task.
+        """
+
     @abstractmethod
+    def read(self, source: Source, split: Split, tokenizer: Any, limit: int | None, seed: int | None) -> ExampleSource:
+        """Make the examples of a split.
+
+        Args:
+            source: Both splits; `split is source.train` says which it is.
+            split: The rows.
+            tokenizer: Of the model.
+            limit: How many examples at most; None: all.
+            seed: Picks them, as in `optrun.data.examples.chosen`.
+
+        Raises:
+            ConfigError: Rows that do not fit the task.
+        """
+
     def needs(self) -> ModelNeeds:
         """What the data asks of the model."""
+        return ModelNeeds(self.config.model_values(), self.config.positions(self.max_length))
 
     @abstractmethod
     def collate(self, examples: list[Example]) -> Batch:
         """One padded batch; a pure function of its examples."""
 
     def transform(self, example: Example, randomness: np.random.Generator) -> Example:  # noqa: ARG002
-        """What changes from epoch to epoch, such as masking; nothing by default."""
+        """Change an example from epoch to epoch, as masking does; nothing by default."""
         return example
 
-    @abstractmethod
-    def weight(self, batch: Batch) -> int:
-        """How many tokens or examples the model's mean loss of a batch is over."""
+    # Loss ---------------------------------------------------------------------------------------------------------
 
-    @abstractmethod
+    def targets(self, batch: Batch) -> torch.Tensor:
+        """The labels that a loss is over; `IGNORED` where there is none."""
+        return batch["labels"][:, 1:] if self.shift else batch["labels"]
+
+    def count(self, batch: Batch) -> int:
+        """How many targets a batch has: what the model's own mean loss is over."""
+        return int((self.targets(batch) != IGNORED).sum())
+
+    def weight(self, batch: Batch) -> float:
+        """What the mean of `loss` is over: how many targets, or the sum of their class weights."""
+        if self.class_weights is None:
+            return self.count(batch)
+        targets = self.targets(batch)
+        return float(self.class_weights.double()[targets[targets != IGNORED]].sum())
+
+    def loss(self, outputs: ModelOutput, batch: Batch) -> torch.Tensor:
+        """The training loss of a batch, a mean over `weight(batch)`; shape ().
+
+        The model's own; with label smoothing or class weights torch's cross-entropy, which is what the `LabelSmoother`
+        of transformers computes. `eval/loss` is the model's own in any case, so that runs compare.
+
+        Args:
+            outputs: What the model returned; has `loss` and `logits`.
+            batch: What it was given.
+        """
+        if not self.label_smoothing and self.class_weights is None:
+            own: torch.Tensor = outputs.loss
+            return own
+        logits = outputs.logits[:, :-1] if self.shift else outputs.logits
+        weights = None if self.class_weights is None else self.class_weights.to(logits.device)
+        return functional.cross_entropy(
+            logits.reshape(-1, logits.shape[-1]).float(),
+            self.targets(batch).reshape(-1),
+            weight=weights,
+            ignore_index=IGNORED,
+            label_smoothing=self.label_smoothing,
+        )
+
+    # Evaluation ---------------------------------------------------------------------------------------------------
+
+    def predictions(self, outputs: ModelOutput, batch: Batch) -> tuple[np.ndarray, np.ndarray]:
+        """Predicted and true classes of a batch for the registered metrics; shape (targets,) each."""
+        logits = outputs.logits[:, :-1] if self.shift else outputs.logits
+        targets = self.targets(batch)
+        known = targets != IGNORED
+        return logits.argmax(-1)[known].cpu().numpy(), targets[known].cpu().numpy()
+
+    def running_metrics(self) -> MetricAccumulator:
+        """Empty metrics that are counted batch by batch, whatever `task.metrics` says; the mean loss by default."""
+        return MeanLoss(self.count)
+
     def evaluation(self) -> MetricAccumulator:
-        """Empty metrics."""
+        """Empty metrics: those counted batch by batch, then the registered ones over the whole evaluation set."""
+        return EvaluationMetrics(self.running_metrics(), self.metrics, self.predictions, len(self.labels))
 
-    @abstractmethod
     def metric_names(self) -> list[str]:
         """What `evaluation().compute()` will report."""
+        return self.evaluation().names
 
     def sizes(self, batch: Batch) -> tuple[int, int]:
         """Tokens (without padding) and examples of a batch, for throughput."""
@@ -132,59 +229,24 @@ class Task(ABC):
         first = next(iter(batch.values()))
         return (first.numel() if "input_ids" in batch else 0), int(first.shape[0])
 
-
-TOKEN_METRICS = ["loss", "perplexity", "accuracy"]
-
-
-class TokenMetrics(MetricAccumulator):
-    """Loss, perplexity and accuracy over target tokens.
-
-    Args:
-        shift: True where the logits at a place predict the next token.
-    """
-
-    def __init__(self, *, shift: bool) -> None:
-        self.shift = shift
-        self.loss = 0.0
-        self.right = 0
-        self.count = 0
-
-    def update(self, outputs: Any, batch: Batch) -> None:
-        """Count one batch."""
-        labels = batch["labels"]
-        logits = outputs.logits
-        if self.shift:
-            logits, labels = logits[:, :-1], labels[:, 1:]
-        targets = labels != IGNORED
-        count = int(targets.sum())
-        if count == 0:
-            return
-        self.loss += float(outputs.loss) * count
-        self.right += int(((logits.argmax(-1) == labels) & targets).sum())
-        self.count += count
-
-    def compute(self) -> dict[str, float]:
-        """Means over all target tokens; NaN where there was none."""
-        if self.count == 0:
-            return dict.fromkeys(TOKEN_METRICS, math.nan)
-        loss = self.loss / self.count
-        return {"loss": loss, "perplexity": perplexity(loss), "accuracy": self.right / self.count}
+    def sample(self, model: PreTrainedModel, tokenizer: Any, *, seed: int) -> tuple[str, str] | None:  # noqa: ARG002
+        """A prompt and its continuation, which show a person what was learnt; None: there is no such thing."""
+        return None
 
 
 def pad(rows: Iterable[np.ndarray], value: int) -> torch.Tensor:
     """Rows of unequal length in one tensor; shape (rows, longest), int64."""
     rows = list(rows)
     out = np.full((len(rows), max(len(row) for row in rows)), value, dtype=np.int64)
-    for place, row in zip(out, rows, strict=True):
-        place[: len(row)] = row
+    for target, row in zip(out, rows, strict=True):
+        target[: len(row)] = row
     return torch.from_numpy(out)
 
 
-def tokenizer_key(tokenizer: Any) -> str:
-    """Everything that decides which ids a tokenizer gives, as text."""
-    backend = getattr(tokenizer, "backend_tokenizer", None)
-    if backend is not None:
-        # How long a text may be is set anew at each call; the last call is no part of what the tokenizer is.
-        return json.dumps({**json.loads(backend.to_str()), "truncation": None, "padding": None}, sort_keys=True)
-    settings = sorted(map(str, tokenizer.init_kwargs.items()))
-    return f"{type(tokenizer).__qualname__} {sorted(tokenizer.get_vocab().items())} {settings}"
+def pad_inputs(examples: list[Example], padding: int) -> Batch:
+    """`input_ids`, `attention_mask` and, where the tokenizer makes them, `token_type_ids` of shape (batch, longest)."""
+    rows = [example["input_ids"] for example in examples]
+    batch = {"input_ids": pad(rows, padding), "attention_mask": pad((np.ones_like(row) for row in rows), 0)}
+    if "token_type_ids" in examples[0]:
+        batch["token_type_ids"] = pad((example["token_type_ids"] for example in examples), 0)
+    return batch

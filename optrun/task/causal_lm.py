@@ -2,66 +2,56 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING
 
 import torch
 
-from optrun.config.schema.data import DataConfig
-from optrun.config.schema.task import CausalLmConfig
 from optrun.data.examples import Example
-from optrun.data.source import Source
+from optrun.data.loader import Batch, ExampleSource
+from optrun.data.source import Source, Split
 from optrun.errors import ConfigError
-from optrun.task.base import (
-    IGNORED,
-    TOKEN_METRICS,
-    Batch,
-    MetricAccumulator,
-    ModelNeeds,
-    Task,
-    TextKind,
-    TokenMetrics,
-    pad,
-)
-from optrun.task.language_model import language_examples, opening
+from optrun.task.base import Task, TextKind, pad
+from optrun.task.evaluation import IGNORED, MetricAccumulator, TokenMetrics
+from optrun.task.language_model import TEXT_COLUMNS, language_examples, opening
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 
 class CausalLm(Task):
     """Each token from the ones before it.
 
-    Args:
-        config: The task choice.
-        data: Lengths and limits.
-        source: Rows.
-        tokenizer: Of the model.
-        seed: Picks examples where they are limited.
-
     Raises:
         ConfigError: No text, or a tokenizer without an end-of-text token.
     """
 
-    name = "causal_lm"
-    auto_class = "AutoModelForCausalLM"
+    columns = TEXT_COLUMNS
+    shift = True
     text_kind = TextKind.STREAM
 
-    def __init__(self, config: CausalLmConfig, data: DataConfig, source: Source, tokenizer: Any, *, seed: int) -> None:
-        super().__init__()
-        separator = tokenizer.eos_token_id
-        if separator is None:
-            separator = tokenizer.sep_token_id
+    def inspect(self, source: Source, tokenizer: PreTrainedTokenizerBase) -> None:
+        """Find what stands between documents, and the prompt."""
+        separator = tokenizer.eos_token_id if tokenizer.eos_token_id is not None else tokenizer.sep_token_id
         if separator is None:
             raise ConfigError("task=causal_lm: the tokenizer has no end-of-text token to put between documents.")
+        self.separator = separator
         self.padding = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else separator
-        self.max_length = data.max_length
-        self.limits = [f"data.max_length={data.max_length}"]
-        self.train, self.eval = language_examples(
-            source, data, tokenizer, task=self.name, packing=config.packing, separator=separator, seed=seed
-        )
-        self.prompt = config.prompt if config.prompt is not None else source.prompt
-        self.sample_tokens = config.sample_tokens
+        self.prompt = self.config.prompt if self.config.prompt is not None else source.prompt
 
-    def needs(self) -> ModelNeeds:
-        """A model with a language-model head that looks back alone."""
-        return ModelNeeds(max_length=self.max_length)
+    def read(
+        self, source: Source, split: Split, tokenizer: PreTrainedTokenizerBase, limit: int | None, seed: int | None
+    ) -> ExampleSource:
+        """Blocks, or one document each."""
+        return language_examples(
+            source,
+            split,
+            tokenizer,
+            length=self.max_length,
+            packing=self.config.packing,
+            separator=self.separator,
+            limit=limit,
+            seed=seed,
+        )
 
     def collate(self, examples: list[Example]) -> Batch:
         """`input_ids` and `labels` of shape (batch, longest); `attention_mask` only where something is padded."""
@@ -71,20 +61,22 @@ class CausalLm(Task):
             batch["attention_mask"] = (batch["labels"] != IGNORED).long()
         return batch
 
-    def weight(self, batch: Batch) -> int:
-        """Tokens with a token before them."""
-        return int((batch["labels"][:, 1:] != IGNORED).sum())
-
-    def metric_names(self) -> list[str]:
-        """Over target tokens."""
-        return TOKEN_METRICS
-
-    def evaluation(self) -> MetricAccumulator:
-        """Loss, perplexity, accuracy."""
+    def running_metrics(self) -> MetricAccumulator:
+        """Loss, perplexity, accuracy over tokens with a token before them."""
         return TokenMetrics(shift=True)
 
+    def sample(
+        self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, *, seed: int
+    ) -> tuple[str, str] | None:
+        """The prompt, where there is one, and what the model makes of it."""
+        if not self.prompt or not self.config.sample_tokens:
+            return None
+        return self.prompt, continue_text(model, tokenizer, self.prompt, self.config.sample_tokens, seed=seed)
 
-def continue_text(model: Any, tokenizer: Any, prompt: str, tokens: int, *, seed: int) -> str:
+
+def continue_text(
+    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, prompt: str, tokens: int, *, seed: int
+) -> str:
     """Sample a continuation; the random state is left as it was.
 
     Args:
@@ -107,7 +99,7 @@ def continue_text(model: Any, tokenizer: Any, prompt: str, tokens: int, *, seed:
     encoded = torch.tensor([ids], device=device)
     with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []), torch.no_grad():
         torch.manual_seed(seed)
-        made = model.generate(
+        made = model.generate(  # type: ignore[operator,unused-ignore]
             encoded,
             attention_mask=torch.ones_like(encoded),
             max_new_tokens=tokens,
@@ -116,5 +108,4 @@ def continue_text(model: Any, tokenizer: Any, prompt: str, tokens: int, *, seed:
             top_k=50,
             pad_token_id=tokenizer.pad_token_id if tokenizer.pad_token_id is not None else tokenizer.eos_token_id,
         )
-    text: str = tokenizer.decode(made[0, encoded.shape[1] :], skip_special_tokens=True)
-    return text
+    return str(tokenizer.decode(made[0, encoded.shape[1] :], skip_special_tokens=True))

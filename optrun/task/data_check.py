@@ -19,21 +19,24 @@ MOST_LETTERS = 24
 
 def data_check(facts: DataFacts) -> list[str]:
     """A line for each split, and one for what a person should look at before it trains."""
-    splits = [(name, split) for name, split in (("train", facts.train), ("eval", facts.eval)) if split.examples]
-    cells = [[f"{split.examples:,} examples", *_tokens(split), *_labels(split)] for _, split in splits]
+    evals = {f"eval/{name}" if name else "eval": split for name, split in facts.eval_sets.items()}
+    splits = {name: split for name, split in {"train": facts.train, **evals}.items() if split.examples}
+    cells = [[f"{split.examples:,} examples", *_tokens(split), *_labels(split)] for split in splits.values()]
+    widest = max(map(len, splits), default=0)
     lines = []
-    for (name, split), row in zip(splits, cells, strict=True):
+    for (name, split), row in zip(splits.items(), cells, strict=True):
         widths = [max(len(cell) for cell in column) for column in zip(*cells, strict=False)]
         line = " · ".join(f"{cell:>{width}}" for cell, width in zip(row, widths, strict=False))
-        lines.append(f"{name:<5}  {line}")
+        lines.append(f"{name:<{widest}}  {line}")
         for cut in split.cuts:
             rest = f"{percent(cut.share)} of all tokens are lost; the longest has {cut.longest:,}"
-            lines.append(f"{name:<5}  {cut.limit} cuts {cut.rows:,} of {split.examples:,} examples: {rest}")
+            lines.append(f"{name:<{widest}}  {cut.limit} cuts {cut.rows:,} of {split.examples:,} examples: {rest}")
         if split.unknown is not None and split.unknown > TOLD_UNKNOWN:
             lines.append(f"warning: {percent(split.unknown)} of the tokens of {split.key} are unknown to the tokenizer")
-    if facts.eval.known:
-        which = f"{facts.eval.known:,} of {facts.eval.texts:,} texts of {facts.eval.key}"
-        lines.append(f"warning: {which} stand in {facts.train.key}, too: evaluation sees what was trained on")
+    for split in facts.eval_sets.values():
+        if split.known:
+            which = f"{split.known:,} of {split.texts:,} texts of {split.key}"
+            lines.append(f"warning: {which} stand in {facts.train.key}, too: evaluation sees what was trained on")
     return lines
 
 

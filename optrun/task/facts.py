@@ -11,7 +11,8 @@ import numpy as np
 from optrun.data.examples import Examples, Joined, Selected
 from optrun.data.source import Source
 from optrun.errors import ConfigError
-from optrun.task.base import IGNORED, Task
+from optrun.task.base import Task
+from optrun.task.evaluation import IGNORED
 
 MOST_UNKNOWN = 0.5
 """Share of unknown tokens above which nothing can be learnt of the texts."""
@@ -63,10 +64,14 @@ class SplitFacts:
 
 @dataclass(frozen=True)
 class DataFacts:
-    """Both splits."""
+    """All splits.
+
+    Attributes:
+        eval_sets: By the name of the evaluation set; that of a single one is empty.
+    """
 
     train: SplitFacts
-    eval: SplitFacts
+    eval_sets: dict[str, SplitFacts]
 
 
 def data_facts(task: Task, source: Source, tokenizer: Any) -> DataFacts:
@@ -81,8 +86,12 @@ def data_facts(task: Task, source: Source, tokenizer: Any) -> DataFacts:
         ConfigError: The tokenizer knows next to nothing of the texts.
     """
     train = _split_facts(task, task.train, source.train.key, tokenizer, None)
-    held = _split_facts(task, task.eval, source.eval.key, tokenizer, getattr(task.train, "hashes", None))
-    for split in (train, held):
+    trained = getattr(task.train, "hashes", None)
+    held = {
+        name: _split_facts(task, examples, source.eval_sets[name].key, tokenizer, trained)
+        for name, examples in task.eval_sets.items()
+    }
+    for split in (train, *held.values()):
         if split.unknown is not None and split.unknown > MOST_UNKNOWN:
             raise ConfigError(
                 f"{split.key}: {100 * split.unknown:.0f} % of its tokens are {tokenizer.unk_token}, unknown to the "
@@ -141,7 +150,7 @@ def _unknown(ids: np.ndarray, tokenizer: Any) -> float | None:
 
 def _labels(task: Task, examples: Any) -> tuple[dict[str, int], tuple[float, float, float] | None]:
     """How often each label stands there, or the span of labels that are numbers."""
-    classes: list[str] = getattr(task, "labels", [])
+    classes = task.labels
     values = getattr(examples, "labels", None)
     if isinstance(examples, Examples) and task.unit == "examples":
         values = examples.scalars.get("labels")

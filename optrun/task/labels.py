@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
+from itertools import chain
 from typing import Any
 
 import numpy as np
 
-from optrun.data.columns import refuse_mixed
+from optrun.data.columns import label_column, refuse_mixed
 from optrun.data.source import Source, Split
 from optrun.errors import ConfigError, nearest
 
@@ -188,19 +189,20 @@ class ClassNumbers:
         return np.array([self(split, row, label) for row, label in enumerate(labels)], dtype=np.int64)
 
 
-def row_classes(source: Source, train_column: str, eval_column: str) -> tuple[list[str], np.ndarray, np.ndarray]:
-    """Classes, and the class number of each row of both splits.
+def row_classes(source: Source) -> tuple[list[str], dict[Split, np.ndarray]]:
+    """Classes, and the class number of each row of every split.
 
     Returns:
-        Names by number; numbers of the training rows and of the evaluation rows, shape (rows,), int64.
+        Names by number; numbers by split, shape (rows,), int64.
 
     Raises:
         ConfigError: A row without a label, a label unseen in training, fewer than two classes.
     """
-    train, held = labels_of(source.train, train_column), labels_of(source.eval, eval_column)
-    names = class_names(source, train_column, train, held if source.cut_from_train else ())
+    labels = {split: labels_of(split, label_column(source, split)) for split in source.splits}
+    held = chain.from_iterable(labels[split] for split in source.eval_sets.values()) if source.cut_from_train else ()
+    names = class_names(source, label_column(source, source.train), labels[source.train], held)
     numbered = ClassNumbers(names, source)
-    return names, numbered.all(source.train, train), numbered.all(source.eval, held)
+    return names, {split: numbered.all(split, found) for split, found in labels.items()}
 
 
 def numbers(split: Split, name: str) -> np.ndarray:

@@ -3,67 +3,80 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from optrun.config.schema.data import DataConfig
 from optrun.data.cache import digest
-from optrun.data.columns import refuse_unused, text_column, texts
-from optrun.data.examples import Selected, encode, limited, packed
+from optrun.data.columns import text_column, texts
+from optrun.data.examples import Examples, Selected, encode, limited, packed
+from optrun.data.loader import ExampleSource
 from optrun.data.source import Source, Split
 from optrun.errors import ConfigError
-from optrun.task.base import tokenizer_key
+from optrun.task.tokens import tokenizer_key
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+TEXT_COLUMNS = ("text_column", "eval_text_column")
 
 
 def language_examples(
-    source: Source, config: DataConfig, tokenizer: Any, *, task: str, packing: bool, separator: int | None, seed: int
-) -> tuple[Any, Any]:
-    """Training and evaluation examples with `input_ids` alone.
+    source: Source,
+    split: Split,
+    tokenizer: PreTrainedTokenizerBase,
+    *,
+    length: int,
+    packing: bool,
+    separator: int | None,
+    limit: int | None,
+    seed: int | None,
+) -> ExampleSource:
+    """Examples of a split with `input_ids` alone.
 
     Args:
-        source: Both splits.
-        config: Lengths and limits.
+        source: Says which split it is; takes notes.
+        split: The rows.
         tokenizer: Of the model.
-        task: Its name, for messages.
+        length: Tokens of a block, or of a row at most.
         packing: Join and cut, or one row an example.
         separator: Id after each document, which begins as the tokenizer begins a text; None: the special tokens of the
             tokenizer stand around each.
-        seed: Picks the training examples where they are limited.
+        limit: How many at most.
+        seed: Picks them.
 
     Raises:
-        ConfigError: A split without a single token to predict, or a column the task does not read.
+        ConfigError: A split without a single token to predict.
     """
-    refuse_unused(source.columns, ("text_column", "eval_text_column"), task)
-    found = []
-    for split, limit, picks in (
-        (source.train, config.max_train_examples, seed),
-        (source.eval, config.max_eval_examples, None),
-    ):
-        examples = _split_examples(source, split, config, tokenizer, packing=packing, separator=separator)
-        if len(examples) == 0 and len(split.rows):
-            raise ConfigError(f"{split.key}: no text of two tokens or more: nothing to predict.")
-        found.append(limited(examples, limit, seed=picks))
-    return found[0], found[1]
+    examples = _split_examples(source, split, tokenizer, length=length, packing=packing, separator=separator)
+    if len(examples) == 0 and len(split.rows):
+        raise ConfigError(f"{split.key}: no text of two tokens or more: nothing to predict.")
+    return limited(examples, limit, seed=seed)
 
 
-def opening(tokenizer: Any) -> list[int]:
+def opening(tokenizer: PreTrainedTokenizerBase) -> list[int]:
     """The ids that a tokenizer puts before a text, such as Llama's `<s>`; GPT-2's puts none.
 
     A model that has never seen a text without them predicts badly where they are missing.
     """
     plain = tokenizer("a", add_special_tokens=False)["input_ids"]
     whole: list[int] = tokenizer("a")["input_ids"]
-    places = range(len(whole) - len(plain) + 1)
-    return whole[: next((place for place in places if whole[place : place + len(plain)] == plain), 0)]
+    starts = range(len(whole) - len(plain) + 1)
+    return whole[: next((start for start in starts if whole[start : start + len(plain)] == plain), 0)]
 
 
 def _split_examples(
-    source: Source, split: Split, config: DataConfig, tokenizer: Any, *, packing: bool, separator: int | None
-) -> Any:
+    source: Source,
+    split: Split,
+    tokenizer: PreTrainedTokenizerBase,
+    *,
+    length: int,
+    packing: bool,
+    separator: int | None,
+) -> Examples | Selected:
     column = text_column(source, split)
     special = separator is None
-    longest = None if packing else config.max_length
+    longest = None if packing else length
     start, end = ([], []) if separator is None else (opening(tokenizer), [separator])
 
     def encoder(batch: list[str], cut: bool) -> dict[str, list[list[int]]]:
@@ -87,7 +100,7 @@ def _split_examples(
     key = digest(tokenizer_key(tokenizer), "language", str(special), str(longest), str(start), str(separator))
     examples = encode(rows, encoder, key, longest=longest)
     if packing and len(examples):
-        return packed(examples, config.max_length, keep_rest=split is source.eval)
+        return packed(examples, length, keep_rest=split is not source.train)
     lengths = np.diff(examples.offsets)
     least = 1 + tokenizer.num_special_tokens_to_add() if special else 2
     if (lengths >= least).all():

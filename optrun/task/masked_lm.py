@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from optrun.config.schema.data import DataConfig
-from optrun.config.schema.task import MaskedLmConfig
 from optrun.data.examples import Example
-from optrun.data.source import Source
+from optrun.data.loader import Batch, ExampleSource
+from optrun.data.source import Source, Split
 from optrun.errors import ConfigError
-from optrun.task.base import IGNORED, TOKEN_METRICS, Batch, MetricAccumulator, ModelNeeds, Task, TokenMetrics, pad
-from optrun.task.language_model import language_examples
+from optrun.task.base import Task, pad, pad_inputs
+from optrun.task.evaluation import IGNORED, MetricAccumulator, TokenMetrics
+from optrun.task.language_model import TEXT_COLUMNS, language_examples
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 
 class MaskedLm(Task):
@@ -25,29 +28,33 @@ class MaskedLm(Task):
         ConfigError: No text, or a tokenizer without a mask token.
     """
 
-    name = "masked_lm"
-    auto_class = "AutoModelForMaskedLM"
+    columns = TEXT_COLUMNS
 
-    def __init__(self, config: MaskedLmConfig, data: DataConfig, source: Source, tokenizer: Any, *, seed: int) -> None:
-        super().__init__()
+    def inspect(self, source: Source, tokenizer: PreTrainedTokenizerBase) -> None:  # noqa: ARG002
+        """Find the mask, and the tokens that may stand in its place."""
         if tokenizer.mask_token_id is None:
             raise ConfigError(
                 "task=masked_lm: the tokenizer has no mask token. Choose a model made for it, such as bert."
             )
         self.mask = int(tokenizer.mask_token_id)
-        self.padding = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else 0
         self.special = np.array(sorted(set(tokenizer.all_special_ids)), dtype=np.int64)
         self.ordinary = np.setdiff1d(np.arange(len(tokenizer)), self.special)
-        self.probability = config.mlm_probability
-        self.max_length = data.max_length
-        self.limits = [f"data.max_length={data.max_length}"]
-        self.train, self.eval = language_examples(
-            source, data, tokenizer, task=self.name, packing=config.packing, separator=None, seed=seed
-        )
+        self.probability = self.config.mlm_probability
 
-    def needs(self) -> ModelNeeds:
-        """A model with a masked-language-model head."""
-        return ModelNeeds(max_length=self.max_length)
+    def read(
+        self, source: Source, split: Split, tokenizer: PreTrainedTokenizerBase, limit: int | None, seed: int | None
+    ) -> ExampleSource:
+        """Blocks, or one text each; special tokens stand around each text."""
+        return language_examples(
+            source,
+            split,
+            tokenizer,
+            length=self.max_length,
+            packing=self.config.packing,
+            separator=None,
+            limit=limit,
+            seed=seed,
+        )
 
     def transform(self, example: Example, randomness: np.random.Generator) -> Example:
         """Choose tokens; of the chosen 80 % become the mask, 10 % any ordinary token, 10 % stay.
@@ -69,22 +76,12 @@ class MaskedLm(Task):
         return {"input_ids": ids, "labels": labels}
 
     def collate(self, examples: list[Example]) -> Batch:
-        """`input_ids`, `labels` and `attention_mask` of shape (batch, longest)."""
-        rows = [example["input_ids"] for example in examples]
+        """`input_ids`, `attention_mask` and `labels` of shape (batch, longest)."""
         return {
-            "input_ids": pad(rows, self.padding),
+            **pad_inputs(examples, self.padding),
             "labels": pad((example["labels"] for example in examples), IGNORED),
-            "attention_mask": pad((np.ones_like(row) for row in rows), 0),
         }
 
-    def weight(self, batch: Batch) -> int:
-        """Chosen tokens."""
-        return int((batch["labels"] != IGNORED).sum())
-
-    def metric_names(self) -> list[str]:
-        """Over target tokens."""
-        return TOKEN_METRICS
-
-    def evaluation(self) -> MetricAccumulator:
+    def running_metrics(self) -> MetricAccumulator:
         """Loss, perplexity and accuracy over chosen tokens."""
         return TokenMetrics(shift=False)

@@ -30,9 +30,10 @@ def f1_scores(counts: np.ndarray) -> np.ndarray:
     return scores
 
 
-def f1(counts: np.ndarray) -> float:
+def f1(predictions: np.ndarray, labels: np.ndarray, num_labels: int) -> float:
     """F1 of the second class where there are two, else the mean over the classes that occur or are predicted."""
-    return float(f1_scores(counts)[1]) if len(counts) == 2 else mean_f1(counts)
+    counts = confusion(predictions, labels, num_labels or 1 + int(max(predictions.max(), labels.max())))
+    return float(f1_scores(counts)[1]) if num_labels == 2 else mean_f1(counts)
 
 
 def mean_f1(counts: np.ndarray) -> float:
@@ -41,14 +42,24 @@ def mean_f1(counts: np.ndarray) -> float:
     return float(f1_scores(counts)[seen].mean()) if seen.any() else math.nan
 
 
-def matthews(counts: np.ndarray) -> float:
+def matthews(predictions: np.ndarray, labels: np.ndarray) -> float:
     """Matthews correlation coefficient for any number of classes (Gorodkin 2004); 0 where it is 0/0."""
-    counts = counts.astype(np.float64)
-    total, hits = counts.sum(), np.trace(counts)
-    predicted, actual = counts.sum(axis=0), counts.sum(axis=1)
+    classes = 1 + int(max(predictions.max(), labels.max()))
+    predicted, actual = (np.bincount(side, minlength=classes).astype(np.float64) for side in (predictions, labels))
+    total, hits = float(len(labels)), float((predictions == labels).sum())
     covariance = hits * total - predicted @ actual
     spread = (total**2 - predicted @ predicted) * (total**2 - actual @ actual)
     return float(covariance / math.sqrt(spread)) if spread > 0 else 0.0
+
+
+def mean_squared_error(predictions: np.ndarray, labels: np.ndarray) -> float:
+    """Mean of the squared differences, in float64."""
+    return float(((predictions.astype(np.float64) - labels.astype(np.float64)) ** 2).mean())
+
+
+def mean_absolute_error(predictions: np.ndarray, labels: np.ndarray) -> float:
+    """Mean of the absolute differences, in float64."""
+    return float(np.abs(predictions.astype(np.float64) - labels.astype(np.float64)).mean())
 
 
 def pearson(predictions: np.ndarray, labels: np.ndarray) -> float:

@@ -4,34 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from itertools import chain
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 
-from optrun.config.schema.data import DataConfig
-from optrun.config.schema.task import ProblemType, SequenceClassificationConfig
 from optrun.data.cache import digest
-from optrun.data.columns import label_column, named, refuse_unused, text_column, texts
+from optrun.data.columns import label_column, named, text_column, texts
 from optrun.data.examples import Example, Examples, chosen, encode
+from optrun.data.loader import Batch
 from optrun.data.source import Source, Split
 from optrun.errors import ConfigError
-from optrun.task import metrics
-from optrun.task.base import Batch, MetricAccumulator, ModelNeeds, Task, pad, tokenizer_key
+from optrun.task.base import ModelNeeds, Task, pad_inputs
 from optrun.task.labels import label_config, numbers, row_classes
+from optrun.task.tokens import tokenizer_key
 
-_COLUMNS = ("text_column", "eval_text_column", "text_pair_column", "label_column")
-
-
-def _text_columns(source: Source, split: Split) -> tuple[str, str | None]:
-    """Text and second text."""
-    label = label_column(source, split)
-    pair = named(source.columns, "text_pair_column", split)
-    return text_column(source, split, taken=(label, pair)), pair
-
-
-CLASS_METRICS = ["loss", "accuracy", "f1", "mcc"]
-REGRESSION_METRICS = ["loss", "mse", "mae", "pearson", "spearman"]
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+    from transformers.utils.generic import ModelOutput
 
 
 class SequenceClassification(Task):
@@ -41,28 +31,8 @@ class SequenceClassification(Task):
         ConfigError: A missing column, a label unseen in training, text where numbers are expected.
     """
 
-    name = "sequence_classification"
-    auto_class = "AutoModelForSequenceClassification"
+    columns = ("text_column", "eval_text_column", "text_pair_column", "label_column")
     unit = "examples"
-
-    def __init__(
-        self, config: SequenceClassificationConfig, data: DataConfig, source: Source, tokenizer: Any, *, seed: int
-    ) -> None:
-        super().__init__()
-        refuse_unused(source.columns, _COLUMNS, self.name)
-        self.regression = config.problem_type is ProblemType.regression
-        self.main_metric, self.mode = ("pearson", "max") if self.regression else ("accuracy", "max")
-        self.max_length = data.max_length
-        self.limits = [f"data.max_length={data.max_length}"]
-        self.padding = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else 0
-        columns = label_column(source, source.train), label_column(source, source.eval)
-        self.labels: list[str] = []
-        if self.regression:
-            train_labels, eval_labels = numbers(source.train, columns[0]), numbers(source.eval, columns[1])
-        else:
-            self.labels, train_labels, eval_labels = row_classes(source, *columns)
-        self.train = self._read(source, source.train, tokenizer, train_labels, data.max_train_examples, seed)
-        self.eval = self._read(source, source.eval, tokenizer, eval_labels, data.max_eval_examples, None)
 
     @classmethod
     def vocabulary(cls, source: Source) -> Iterator[str]:
@@ -73,9 +43,18 @@ class SequenceClassification(Task):
         both = zip(texts(source.train, text), texts(source.train, pair), strict=True)
         return chain.from_iterable(both)
 
-    def _read(
-        self, source: Source, split: Split, tokenizer: Any, labels: np.ndarray, limit: int | None, seed: int | None
+    def inspect(self, source: Source, tokenizer: PreTrainedTokenizerBase) -> None:  # noqa: ARG002
+        """Find the classes and the number of each row's, or the numbers to predict."""
+        self.regression = self.config.of_numbers
+        if self.regression:
+            self.numbers = {split: numbers(split, label_column(source, split)) for split in source.splits}
+        else:
+            self.labels, self.numbers = row_classes(source)
+
+    def read(
+        self, source: Source, split: Split, tokenizer: PreTrainedTokenizerBase, limit: int | None, seed: int | None
     ) -> Examples:
+        """One example a row."""
         text, pair = _text_columns(source, split)
         indices = chosen(len(split.rows), limit, seed=seed)
         part = split.take(indices)
@@ -107,75 +86,33 @@ class SequenceClassification(Task):
                 f"{split.key}: row {part.number(empty)} has no token: an empty "
                 "text, and a tokenizer that adds none of its own. Leave such rows out."
             )
+        labels = self.numbers.pop(split)
         return examples.with_scalars(labels=labels if indices is None else labels[indices])
 
     def needs(self) -> ModelNeeds:
-        """A model with a sequence-classification head."""
-        if self.regression:
-            config: dict[str, Any] = {"num_labels": 1, "problem_type": "regression"}
-        else:
-            config = {**label_config(self.labels), "problem_type": "single_label_classification"}
-        return ModelNeeds(config, self.max_length)
+        """A head with an output for each class, or one for the number."""
+        config = {"num_labels": 1} if self.regression else label_config(self.labels)
+        return ModelNeeds({**config, "problem_type": self.config.problem_type.value}, self.max_length)
 
     def collate(self, examples: list[Example]) -> Batch:
         """`input_ids`, `attention_mask` (`token_type_ids`) of shape (batch, longest); `labels` of shape (batch,)."""
-        rows = [example["input_ids"] for example in examples]
         dtype = torch.float32 if self.regression else torch.int64
-        batch = {
-            "input_ids": pad(rows, self.padding),
-            "attention_mask": pad((np.ones_like(row) for row in rows), 0),
-            "labels": torch.tensor([example["labels"].item() for example in examples], dtype=dtype),
-        }
-        if "token_type_ids" in examples[0]:
-            batch["token_type_ids"] = pad((example["token_type_ids"] for example in examples), 0)
-        return batch
+        labels = torch.tensor([example["labels"].item() for example in examples], dtype=dtype)
+        return {**pad_inputs(examples, self.padding), "labels": labels}
 
-    def weight(self, batch: Batch) -> int:
-        """Examples."""
-        return int(batch["labels"].shape[0])
+    def count(self, batch: Batch) -> int:
+        """Examples; -100 is a number like another."""
+        return len(batch["labels"])
 
-    def metric_names(self) -> list[str]:
-        """Of the problem type."""
-        return REGRESSION_METRICS if self.regression else CLASS_METRICS
-
-    def evaluation(self) -> MetricAccumulator:
-        """Loss and what the problem type is judged by."""
-        return LabelMetrics(0 if self.regression else len(self.labels))
+    def predictions(self, outputs: ModelOutput, batch: Batch) -> tuple[np.ndarray, np.ndarray]:
+        """Classes, or numbers; shape (batch,) each."""
+        if not self.regression:
+            return super().predictions(outputs, batch)
+        return outputs.logits.float().reshape(-1).cpu().numpy(), batch["labels"].cpu().numpy()
 
 
-class LabelMetrics(MetricAccumulator):
-    """Loss, accuracy, F1 and Matthews correlation; or loss, squared and absolute error, and both correlations.
-
-    Args:
-        classes: How many; 0: regression.
-    """
-
-    def __init__(self, classes: int) -> None:
-        self.classes = classes
-        self.loss = 0.0
-        self.predictions: list[np.ndarray] = []
-        self.labels: list[np.ndarray] = []
-
-    def update(self, outputs: Any, batch: Batch) -> None:
-        """Keep one batch's predictions."""
-        self.loss += float(outputs.loss) * int(batch["labels"].shape[0])
-        made = outputs.logits.argmax(-1) if self.classes else outputs.logits.float().reshape(-1)
-        self.predictions.append(made.cpu().numpy())
-        self.labels.append(batch["labels"].cpu().numpy())
-
-    def compute(self) -> dict[str, float]:
-        """Over all examples."""
-        predictions, labels = np.concatenate(self.predictions), np.concatenate(self.labels)
-        found = {"loss": self.loss / len(labels)}
-        if self.classes:
-            counts = metrics.confusion(predictions, labels, self.classes)
-            found["accuracy"] = metrics.accuracy(predictions, labels)
-            found["f1"] = metrics.f1(counts)
-            found["mcc"] = metrics.matthews(counts)
-        else:
-            error = predictions.astype(np.float64) - labels.astype(np.float64)
-            found["mse"] = float((error**2).mean())
-            found["mae"] = float(np.abs(error).mean())
-            found["pearson"] = metrics.pearson(predictions, labels)
-            found["spearman"] = metrics.spearman(predictions, labels)
-        return found
+def _text_columns(source: Source, split: Split) -> tuple[str, str | None]:
+    """Text and second text."""
+    label = label_column(source, split)
+    pair = named(source.columns, "text_pair_column", split)
+    return text_column(source, split, taken=(label, pair)), pair

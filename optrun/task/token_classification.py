@@ -3,23 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
+from itertools import chain
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from optrun.config.schema.data import DataConfig
-from optrun.config.schema.task import TokenClassificationConfig
 from optrun.data.cache import digest
-from optrun.data.columns import label_column, refuse_unused, words_column
-from optrun.data.examples import Example, chosen, encode
+from optrun.data.columns import label_column, words_column
+from optrun.data.examples import Example, Examples, chosen, encode
+from optrun.data.loader import Batch
 from optrun.data.source import Source, Split
 from optrun.errors import ConfigError
 from optrun.task import entities, metrics
-from optrun.task.base import IGNORED, Batch, MetricAccumulator, ModelNeeds, Task, pad, tokenizer_key
+from optrun.task.base import ModelNeeds, Task, pad, pad_inputs
+from optrun.task.evaluation import IGNORED, MetricAccumulator
 from optrun.task.labels import ClassNumbers, class_names, label_config, label_lists_of
+from optrun.task.tokens import tokenizer_key
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+    from transformers.utils.generic import ModelOutput
 
 USUAL_LABEL_LISTS = ("labels", "ner_tags", "tags", "label")
-_COLUMNS = ("text_column", "eval_text_column", "label_column")
 
 Row = tuple[list[str], list[int]]
 """Words, and the class number of each."""
@@ -36,69 +41,56 @@ class TokenClassification(Task):
             piece belongs to which word.
     """
 
-    name = "token_classification"
-    auto_class = "AutoModelForTokenClassification"
+    columns = ("text_column", "eval_text_column", "label_column")
     reads_words = True
 
-    def __init__(
-        self, config: TokenClassificationConfig, data: DataConfig, source: Source, tokenizer: Any, *, seed: int
-    ) -> None:
-        super().__init__()
-        refuse_unused(source.columns, _COLUMNS, self.name)
+    @classmethod
+    def vocabulary(cls, source: Source) -> Iterator[str]:
+        """The words of each row, each on a line of its own, since each is encoded by itself."""
+        split = source.train
+        return (
+            "\n".join(row) for row in _word_lists(split, words_column(source, split, _labels_column(source, split)))
+        )
+
+    def inspect(self, source: Source, tokenizer: PreTrainedTokenizerBase) -> None:
+        """Find the classes, the labels of each word, and whether these are entities in IOB2."""
         if not tokenizer.is_fast:
             raise ConfigError(
                 f"task=token_classification: {type(tokenizer).__name__} does not say which piece is of which word. "
                 "Name a fast tokenizer with model.tokenizer."
             )
-        self.max_length = data.max_length
-        self.limits = [f"data.max_length={data.max_length}"]
-        self.padding = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else 0
-        train, held = _label_lists(source, source.train), _label_lists(source, source.eval)
+        self.names = {split: label_lists_of(split, _labels_column(source, split)) for split in source.splits}
+        held = [row for split in source.eval_sets.values() for row in self.names[split]]
         self.labels = class_names(
             source,
-            label_column(source, source.train, USUAL_LABEL_LISTS),
-            (label for row in train for label in row),
-            (label for row in held for label in row) if source.cut_from_train else (),
+            _labels_column(source, source.train),
+            chain.from_iterable(self.names[source.train]),
+            chain.from_iterable(held if source.cut_from_train else ()),
         )
         self.scheme = entities.is_iob2(self.labels)
-        self.main_metric, self.mode = "f1", "max"
-        continued = entities.continuations(self.labels) if config.label_all_pieces else None
-        self.train = self._read(source, source.train, tokenizer, train, continued, data.max_train_examples, seed)
-        self.eval = self._read(source, source.eval, tokenizer, held, None, data.max_eval_examples, None)
+        self.numbered = ClassNumbers(self.labels, source)
         self.notes.append(
             "f1 is that of whole entities: the labels are IOB2"
             if self.scheme
             else "f1 is the mean over labels: the labels are not IOB2 (O, B-..., I-...)"
         )
 
-    @classmethod
-    def vocabulary(cls, source: Source) -> Iterator[str]:
-        """The words of each row, each on a line of its own, since each is encoded by itself."""
-        split = source.train
-        words = words_column(source, split, label_column(source, split, USUAL_LABEL_LISTS))
-        return ("\n".join(row) for row in _word_lists(split, words))
-
-    def _read(
-        self,
-        source: Source,
-        split: Split,
-        tokenizer: Any,
-        labels: list[list[str]],
-        continued: list[int] | None,
-        limit: int | None,
-        seed: int | None,
-    ) -> Any:
-        words = words_column(source, split, label_column(source, split, USUAL_LABEL_LISTS))
-        numbered = ClassNumbers(self.labels, source)
-        lists = _word_lists(split, words)
+    def read(
+        self, source: Source, split: Split, tokenizer: PreTrainedTokenizerBase, limit: int | None, seed: int | None
+    ) -> Examples:
+        """One example for each row with a word."""
+        everywhere = self.config.label_all_pieces and split is source.train
+        continued = entities.continuations(self.labels) if everywhere else None
+        labels = self.names.pop(split)
         full: list[Row] = []
-        for row, (texts, names) in enumerate(zip(lists, labels, strict=True)):
+        words = _word_lists(split, words_column(source, split, _labels_column(source, split)))
+        for row, (texts, names) in enumerate(zip(words, labels, strict=True)):
             if len(texts) != len(names):
                 raise ConfigError(
                     f"{split.key}: row {split.number(row)} has {len(texts)} words and {len(names)} labels."
                 )
             if texts:
-                full.append((texts, [numbered(split, row, name) for name in names]))
+                full.append((texts, [self.numbered(split, row, name) for name in names]))
         if len(full) < len(labels):
             self.notes.append(f"{split.key}: {len(labels) - len(full)} rows without a word left out")
         if not full and labels:
@@ -117,7 +109,7 @@ class TokenClassification(Task):
             )
             found = {name: encoded[name] for name in ("input_ids", "token_type_ids") if name in encoded}
             found["labels"] = [
-                _piece_labels(encoded.word_ids(place), numbers, continued) for place, (_, numbers) in enumerate(batch)
+                _piece_labels(encoded.word_ids(index), numbers, continued) for index, (_, numbers) in enumerate(batch)
             ]
             return found
 
@@ -136,31 +128,18 @@ class TokenClassification(Task):
         return examples
 
     def needs(self) -> ModelNeeds:
-        """A model with a token-classification head."""
+        """A head with an output for each class."""
         return ModelNeeds(label_config(self.labels), self.max_length)
 
     def collate(self, examples: list[Example]) -> Batch:
         """`input_ids`, `attention_mask`, `labels` (and `token_type_ids`) of shape (batch, longest)."""
-        rows = [example["input_ids"] for example in examples]
-        batch = {
-            "input_ids": pad(rows, self.padding),
-            "attention_mask": pad((np.ones_like(row) for row in rows), 0),
+        return {
+            **pad_inputs(examples, self.padding),
             "labels": pad((example["labels"] for example in examples), IGNORED),
         }
-        if "token_type_ids" in examples[0]:
-            batch["token_type_ids"] = pad((example["token_type_ids"] for example in examples), 0)
-        return batch
 
-    def weight(self, batch: Batch) -> int:
-        """Labelled pieces."""
-        return int((batch["labels"] != IGNORED).sum())
-
-    def metric_names(self) -> list[str]:
-        """Over labelled words, or whole entities."""
-        return ["loss", "accuracy", "precision", "recall", "f1"] if self.scheme else ["loss", "accuracy", "f1"]
-
-    def evaluation(self) -> MetricAccumulator:
-        """Loss, accuracy over words, F1."""
+    def running_metrics(self) -> MetricAccumulator:
+        """Loss, accuracy over words, F1; of whole entities precision and recall, too."""
         return WordMetrics(self.labels, whole_entities=self.scheme)
 
 
@@ -173,13 +152,14 @@ class WordMetrics(MetricAccumulator):
     """
 
     def __init__(self, labels: list[str], *, whole_entities: bool) -> None:
+        self.names = ["loss", "accuracy", *(["precision", "recall"] if whole_entities else []), "f1"]
         self.labels = labels
         self.whole_entities = whole_entities
         self.loss = 0.0
         self.counts = np.zeros((len(labels), len(labels)), dtype=np.int64)
         self.tally = entities.Tally()
 
-    def update(self, outputs: Any, batch: Batch) -> None:
+    def update(self, outputs: ModelOutput, batch: Batch) -> None:
         """Count one batch."""
         labels = batch["labels"].cpu().numpy()
         made = outputs.logits.argmax(-1).cpu().numpy()
@@ -202,8 +182,8 @@ class WordMetrics(MetricAccumulator):
         return {**found, "f1": metrics.mean_f1(self.counts)}
 
 
-def _label_lists(source: Source, split: Split) -> list[list[str]]:
-    return label_lists_of(split, label_column(source, split, USUAL_LABEL_LISTS))
+def _labels_column(source: Source, split: Split) -> str:
+    return label_column(source, split, USUAL_LABEL_LISTS)
 
 
 def _word_lists(split: Split, column: str) -> Iterator[list[str]]:

@@ -8,7 +8,7 @@ from contextlib import AbstractContextManager
 
 from optrun.config.schema.training import TrainingConfig
 from optrun.data.loader import Batch
-from optrun.training.evaluate import evaluate
+from optrun.training.evaluate import evaluate_sets
 from optrun.training.ranking import Ranking, best_mode
 from optrun.training.setup import TrainingSetup
 from optrun.training.signals import SignalHandler, Stopped
@@ -69,23 +69,23 @@ class Evaluator:
         states = random_states(train_step.device)
         try:
             with self.setup.evaluation_weights():
-                found = evaluate(
+                values = evaluate_sets(
                     train_step.model,
-                    self._until_stopped(self.setup.eval_feed.evaluation(self.training.per_device_eval_batch_size)),
-                    self.setup.task.evaluation(),
+                    self.setup.eval_loaders,
+                    self.training.per_device_eval_batch_size,
+                    self.setup.task.evaluation,
+                    self._until_stopped,
                     to_device=train_step.to_device,
                     autocast=train_step.autocast,
                 )
         finally:
             self.progress(0, 0)
             restore_random_states(states, train_step.device)
-        values = {f"eval/{name}": value for name, value in found.items()}
         self._remember_best(values)
         return values
 
-    def _until_stopped(self, batches: Iterator[Batch]) -> Iterator[Batch]:
-        total = -(-len(self.setup.task.eval) // self.training.per_device_eval_batch_size)
-        for done in itertools.count():
+    def _until_stopped(self, batches: Iterator[Batch], before: int, total: int) -> Iterator[Batch]:
+        for done in itertools.count(before):
             self.progress(done, total)
             try:
                 with self.waiting():

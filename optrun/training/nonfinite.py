@@ -13,8 +13,9 @@ from safetensors.torch import save_file
 from optrun.artifacts.atomic import storing
 from optrun.artifacts.metrics import to_json
 from optrun.artifacts.run_dir import RunDir, step_name
+from optrun.data.loader import Batch
 from optrun.training.state import TrainState
-from optrun.training.step import Batch, StepResult
+from optrun.training.step import StepResult
 
 if TYPE_CHECKING:
     from optrun.training.setup import TrainingSetup

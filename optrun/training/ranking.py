@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from optrun.config.schema.metric import metric_mode
 from optrun.training.state import TrainState
 
 
@@ -31,10 +32,9 @@ class Ranking:
 
 
 def best_mode(name: str, ranking: Ranking) -> str:
-    """Which direction of a metric is better."""
-    if name == ranking.metric:
-        return ranking.mode
-    return "min" if name.rsplit("/", 1)[-1] in ("loss", "perplexity", "mse", "mae") else "max"
+    """Which direction of a metric is better; that of the ranking metric counts for each evaluation set."""
+    same = name.rpartition("/")[2] == ranking.metric.rpartition("/")[2]
+    return ranking.mode if same else metric_mode(name)
 
 
 def rank_by(state: TrainState, ranking: Ranking) -> str | None:

@@ -21,6 +21,7 @@ class TrainingSetup:
     task: Any
     plan: EpochPlan
     train_loader: BatchLoader
-    eval_feed: BatchLoader
+    eval_loaders: dict[str, BatchLoader]
+    """By the name of the evaluation set; that of a single one is empty."""
     evaluation_weights: Callable[[], AbstractContextManager[None]] = nullcontext
     """Puts the weights to judge into the model, where the optimizer trains others."""

@@ -10,7 +10,8 @@ from typing import Any
 
 import torch
 
-Batch = dict[str, torch.Tensor]
+from optrun.data.loader import Batch
+
 _AUTOCAST = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
@@ -20,8 +21,8 @@ class StepResult:
 
     loss: float
     """Mean over the step's tokens or examples."""
-    weight: int
-    """How many those are."""
+    weight: float
+    """How many those are, or the sum of their class weights."""
     grad_norm: float
     """Global norm before clipping."""
     applied: bool
@@ -59,6 +60,12 @@ class Precision:
         return {name: tensor.to(self.device, non_blocking=True) for name, tensor in batch.items()}
 
 
+def own_loss(outputs: Any, batch: Batch) -> torch.Tensor:  # noqa: ARG001
+    """The loss that the model computed from the batch's labels."""
+    found: torch.Tensor = outputs.loss
+    return found
+
+
 class TrainStep(Precision):
     """Everything one step needs, bound together.
 
@@ -67,9 +74,10 @@ class TrainStep(Precision):
         optimizer: Over its parameters.
         clip: Clips all gradients, returns their global norm from before; shape ().
         scheduler: Stepped once after each update.
-        weight: Tokens or examples that the mean loss of a batch is over.
+        weight: Tokens or examples that the mean loss of a batch is over, or the sum of their class weights.
         device: Where the model is.
         precision: `fp32`, `bf16` or `fp16`.
+        loss: What the model returned, and the batch, to the mean loss; shape ().
     """
 
     def __init__(
@@ -78,9 +86,10 @@ class TrainStep(Precision):
         optimizer: torch.optim.Optimizer,
         clip: Callable[[torch.optim.Optimizer], torch.Tensor],
         scheduler: Any,
-        weight: Callable[[Batch], int],
+        weight: Callable[[Batch], float],
         device: torch.device,
         precision: str,
+        loss: Callable[[Any, Batch], torch.Tensor] = own_loss,
     ) -> None:
         super().__init__(device, precision)
         self.model = model
@@ -88,6 +97,7 @@ class TrainStep(Precision):
         self.clip = clip
         self.scheduler = scheduler
         self.weight = weight
+        self.loss = loss
         self.scaler = torch.amp.GradScaler(device.type, enabled=precision == "fp16")
 
     def __call__(self, micro_batches: list[Batch]) -> StepResult:
@@ -110,8 +120,8 @@ class TrainStep(Precision):
             if weight == 0:
                 continue  # the mean over no target is 0/0
             with self.autocast():
-                outputs = self.model(**self.to_device(batch))
-                share = outputs.loss * (weight / total)
+                moved = self.to_device(batch)
+                share = self.loss(self.model(**moved), moved) * (weight / total)
             self.scaler.scale(share).backward()
             parts.append(share.detach().float())
         if not parts:

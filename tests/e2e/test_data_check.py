@@ -130,7 +130,7 @@ def test_explain_looks_at_a_sample_of_many_rows(folder: Path, monkeypatch: pytes
     assert (sampled.train_rows, sampled.looked_at) == (60, (20, 3))
     assert sampled.facts is not None
     assert sampled.facts.train.examples == 20
-    assert sampled.facts.eval.known is None, "of a sample this is not known"
+    assert sampled.facts.eval_sets[""].known is None, "of a sample this is not known"
     monkeypatch.setattr(data, "MOST_BYTES", 10)
     notes: list[str] = []
     assert data.look_at(config, notes) is None

@@ -13,10 +13,11 @@ from hydra.core.config_store import ConfigStore
 
 from optrun.config.overrides import checked
 from optrun.config.schema.sweeper import OptunaConfig, Sampler
+from optrun.config.schema.task import SCHEMAS as TASKS
 from optrun.config.store import compose, open_hydra
 from optrun.sweep.halving import survivors
 from optrun.sweep.jobs import Composer, parse
-from optrun.sweep.search import _JUDGED_BY_SCORE, Search
+from optrun.sweep.search import Search
 from optrun.sweep.space import distribution
 from optrun.training.step import TrainStep
 from tests.running import summary
@@ -289,7 +290,6 @@ def test_survivors() -> None:
 
 def test_direction_of_every_task() -> None:
     """The search must know it before a first trial has run."""
-    from optrun.task.build import TASKS
-
-    assert set(_JUDGED_BY_SCORE) <= set(TASKS)
-    assert {name for name in TASKS if name.endswith("_lm")} == set(TASKS) - set(_JUDGED_BY_SCORE)
+    assert {name: schema.MODE for name, schema in TASKS.items()} == {
+        name: "min" if name.endswith("_lm") else "max" for name in TASKS
+    }

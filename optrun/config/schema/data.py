@@ -1,8 +1,11 @@
 """Where the examples come from."""
 
+import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+from optrun import registry
 from optrun.config.schema.checks import expect, expect_count, expect_fraction
 from optrun.errors import refuse_url
 
@@ -13,15 +16,16 @@ class DataConfig:
 
     EVALUATION_ROWS: ClassVar[str | None] = None
     """How other rows to evaluate on are named; None: such a source has no others."""
+    # Values where a registered source has no YAML that says them.
     name: str
-    max_length: int
+    max_length: int = 128
     """Tokens of an example, at most; of a block, exactly."""
-    eval_fraction: float
+    eval_fraction: float = 0.1
     """Share of the training rows cut off for evaluation, by the seed, where no evaluation split is given; in [0, 1); 0:
     none, and no evaluation."""
-    max_train_examples: int | None
+    max_train_examples: int | None = None
     """Use only this many training examples (rows; blocks when packed), picked by the seed; null: all."""
-    max_eval_examples: int | None
+    max_eval_examples: int | None = None
     """Use only this many evaluation examples, the same ones whatever the seed; null: all."""
 
     def __post_init__(self) -> None:
@@ -41,17 +45,17 @@ class StdlibConfig(DataConfig):
 class ColumnsConfig(DataConfig):
     """Sources with named columns. Null: found by itself where there is only one possibility."""
 
-    text_column: str | None
+    text_column: str | None = None
     """Texts; lists of words for token_classification."""
-    eval_text_column: str | None
+    eval_text_column: str | None = None
     """Only where the evaluation split calls the text otherwise."""
-    text_pair_column: str | None
+    text_pair_column: str | None = None
     """Second text of an example."""
-    label_column: str | None
+    label_column: str | None = None
     """Null: `label` or `labels`, if there is one; for token_classification also `tags` and `ner_tags`."""
-    target_column: str | None
+    target_column: str | None = None
     """Text to produce (seq2seq_lm). Null: `target`."""
-    image_column: str | None
+    image_column: str | None = None
     """Images or their paths (image_classification). Null: the only column of images."""
 
 
@@ -63,15 +67,14 @@ class FilesConfig(ColumnsConfig):
     train: Any
     """One path, a list of paths, or a glob."""
     eval: Any
-    """The same; null: cut from train."""
+    """The same, or a mapping of names to the same: several evaluation sets; null: cut from train."""
 
     def __post_init__(self) -> None:
         """Refuse anything but a path or a list of paths."""
         super().__post_init__()
-        for key, value in (("data.train", self.train), ("data.eval", self.eval)):
+        expect(self.eval != {}, "data.eval", self.eval, "a path, or a mapping such as {dev: dev.tsv, hard: hard.tsv}")
+        for key, value in (("data.train", self.train), *((eval_key(name), paths) for name, paths in self.eval_files())):
             refuse_url(key, value)
-            if value is None and key == "data.eval":
-                continue
             paths = value if isinstance(value, list | tuple) else [value]
             expect(
                 bool(paths) and all(isinstance(path, str) and path.strip() for path in paths),
@@ -79,6 +82,18 @@ class FilesConfig(ColumnsConfig):
                 value,
                 "a path, a list of paths, or a glob",
             )
+
+    def eval_files(self) -> list[tuple[str, Any]]:
+        """Name and paths of each evaluation set; the name of a single one is empty.
+
+        Raises:
+            ConfigError: A name that is none.
+        """
+        if self.eval is None:
+            return []
+        if not isinstance(self.eval, Mapping):
+            return [("", self.eval)]
+        return [(eval_set_name(name), paths) for name, paths in self.eval.items()]
 
 
 @dataclass(kw_only=True)
@@ -100,4 +115,32 @@ class HubConfig(ColumnsConfig):
         refuse_url("data.path", self.path)
 
 
-SCHEMAS: dict[str, type[DataConfig]] = {"stdlib": StdlibConfig, "files": FilesConfig, "hub": HubConfig}
+def eval_key(name: str) -> str:
+    """The key of an evaluation set, for messages.
+
+    Example:
+        >>> eval_key("dev"), eval_key("")
+        ('data.eval.dev', 'data.eval')
+    """
+    return f"data.eval.{name}" if name else "data.eval"
+
+
+def eval_set_name(name: object) -> str:
+    """The name of an evaluation set as it stands in `eval/NAME/accuracy`.
+
+    Raises:
+        ConfigError: It has other characters than letters, digits, `_` and `-`.
+    """
+    good = isinstance(name, str) and re.fullmatch(r"[A-Za-z0-9_-]+", name) is not None
+    expect(good, "data.eval", f"{{{name}: ...}}", "names of letters, digits, _ and -, as in eval/NAME/accuracy")
+    return str(name)
+
+
+SCHEMAS: dict[str, type[DataConfig]] = registry.own(
+    "data",
+    {
+        "stdlib": (StdlibConfig, "optrun.data.stdlib:load_stdlib"),
+        "files": (FilesConfig, "optrun.data.files:load_files"),
+        "hub": (HubConfig, "optrun.data.hub:load_hub"),
+    },
+)

@@ -41,6 +41,15 @@ class RunConfig:
         expect(0 < self.lr < float("inf"), "lr", self.lr, "a number above 0")
         expect(0 <= self.seed < 2**63, "seed", self.seed, "a whole number from 0 to 2**63 - 1")
 
+        smoothing = self.training.label_smoothing_factor
+        expect(
+            smoothing == 0 or (self.task.LABEL_SMOOTHING and not self.task.of_numbers),
+            "training.label_smoothing_factor",
+            smoothing,
+            f"0 with task={self.task.name}" + (" and numbers as labels" if self.task.of_numbers else ""),
+            "There are no classes to spread a target over.",
+        )
+
     def default_lr_note(self) -> str | None:
         """Say where the lr of a pretrained model came from; None where it was given, or weights start from scratch."""
         factor = getattr(self.model, "default_lr_factor", None)

@@ -1,9 +1,14 @@
 """What is learnt: how rows become examples, and which numbers judge the model."""
 
-from dataclasses import dataclass
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from enum import Enum
+from typing import Any, ClassVar
 
+from optrun import registry
 from optrun.config.schema.checks import expect, expect_not_negative
+from optrun.config.schema.metric import chosen_metrics
 
 
 class ProblemType(Enum):
@@ -15,14 +20,103 @@ class ProblemType(Enum):
 
 @dataclass(kw_only=True)
 class TaskConfig:
-    """What every task has."""
+    """What every task has, and what others than the task itself need to know of it, without torch."""
+
+    AUTO_CLASS: ClassVar[str] = "AutoModel"
+    """The transformers class that builds a model with the head for it."""
+    PROCESSOR: ClassVar[str] = "AutoTokenizer"
+    """The transformers class that prepares the inputs; `AutoImageProcessor` where they are images."""
+    MAIN_METRIC: ClassVar[str] = "loss"
+    """The metric that says which checkpoint is best."""
+    MODE: ClassVar[str] = "min"
+    """Which direction of it is better: `min` or `max`."""
+    METRICS: ClassVar[tuple[str, ...]] = ()
+    """Registered metrics that each evaluation reports besides the loss and those of `task.metrics`."""
+    LABEL_SMOOTHING: ClassVar[bool] = True
+    """Whether `training.label_smoothing_factor` means something: the loss is a cross-entropy over classes or tokens."""
+    COUNTED_FROM_DATA: ClassVar[str] = ""
+    """What of the model the data decides, such as `labels`; explain, which reads no data, says so."""
+    TITLE: ClassVar[str] = ""
+    """What the model card calls it, such as `text classification`."""
+    PIPELINE_TAG: ClassVar[str] = ""
+    """The tag of the Hugging Face hub, such as `text-classification`."""
+    USAGE: ClassVar[tuple[str, ...]] = ()
+    """Lines of the card's snippet that use `model` and `tokenizer` (or `processor`)."""
 
     name: str
+    metrics: list[str] = field(default_factory=list)
+    """Further metrics of each evaluation, by their registered names; written as eval/NAME."""
+
+    def __post_init__(self) -> None:
+        """Refuse metrics that do not exist, or mean nothing here."""
+        chosen_metrics(self.metrics, self.kind, of_numbers=self.of_numbers)
+
+    @property
+    def kind(self) -> str:
+        """The choice of the registry, where `name` is one of the user's own."""
+        found = [name for name, schema in registry.schemas("task").items() if schema is type(self)]
+        return self.name if self.name in found or not found else found[0]
+
+    @property
+    def of_numbers(self) -> bool:
+        """Whether it predicts numbers, and no classes."""
+        return False
+
+    @property
+    def main_metric(self) -> str:
+        """The metric that says which checkpoint is best; its direction is `MODE`."""
+        return self.MAIN_METRIC
+
+    @property
+    def own_metrics(self) -> tuple[str, ...]:
+        """Registered metrics that are reported without being asked for."""
+        return self.METRICS
+
+    def positions(self, max_length: int) -> int:
+        """Positions that the model must have room for, given `data.max_length`."""
+        return max_length
+
+    def model_values(self) -> dict[str, Any]:
+        """Values of the transformers configuration that this configuration decides."""
+        return {}
+
+
+@dataclass(kw_only=True)
+class ClassesConfig(TaskConfig):
+    """What tasks with classes have."""
+
+    MAIN_METRIC: ClassVar[str] = "accuracy"
+    MODE: ClassVar[str] = "max"
+    COUNTED_FROM_DATA: ClassVar[str] = "labels"
+
+    class_weights: Any = None
+    """Weight of each class in the training loss: `balanced` (inverse to how often it stands in the training rows), a
+    list by class number, or a mapping from label to weight (a label that is not named has 1); null: all alike."""
+
+    def __post_init__(self) -> None:
+        """Refuse weights of another form, or below 0."""
+        super().__post_init__()
+        given = self.class_weights
+        expected = "balanced, a list of numbers by class number, or a mapping from label to number"
+        if given is None or given == "balanced":
+            return
+        expect(isinstance(given, list | tuple | Mapping) and bool(given), "task.class_weights", given, expected)
+        for key, weight in given.items() if isinstance(given, Mapping) else enumerate(given):
+            good = isinstance(weight, int | float) and not isinstance(weight, bool) and 0 <= weight < math.inf
+            expect(good, f"task.class_weights.{key}", weight, "a finite number, 0 or more")
 
 
 @dataclass(kw_only=True)
 class CausalLmConfig(TaskConfig):
     """Next-token prediction."""
+
+    AUTO_CLASS: ClassVar[str] = "AutoModelForCausalLM"
+    TITLE: ClassVar[str] = "language modelling"
+    PIPELINE_TAG: ClassVar[str] = "text-generation"
+    USAGE: ClassVar[tuple[str, ...]] = (
+        'inputs = tokenizer("def ", return_tensors="pt")',
+        "print(tokenizer.decode(model.generate(**inputs, max_new_tokens=50)[0]))",
+    )
 
     packing: bool
     """True: documents are joined and cut into blocks of data.max_length. False: one row, one example."""
@@ -33,6 +127,7 @@ class CausalLmConfig(TaskConfig):
 
     def __post_init__(self) -> None:
         """Refuse a negative sample."""
+        super().__post_init__()
         expect_not_negative("task.sample_tokens", self.sample_tokens)
 
 
@@ -40,25 +135,74 @@ class CausalLmConfig(TaskConfig):
 class MaskedLmConfig(TaskConfig):
     """Prediction of masked tokens (Devlin et al. 2018): of the chosen, 80 % masked, 10 % random, 10 % kept."""
 
+    AUTO_CLASS: ClassVar[str] = "AutoModelForMaskedLM"
+    TITLE: ClassVar[str] = "masked language modelling"
+    PIPELINE_TAG: ClassVar[str] = "fill-mask"
+    USAGE: ClassVar[tuple[str, ...]] = (
+        'inputs = tokenizer(f"a {tokenizer.mask_token} text", return_tensors="pt")',
+        "masked = inputs.input_ids == tokenizer.mask_token_id",
+        "print(tokenizer.decode(model(**inputs).logits[masked].argmax(-1)))",
+    )
+
     packing: bool
     mlm_probability: float
     """Share of tokens chosen, in (0, 1)."""
 
     def __post_init__(self) -> None:
         """Refuse a share that chooses nothing or everything."""
+        super().__post_init__()
         expect(0 < self.mlm_probability < 1, "task.mlm_probability", self.mlm_probability, "a number in (0, 1)")
 
 
 @dataclass(kw_only=True)
-class SequenceClassificationConfig(TaskConfig):
+class SequenceClassificationConfig(ClassesConfig):
     """A label, or a number, for a text or a pair of texts."""
+
+    AUTO_CLASS: ClassVar[str] = "AutoModelForSequenceClassification"
+    METRICS: ClassVar[tuple[str, ...]] = ("accuracy", "f1", "mcc")
+    TITLE: ClassVar[str] = "text classification"
+    PIPELINE_TAG: ClassVar[str] = "text-classification"
+    USAGE: ClassVar[tuple[str, ...]] = (
+        'logits = model(**tokenizer("a text", return_tensors="pt")).logits',
+        "print(model.config.id2label[int(logits.argmax())] if logits.shape[-1] > 1 else float(logits))",
+    )
 
     problem_type: ProblemType
 
+    def __post_init__(self) -> None:
+        """Refuse weights of classes where there are none."""
+        super().__post_init__()
+        expect(
+            not self.of_numbers or self.class_weights is None,
+            "task.class_weights",
+            self.class_weights,
+            "null with task.problem_type=regression, which has no classes",
+        )
+
+    @property
+    def of_numbers(self) -> bool:
+        """Regression."""
+        return self.problem_type is ProblemType.regression
+
+    @property
+    def main_metric(self) -> str:
+        """Accuracy, or the linear correlation."""
+        return "pearson" if self.of_numbers else self.MAIN_METRIC
+
+    @property
+    def own_metrics(self) -> tuple[str, ...]:
+        """Of the problem type."""
+        return ("mse", "mae", "pearson", "spearman") if self.of_numbers else self.METRICS
+
 
 @dataclass(kw_only=True)
-class TokenClassificationConfig(TaskConfig):
+class TokenClassificationConfig(ClassesConfig):
     """A label for each word; data.text_column holds lists of words, data.label_column lists of labels."""
+
+    AUTO_CLASS: ClassVar[str] = "AutoModelForTokenClassification"
+    MAIN_METRIC: ClassVar[str] = "f1"
+    TITLE: ClassVar[str] = "token classification"
+    PIPELINE_TAG: ClassVar[str] = "token-classification"
 
     label_all_pieces: bool
     """False: only the first piece of a word carries its label."""
@@ -68,27 +212,53 @@ class TokenClassificationConfig(TaskConfig):
 class Seq2SeqLmConfig(TaskConfig):
     """A text from a text: data.text_column to data.target_column."""
 
+    AUTO_CLASS: ClassVar[str] = "AutoModelForSeq2SeqLM"
+    TITLE: ClassVar[str] = "sequence to sequence"
+    PIPELINE_TAG: ClassVar[str] = "text2text-generation"
+
     max_target_length: int
     """Tokens of the target, at most."""
 
     def __post_init__(self) -> None:
         """Refuse an empty target."""
+        super().__post_init__()
         expect(self.max_target_length > 1, "task.max_target_length", self.max_target_length, "2 or more")
+
+    def positions(self, max_length: int) -> int:
+        """Those of the longer side."""
+        return max(max_length, self.max_target_length)
 
 
 @dataclass(kw_only=True)
-class ImageClassificationConfig(TaskConfig):
+class ImageClassificationConfig(ClassesConfig):
     """A label for an image."""
+
+    AUTO_CLASS: ClassVar[str] = "AutoModelForImageClassification"
+    PROCESSOR: ClassVar[str] = "AutoImageProcessor"
+    METRICS: ClassVar[tuple[str, ...]] = ("accuracy", "f1", "mcc")
+    COUNTED_FROM_DATA: ClassVar[str] = "classes"
+    TITLE: ClassVar[str] = "image classification"
+    PIPELINE_TAG: ClassVar[str] = "image-classification"
 
     image_size: int | None
     """Side in pixels; null: what the model's image processor or configuration says."""
 
+    def model_values(self) -> dict[str, Any]:
+        """The size of the images, where it is given."""
+        return {} if self.image_size is None else {"image_size": self.image_size}
 
-SCHEMAS: dict[str, type[TaskConfig]] = {
-    "causal_lm": CausalLmConfig,
-    "masked_lm": MaskedLmConfig,
-    "sequence_classification": SequenceClassificationConfig,
-    "token_classification": TokenClassificationConfig,
-    "seq2seq_lm": Seq2SeqLmConfig,
-    "image_classification": ImageClassificationConfig,
-}
+
+SCHEMAS: dict[str, type[TaskConfig]] = registry.own(
+    "task",
+    {
+        "causal_lm": (CausalLmConfig, "optrun.task.causal_lm:CausalLm"),
+        "masked_lm": (MaskedLmConfig, "optrun.task.masked_lm:MaskedLm"),
+        "sequence_classification": (
+            SequenceClassificationConfig,
+            "optrun.task.sequence_classification:SequenceClassification",
+        ),
+        "token_classification": (TokenClassificationConfig, "optrun.task.token_classification:TokenClassification"),
+        "seq2seq_lm": (Seq2SeqLmConfig, "optrun.task.seq2seq_lm:Seq2SeqLm"),
+        "image_classification": (ImageClassificationConfig, "optrun.task.image_classification:ImageClassification"),
+    },
+)

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from enum import Enum
 
-from optrun.config.schema.checks import expect, expect_count, expect_not_negative, expect_positive
+from optrun.config.schema.checks import expect, expect_count, expect_fraction, expect_not_negative, expect_positive
 
 
 class Precision(Enum):
@@ -39,6 +39,8 @@ class TrainingConfig:
     logging_steps: int
     eval_steps: int | None
     """Null: at the end of each epoch. The end of training is always evaluated."""
+    label_smoothing_factor: float
+    """Share of each target that is spread evenly over all classes or tokens, in [0, 1); as in transformers."""
     precision: Precision
     compile: bool
     """torch.compile the model."""
@@ -75,6 +77,7 @@ class TrainingConfig:
             "max_rollbacks",
         ):
             expect_count(f"training.{key}", getattr(self, key))
+        expect_fraction("training.label_smoothing_factor", self.label_smoothing_factor)
         expect_positive("training.max_seconds", self.max_seconds)
         expect_not_negative("training.dataloader_num_workers", self.dataloader_num_workers)
         expect_not_negative("training.dataloader_timeout", self.dataloader_timeout)

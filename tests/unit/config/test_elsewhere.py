@@ -26,7 +26,6 @@ PLUGIN = (
     "sampler.multivariate", "sampler.consider_prior", "sampler.sigma0", "sampler.population_size", "sampler.qmc_type",
 )  # fmt: skip
 YET = (
-    "label_smoothing_factor",
     "global_batch_size",
     "early_stopping_patience",
     "nproc_per_node",

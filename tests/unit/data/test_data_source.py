@@ -30,7 +30,7 @@ def source(train: dict[str, list[Any]], held: dict[str, list[Any]] | None = None
     files = config("files", train="x", **columns)
     return Source(
         Split(Dataset.from_dict(train), "data.train"),
-        Split(Dataset.from_dict(held if held is not None else train), "data.eval"),
+        {"": Split(Dataset.from_dict(held if held is not None else train), "data.eval")},
         files,  # type: ignore[arg-type]
     )
 
@@ -66,13 +66,13 @@ def test_a_missing_column_lists_the_columns_there_are() -> None:
 
 def test_evaluation_may_call_the_text_otherwise() -> None:
     made = source({"sentence": ["a"], "label": ["0"]}, {"content": ["b"], "label": ["1"]}, text_column="sentence")
-    assert text_column(made, made.eval, taken=("label",)) == "content"
+    assert text_column(made, made.eval_sets[""], taken=("label",)) == "content"
     assert "data.eval_text_column=content" in made.notes[0]
     made = source({"s": ["a"]}, {"content": ["b"], "other": ["c"]}, text_column="s", eval_text_column="other")
-    assert text_column(made, made.eval) == "other"
+    assert text_column(made, made.eval_sets[""]) == "other"
     made = source({"s": ["a"]}, {"content": ["b"], "other": ["c"]}, text_column="s")
     with pytest.raises(ConfigError, match=r"data.eval_text_column names it"):
-        text_column(made, made.eval)
+        text_column(made, made.eval_sets[""])
 
 
 def test_a_label_column_by_its_usual_name() -> None:
@@ -162,13 +162,13 @@ def test_a_local_dataset_folder(tmp_path: Path, labelled: DatasetDict) -> None:
     for split in labelled:
         labelled[split].to_parquet(str(tmp_path / "data" / f"{split}-00000-of-00001.parquet"))
     made = hub(tmp_path)
-    assert (made.train.key, made.eval.key, made.cut_from_train) == ("split train", "split validation", False)
+    assert (made.train.key, made.eval_sets[""].key, made.cut_from_train) == ("split train", "split validation", False)
     assert made.train.rows.features["label"].names == ["no", "yes"]
 
 
 def test_what_save_to_disk_wrote(tmp_path: Path, labelled: DatasetDict) -> None:
     labelled.save_to_disk(str(tmp_path / "several"))
-    assert hub(tmp_path / "several", eval_split="extra").eval.key == "split extra"
+    assert hub(tmp_path / "several", eval_split="extra").eval_sets[""].key == "split extra"
     labelled["train"].save_to_disk(str(tmp_path / "one"))
     made = hub(tmp_path / "one")
     assert made.cut_from_train
@@ -208,7 +208,7 @@ def test_an_unknown_dataset_is_one_line(tmp_path: Path) -> None:
 
 def test_the_standard_library_is_split_by_files() -> None:
     made = load_source(config("stdlib"), seed=0, documents=True)
-    train, held = set(made.train.rows["text"][:]), set(made.eval.rows["text"][:])
+    train, held = set(made.train.rows["text"][:]), set(made.eval_sets[""].rows["text"][:])
     assert len(train) > 300
     assert len(held) > 10
     assert {text for text in train & held if len(text) > 500} == set()
@@ -289,7 +289,7 @@ def test_a_column_that_mixes_kinds_is_refused(tmp_path: Path, values: list[str],
         with pytest.raises(ConfigError, match=rf"column label mixes kinds of values: {said}"):
             read(split, "label")
     with pytest.raises(ConfigError, match=r"column text mixes kinds of values"):
-        text_column(Source(split, split, config("files", train="x")), split)  # type: ignore[arg-type]
+        text_column(Source(split, {"": split}, config("files", train="x")), split)  # type: ignore[arg-type]
 
 
 def test_lists_that_mix_kinds_are_refused(tmp_path: Path) -> None:
@@ -297,7 +297,7 @@ def test_lists_that_mix_kinds_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"column tags mixes kinds of values: row 1 has 'O' \(str\), row 2 has 0"):
         label_lists_of(split, "tags")
     with pytest.raises(ConfigError, match=r"column tokens mixes kinds of values: row 1 has 'a' \(str\), row 2 has 3"):
-        words_column(Source(split, split, config("files", train="x")), split, "tags")  # type: ignore[arg-type]
+        words_column(Source(split, {"": split}, config("files", train="x")), split, "tags")  # type: ignore[arg-type]
 
 
 def test_numbers_of_two_forms_and_missing_ones_are_no_mixture(tmp_path: Path) -> None:

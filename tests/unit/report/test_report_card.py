@@ -13,16 +13,9 @@ import transformers
 import yaml
 from huggingface_hub import ModelCard
 
+from optrun.config.schema.task import SCHEMAS as TASKS
 from optrun.report.card import model_card
-
-TASKS = [
-    "causal_lm",
-    "masked_lm",
-    "sequence_classification",
-    "token_classification",
-    "seq2seq_lm",
-    "image_classification",
-]
+from optrun.run.export import task_card
 
 
 @pytest.fixture
@@ -34,7 +27,8 @@ def parts(tmp_path: Path, make_run: Callable[..., Path]) -> tuple[dict[str, Any]
 @pytest.mark.parametrize("task", TASKS)
 def test_the_hub_understands_every_task(parts: tuple[dict[str, Any], dict[str, Any]], task: str) -> None:
     summary, config = parts
-    text = model_card(summary, {**config, "task": {"name": task}})
+    config = {**config, "task": {"name": task}}
+    text = model_card(summary, config, task_card(config))
     data = ModelCard(text).data
     assert data.library_name == "transformers"
     assert {"optrun", "lamb"} <= set(data.tags)

@@ -33,9 +33,12 @@ def make_source() -> Callable[..., Source]:
         data = choice("data", DATA, "files", {"train": "x", "max_length": 32, **options})
         return Source(
             Split(Dataset.from_dict(train, features=features), "data.train"),
-            Split(
-                Dataset.from_dict(held if held is not None else train, features=held_features or features), "data.eval"
-            ),
+            {
+                "": Split(
+                    Dataset.from_dict(held if held is not None else train, features=held_features or features),
+                    "data.eval",
+                )
+            },
             data,  # type: ignore[arg-type]
             cut_from_train=cut,
         )

@@ -15,8 +15,8 @@ from datasets import ClassLabel, Features, Sequence, Value
 from scipy import stats
 
 from optrun.errors import ConfigError
-from optrun.task.base import IGNORED
-from optrun.task.sequence_classification import LabelMetrics, SequenceClassification
+from optrun.task.evaluation import IGNORED
+from optrun.task.sequence_classification import SequenceClassification
 from optrun.task.token_classification import TokenClassification, WordMetrics
 
 Make = Callable[..., Any]
@@ -82,10 +82,11 @@ def test_regression(make_source: Make, make_task: Make) -> None:
         make_task("sequence_classification", make_source({"text": ["a"], "label": ["good"]}), problem_type="regression")
 
 
-def test_regression_metrics() -> None:
+def test_regression_metrics(make_source: Make, make_task: Make) -> None:
+    source = make_source({"text": ["the", "a", "cat"], "label": ["0.5", "2", "-1"]})
     rng = np.random.default_rng(0)
     made, right = rng.normal(size=(2, 12)).astype(np.float32)
-    evaluation = LabelMetrics(0)
+    evaluation = make_task("sequence_classification", source, problem_type="regression").evaluation()
     for part in (slice(0, 5), slice(5, 12)):
         logits, labels = torch.tensor(made[part])[:, None], torch.tensor(right[part])
         loss = ((logits[:, 0] - labels) ** 2).mean()

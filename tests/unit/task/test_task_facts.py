@@ -49,9 +49,9 @@ def test_a_classifier(facts_of: Make) -> None:
     assert (cut.limit, cut.rows, cut.share, cut.longest) == ("data.max_length=5", 2, (3 + 1) / (8 + 3 + 6 + 4), 8)
     assert facts.train.unknown == 1 / 9, "of the ordinary tokens that are left"
     assert facts.train.labels == {"no": 3, "yes": 1}
-    assert facts.eval.cuts == []
-    assert facts.eval.unknown == 0
-    assert facts.eval.known == 3, "a twice, a b"
+    assert facts.eval_sets[""].cuts == []
+    assert facts.eval_sets[""].unknown == 0
+    assert facts.eval_sets[""].known == 3, "a twice, a b"
     said = data_check(facts)
     assert said[0].split(" · ") == ["train  4 examples", "17 tokens", "no: 75.0 %, yes: 25.0 %"]
     assert "data.max_length=5 cuts 2 of 4 examples: 19.0 % of all tokens are lost; the longest has 8" in said[1]
@@ -98,8 +98,8 @@ def test_words_with_labels(facts_of: Make) -> None:
 def test_language_models(facts_of: Make, name: str, packing: bool) -> None:
     rows = {"text": ["a b c d e f g h", "a b c d e f", "a b"]}
     facts = facts_of(name, rows, {"text": ["a b", "c d"]}, task={"packing": packing}, max_length=8)
-    assert facts.eval.known == 1, "documents, not blocks"
-    assert facts.eval.texts == 2
+    assert facts.eval_sets[""].known == 1, "documents, not blocks"
+    assert facts.eval_sets[""].texts == 2
     assert facts.train.labels == {}
     if packing:
         assert facts.train.cuts == [], "documents are joined, and nothing is lost"

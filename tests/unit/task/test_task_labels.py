@@ -16,8 +16,8 @@ Make = Callable[..., Source]
 
 
 def read(source: Source) -> tuple[list[str], list[int], list[int]]:
-    names, train, held = row_classes(source, "label", "label")
-    return names, train.tolist(), held.tolist()
+    names, found = row_classes(source)
+    return names, found[source.train].tolist(), found[source.eval_sets[""]].tolist()
 
 
 @pytest.mark.parametrize(

@@ -19,9 +19,10 @@ from optrun.data.randomness import generator
 from optrun.data.source import Source
 from optrun.errors import ConfigError
 from optrun.task import Task
-from optrun.task.base import IGNORED, TokenMetrics, tokenizer_key
+from optrun.task.evaluation import IGNORED, TokenMetrics
 from optrun.task.language_model import opening
 from optrun.task.seq2seq_lm import Seq2SeqLm
+from optrun.task.tokens import tokenizer_key
 
 TEXTS = ["the cat sat on a mat", "Anna Smith went to Paris and Berlin with Bob", "", "unbelievable things happened"] * 5
 Make = Callable[..., Any]

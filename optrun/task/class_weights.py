@@ -1,0 +1,52 @@
+"""The weight of each class in the training loss: `task.class_weights`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+
+from optrun.errors import ConfigError, did_you_mean
+
+
+def class_weights(given: Any, labels: Sequence[str], counts: Mapping[str, int]) -> torch.Tensor | None:
+    """Weights by class number.
+
+    Args:
+        given: As configured: `balanced`, a list, or a mapping from label to weight.
+        labels: Names of the classes by number.
+        counts: How often each stands in the training examples.
+
+    Returns:
+        Shape (classes,), float32; None: all alike. `balanced` is scikit-learn's: examples / (classes * count).
+
+    Raises:
+        ConfigError: Weights that do not fit the classes, or leave nothing to learn.
+    """
+    if given is None:
+        return None
+    named = ", ".join(labels[:12]) + (", ..." if len(labels) > 12 else "")
+    if given == "balanced":
+        missing = [label for label in labels if not counts.get(label)]
+        if missing:
+            raise ConfigError(
+                f"task.class_weights=balanced: no training example has the label {missing[0]}. Give its rows, or "
+                "weights by hand, such as {" + missing[0] + ": 1.0}."
+            )
+        weights = [sum(counts.values()) / (len(labels) * counts[label]) for label in labels]
+    elif isinstance(given, Mapping):
+        by_label = {str(label): float(weight) for label, weight in given.items()}
+        unknown = next((label for label in by_label if label not in labels), None)
+        if unknown is not None:
+            raise ConfigError(f"task.class_weights.{unknown}: no such label. {did_you_mean(unknown, labels)}")
+        weights = [by_label.get(label, 1.0) for label in labels]
+    else:
+        weights = [float(weight) for weight in given]
+        if len(weights) != len(labels):
+            raise ConfigError(
+                f"task.class_weights: {len(weights)} weights for {len(labels)} classes, which are {named}."
+            )
+    if not any(weight for weight, label in zip(weights, labels, strict=True) if counts.get(label)):
+        raise ConfigError("task.class_weights: every class of the training rows has weight 0: nothing is learnt.")
+    return torch.tensor(weights)

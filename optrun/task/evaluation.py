@@ -1,0 +1,180 @@
+"""Metrics over an evaluation set: counted batch by batch, or by registered functions once all of it was seen."""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from optrun import registry
+from optrun.config.schema.metric import chosen_metrics
+from optrun.config.schema.task import TaskConfig
+from optrun.data.loader import Batch
+from optrun.errors import OptrunError
+from optrun.task.metrics import perplexity
+
+if TYPE_CHECKING:
+    from transformers.utils.generic import ModelOutput
+
+IGNORED = -100
+"""Label that transformers leaves out of the loss."""
+
+MetricFunction = Callable[[np.ndarray, np.ndarray, int], float]
+"""Predictions, labels, number of classes -> value."""
+
+
+class MetricAccumulator(ABC):
+    """Metrics over an evaluation set, batch by batch.
+
+    Attributes:
+        names: What `compute` reports, without prefix, such as `loss`; in order.
+    """
+
+    names: list[str]
+
+    @abstractmethod
+    def update(self, outputs: ModelOutput, batch: Batch) -> None:
+        """Take in one batch.
+
+        Args:
+            outputs: What the model returned; has `loss` and `logits`.
+            batch: What it was given.
+        """
+
+    @abstractmethod
+    def compute(self) -> dict[str, float]:
+        """Names without prefix, such as `loss`, to their values over all batches."""
+
+
+class MeanLoss(MetricAccumulator):
+    """The model's own loss.
+
+    Args:
+        count: How many targets the mean loss of a batch is over.
+    """
+
+    def __init__(self, count: Callable[[Batch], int]) -> None:
+        self.names = ["loss"]
+        self.count = count
+        self.loss = 0.0
+        self.counted = 0
+
+    def update(self, outputs: ModelOutput, batch: Batch) -> None:
+        """Add one batch's."""
+        count = self.count(batch)
+        if count:  # else it is 0/0
+            self.loss += float(outputs.loss) * count
+            self.counted += count
+
+    def compute(self) -> dict[str, float]:
+        """The mean over all targets; NaN where there was none."""
+        return {"loss": self.loss / self.counted if self.counted else math.nan}
+
+
+class TokenMetrics(MetricAccumulator):
+    """Loss, perplexity and accuracy over target tokens.
+
+    Args:
+        shift: True where the logits at a position predict the next token.
+    """
+
+    def __init__(self, *, shift: bool) -> None:
+        self.names = ["loss", "perplexity", "accuracy"]
+        self.shift = shift
+        self.loss = 0.0
+        self.right = 0
+        self.count = 0
+
+    def update(self, outputs: ModelOutput, batch: Batch) -> None:
+        """Count one batch."""
+        labels = batch["labels"]
+        logits = outputs.logits
+        if self.shift:
+            logits, labels = logits[:, :-1], labels[:, 1:]
+        targets = labels != IGNORED
+        count = int(targets.sum())
+        if count == 0:
+            return
+        self.loss += float(outputs.loss) * count
+        self.right += int(((logits.argmax(-1) == labels) & targets).sum())
+        self.count += count
+
+    def compute(self) -> dict[str, float]:
+        """Means over all target tokens; NaN where there was none."""
+        if self.count == 0:
+            return dict.fromkeys(self.names, math.nan)
+        loss = self.loss / self.count
+        return {"loss": loss, "perplexity": perplexity(loss), "accuracy": self.right / self.count}
+
+
+class EvaluationMetrics(MetricAccumulator):
+    """Metrics counted batch by batch, then registered ones over all predictions.
+
+    Args:
+        running: Counted batch by batch.
+        functions: The registered ones by name; predictions are kept only where there are any.
+        predictions: A batch to its predictions and labels, shape (targets,) each.
+        num_labels: How many classes there are; 0: no classes, or tokens.
+    """
+
+    def __init__(
+        self,
+        running: MetricAccumulator,
+        functions: Mapping[str, MetricFunction],
+        predictions: Callable[[ModelOutput, Batch], tuple[np.ndarray, np.ndarray]],
+        num_labels: int,
+    ) -> None:
+        self.running = running
+        self.functions = {name: function for name, function in functions.items() if name not in running.names}
+        self.names = [*running.names, *self.functions]
+        self.predictions = predictions
+        self.num_labels = num_labels
+        self.kept: list[tuple[np.ndarray, np.ndarray]] = []
+
+    def update(self, outputs: ModelOutput, batch: Batch) -> None:
+        """Count one batch, and keep its predictions."""
+        self.running.update(outputs, batch)
+        if self.functions:
+            self.kept.append(self.predictions(outputs, batch))
+
+    def compute(self) -> dict[str, float]:
+        """Over the whole set; a registered metric of no target at all is NaN.
+
+        Raises:
+            OptrunError: A registered metric fails, or gives no number.
+        """
+        values = self.running.compute()
+        if not self.functions:
+            return values
+        predictions, labels = (np.concatenate(side) for side in zip(*self.kept, strict=True))
+        for name, function in self.functions.items():
+            values[name] = function(predictions, labels, self.num_labels) if len(labels) else math.nan
+        return values
+
+
+def metric_functions(config: TaskConfig) -> dict[str, MetricFunction]:
+    """The registered metrics of a task by name: those it always reports, then those of `task.metrics`.
+
+    Raises:
+        ConfigError: No such metric, or one that is not for this task.
+    """
+    names = dict.fromkeys([*config.own_metrics, *config.metrics])
+    return {row.name: _function(row) for row in chosen_metrics(names, config.kind, of_numbers=config.of_numbers)}
+
+
+def _function(row: registry.Choice) -> MetricFunction:
+    function, wants_num_labels = row.load(), row.schema.WANTS_NUM_LABELS
+
+    def compute(predictions: np.ndarray, labels: np.ndarray, num_labels: int) -> float:
+        options = {"num_labels": num_labels} if wants_num_labels else {}
+        try:
+            return float(function(predictions, labels, **options))
+        except Exception as error:  # whatever it is: the name of the metric is what the user needs
+            raise OptrunError(
+                f"task.metrics: {row.name} failed on {len(labels):,} predictions: {type(error).__name__}: {error}"
+            ) from error
+
+    return compute
