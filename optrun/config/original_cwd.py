@@ -41,10 +41,24 @@ def rebase_paths(cfg: DictConfig, folder: Path | None) -> None:
         return
     for key in PATHS:
         value = OmegaConf.select(cfg, key)
-        if isinstance(value, str):
-            OmegaConf.update(cfg, key, _from(folder, value))
-        elif OmegaConf.is_list(value):
-            OmegaConf.update(cfg, key, [_from(folder, item) for item in value])
+        if OmegaConf.is_config(value):
+            value = OmegaConf.to_container(value)
+        if value is not None:
+            OmegaConf.update(cfg, key, _rebased(value, folder), merge=False)
+
+
+def _rebased(value: Any, folder: Path) -> Any:
+    """A path, or a list or mapping of them, seen from a folder."""
+    if isinstance(value, dict):
+        return {name: _rebased(item, folder) for name, item in value.items()}
+    if isinstance(value, list):
+        return [_rebased(item, folder) for item in value]
+    return _from(folder, value)
+
+
+def is_path(key: str) -> bool:
+    """Whether a dotted key may hold a path; `data.eval.dev` is one of several evaluation sets."""
+    return key in PATHS or key.startswith("data.eval.")
 
 
 def same_files(before: Any, after: Any, folder: Path | None) -> bool:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from optrun.artifacts.checkpoint import Snapshot, plain_numbers
-from optrun.config.original_cwd import PATHS, same_files
+from optrun.config.original_cwd import is_path, same_files
 from optrun.config.saved import differences
 from optrun.errors import ConfigError
 
@@ -77,7 +77,7 @@ def changes_since(snapshot: Snapshot, values: Mapping[str, Any], began: Path | N
         began: The folder the run was started from; None: it is not known.
     """
     found = differences(plain_numbers(snapshot.state["config"]), values)
-    return {key: pair for key, pair in found.items() if key not in PATHS or not same_files(*pair, began)}
+    return {key: pair for key, pair in found.items() if not is_path(key) or not same_files(*pair, began)}
 
 
 def refuse_idle(changes: Changes, done: int) -> None:
