@@ -25,6 +25,7 @@ BASES = {
     "optimizer": "optrun.config.schema.optimizer:OptimizerConfig",
     "scheduler": "optrun.config.schema.scheduler:SchedulerConfig",
     "task": "optrun.config.schema.task:TaskConfig",
+    "metric": "optrun.config.schema.metric:MetricConfig",
     "data": "optrun.config.schema.data:DataConfig",
     "tracker": "optrun.config.schema.tracking:TrackingConfig",
 }

@@ -121,6 +121,37 @@ class Selected:
         return digest(self.examples.fingerprint(), np.ascontiguousarray(self.indices).tobytes())
 
 
+class InMemory:
+    """Examples held in memory, for a task whose examples are not rows of ids; such as several texts each.
+
+    Args:
+        examples: Name to number, array, or list of arrays.
+    """
+
+    def __init__(self, examples: Sequence[Example]) -> None:
+        self.examples = examples
+
+    def __len__(self) -> int:
+        return len(self.examples)
+
+    def __getitem__(self, index: int) -> Example:
+        return self.examples[index]
+
+    def fingerprint(self) -> str:
+        """Digest of every value, with names, types and shapes."""
+        return digest_of(
+            piece for example in self.examples for name in sorted(example) for piece in _pieces(name, example[name])
+        )
+
+
+def _pieces(name: str, value: Any) -> Iterator[str | bytes]:
+    parts = value if isinstance(value, list) else [value]
+    yield f"{name} {len(parts)}"
+    for array in map(np.asarray, parts):
+        yield f"{array.dtype} {array.shape}"
+        yield array.tobytes()
+
+
 class Joined:
     """Two sequences of examples side by side: each example has the values of both.
 

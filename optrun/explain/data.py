@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from optrun.config.schema.data import FilesConfig, HubConfig, eval_key
+from optrun.config.schema.data import FilesConfig, HubConfig, StdlibConfig, eval_key
 from optrun.config.schema.model import FromConfigConfig
 from optrun.config.schema.run import RunConfig
 from optrun.data.build import load_source
@@ -101,7 +101,7 @@ def _left_to_the_run(config: RunConfig) -> str | None:
         for name, paths in data.eval_files():
             files += resolve(eval_key(name), paths)
     else:
-        return None
+        return None if isinstance(data, StdlibConfig) else ""
     size = sum(path.stat().st_size for path in files)
     needed = config.training.max_steps is None and not getattr(config.task, "packing", False)
     if needed or size <= MOST_BYTES:
