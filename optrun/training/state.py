@@ -30,7 +30,7 @@ class TrainState:
     skipped_in_a_row: int = 0
     window_loss: float = 0.0
     """Sum of losses times weights since the last log line."""
-    window_weight: float = 0
+    window_weight: float = 0.0
     """Tokens or examples in that sum, or the sum of their class weights."""
     window_grad_norm: float = 0.0
     """Largest global gradient norm since the last log line, before clipping."""

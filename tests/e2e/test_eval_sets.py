@@ -61,7 +61,7 @@ def test_a_set_may_choose_the_best_and_a_resume_keeps_them(
     config = here / "mine"
     config.mkdir()
     (config / "sets.yaml").write_text(
-        "defaults: [config, _self_]\ndata: {eval: {dev: dev.csv, hard: [hard.csv]}}\n"
+        "defaults: [config, {override /data: files}, _self_]\ndata: {eval: {dev: dev.csv, hard: [hard.csv]}}\n"
         "checkpoint: {metric: eval/hard/loss}\n"
     )
     assert optrun("--config-dir", "mine", "-cn", "sets", *WORDS, "hydra.run.dir=run") == 0, capsys.readouterr().err
