@@ -131,13 +131,13 @@ class Tolerant:
     Args:
         tracker: What may fail: a server that is gone, a full disk.
         name: Of the choice, for the message.
-        complain: Takes the message.
+        note: Takes the message.
     """
 
-    def __init__(self, tracker: Tracker, name: str, complain: Callable[[str], None]) -> None:
+    def __init__(self, tracker: Tracker, name: str, note: Callable[[str], None]) -> None:
         self._tracker = tracker
         self._name = name
-        self._complain = complain
+        self._note = note
         self._gone = False
 
     def log(self, record: Mapping[str, Any]) -> None:
@@ -155,7 +155,7 @@ class Tolerant:
             send()
         except Exception as error:  # each library has errors of its own
             self._gone = True
-            self._complain(
+            self._note(
                 f"tracking={self._name} failed ({type(error).__name__}: {error}) and gets nothing more; the run goes "
                 "on, and metrics.jsonl has everything."
             )
@@ -179,7 +179,7 @@ def build_tracker(
     values: Mapping[str, Any],
     *,
     start: int = 0,
-    complain: Callable[[str], None] | None = None,
+    note: Callable[[str], None] | None = None,
 ) -> Tracker:
     """The tracker of `tracking=`.
 
@@ -189,7 +189,7 @@ def build_tracker(
         run_name: A name for people.
         values: The resolved configuration, flat, with dotted names.
         start: Steps done before.
-        complain: Takes the message of a tracker that fails later; None: the log.
+        note: Takes the message of a tracker that fails later; None: the log.
 
     Raises:
         ConfigError: Its package is not installed, or it cannot start.
@@ -206,7 +206,7 @@ def build_tracker(
             f"tracking={kind}: cannot start: {type(error).__name__}: {' '.join(str(error).split())[:300]}. "
             "tracking=none trains without it."
         ) from error
-    return Tolerant(tracker, kind, complain or logging.getLogger("optrun").warning)
+    return Tolerant(tracker, kind, note or logging.getLogger("optrun").warning)
 
 
 def _start(

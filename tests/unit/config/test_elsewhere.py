@@ -28,9 +28,7 @@ PLUGIN = (
 YET = (
     "label_smoothing_factor",
     "global_batch_size",
-    "early_stopping_patience",
     "nproc_per_node",
-    "early_stopping_threshold",
 )
 
 
