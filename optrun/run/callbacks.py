@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import fields
 from typing import Any
 
 from optrun import registry
@@ -27,7 +28,7 @@ def build_callbacks(configs: Mapping[str, Any]) -> dict[str, object]:
     for name, config in callback_configs(configs).items():
         key, row = f"callbacks.{name}", registry.choices("callback")[name]
         try:
-            built[key] = row.load()(config)
+            built[key] = row.load()(**{field.name: getattr(config, field.name) for field in fields(config)})
         except ConfigError:
             raise
         except Exception as error:  # whatever a user's class raises
