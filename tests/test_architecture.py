@@ -25,7 +25,7 @@ ALLOWED: dict[str, set[str]] = {
     "param_groups": {"config", "errors"},
     "report": {"artifacts", "bounded_yaml", "errors"},
     "scheduler": {"config", "errors"},
-    "tracking": {"artifacts", "config", "errors"},
+    "tracking": {"artifacts", "config", "errors", "registry"},
     "model": {"config", "data", "errors"},
     "optimizer": {"config", "errors", "param_groups"},  # AdamWDL's ratio function, one pure function
     "task": {"config", "data", "errors", "formatting", "registry"},
@@ -34,8 +34,8 @@ ALLOWED: dict[str, set[str]] = {
         "clip", "config", "data", "errors", "model", "optimizer", "param_groups", "report", "scheduler", "task",
     },
     "run": {
-        "artifacts", "clip", "config", "data", "errors", "formatting", "model", "optimizer", "param_groups", "report",
-        "scheduler", "task", "tracking", "training",
+        "artifacts", "clip", "config", "data", "errors", "formatting", "model", "optimizer", "param_groups",
+        "registry", "report", "scheduler", "task", "tracking", "training",
     },
     "certify": {"artifacts", "errors", "run"},
     "sweep": {"artifacts", "config", "errors", "formatting", "run", "training"},

@@ -362,6 +362,6 @@ def _resume(hydra: Hydra, config_name: str, args: argparse.Namespace, argv: list
 
     over = value in ("latest", "auto")
     said = [] if mended is None else [mended]
-    point = ResumePoint(target.checkpoint, began, saved=bool(before.checkpoint.enabled), start_over=over, said=said)
+    point = ResumePoint(target.checkpoint, began, saved=bool(before.checkpoint.enabled), start_over=over, notes=said)
     execute(request, target.run, point)
     return EXIT_DONE

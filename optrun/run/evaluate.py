@@ -13,7 +13,7 @@ from optrun.errors import ConfigError
 from optrun.model.weights import load_model_tensors
 from optrun.run.assemble import build_loaders
 from optrun.run.prepare import TrainedArtifacts, prepare
-from optrun.run.resume.data_position import class_names, not_held_back, refuse_other_words
+from optrun.run.resume.data_position import class_names, not_held_back, refuse_other_tokenizer
 from optrun.run.resume.state_file import refuse_garbage
 from optrun.training.device import pick_device
 from optrun.training.display import watched
@@ -28,7 +28,7 @@ class Evaluated:
     step: int
     examples: int
     metrics: dict[str, float]
-    """`eval/METRIC`, or `eval/SET/METRIC`, to values."""
+    """Names with prefix `eval/` to values."""
     warning: str | None
 
 
@@ -51,10 +51,10 @@ def evaluate_checkpoint(config: RunConfig, run: RunDir, checkpoint: Path) -> Eva
     refuse_damaged(run, f"{HYDRA}/hydra.yaml", f"{TOKENIZER}/*")
     device = pick_device(config.training.device)
     snapshot = load_checkpoint(checkpoint)
-    refuse_garbage(checkpoint, snapshot.state)
+    refuse_garbage(checkpoint, snapshot.metadata)
     tokenizer = run.tokenizer if (run.tokenizer / "tokenizer.json").is_file() else None
-    prepared = prepare(config, TrainedArtifacts(tokenizer, class_names(snapshot.state["model_config"])))
-    refuse_other_words(snapshot.state, prepared.tokenizer)
+    prepared = prepare(config, TrainedArtifacts(tokenizer, class_names(snapshot.metadata.model_config)))
+    refuse_other_tokenizer(snapshot.metadata, prepared.tokenizer)
     task = prepared.task
     examples = sum(map(len, task.eval_sets.values()))
     if examples == 0:
@@ -63,18 +63,18 @@ def evaluate_checkpoint(config: RunConfig, run: RunDir, checkpoint: Path) -> Eva
             f"data.eval_fraction={config.data.eval_fraction:g}: the run was trained on all rows, so there are none to "
             + (f"evaluate on. Name rows it has not seen: {named}." if named else f"evaluate on: {config.data.name}.")
         )
-    warning = not_held_back(snapshot.state, task.eval) if prepared.cut_from_train else None
+    warning = not_held_back(snapshot.metadata, task.eval) if prepared.cut_from_train else None
     load_model_tensors(prepared.model, snapshot.model)
     model = prepared.model.to(device)
     _, loaders = build_loaders(config, task, device)
-    placed = Precision(device, config.training.precision.value)
+    precision = Precision(device, config.training.precision.value)
     metrics = evaluate_sets(
         model,
         loaders,
         config.training.per_device_eval_batch_size,
         task.evaluation,
         lambda batches, before, total: watched(batches, total - before),
-        to_device=placed.to_device,
-        autocast=placed.autocast,
+        to_device=precision.to_device,
+        autocast=precision.autocast,
     )
     return Evaluated(snapshot.global_step, examples, metrics, warning)

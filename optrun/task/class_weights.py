@@ -22,7 +22,7 @@ def class_weights(given: Any, labels: Sequence[str], counts: Mapping[str, int]) 
         Shape (classes,), float32; None: all alike. `balanced` is scikit-learn's: examples / (classes * count).
 
     Raises:
-        ConfigError: Weights that do not fit the classes, or leave nothing to learn.
+        ConfigError: Weights that do not fit the classes.
     """
     if given is None:
         return None
@@ -47,6 +47,4 @@ def class_weights(given: Any, labels: Sequence[str], counts: Mapping[str, int]) 
             raise ConfigError(
                 f"task.class_weights: {len(weights)} weights for {len(labels)} classes, which are {named}."
             )
-    if not any(weight for weight, label in zip(weights, labels, strict=True) if counts.get(label)):
-        raise ConfigError("task.class_weights: every class of the training rows has weight 0: nothing is learnt.")
     return torch.tensor(weights)

@@ -101,7 +101,7 @@ def test_in_a_sweep(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
         ([SETS, "checkpoint.metric=eval/accuracy"], ["checkpoint.metric=eval/accuracy", "eval/dev/accuracy"]),
         ([SETS, "checkpoint.metric=eval/hrad/f1"], ["checkpoint.metric=eval/hrad/f1", "Did you mean eval/hard/f1"]),
         (["task.class_weights=balance"], ["task.class_weights", "balanced"]),
-        (["task.class_weights=[1,-1]"], ["task.class_weights.1=-1", "0 or more"]),
+        (["task.class_weights=[1,-1]"], ["task.class_weights.1=-1", "above 0"]),
         (["task.class_weights={evn: 2}"], ["task.class_weights.evn", "Did you mean even"]),
         (["task.metrics=[mse]"], ["task.metrics", "mse", "not for task=sequence_classification"]),
         (["task.metrics=[acuracy]"], ["task.metrics", "acuracy", "Did you mean accuracy"]),

@@ -94,7 +94,7 @@ class ClassesConfig(TaskConfig):
     list by class number, or a mapping from label to weight (a label that is not named has 1); null: all alike."""
 
     def __post_init__(self) -> None:
-        """Refuse weights of another form, or below 0."""
+        """Refuse weights of another form, or none above 0."""
         super().__post_init__()
         given = self.class_weights
         expected = "balanced, a list of numbers by class number, or a mapping from label to number"
@@ -102,8 +102,8 @@ class ClassesConfig(TaskConfig):
             return
         expect(isinstance(given, list | tuple | Mapping) and bool(given), "task.class_weights", given, expected)
         for key, weight in given.items() if isinstance(given, Mapping) else enumerate(given):
-            good = isinstance(weight, int | float) and not isinstance(weight, bool) and 0 <= weight < math.inf
-            expect(good, f"task.class_weights.{key}", weight, "a finite number, 0 or more")
+            good = isinstance(weight, int | float) and not isinstance(weight, bool) and 0 < weight < math.inf
+            expect(good, f"task.class_weights.{key}", weight, "a finite number above 0")
 
 
 @dataclass(kw_only=True)

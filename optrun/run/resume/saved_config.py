@@ -10,10 +10,10 @@ from typing import Any
 from omegaconf import OmegaConf
 
 from optrun.artifacts import run_dir as names
-from optrun.artifacts.checkpoint import plain_numbers, read_state
+from optrun.artifacts.checkpoint import read_state
 from optrun.artifacts.identity import run_id_of
 from optrun.artifacts.manifest import file_problem, read_manifest, refuse_foreign, refuse_newer_format
-from optrun.artifacts.metrics import read_summary
+from optrun.artifacts.metrics import from_json, read_summary
 from optrun.artifacts.run_dir import RunDir, checkpoint_folders
 from optrun.config.safety import refuse_code
 from optrun.config.saved import differences, read_config, refuse_interpolations
@@ -107,7 +107,7 @@ def _of_newest_checkpoint(run: RunDir) -> tuple[Path, dict[str, Any]] | None:
             refuse_foreign(folder, run_id)
             size, checksum = read_manifest(folder)["listed"][names.CHECKPOINT_STATE]
             if file_problem(folder / names.CHECKPOINT_STATE, size, checksum) is None:
-                return folder, plain_numbers(read_state(folder)["config"])
+                return folder, from_json(read_state(folder)["config"])
         except NewerFormatError:
             raise
         except (CheckpointError, OSError, KeyError):

@@ -27,9 +27,7 @@ PLUGIN = (
 )  # fmt: skip
 YET = (
     "global_batch_size",
-    "early_stopping_patience",
     "nproc_per_node",
-    "early_stopping_threshold",
 )
 
 
