@@ -208,8 +208,8 @@ def register_scheduler(name: str, *, schema: type[Any]) -> Callable[[Target], Ta
         schema: A dataclass on `optrun.config.schema.scheduler.SchedulerConfig`; its defaults are the values.
 
     Returns:
-        The decorator of a function (configuration, num_training_steps, final) -> curve, which is itself a function
-        global_step -> multiplier of the peak lr; `final` is `min_lr` as a multiplier.
+        The decorator of a function (step, config=..., decay_steps=...) -> multiplier of the peak lr. Steps count from
+        the end of the warm-up, `decay_steps` is the rest of the run; warm-up and `min_lr` come by themselves.
     """
     return register("scheduler", name, schema)
 

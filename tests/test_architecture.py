@@ -24,10 +24,10 @@ ALLOWED: dict[str, set[str]] = {
     "data": {"config", "errors"},
     "param_groups": {"config", "errors"},
     "report": {"artifacts", "bounded_yaml", "errors"},
-    "scheduler": {"config", "errors"},
+    "scheduler": {"config", "errors", "registry"},
     "tracking": {"artifacts", "config", "errors"},
     "model": {"config", "data", "errors"},
-    "optimizer": {"config", "errors", "param_groups"},  # AdamWDL's ratio function, one pure function
+    "optimizer": {"config", "errors", "param_groups", "registry"},  # AdamWDL's ratio function, one pure function
     "task": {"config", "data", "errors", "formatting"},
     "training": {"artifacts", "config", "data", "errors", "formatting"},
     "explain": {
