@@ -10,8 +10,6 @@ import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from hydra._internal.hydra import Hydra
-from hydra._internal.utils import get_args_parser
 from hydra.core.hydra_config import HydraConfig
 from hydra.errors import HydraException
 from hydra.types import RunMode
@@ -24,6 +22,7 @@ from optrun.artifacts.run_dir import RunDir
 from optrun.config import keys, saved, store
 from optrun.config import overrides as words_of
 from optrun.config.compose_errors import refusal
+from optrun.config.hydra_internals import Hydra, get_args_parser
 from optrun.config.original_cwd import original_cwd, rebase_paths
 from optrun.config.request import Request
 from optrun.config.safety import refuse_stored_trust

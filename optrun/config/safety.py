@@ -12,9 +12,10 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
+from optrun.config.hydra_internals import CORE_PLUGINS
 from optrun.errors import ConfigError
 
-_PLUGINS = ("hydra._internal.core_plugins.", "hydra_plugins.")
+_PLUGINS = (CORE_PLUGINS, "hydra_plugins.")
 """Where the launchers and sweepers lie that are found by name."""
 _BUILT_BY_HYDRA = ("hydra.launcher._target_", "hydra.sweeper._target_")
 _SECRET = re.compile(r"(^|[_-])(token|api_?key|secret(_?key)?|access_?key|passw(or)?d|credentials?)$", re.IGNORECASE)

@@ -5,13 +5,13 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from hydra._internal.hydra import Hydra
 from hydra.core.override_parser.types import Override
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from optrun.bounded_yaml import UnboundedYamlError, interpolation_in, read_text, yaml_mapping
 from optrun.config import store
+from optrun.config.hydra_internals import Hydra
 from optrun.config.keys import all_keys as keys_of
 from optrun.config.keys import open_prefix, unknown_key
 from optrun.config.kind import KIND, kind_of, saved_kind, with_kind

@@ -8,7 +8,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import yaml  # type: ignore[import-untyped,unused-ignore]
-from hydra._internal.config_repository import ConfigRepository
 from hydra.core.config_search_path import ConfigSearchPath
 from hydra.core.object_type import ObjectType
 from hydra.plugins.config_source import ConfigResult
@@ -17,6 +16,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from optrun.bounded_yaml import UnboundedYamlError, read_text
 from optrun.config.groups import GROUPS
+from optrun.config.hydra_internals import ConfigRepository
 from optrun.config.paths import config_dir
 from optrun.errors import ConfigError
 

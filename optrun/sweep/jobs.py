@@ -9,7 +9,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from hydra._internal.hydra import Hydra
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override, OverrideType
 from omegaconf import DictConfig
@@ -17,6 +16,7 @@ from omegaconf import DictConfig
 from optrun.artifacts.provenance import config_digest
 from optrun.config import keys, saved, store
 from optrun.config import overrides as words_of
+from optrun.config.hydra_internals import Hydra
 from optrun.errors import ConfigError
 
 

@@ -134,10 +134,10 @@ def main(spec: Path) -> int:
 
 
 def _launch(launch: Launch, sweep: SweepDir) -> None:
-    from hydra._internal.callbacks import Callbacks
     from hydra.core.plugins import Plugins
     from hydra.types import HydraContext, RunMode
 
+    from optrun.config.hydra_internals import Callbacks
     from optrun.sweep.worker import SweepTask
 
     hydra = store.open_hydra(launch.config_dir)

@@ -12,10 +12,9 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from hydra._internal.hydra import Hydra
-
 from optrun.artifacts.lock import RunLock
 from optrun.artifacts.provenance import identity
+from optrun.config.hydra_internals import Hydra
 from optrun.config.kind import KIND
 from optrun.config.saved import flat
 from optrun.config.schema.sweeper import OptunaConfig, Sampler
