@@ -25,7 +25,6 @@ from optrun.config.schema.run import RunConfig
 from optrun.config.yaml_files import READ, Repository, shown
 from optrun.errors import ConfigError, refuse_url
 
-DEFAULT_CONFIG = "config"
 _NEEDED_AT_ONCE = ("resume", "hydra.mode", "hydra.run.dir", "hydra.sweep.dir")
 """Keys that are looked at as soon as a configuration is composed, so that an interpolation in them has to hold."""
 

@@ -171,18 +171,18 @@ def line_of(path: Path, key: str, config_path: str = "") -> int | None:
     )
 
 
-def mentioned(word: str) -> str | None:
-    """File and line of a word in the defaults list of a user's file."""
+def mentioned(name: str) -> str | None:
+    """Locate a name in the defaults list of a user's file."""
     for path in users_files().values():
         for key, value, line in entries(path):
             piece = f"{key.rsplit('.', 1)[-1]} {value.value if isinstance(value, yaml.ScalarNode) else ''}"
-            if key.startswith("defaults.") and word in re.split(r"[\s@]+/?", piece):
+            if key.startswith("defaults.") and name in re.split(r"[\s@]+/?", piece):
                 return shown(path, line)
     return None
 
 
-def stands(message: str) -> str | None:
-    """File and line of the key that a refusal begins with, where a user's file sets it.
+def location(message: str) -> str | None:
+    """Locate the key that a refusal begins with, where a user's file sets it.
 
     Args:
         message: Such as `lr=-1: expected ...`.
