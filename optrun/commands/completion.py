@@ -25,6 +25,8 @@ _SAFE = re.compile(r"[\w./=+,@%~:-]+")
 """What is offered: bash splits candidates at blanks and expands them, so that a file's name could be a command."""
 _FOLDERS = ("hydra.run.dir", "hydra.sweep.dir")
 _FILES = (*PATHS, "out", *_FOLDERS)
+PLUGIN = "--plugin"
+"""Taken out of every command line by `optrun.plugins`."""
 _LONG_OPTIONS = {"-c": "--cfg", "-i": "--info", "-p": "--package", "-cn": "--config-name", "-cd": "--config-dir"}
 _VALUES = {
     "--cfg": ["job", "hydra", "all"],
@@ -33,6 +35,7 @@ _VALUES = {
 }
 _TRAIN_OPTIONS = (
     "-m", "-cn", "--config-dir", "--cfg", "--resolve", "--package", "--info", "--help", "--hydra-help", "-sc",
+    PLUGIN,
 )  # fmt: skip
 """Of `optrun` without a verb; Hydra's parser knows them, and importing it takes longer than answering."""
 
@@ -68,6 +71,10 @@ def candidates(line: str) -> list[str]:
     """
     tokens = line.split()
     current = "" if line[-1:].isspace() or not tokens else tokens.pop()
+    if PLUGIN in tokens[:-1]:
+        from optrun import plugins
+
+        tokens = plugins.take(tokens)
     program = next((index for index, token in enumerate(tokens) if Path(token).name == "optrun"), 0)
     found = _next_token(tokens[program + 1 :], current)
     return sorted({token for token in found if token.startswith(current) and _SAFE.fullmatch(token)})
@@ -78,7 +85,7 @@ def _next_token(before: list[str], current: str) -> Iterable[str]:
 
     verb = before[0] if before and before[0] in VERBS else None
     parser: VerbParser | None = None if verb is None else importlib.import_module(VERBS[verb]).parser()
-    values = dict.fromkeys(_TRAIN_OPTIONS) if parser is None else parser.option_values()
+    values = {**dict.fromkeys(_TRAIN_OPTIONS), PLUGIN: "FILE"} if parser is None else parser.option_values()
     option, joined, _ = current.partition("=")
     if current.startswith("-") and joined:
         return [f"{option}={value}" for value in _of_option(option, before, current[len(option) + 1 :])]
@@ -138,6 +145,11 @@ def _groups(before: list[str]) -> dict[str, list[str]]:
     for root in (config_dir(), *([Path(own)] if own else [])):
         for path in root.glob("*/*.yaml"):
             found.setdefault(path.parent.name, []).append(path.stem)
+    if OPTION in before:
+        from optrun.config.groups import KINDS, complete_choices
+
+        for group in KINDS:
+            found[group] += complete_choices(group)
     return found
 
 

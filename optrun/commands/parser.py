@@ -78,6 +78,8 @@ class VerbParser(argparse.ArgumentParser):
         self.claims = [piece for piece in re.findall(r"[^\s\[\]]+", arguments) if piece.isalpha() and piece.islower()]
         self._arguments = arguments
         self.add_argument("arguments", nargs="*", help=argparse.SUPPRESS)
+        # `optrun.plugins` takes it out of every command line; it stands here to be shown and completed.
+        self.add_argument("--plugin", metavar="FILE", help="a file or module that registers choices of your own")
         self.add_argument("-h", "--help", action="store_true", help="show this help")
 
     def add_recipe_options(self) -> None:
@@ -97,7 +99,7 @@ class VerbParser(argparse.ArgumentParser):
         """The first line of the help: arguments stand before options."""
         pieces = [f"usage: {self.prog}", *([self._arguments] if self._arguments else [])]
         for action in self._actions:
-            if action.option_strings and action.dest != "help":
+            if action.option_strings and action.dest not in ("help", "plugin"):
                 value = "" if action.nargs == 0 else f" {action.metavar}"
                 pieces.append(f"[{action.option_strings[0]}{value}]")
         return " ".join(pieces) + "\n"
