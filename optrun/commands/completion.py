@@ -74,7 +74,7 @@ def candidates(line: str) -> list[str]:
     if PLUGIN in tokens[:-1]:
         from optrun import plugins
 
-        tokens = plugins.take(tokens)
+        plugins.take(tokens)
     program = next((index for index, token in enumerate(tokens) if Path(token).name == "optrun"), 0)
     found = _next_token(tokens[program + 1 :], current)
     return sorted({token for token in found if token.startswith(current) and _SAFE.fullmatch(token)})
@@ -145,7 +145,7 @@ def _groups(before: list[str]) -> dict[str, list[str]]:
     for root in (config_dir(), *([Path(own)] if own else [])):
         for path in root.glob("*/*.yaml"):
             found.setdefault(path.parent.name, []).append(path.stem)
-    if OPTION in before:
+    if PLUGIN in before:
         from optrun.config.groups import KINDS, complete_choices
 
         for group in KINDS:
