@@ -4,9 +4,6 @@ import copy
 import warnings
 from pathlib import Path
 
-from hydra._internal.config_loader_impl import ConfigLoaderImpl
-from hydra._internal.hydra import Hydra
-from hydra._internal.utils import create_config_search_path
 from hydra.core.config_search_path import ConfigSearchPath, SearchPathQuery
 from hydra.core.config_store import ConfigStore
 from hydra.core.global_hydra import GlobalHydra
@@ -19,6 +16,7 @@ from omegaconf.errors import OmegaConfBaseException
 from optrun.config.compose_errors import interpolation, refusal
 from optrun.config.groups import GROUPS as GROUPS
 from optrun.config.groups import complete_choices
+from optrun.config.hydra_internals import ConfigLoaderImpl, Hydra, create_config_search_path
 from optrun.config.keys import missing_keys
 from optrun.config.kind import kind_of
 from optrun.config.paths import config_dir, recipes_dir
@@ -28,7 +26,6 @@ from optrun.config.schema.run import RunConfig
 from optrun.config.yaml_files import READ, Repository, shown
 from optrun.errors import ConfigError, refuse_url
 
-DEFAULT_CONFIG = "config"
 _NEEDED_AT_ONCE = ("resume", "hydra.mode", "hydra.run.dir", "hydra.sweep.dir")
 """Keys that are looked at as soon as a configuration is composed, so that an interpolation in them has to hold."""
 

@@ -8,7 +8,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import yaml  # type: ignore[import-untyped,unused-ignore]
-from hydra._internal.config_repository import ConfigRepository
 from hydra.core.config_search_path import ConfigSearchPath
 from hydra.core.object_type import ObjectType
 from hydra.plugins.config_source import ConfigResult
@@ -17,6 +16,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from optrun.bounded_yaml import UnboundedYamlError, read_text
 from optrun.config.groups import GROUPS
+from optrun.config.hydra_internals import ConfigRepository
 from optrun.config.paths import config_dir
 from optrun.errors import ConfigError
 
@@ -171,18 +171,18 @@ def line_of(path: Path, key: str, config_path: str = "") -> int | None:
     )
 
 
-def mentioned(word: str) -> str | None:
-    """File and line of a word in the defaults list of a user's file."""
+def mentioned(name: str) -> str | None:
+    """Locate a name in the defaults list of a user's file."""
     for path in users_files().values():
         for key, value, line in entries(path):
             piece = f"{key.rsplit('.', 1)[-1]} {value.value if isinstance(value, yaml.ScalarNode) else ''}"
-            if key.startswith("defaults.") and word in re.split(r"[\s@]+/?", piece):
+            if key.startswith("defaults.") and name in re.split(r"[\s@]+/?", piece):
                 return shown(path, line)
     return None
 
 
-def stands(message: str) -> str | None:
-    """File and line of the key that a refusal begins with, where a user's file sets it.
+def location(message: str) -> str | None:
+    """Locate the key that a refusal begins with, where a user's file sets it.
 
     Args:
         message: Such as `lr=-1: expected ...`.
