@@ -24,7 +24,7 @@ def class_of(name: str) -> type[Optimizer]:
         'Lamb'
     """
     if name not in SCHEMAS or name == LIBRARY_CHOICE:
-        near = did_you_mean(name, [known for known in SCHEMAS if known != LIBRARY_CHOICE])
+        near = did_you_mean(name, [known for known in registry.names("optimizer") if known != LIBRARY_CHOICE])
         raise ConfigError(f"optimizer={name}: there is no such optimizer. {near}")
     row = registry.choices("optimizer")[name]
     cls = row.load()
