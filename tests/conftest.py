@@ -15,7 +15,10 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 import pytest
 import torch
 
+from tests import compose_cache
+
 torch.set_num_threads(1)
+compose_cache.install()
 
 
 @pytest.fixture(autouse=True)

@@ -137,7 +137,7 @@ def test_the_real_program(launcher: str, place: Path, request: pytest.FixtureReq
         return started
 
     def worker(after: int = 0) -> int:
-        """A process that trains, another one than that which was killed: the lock of a job that has begun says which."""
+        """A process that trains, another than the one that was killed: the lock of a job that has begun says which."""
         while True:
             for lock in Path("sweep").glob("*/.lock"):
                 if (lock.parent / "metrics.jsonl").is_file() and summary(lock.parent)["status"] == "running":
