@@ -27,14 +27,14 @@ from typing import Any
 
 import torch
 
-from optrun.artifacts.checkpoint import Snapshot, make_place
+from optrun.artifacts.checkpoint import Snapshot, make_checkpoints_dir
 from optrun.artifacts.run_dir import RunDir
 from optrun.artifacts.run_manifest import RunManifest
 from optrun.artifacts.tensor_file import tensor_bytes
-from optrun.config.checkpoint import CheckpointConfig, OnOtherOptimizer, OnStorageError
-from optrun.restore.snapshot import Copier
+from optrun.config.schema.checkpoint import CheckpointConfig, OnOtherOptimizer, OnStorageError
+from optrun.run.snapshot import Copier
+from optrun.training.checkpointing import CheckpointManager
 from optrun.training.ranking import Ranking
-from optrun.training.saving import Saving
 from optrun.training.state import RandomStates, TrainState
 
 SIDE = 1024  # a 4 MiB matrix
@@ -75,7 +75,7 @@ def main() -> None:
     folder = Path(tempfile.mkdtemp(prefix="optrun-stall-", dir=given.folder))
     run = RunDir(folder / "run")
     run.path.mkdir()
-    make_place(run)
+    make_checkpoints_dir(run)
     state = TrainState()
     copy_weights, copy_moments = Copier(), Copier()
 
@@ -101,7 +101,7 @@ def main() -> None:
         on_other_optimizer=OnOtherOptimizer.refuse,
         allow_nonfinite=False,
     )
-    saving = Saving(
+    saving = CheckpointManager(
         manifest=RunManifest(run),
         config=config,
         ranking=Ranking("eval/loss", "min"),

@@ -2,32 +2,18 @@
 
 from __future__ import annotations
 
-import errno
 import importlib
 import os
-import signal
 import sys
-import threading
-import traceback
-from types import FrameType
-from typing import Any, Self
 
 from optrun import __version__
-from optrun.errors import EXIT_DONE, ConfigError, OptrunError, StorageError, printable
+from optrun.commands.messages import guarded
+from optrun.commands.verbs import VERBS
+from optrun.errors import EXIT_DONE
 
-VERBS = {
-    "certify": "optrun.commands.certify",
-    "evaluate": "optrun.commands.evaluate",
-    "explain": "optrun.commands.explain",
-    "export": "optrun.commands.export",
-    "report": "optrun.commands.report",
-    "verify": "optrun.commands.verify",
-}
 TRAIN = "optrun.commands.train"
 ASKED = (["query=bash"], ["query=fish"], ["query=zsh"])
 """What the function of a shell says after `-sc` at each TAB; answered before Hydra is imported."""
-_STORAGE = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EROFS, errno.ESTALE}
-"""What the operating system says of a disk, also where it names no file."""
 
 
 def main() -> None:
@@ -36,108 +22,37 @@ def main() -> None:
 
 
 def run(argv: list[str]) -> int:
-    """Do what the words say.
+    """Dispatch to a verb.
 
     Args:
-        argv: Words after `optrun`.
+        argv: Command-line arguments after `optrun`.
 
     Returns:
         The exit code; every `OptrunError` has become its message on stderr.
     """
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "true")
     os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
-    with _Interrupted() as interrupted:
-        try:
-            return _run(argv)
-        except (OptrunError, OSError) as error:
-            if not interrupted.heard:
-                return say(error, argv) if isinstance(error, OptrunError) else _storage(error, argv)
-        except KeyboardInterrupt:
-            pass
-    sys.stderr.write("optrun: stopped; nothing was running that could be saved\n")
-    return 130
-
-
-class _Interrupted:
-    """Remembers a SIGINT: libraries on the way turn a KeyboardInterrupt into errors of their own."""
-
-    def __init__(self) -> None:
-        self.heard = False
-        self._before: Any = None
-
-    def __enter__(self) -> Self:
-        if threading.current_thread() is threading.main_thread():
-            self._before = signal.getsignal(signal.SIGINT)
-            if self._before is signal.default_int_handler:
-                signal.signal(signal.SIGINT, self._hear)
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        if self._before is signal.default_int_handler:
-            signal.signal(signal.SIGINT, self._before)
-
-    def _hear(self, number: int, frame: FrameType | None) -> None:
-        self.heard = True
-        signal.default_int_handler(number, frame)
+    return guarded(_run, argv)
 
 
 def _run(argv: list[str]) -> int:
     try:
+        if any(word.partition("=")[0] == "--plugin" for word in argv):
+            from optrun import plugins
+
+            argv = plugins.take(argv)
         if "--version" in argv and argv[0] not in VERBS:  # Hydra would tell its own
             sys.stdout.write(f"optrun {__version__}\n")
             return EXIT_DONE
         if argv and argv[0] in VERBS:
-            module, words = VERBS[argv[0]], argv[1:]
+            module, args = VERBS[argv[0]], argv[1:]
         elif argv[:1] == ["-sc"] and argv[1:2] in ASKED and "COMP_LINE" in os.environ:
-            module, words = "optrun.commands.completion", argv[1:]
+            module, args = "optrun.commands.completion", argv[1:]
         else:
-            module, words = TRAIN, argv
-        code: int = importlib.import_module(module).run(words)
+            module, args = TRAIN, argv
+        code: int = importlib.import_module(module).run(args)
         return code
     except BrokenPipeError:
         # The reader of a pipe left, as `head` does.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return EXIT_DONE
-
-
-def _storage(error: OSError, argv: list[str]) -> int:
-    if error.filename is not None:
-        return say(StorageError(f"{error.filename}: {error.strerror}."), argv, error)
-    if error.errno not in _STORAGE:
-        raise error
-    said = f"storage refused: {error.strerror}. Make room, or choose another directory."
-    return say(StorageError(said), argv, error)
-
-
-def say(error: OptrunError, argv: list[str], cause: BaseException | None = None) -> int:
-    """Write an error for a person.
-
-    Args:
-        error: What ended the command.
-        argv: Words after `optrun`.
-        cause: What it stands for, where that is another error.
-
-    Returns:
-        The exit code.
-    """
-    if os.environ.get("HYDRA_FULL_ERROR") == "1":
-        traceback.print_exception(cause or error)
-    word = "stopped" if error.exit_code == 75 else "error"
-    sys.stderr.write(f"optrun: {word}: {printable(_with_place(error, argv))}\n")
-    if isinstance(error, ConfigError):
-        sys.stderr.write("optrun --help lists every choice and value\n")
-    sys.stderr.flush()
-    return error.exit_code
-
-
-def _with_place(error: OptrunError, argv: list[str]) -> str:
-    """The message, behind the line of the user's file where the value stands that it is about."""
-    said = str(error)
-    if not isinstance(error, ConfigError) or any(
-        said.startswith(f"{word.split('=')[0].lstrip('+')}=") for word in argv
-    ):
-        return said
-    from optrun.config.yaml_files import stands
-
-    place = stands(said)
-    return said if place is None else f"{place}: {said}"

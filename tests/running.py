@@ -20,7 +20,7 @@ from safetensors.numpy import load_file
 from optrun import cli
 from optrun.config import overrides as words_of
 from optrun.config import store
-from optrun.config.run import RunConfig
+from optrun.config.schema.run import RunConfig
 
 TINY_GPT = [
     "model.config.n_embd=32",

@@ -174,7 +174,7 @@ def refuse_not_finite(snapshot: Snapshot) -> None:
         )
 
 
-def make_place(run: RunDir) -> None:
+def make_checkpoints_dir(run: RunDir) -> None:
     """The folder of checkpoints, on the disk for good; made once, before the first step.
 
     Raises:

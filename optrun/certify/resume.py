@@ -13,7 +13,7 @@ from typing import Any
 from optrun.artifacts.metrics import read_metrics, read_summary
 from optrun.artifacts.run_dir import RunDir
 from optrun.certify.compare import Section, compare
-from optrun.certify.trial import Child, Kill, Tempo, TrialFailed, Trials, import_all
+from optrun.certify.trial import Child, Kill, Main, Tempo, TrialFailed, Trials, import_all
 
 _KILLS_PER_RUN = 8
 
@@ -71,11 +71,12 @@ class Certificate:
 
 
 def certify(
-    words: Sequence[str], *, steps: int, kills: int, seed: int, folder: Path, watch: Callable[[str], None]
+    main: Main, words: Sequence[str], *, steps: int, kills: int, seed: int, folder: Path, watch: Callable[[str], None]
 ) -> Certificate:
     """Run a configuration undisturbed, then killed and resumed until so many kills are reached; compare.
 
     Args:
+        main: Runs a command line and returns its exit code.
         words: A command line that trains `steps` steps, saves and logs at each, and names neither place nor resume.
         steps: Optimizer steps of each run.
         kills: In all.
@@ -89,13 +90,13 @@ def certify(
     Raises:
         TrialFailed: The undisturbed run does not come to a good end: there is nothing to prove.
     """
-    import optrun.experiment  # noqa: F401  # before the first fork, so that every trial finds it imported
+    import optrun.run.train  # noqa: F401  # before the first fork, so that every trial finds it imported
 
     begun = time.monotonic()
     watch("the run without a kill")
     straight = RunDir(folder / "straight")
     imported = folder / "imported"
-    child = Child([*words, f"hydra.run.dir={straight.path}"], folder / "straight.log", imported)
+    child = Child(main, [*words, f"hydra.run.dir={straight.path}"], folder / "straight.log", imported)
     try:
         code = child.wait()
     finally:
@@ -116,7 +117,7 @@ def certify(
     def seen(kill: Kill) -> None:
         watch(f"kill {len(trials.kills)} of {kills}: {kill.fell}")
 
-    trials = Trials(list(words), folder, _tempo(straight, time.monotonic() - begun), random.Random(seed), seen)
+    trials = Trials(main, list(words), folder, _tempo(straight, time.monotonic() - begun), random.Random(seed), seen)
     paper.kills = trials.kills
     try:
         while len(trials.kills) < kills and paper.difference is None:

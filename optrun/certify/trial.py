@@ -22,6 +22,8 @@ from optrun.artifacts.run_check import problems_of
 from optrun.artifacts.run_dir import RunDir
 from optrun.errors import OptrunError
 
+Main = Callable[[list[str]], int]
+"""Runs a command line and returns its exit code."""
 _LOOK = 0.0002
 """Seconds between two looks at the run directory."""
 
@@ -49,20 +51,21 @@ class Child:
     fast.
 
     Args:
-        words: Its command line.
-        log: Takes what it says.
+        main: Runs a command line and returns its exit code.
+        words: The command line.
+        log: Takes its output.
         imported: Takes the names of all modules it has imported at its end; None: they are not asked for.
     """
 
-    def __init__(self, words: list[str], log: Path, imported: Path | None = None) -> None:
+    def __init__(self, main: Main, words: list[str], log: Path, imported: Path | None = None) -> None:
         self.log = log
         self.imported = imported
         self.code: int | None = None
         self.process = os.fork()
         if self.process == 0:
-            self._be(words)
+            self._become(main, words)
 
-    def _be(self, words: list[str]) -> None:
+    def _become(self, main: Main, words: list[str]) -> None:
         code = 1
         try:
             os.setpgid(0, 0)
@@ -72,10 +75,8 @@ class Child:
                 os.dup2(source, target)
             # The parent's own may lead elsewhere, and hold text that is not of this process.
             sys.stdout, sys.stderr = (os.fdopen(number, "w", buffering=1, encoding="utf-8") for number in (1, 2))
-            from optrun import cli
-
             try:
-                code = cli.run(words)
+                code = main(words)
             except SystemExit as stopped:
                 code = int(stopped.code or 0)
             if self.imported is not None:
@@ -146,7 +147,8 @@ class Trials:
     """Kills and resumes a run until it ends.
 
     Args:
-        words: The command line of the run, without its place.
+        main: Runs a command line and returns its exit code.
+        words: The command line of the run, without its directory.
         folder: Where runs go.
         tempo: Of the undisturbed run.
         rng: Chooses the moments.
@@ -154,8 +156,15 @@ class Trials:
     """
 
     def __init__(
-        self, words: list[str], folder: Path, tempo: Tempo, rng: random.Random, watch: Callable[[Kill], None]
+        self,
+        main: Main,
+        words: list[str],
+        folder: Path,
+        tempo: Tempo,
+        rng: random.Random,
+        watch: Callable[[Kill], None],
     ) -> None:
+        self.main = main
         self.words = words
         self.folder = folder
         self.tempo = tempo
@@ -175,7 +184,9 @@ class Trials:
         run.path.mkdir(parents=True)
         while True:
             before, resumes = committed(run), _resumes(run)
-            child = Child([*self.words, f"hydra.run.dir={run.path}", "resume=auto"], self.folder / f"{name}.log")
+            child = Child(
+                self.main, [*self.words, f"hydra.run.dir={run.path}", "resume=auto"], self.folder / f"{name}.log"
+            )
             self.starts += 1
             try:
                 aim = self.rng.choices(("save", "training", "start"), (18, 1.5, 0.5))[0] if kills > 0 else None

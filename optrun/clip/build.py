@@ -6,7 +6,7 @@ from typing import Any
 
 from optrun.clip.clips import Clip, Rule, clip_by_global_norm, clip_by_norm, clip_by_value
 from optrun.config.choice import choice
-from optrun.config.clip import SCHEMAS, ClipConfig, GlobalNormClipConfig, NormClipConfig, ValueClipConfig
+from optrun.config.schema.clip import SCHEMAS, ClipConfig, GlobalNormClipConfig, NormClipConfig, ValueClipConfig
 
 
 def build_clip(config_or_name: ClipConfig | str, **options: Any) -> Clip:

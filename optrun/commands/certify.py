@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import sys
 import tempfile
@@ -9,7 +10,9 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from optrun.commands.words import Words, take_apart
+from optrun.commands import train
+from optrun.commands.arguments import Words, parse_arguments
+from optrun.commands.messages import guarded
 from optrun.errors import EXIT_DONE, EXIT_FAILED, ConfigError, printable, refuse_url
 
 if TYPE_CHECKING:
@@ -44,7 +47,7 @@ def run(argv: list[str]) -> int:
     Returns:
         0 where the claim holds, else 1.
     """
-    words = take_apart("certify", argv, USAGE, OPTIONS)
+    words = parse_arguments("certify", argv, USAGE, OPTIONS)
     if words is None:
         return EXIT_DONE
     if words.positional != ["resume"]:
@@ -63,6 +66,7 @@ def run(argv: list[str]) -> int:
     folder = Path(tempfile.mkdtemp(prefix="optrun-certify-"))
     with console.status("certify resume") as status:
         paper = certify(
+            functools.partial(guarded, train.run),
             command,
             steps=steps,
             kills=kills,
@@ -110,9 +114,9 @@ def command_line(words: Words, steps: int) -> tuple[list[str], list[str]]:
     Raises:
         ConfigError: A word that has no meaning here, or a configuration that does not compose.
     """
-    from optrun.commands.train import refuse_stored_trust
     from optrun.config import overrides as words_of
     from optrun.config import store
+    from optrun.config.safety import refuse_stored_trust
 
     forced = {**_FORCED, "training.max_steps": str(steps)}
     kept, replaced = [], []

@@ -16,8 +16,8 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
-from optrun.config.began import PATHS
-from optrun.config.folders import config_dir, recipes_dir
+from optrun.config.original_cwd import PATHS
+from optrun.config.paths import config_dir, recipes_dir
 from optrun.errors import EXIT_DONE
 
 _SAFE = re.compile(r"[\w./=+,@%~:-]+")
@@ -25,6 +25,7 @@ _SAFE = re.compile(r"[\w./=+,@%~:-]+")
 _FOLDERS = ("hydra.run.dir", "hydra.sweep.dir")
 _FILES = (*PATHS, "out", *_FOLDERS)
 _OF_OPTIONS = {"-c": "--cfg", "-i": "--info", "-p": "--package", "-cn": "--config-name", "-cd": "--config-dir"}
+OPTION = "--plugin"
 _VALUES = {
     "--cfg": ["job", "hydra", "all"],
     "--info": ["all", "config", "defaults", "defaults-tree", "plugins", "searchpath"],
@@ -64,13 +65,17 @@ def candidates(line: str) -> list[str]:
     """
     words = line.split()
     current = "" if line[-1:].isspace() or not words else words.pop()
+    if OPTION in words[:-1]:
+        from optrun import plugins
+
+        plugins.take(words)
     program = next((index for index, word in enumerate(words) if Path(word).name == "optrun"), 0)
     found = _next_word(words[program + 1 :], current)
     return sorted({word for word in found if word.startswith(current) and _SAFE.fullmatch(word)})
 
 
 def _next_word(before: list[str], current: str) -> Iterable[str]:
-    from optrun.cli import VERBS
+    from optrun.commands.verbs import VERBS
 
     verb = before[0] if before and before[0] in VERBS else None
     takes = _usage(_TRAIN if verb is None else importlib.import_module(VERBS[verb]).USAGE)
@@ -101,7 +106,7 @@ class _Usage:
 
     Example:
         >>> _usage("optrun explain [-cn RECIPE] [KEY=VALUE ...] [--all]").options
-        ['-cn', '--all', '--help']
+        ['-cn', '--all', '--plugin', '--help']
     """
 
     def __init__(self, pieces: list[str]) -> None:
@@ -115,7 +120,7 @@ class _Usage:
 
 def _usage(text: str) -> _Usage:
     pieces = re.findall(r"[^\s\[\]]+", text.strip().splitlines()[0])[2:]
-    return _Usage([*pieces, *([] if "--help" in pieces else ["--help"])])
+    return _Usage([*pieces, OPTION, "FILE", *([] if "--help" in pieces else ["--help"])])
 
 
 def _of_option(option: str, before: list[str], value: str) -> Iterable[str]:
@@ -157,6 +162,11 @@ def _groups(before: list[str]) -> dict[str, list[str]]:
     for root in (config_dir(), *([Path(own)] if own else [])):
         for path in root.glob("*/*.yaml"):
             found.setdefault(path.parent.name, []).append(path.stem)
+    if OPTION in before:
+        from optrun.config.groups import KINDS, complete_choices
+
+        for group in KINDS:
+            found[group] += complete_choices(group)
     return found
 
 
@@ -195,7 +205,7 @@ def _keys(before: list[str], current: str) -> list[str]:
     if current.startswith("hydra/"):
         return [f"hydra/{group}=" for group in _hydra(before).config_loader.list_groups("hydra")]
     if not dot:
-        from optrun.config.run import RunConfig
+        from optrun.config.schema.run import RunConfig
 
         groups = _groups(before)
         single = [f"{field.name}=" for field in fields(RunConfig) if field.name not in groups]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sys
 
-from optrun.commands.words import take_apart
+from optrun.commands.arguments import parse_arguments
 from optrun.errors import EXIT_DONE, ConfigError
 
 USAGE = """
@@ -23,7 +23,7 @@ def run(argv: list[str]) -> int:
     Returns:
         0.
     """
-    words = take_apart("evaluate", argv, USAGE, {"--json": False})
+    words = parse_arguments("evaluate", argv, USAGE, {"--json": False})
     if words is None:
         return EXIT_DONE
     if len(words.positional) != 1:
@@ -32,15 +32,15 @@ def run(argv: list[str]) -> int:
         )
     from optrun.artifacts.checkpoint import read_state
     from optrun.config import saved, store
-    from optrun.config.began import began_in, take_home
-    from optrun.resume import checkpoint_of
+    from optrun.config.original_cwd import original_cwd, rebase_paths
+    from optrun.run.resume.target import checkpoint_of
 
     run_dir, checkpoint = checkpoint_of(words.positional[0])
     hydra = store.open_hydra()
     before = saved.with_schemas(read_state(checkpoint)["config"], str(checkpoint))
-    take_home(before, began_in(run_dir.hydra))
+    rebase_paths(before, original_cwd(run_dir.hydra))
     after = saved.changed(hydra, before, words.overrides)
-    from optrun.commands.train import refuse_stored_trust
+    from optrun.config.safety import refuse_stored_trust
 
     refuse_stored_trust(after, words.overrides)
     config = store.typed(after)
@@ -49,8 +49,8 @@ def run(argv: list[str]) -> int:
     from rich.table import Table
 
     from optrun.data.cache import discarded
-    from optrun.evaluation import evaluate_checkpoint
-    from optrun.training.progress import number
+    from optrun.formatting import number
+    from optrun.run.evaluate import evaluate_checkpoint
 
     found = evaluate_checkpoint(config, run_dir, checkpoint)
     for sentence in [*discarded(), *([] if found.warning is None else [found.warning])]:

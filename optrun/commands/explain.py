@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from optrun.commands.words import take_apart
+from optrun.commands.arguments import parse_arguments
 from optrun.errors import EXIT_DONE, ConfigError
 
 USAGE = """
@@ -24,7 +24,7 @@ def run(argv: list[str]) -> int:
     Returns:
         0.
     """
-    words = take_apart("explain", argv, USAGE, OPTIONS)
+    words = parse_arguments("explain", argv, USAGE, OPTIONS)
     if words is None:
         return EXIT_DONE
     if words.positional:
@@ -35,9 +35,9 @@ def run(argv: list[str]) -> int:
             f"{resume[0]}: explain shows what a configuration means, not a run. Leave it out; what a run computes "
             "stands in its config.yaml."
         )
-    from optrun.commands.train import refuse_stored_trust
     from optrun.config import overrides as words_of
     from optrun.config import store
+    from optrun.config.safety import refuse_stored_trust
 
     flags = words.flags
     hydra = store.open_hydra(flags.get("--config-dir"))

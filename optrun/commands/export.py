@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from optrun.commands.words import take_apart
+from optrun.commands.arguments import parse_arguments
 from optrun.errors import EXIT_DONE, ConfigError, refuse_url
 
 USAGE = """
@@ -21,7 +21,7 @@ def run(argv: list[str]) -> int:
     Returns:
         0.
     """
-    words = take_apart("export", argv, USAGE)
+    words = parse_arguments("export", argv, USAGE)
     if words is None:
         return EXIT_DONE
     if words.overrides or len(words.positional) != 2:
@@ -32,8 +32,8 @@ def run(argv: list[str]) -> int:
         raise ConfigError(f"{destination}: is there already, and nothing is overwritten. Choose a new folder.")
     from rich.console import Console
 
-    from optrun.publish import export
-    from optrun.resume import checkpoint_of
+    from optrun.run.export import export
+    from optrun.run.resume.target import checkpoint_of
 
     run_dir, checkpoint = checkpoint_of(source)
     name = export(run_dir, checkpoint, destination)

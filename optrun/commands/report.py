@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from optrun.commands.words import take_apart
+from optrun.commands.arguments import parse_arguments
 from optrun.errors import EXIT_DONE, ConfigError, did_you_mean, refuse_url
 
 USAGE = """
@@ -28,7 +28,7 @@ def run(argv: list[str]) -> int:
     Returns:
         0.
     """
-    words = take_apart("report", argv, USAGE, keys=OPTIONS)
+    words = parse_arguments("report", argv, USAGE, keys=OPTIONS)
     if words is None:
         return EXIT_DONE
     given: dict[str, str] = {}

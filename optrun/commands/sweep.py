@@ -12,19 +12,19 @@ from rich.console import Console
 
 from optrun.config import overrides as words_of
 from optrun.config import saved
-from optrun.config.optimizer import PytorchOptimizerConfig
-from optrun.config.refusals import interpolation
-from optrun.config.sweeper import GridConfig, OptunaConfig, SweeperConfig
+from optrun.config.compose_errors import interpolation
+from optrun.config.schema.optimizer import PytorchOptimizerConfig
+from optrun.config.schema.sweeper import GridConfig, OptunaConfig, SweeperConfig
 from optrun.errors import EXIT_STOPPED_EARLY, ConfigError, StorageError, printable, refuse_url
 from optrun.sweep import jobs as jobs_of
-from optrun.sweep.driver import Driver, Line, Stop, clean
+from optrun.sweep.driver import Driver, Stop, SweepCommand, clean
 from optrun.sweep.folder import SweepDir
 from optrun.sweep.halving import through_rungs
 from optrun.sweep.view import make_view, short
 from optrun.tracking import require_tracker
 
 
-def sweep(hydra: Hydra, line: Line, cfg: DictConfig) -> int:
+def sweep(hydra: Hydra, line: SweepCommand, cfg: DictConfig) -> int:
     """Run every combination or trial that is not done yet, then compare.
 
     Args:
@@ -110,9 +110,9 @@ def _grids(options: SweeperConfig) -> list[dict[str, Any]]:
     return (options.grids or [{}]) if isinstance(options, GridConfig) else [{}]
 
 
-def _checked(hydra: Hydra, line: Line, params: dict[str, Any], grid: dict[str, Any]) -> list[str]:
+def _checked(hydra: Hydra, line: SweepCommand, params: dict[str, Any], grid: dict[str, Any]) -> list[str]:
     """The words of one grid: the file's under the grid's under the command line's, all known by name."""
-    own = [word for word in line.words if not jobs_of.is_hydra(word)]
+    own = [word for word in line.words if not words_of.is_hydra(word)]
     subdir = [word for word in line.words if word.startswith("hydra.sweep.subdir=")]
     if subdir:
         raise ConfigError(
@@ -122,9 +122,9 @@ def _checked(hydra: Hydra, line: Line, params: dict[str, Any], grid: dict[str, A
     return words_of.checked(hydra, line.config_name, jobs_of.merged(below, own), sweep=True)
 
 
-def _refuse_early(jobs: list[jobs_of.Job], line: Line) -> None:
+def _refuse_early(jobs: list[jobs_of.Job], line: SweepCommand) -> None:
     """What every job would refuse by itself, before the first of them starts."""
-    from optrun.commands.train import refuse_stored_trust
+    from optrun.config.safety import refuse_stored_trust
 
     for job in jobs:
         refuse_stored_trust(OmegaConf.create(dict(job.values)), line.words)

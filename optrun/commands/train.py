@@ -7,16 +7,15 @@ import contextlib
 import functools
 import os
 import shutil
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from hydra._internal.hydra import Hydra
 from hydra._internal.utils import get_args_parser
 from hydra.core.hydra_config import HydraConfig
 from hydra.errors import HydraException
 from hydra.types import RunMode
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig
 from omegaconf.errors import OmegaConfBaseException
 
 from optrun.artifacts.lock import refuse_held
@@ -24,11 +23,14 @@ from optrun.artifacts.metrics import read_summary
 from optrun.artifacts.run_dir import RunDir
 from optrun.config import keys, saved, store
 from optrun.config import overrides as words_of
-from optrun.config.began import began_in, take_home
-from optrun.config.refusals import refusal
-from optrun.config.run import RunConfig
+from optrun.config.compose_errors import refusal
+from optrun.config.original_cwd import original_cwd, rebase_paths
+from optrun.config.request import Request
+from optrun.config.safety import refuse_stored_trust
 from optrun.errors import EXIT_DONE, ConfigError, OptrunError, StorageError, did_you_mean, nearest, refuse_url
-from optrun.sweep.jobs import is_hydra
+
+if TYPE_CHECKING:
+    from optrun.run.resume.checkpoint import ResumePoint
 
 
 def run(argv: list[str]) -> int:
@@ -75,11 +77,11 @@ def run(argv: list[str]) -> int:
         return _resume(hydra, config_name, args, argv, str(cfg.resume))
     if sweeping:
         from optrun.commands.sweep import sweep
-        from optrun.sweep.driver import Line
+        from optrun.sweep.driver import SweepCommand
 
-        own = [word for word in args.overrides if is_hydra(word)]
+        own = [word for word in args.overrides if words_of.is_hydra(word)]
         by_itself = _is_sweep(hydra, config_name, [])
-        return sweep(hydra, Line(config_name, args.config_dir, own, words, by_itself), cfg)
+        return sweep(hydra, SweepCommand(config_name, args.config_dir, own, words, by_itself), cfg)
     return _single(hydra, config_name, words, cfg, argv)
 
 
@@ -205,14 +207,10 @@ def _single(hydra: Hydra, config_name: str, words: list[str], cfg: DictConfig, a
         folder = _unused(folder)
     refuse_used(folder)
     task = functools.partial(_train_job, argv=argv, config_name=config_name, words=words)
-    hydra.run(config_name=config_name, task_function=task, overrides=[*words, f"hydra.run.dir={quoted(folder)}"])
+    hydra.run(
+        config_name=config_name, task_function=task, overrides=[*words, f"hydra.run.dir={words_of.quote_path(folder)}"]
+    )
     return EXIT_DONE
-
-
-def quoted(folder: Path) -> str:
-    """A path as a value of Hydra's grammar."""
-    text = str(folder).replace("\\", "\\\\").replace("'", "\\'")
-    return f"'{text}'"
 
 
 def _unused(folder: Path) -> Path:
@@ -246,31 +244,16 @@ def refuse_used(folder: Path) -> None:
         raise StorageError(f"hydra.run.dir={folder}: no permission to write in {parent}. Choose another directory.")
 
 
-def refuse_stored_trust(cfg: DictConfig, words: list[str]) -> None:
-    """Code that comes with a model runs when this command line says so, not because a file does.
-
-    Raises:
-        ConfigError: `model.trust_remote_code` is on, and not by this command line.
-    """
-    if OmegaConf.select(cfg, "model.trust_remote_code") and not any(
-        word.lstrip("+").startswith("model.trust_remote_code=") for word in words
-    ):
-        raise ConfigError(
-            "model.trust_remote_code=true stands in a configuration file; it counts only on the command line, where "
-            "the person who runs it sees it."
-        )
-
-
 def _train_job(cfg: DictConfig, *, argv: list[str], config_name: str, words: list[str]) -> None:
     """What Hydra runs in the directory it made."""
     own = store.without_hydra(cfg)
     run = RunDir(Path(HydraConfig.get().runtime.output_dir))
     try:
-        execute(store.typed(own), saved.plain(own), run, argv, config_name, words)
+        execute(_request(own, argv, config_name, words), run)
     except OptrunError as error:
         if isinstance(error, ConfigError):  # any other may be about a run of another process
             forget_unbegun(run)
-        from optrun.cli import say
+        from optrun.commands.messages import say
 
         raise SystemExit(say(error, argv)) from error
 
@@ -286,34 +269,38 @@ def forget_unbegun(run: RunDir) -> None:
         run.path.rmdir()
 
 
-def execute(
-    config: RunConfig,
-    values: Mapping[str, Any],
-    run: RunDir,
-    argv: list[str],
-    config_name: str,
-    words: list[str],
-    resume: Any | None = None,
-) -> None:
+def _request(own: DictConfig, argv: list[str], config_name: str, overrides: list[str]) -> Request:
+    """A composed configuration without Hydra's node, typed and checked."""
+    return Request(
+        config=store.typed(own),
+        values=saved.plain(own),
+        argv=argv,
+        config_name=config_name,
+        overrides=overrides,
+    )
+
+
+def execute(request: Request, run: RunDir, resume: ResumePoint | None = None) -> None:
     """Train in a run directory and show the result.
 
     Raises:
-        OptrunError: As `experiment.train`.
+        OptrunError: As `optrun.run.train.train`.
     """
     from rich.console import Console
 
-    from optrun import experiment, outcome
-    from optrun.restore.opening import refuse_links
-    from optrun.training.progress import make_display
+    from optrun.run import console as outcome
+    from optrun.run.resume.checkpoint import refuse_links
+    from optrun.run.train import train
+    from optrun.training.display import make_display
 
-    console = Console()
+    console, config = Console(), request.config
     refuse_links(run)  # the log is the first that would be written through one
     with outcome.run_log(run):
         display = make_display(
             console, f"optrun · {config.task.name} · {config.model.name} · {config.optimizer.name} · lr {config.lr:g}"
         )
         outcome.introduce(display, config, run)
-        done = experiment.train(config, values, run, experiment.Invocation(argv, config_name, words), display, resume)
+        done = train(request, run, display, resume)
         outcome.show(console, done, config.data)
 
 
@@ -340,7 +327,7 @@ def _refuse_other_recipe(run: RunDir, config_name: str | None) -> None:
 
 
 def _resume(hydra: Hydra, config_name: str, args: argparse.Namespace, argv: list[str], value: str) -> int:
-    from optrun.resume import find_target
+    from optrun.run.resume.target import find_target
 
     words = [word for word in args.overrides if not _is_resume(word)]
     place = [word for word in words if word.startswith("hydra.run.dir=")]
@@ -361,21 +348,20 @@ def _resume(hydra: Hydra, config_name: str, args: argparse.Namespace, argv: list
     if other:
         raise ConfigError(f"{other[0]}: has no effect on a run that goes on; leave it out.")
     _refuse_other_recipe(target.run, args.config_name)
-    from optrun.restore.configuration import configuration_of
+    from optrun.run.resume.saved_config import configuration_of
 
     given = [override.key_or_group for override in words_of.parse(own)]
     kept, mended = configuration_of(target.run, given)
     before = saved.with_schemas(kept, str(target.run.config))
-    began = began_in(target.run.hydra)
-    take_home(before, began)
+    began = original_cwd(target.run.hydra)
+    rebase_paths(before, began)
     after = saved.changed(hydra, before, own)
     refuse_stored_trust(after, own)
-    config = store.typed(after)
-    values = saved.plain(after)
-    from optrun.restore.opening import ResumePoint
+    request = _request(after, argv, config_name, own)
+    from optrun.run.resume.checkpoint import ResumePoint
 
     over = value in ("latest", "auto")
     said = [] if mended is None else [mended]
     point = ResumePoint(target.checkpoint, began, saved=bool(before.checkpoint.enabled), start_over=over, said=said)
-    execute(config, values, target.run, argv, config_name, own, point)
+    execute(request, target.run, point)
     return EXIT_DONE

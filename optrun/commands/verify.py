@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from optrun.commands.words import take_apart
+from optrun.commands.arguments import parse_arguments
 from optrun.errors import EXIT_DONE, EXIT_NO_CHECKPOINT, CheckpointError, ConfigError, printable
 
 USAGE = """
@@ -24,7 +24,7 @@ def run(argv: list[str]) -> int:
     Returns:
         0 where everything is whole, else 4.
     """
-    words = take_apart("verify", argv, USAGE)
+    words = parse_arguments("verify", argv, USAGE)
     if words is None:
         return EXIT_DONE
     if words.overrides or not words.positional:
@@ -42,8 +42,8 @@ def _verify(word: str) -> int:
     from optrun.artifacts.run_check import Checked, check_run
     from optrun.artifacts.run_dir import checkpoint_folders
     from optrun.artifacts.run_manifest import CHECKPOINT, matches
-    from optrun.resume import locate
-    from optrun.training.progress import size
+    from optrun.formatting import size
+    from optrun.run.resume.target import locate
 
     target = locate(word)
     folders = [target.checkpoint] if target.checkpoint is not None else checkpoint_folders(target.run)[::-1]

@@ -8,9 +8,9 @@ from typing import Any
 
 from omegaconf import DictConfig, Node, OmegaConf
 
-from optrun.config.elsewhere import KNOWN, counterpart, told
+from optrun.config.foreign_names import KNOWN, counterpart, told
 from optrun.config.groups import GROUPS, choices_with, keys_of
-from optrun.config.sweeper import OptunaConfig
+from optrun.config.schema.sweeper import OptunaConfig
 from optrun.errors import ConfigError, did_you_mean, nearest
 
 

@@ -1,5 +1,6 @@
 """The command line's `key=value`, checked by name before Hydra composes anything."""
 
+from pathlib import Path
 from typing import Any
 
 from hydra._internal.hydra import Hydra
@@ -11,7 +12,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from optrun.config import store
 from optrun.config.keys import all_keys, node_at, open_prefix, unknown_hydra_group, unknown_hydra_key, unknown_key
-from optrun.config.optimizer import refuse_few_bits
+from optrun.config.schema.optimizer import refuse_few_bits
 from optrun.config.types import expected_type, in_yaml
 from optrun.errors import ConfigError, did_you_mean, nearest
 
@@ -241,3 +242,19 @@ def assign(cfg: DictConfig, key: str, value: Any) -> None:
         OmegaConf.update(cfg, key, value, merge=False, force_add=open_prefix(cfg, key) is not None)
     except OmegaConfBaseException as error:
         raise ConfigError(f"{key}={in_yaml(value)}: expected {expected_type(error)}.") from error
+
+
+def is_hydra(word: str) -> bool:
+    """Whether a word is for Hydra and not for the run.
+
+    Example:
+        >>> is_hydra("hydra/launcher=joblib"), is_hydra("lr=0.1")
+        (True, False)
+    """
+    return word.lstrip("+~").startswith(("hydra.", "hydra/", "hydra="))
+
+
+def quote_path(folder: Path) -> str:
+    """A path as a value of Hydra's grammar."""
+    text = str(folder).replace("\\", "\\\\").replace("'", "\\'")
+    return f"'{text}'"

@@ -16,14 +16,15 @@ from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from optrun.config import sweeper
-from optrun.config.folders import config_dir, recipes_dir
+from optrun.config.compose_errors import interpolation, refusal
 from optrun.config.groups import GROUPS as GROUPS
+from optrun.config.groups import complete_choices
 from optrun.config.keys import missing_keys
 from optrun.config.kind import kind_of
-from optrun.config.refusals import interpolation, refusal
-from optrun.config.refused import refuse_code, refuse_secrets
-from optrun.config.run import RunConfig
+from optrun.config.paths import config_dir, recipes_dir
+from optrun.config.safety import refuse_code, refuse_secrets
+from optrun.config.schema import sweeper
+from optrun.config.schema.run import RunConfig
 from optrun.config.yaml_files import READ, Repository, shown
 from optrun.errors import ConfigError, refuse_url
 
@@ -51,13 +52,16 @@ def _times(value: float, factor: float | None) -> float:
 
 
 def register_schemas() -> None:
-    """Put every dataclass into Hydra's store, as `<choice>_schema` of its group."""
+    """Put every dataclass into Hydra's store, as `<choice>_schema` of its group; registered ones as a choice, too."""
     OmegaConf.register_new_resolver("times", _times, replace=True)
     store = ConfigStore.instance()
     store.store(name="run_schema", node=RunConfig, provider="optrun")
     for group, choices in GROUPS.items():
         for choice, schema in choices.items():
             store.store(group=group, name=f"{choice}_schema", node=schema, provider="optrun")
+        for choice, row in complete_choices(group).items():
+            node = OmegaConf.merge(OmegaConf.structured(row.schema), row.values())
+            store.store(group=group, name=choice, node=node, provider=str(row.origin))
     for choice, kind in sweeper.SCHEMAS.items():
         store.store(group="hydra/sweeper", name=f"{choice}_schema", node=kind, provider="optrun")
 

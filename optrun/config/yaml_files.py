@@ -16,8 +16,8 @@ from omegaconf import DictConfig
 from omegaconf.errors import OmegaConfBaseException
 
 from optrun.bounded_yaml import UnboundedYamlError, read_text
-from optrun.config.folders import config_dir
 from optrun.config.groups import GROUPS
+from optrun.config.paths import config_dir
 from optrun.errors import ConfigError
 
 READ: dict[str, Path] = {}

@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
-from optrun.config.data import ColumnsConfig
+from optrun.config.schema.data import ColumnsConfig
 from optrun.data.shapes import USUAL_TEXTS, columns_in_words, is_nested
 from optrun.errors import ConfigError, nearest
 

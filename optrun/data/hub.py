@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from optrun import hub
-from optrun.config.data import HubConfig
+from optrun.config.schema.data import HubConfig
+from optrun.data import hub_access as hub
 from optrun.data.cache import digest, digest_of, place_for
 from optrun.data.files import kept_rows, quiet, reason
 from optrun.data.source import Split

@@ -32,7 +32,7 @@ class ExampleSource(Protocol):
 
 
 @dataclass(frozen=True)
-class Plan:
+class EpochPlan:
     """Which examples each optimizer step sees.
 
     An epoch's last micro-batch, and its last step, may be smaller; a step never spans two epochs.
@@ -121,7 +121,7 @@ class _Keyed(Dataset[Example]):
 
 
 @dataclass
-class Feed:
+class BatchLoader:
     """Everything that turns examples into batches."""
 
     examples: ExampleSource
@@ -145,7 +145,7 @@ class Feed:
             generator=torch.Generator().manual_seed(self.seed),
         )
 
-    def training(self, plan: Plan, start: int) -> Iterator[list[Batch]]:
+    def training(self, plan: EpochPlan, start: int) -> Iterator[list[Batch]]:
         """Micro-batches of each optimizer step from number `start` on, without end; closing it ends the workers."""
         micro_batches = (keys for step in plan.steps(start) for keys in step)
         batches = iter(self._loader(_Stream(micro_batches), "example"))

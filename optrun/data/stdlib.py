@@ -5,7 +5,7 @@ from __future__ import annotations
 import sysconfig
 from pathlib import Path
 
-from optrun.config.data import StdlibConfig
+from optrun.config.schema.data import StdlibConfig
 from optrun.data.randomness import generator
 from optrun.data.source import Source, Split
 from optrun.errors import ConfigError

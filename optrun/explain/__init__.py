@@ -6,7 +6,7 @@ import json
 import sys
 from pathlib import Path
 
-from optrun.config.run import RunConfig
+from optrun.config.schema.run import RunConfig
 
 
 def run(config: RunConfig, *, all_tensors: bool = False, as_json: bool = False, png: Path | str | None = None) -> None:

@@ -11,11 +11,11 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from optrun.clip import build_clip
-from optrun.config.clip import NormClipConfig, ValueClipConfig
 from optrun.config.kind import kind_of
-from optrun.config.model import FromConfigConfig
-from optrun.config.run import RunConfig
-from optrun.config.task import SCHEMAS
+from optrun.config.schema.clip import NormClipConfig, ValueClipConfig
+from optrun.config.schema.model import FromConfigConfig
+from optrun.config.schema.run import RunConfig
+from optrun.config.schema.task import SCHEMAS
 from optrun.data.cache import discarded
 from optrun.errors import ConfigError, OptrunError
 from optrun.explain.data import Sampled, look_at
@@ -150,9 +150,9 @@ def _steps(config: RunConfig, sampled: Sampled | None) -> tuple[int | None, str]
         return config.training.max_steps, "max_steps"
     if sampled is None or getattr(config.task, "packing", False):
         return None, "assumed"
-    from optrun.data.loader import Plan
+    from optrun.data.loader import EpochPlan
 
-    plan = Plan(
+    plan = EpochPlan(
         examples=min(sampled.train_rows, config.data.max_train_examples or sampled.train_rows),
         batch_size=config.training.per_device_train_batch_size,
         accumulation=config.training.gradient_accumulation_steps,

@@ -8,11 +8,12 @@ from typing import Any
 
 import numpy as np
 
-from optrun.config.data import FilesConfig, HubConfig
-from optrun.config.model import FromConfigConfig
-from optrun.config.run import RunConfig
+from optrun.config.schema.data import FilesConfig, HubConfig
+from optrun.config.schema.model import FromConfigConfig
+from optrun.config.schema.run import RunConfig
+from optrun.data.build import load_source
 from optrun.data.randomness import generator
-from optrun.data.source import Source, Split, load_source
+from optrun.data.source import Source, Split
 from optrun.errors import ConfigError
 from optrun.model.tokenizer import load_tokenizer, train_tokenizer
 from optrun.task import TextKind, build_task

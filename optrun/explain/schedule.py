@@ -7,7 +7,7 @@ from functools import partial
 
 from torch.optim import Optimizer
 
-from optrun.config.scheduler import PiecewiseConfig, SchedulerConfig
+from optrun.config.schema.scheduler import PiecewiseConfig, SchedulerConfig
 from optrun.explain.facts import CurveFacts
 from optrun.scheduler import Scheduler
 from optrun.scheduler.build import config_of_group, num_warmup_steps_of
@@ -28,7 +28,7 @@ def named_steps(config: SchedulerConfig) -> list[int]:
 
     Example:
         >>> from optrun.config.choice import choice
-        >>> from optrun.config.scheduler import SCHEMAS
+        >>> from optrun.config.schema.scheduler import SCHEMAS
         >>> named_steps(choice("scheduler", SCHEMAS, "multistep", {"milestones": [30, 80], "warmup_ratio": 0.1}))
         [30, 80]
     """

@@ -11,11 +11,11 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from optrun.data_check import data_check
 from optrun.errors import printable
 from optrun.explain.facts import Facts, GroupFacts, by_layer, groups_of, peaks_by_layer
+from optrun.explain.format import broken, count, rate, size, span
 from optrun.explain.plot import COLOURS, bar, line_plot
-from optrun.explain.words import broken, count, rate, size, span
+from optrun.task.data_check import data_check
 
 ROLE_STYLES = {
     "matrix": "bold",

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from optrun.config.model import ModelConfig, PretrainedConfig
+from optrun.config.schema.model import ModelConfig, PretrainedConfig
 from optrun.errors import ConfigError
 from optrun.model.configuration import ModelSpec, configuration, refuse_long, special_ids
 from optrun.model.tokenizer import in_one_line

@@ -9,8 +9,8 @@ from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
-from optrun import hub
-from optrun.config.model import ModelConfig, PretrainedConfig
+from optrun.config.schema.model import ModelConfig, PretrainedConfig
+from optrun.data import hub_access as hub
 from optrun.data.cache import cached, digest
 from optrun.errors import ConfigError
 

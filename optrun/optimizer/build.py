@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from optrun.config.kind import kind_of
-from optrun.config.optimizer import SCHEMAS, OptimizerConfig, PytorchOptimizerConfig
+from optrun.config.schema.optimizer import SCHEMAS, OptimizerConfig, PytorchOptimizerConfig
 from optrun.errors import ConfigError, did_you_mean
 from optrun.optimizer.composite import Composite
 from optrun.optimizer.foreign import build_pytorch_optimizer, library_class

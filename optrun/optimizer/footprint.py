@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import Tensor
 
-from optrun.config.optimizer import OptimizerConfig, PytorchOptimizerConfig
+from optrun.config.schema.optimizer import OptimizerConfig, PytorchOptimizerConfig
 from optrun.optimizer.batches import working_dtype
 from optrun.optimizer.build import choice_of, divided, options_of
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from torch.optim import Optimizer
 
-from optrun.config.optimizer import SCHEMAS, refuse_few_bits
+from optrun.config.schema.optimizer import SCHEMAS, refuse_few_bits
 from optrun.errors import ConfigError, did_you_mean
 from optrun.optimizer.arguments import known_keys
 from optrun.optimizer.averaged import averages

@@ -10,7 +10,7 @@ from typing import Any, TypeAlias
 from torch import Tensor, nn
 
 from optrun.config.choice import choice
-from optrun.config.param_groups import SCHEMAS, LayerwiseConfig, ParamGroupsConfig, StandardConfig
+from optrun.config.schema.param_groups import SCHEMAS, LayerwiseConfig, ParamGroupsConfig, StandardConfig
 from optrun.errors import ConfigError
 from optrun.param_groups.layer_map import Place, heads_of, places_of_tree, scale_of
 from optrun.param_groups.layerwise import NamedParam, SetParamLrFun

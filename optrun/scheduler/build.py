@@ -10,9 +10,9 @@ from typing import Any, Literal, TypeAlias
 
 from torch.optim import Optimizer
 
-from optrun.config import scheduler as configs
 from optrun.config.choice import choice
-from optrun.config.scheduler import SCHEMAS, FloorConfig, PlateauConfig, SchedulerConfig, WeightDecayCurve
+from optrun.config.schema import scheduler as configs
+from optrun.config.schema.scheduler import SCHEMAS, FloorConfig, PlateauConfig, SchedulerConfig, WeightDecayCurve
 from optrun.errors import ConfigError
 from optrun.scheduler import curves
 from optrun.scheduler.curves import Curve

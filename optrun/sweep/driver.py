@@ -16,7 +16,7 @@ from typing import Any, Self
 
 from optrun.artifacts.atomic import replace_text
 from optrun.artifacts.metrics import to_json
-from optrun.config.sweeper import SweeperConfig
+from optrun.config.schema.sweeper import SweeperConfig
 from optrun.errors import EXIT_DONE, EXIT_FAILED, EXIT_STOPPED_EARLY, LockedError, OptrunError
 from optrun.sweep import launch as launching
 from optrun.sweep.folder import JobState, SweepDir
@@ -33,7 +33,7 @@ ALONE = "hydra.mode=RUN"
 
 
 @dataclass
-class Line:
+class SweepCommand:
     """The command line of a sweep, apart from the jobs."""
 
     config_name: str
@@ -97,7 +97,7 @@ class Driver:
     def __init__(
         self,
         sweep: SweepDir,
-        line: Line,
+        line: SweepCommand,
         options: SweeperConfig,
         view: PlainView,
         stop: Stop,

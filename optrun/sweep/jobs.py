@@ -35,16 +35,6 @@ class Job:
     """What tells it from the others, for people."""
 
 
-def is_hydra(word: str) -> bool:
-    """Whether a word is for Hydra and not for the run.
-
-    Example:
-        >>> is_hydra("hydra/launcher=joblib"), is_hydra("lr=0.1")
-        (True, False)
-    """
-    return word.lstrip("+~").startswith(("hydra.", "hydra/", "hydra="))
-
-
 def param_words(params: Mapping[str, Any], key: str = "hydra.sweeper.params") -> list[str]:
     """A mapping of the sweeper's as words of the command line.
 

@@ -18,6 +18,7 @@ from pathlib import Path
 
 from optrun.artifacts.atomic import replace_text
 from optrun.config import store
+from optrun.config.overrides import quote_path
 from optrun.sweep.folder import SweepDir
 
 
@@ -137,14 +138,13 @@ def _launch(launch: Launch, sweep: SweepDir) -> None:
     from hydra.core.plugins import Plugins
     from hydra.types import HydraContext, RunMode
 
-    from optrun.commands.train import quoted
     from optrun.sweep.worker import SweepTask
 
     hydra = store.open_hydra(launch.config_dir)
     cfg = store.compose(
         hydra,
         launch.config_name,
-        [*launch.hydra_words, "hydra.mode=MULTIRUN", f"hydra.sweep.dir={quoted(sweep.path)}"],
+        [*launch.hydra_words, "hydra.mode=MULTIRUN", f"hydra.sweep.dir={quote_path(sweep.path)}"],
         RunMode.MULTIRUN,
     )
     task = SweepTask(
@@ -162,7 +162,7 @@ def _launch(launch: Launch, sweep: SweepDir) -> None:
         config=cfg,
     )
     jobs = [
-        [*words, f"hydra.sweep.subdir={quoted(Path(name))}"]
+        [*words, f"hydra.sweep.subdir={quote_path(Path(name))}"]
         for name, words in zip(launch.names, launch.words, strict=True)
     ]
     launcher.launch(jobs, initial_job_idx=0)

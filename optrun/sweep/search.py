@@ -18,7 +18,7 @@ from optrun.artifacts.lock import RunLock
 from optrun.artifacts.provenance import identity
 from optrun.config.kind import KIND
 from optrun.config.saved import flat
-from optrun.config.sweeper import OptunaConfig, Sampler
+from optrun.config.schema.sweeper import OptunaConfig, Sampler
 from optrun.errors import ConfigError, LockedError
 from optrun.sweep.driver import Driver
 from optrun.sweep.folder import JobState, SweepDir

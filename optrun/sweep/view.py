@@ -15,9 +15,9 @@ from rich.table import Table
 from rich.text import Text
 
 from optrun.errors import printable
+from optrun.formatting import duration
 from optrun.sweep.folder import JobState
 from optrun.sweep.jobs import Job
-from optrun.training.progress import span
 
 _SHOWN_RUNNING = 6
 
@@ -161,7 +161,7 @@ class LiveView(PlainView):
         bar.add_row(ProgressBar(total=max(board.total, 1), completed=done))
         rows: list[Text | Table] = [
             bar,
-            Text(board.counts() + (f" · {span(left)} to go" if left is not None else "")),
+            Text(board.counts() + (f" · {duration(left)} to go" if left is not None else "")),
         ]
         if board.best_line():
             rows.append(Text(board.best_line(), style="bold green"))
@@ -190,9 +190,9 @@ def event_line(job: Job, state: JobState, board: Board, left: float | None, log:
     if state.status == "failed":
         pieces.append(f"{short(state.message)}  ({log})")
     elif state.best is not None:
-        pieces.append(f"best {state.metric} {state.best:.5g}  step {state.step:,}  {span(state.seconds)}")
+        pieces.append(f"best {state.metric} {state.best:.5g}  step {state.step:,}  {duration(state.seconds)}")
     if board.left + len(board.running):
-        pieces.append(f"{board.left + len(board.running)} to go" + (f", {span(left)}" if left is not None else ""))
+        pieces.append(f"{board.left + len(board.running)} to go" + (f", {duration(left)}" if left is not None else ""))
     return "  ".join(pieces)
 
 

@@ -26,6 +26,7 @@ from optrun.artifacts.provenance import config_digest
 from optrun.artifacts.run_dir import RunDir, parse_step
 from optrun.artifacts.run_manifest import recorded
 from optrun.config import saved, store
+from optrun.config.request import Request
 from optrun.errors import EXIT_STOPPED_EARLY, ConfigError, LockedError, OptrunError, StoppedEarly, is_out_of_memory
 from optrun.sweep.folder import Record, SweepDir
 
@@ -116,11 +117,11 @@ class SweepTask:
     def _train(self, run: RunDir, own: DictConfig, values: dict[str, Any], words: list[str]) -> None:
         from rich.console import Console
 
-        from optrun import outcome
-        from optrun.commands.train import refuse_stored_trust
-        from optrun.experiment import Invocation, train
-        from optrun.restore.opening import ResumePoint, refuse_links
-        from optrun.training.progress import PlainDisplay
+        from optrun.config.safety import refuse_stored_trust
+        from optrun.run import console as outcome
+        from optrun.run.resume.checkpoint import ResumePoint, refuse_links
+        from optrun.run.train import train
+        from optrun.training.display import PlainDisplay
 
         refuse_stored_trust(own, self.trusting)
         config = store.typed(own)
@@ -135,11 +136,17 @@ class SweepTask:
         if begun is not None or run.metrics.exists() or run.checkpoints.exists():
             resume = ResumePoint(None, saved=_saved_before(run, values), start_over=True)
         display = PlainDisplay(Console(quiet=True))
+        request = Request(
+            config=config,
+            values=values,
+            argv=[*self.options, *words],
+            config_name=self.config_name,
+            overrides=words,
+        )
         refuse_links(run)
         with outcome.run_log(run):
             outcome.introduce(display, config, run)
-            invocation = Invocation([*self.options, *words], self.config_name, words)
-            train(config, values, run, invocation, display, resume, stop_at=self.stop_at)
+            train(request, run, display, resume, stop_at=self.stop_at)
 
     def _failed(self, sweep: SweepDir, run: RunDir, values: dict[str, Any], words: list[str], why: str) -> str:
         _log(run, f"failed: {why}")

@@ -1,6 +1,6 @@
 """What is learnt: how rows become examples and batches, how loss is weighted, which numbers judge the model."""
 
-from optrun.task.base import Evaluation, ModelNeeds, Task, TextKind
+from optrun.task.base import ModelNeeds, Task, TextKind
 from optrun.task.build import build_task
 
-__all__ = ["Evaluation", "ModelNeeds", "Task", "TextKind", "build_task"]
+__all__ = ["ModelNeeds", "Task", "TextKind", "build_task"]

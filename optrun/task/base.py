@@ -45,7 +45,7 @@ class ModelNeeds:
     """Positions it must have room for."""
 
 
-class Evaluation(ABC):
+class MetricAccumulator(ABC):
     """Metrics over a split, batch by batch."""
 
     @abstractmethod
@@ -118,7 +118,7 @@ class Task(ABC):
         """How many tokens or examples the model's mean loss of a batch is over."""
 
     @abstractmethod
-    def evaluation(self) -> Evaluation:
+    def evaluation(self) -> MetricAccumulator:
         """Empty metrics."""
 
     @abstractmethod
@@ -136,7 +136,7 @@ class Task(ABC):
 TOKEN_METRICS = ["loss", "perplexity", "accuracy"]
 
 
-class TokenEvaluation(Evaluation):
+class TokenMetrics(MetricAccumulator):
     """Loss, perplexity and accuracy over target tokens.
 
     Args:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from optrun.config.data import DataConfig
 from optrun.config.kind import kind_of
-from optrun.config.task import SCHEMAS, TaskConfig
+from optrun.config.schema.data import DataConfig
+from optrun.config.schema.task import SCHEMAS, TaskConfig
 from optrun.data.source import Source
 from optrun.task.base import Task
 from optrun.task.causal_lm import CausalLm

@@ -6,12 +6,22 @@ from typing import Any
 
 import torch
 
-from optrun.config.data import DataConfig
-from optrun.config.task import CausalLmConfig
+from optrun.config.schema.data import DataConfig
+from optrun.config.schema.task import CausalLmConfig
 from optrun.data.examples import Example
 from optrun.data.source import Source
 from optrun.errors import ConfigError
-from optrun.task.base import IGNORED, TOKEN_METRICS, Batch, Evaluation, ModelNeeds, Task, TextKind, TokenEvaluation, pad
+from optrun.task.base import (
+    IGNORED,
+    TOKEN_METRICS,
+    Batch,
+    MetricAccumulator,
+    ModelNeeds,
+    Task,
+    TextKind,
+    TokenMetrics,
+    pad,
+)
 from optrun.task.language_model import language_examples, opening
 
 
@@ -69,9 +79,9 @@ class CausalLm(Task):
         """Over target tokens."""
         return TOKEN_METRICS
 
-    def evaluation(self) -> Evaluation:
+    def evaluation(self) -> MetricAccumulator:
         """Loss, perplexity, accuracy."""
-        return TokenEvaluation(shift=True)
+        return TokenMetrics(shift=True)
 
 
 def continue_text(model: Any, tokenizer: Any, prompt: str, tokens: int, *, seed: int) -> str:

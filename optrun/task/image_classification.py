@@ -9,15 +9,15 @@ from typing import Any
 import numpy as np
 import torch
 
-from optrun.config.data import DataConfig
-from optrun.config.task import ImageClassificationConfig
+from optrun.config.schema.data import DataConfig
+from optrun.config.schema.task import ImageClassificationConfig
 from optrun.data.columns import image_column, label_column, refuse_unused
 from optrun.data.examples import Example, chosen
 from optrun.data.images import Images
 from optrun.data.source import Source
-from optrun.task.base import Batch, Evaluation, ModelNeeds, Task, TextKind
+from optrun.task.base import Batch, MetricAccumulator, ModelNeeds, Task, TextKind
 from optrun.task.labels import label_config, row_classes
-from optrun.task.sequence_classification import CLASS_METRICS, LabelEvaluation
+from optrun.task.sequence_classification import CLASS_METRICS, LabelMetrics
 
 _COLUMNS = ("image_column", "label_column")
 
@@ -93,9 +93,9 @@ class ImageClassification(Task):
         """Of a classifier."""
         return CLASS_METRICS
 
-    def evaluation(self) -> Evaluation:
+    def evaluation(self) -> MetricAccumulator:
         """Loss, accuracy, F1, Matthews correlation."""
-        return LabelEvaluation(len(self.labels))
+        return LabelMetrics(len(self.labels))
 
 
 @dataclass

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from optrun.config.data import DataConfig
+from optrun.config.schema.data import DataConfig
 from optrun.data.cache import digest
 from optrun.data.columns import refuse_unused, text_column, texts
 from optrun.data.examples import Selected, encode, limited, packed

@@ -6,12 +6,12 @@ from typing import Any
 
 import numpy as np
 
-from optrun.config.data import DataConfig
-from optrun.config.task import MaskedLmConfig
+from optrun.config.schema.data import DataConfig
+from optrun.config.schema.task import MaskedLmConfig
 from optrun.data.examples import Example
 from optrun.data.source import Source
 from optrun.errors import ConfigError
-from optrun.task.base import IGNORED, TOKEN_METRICS, Batch, Evaluation, ModelNeeds, Task, TokenEvaluation, pad
+from optrun.task.base import IGNORED, TOKEN_METRICS, Batch, MetricAccumulator, ModelNeeds, Task, TokenMetrics, pad
 from optrun.task.language_model import language_examples
 
 
@@ -85,6 +85,6 @@ class MaskedLm(Task):
         """Over target tokens."""
         return TOKEN_METRICS
 
-    def evaluation(self) -> Evaluation:
+    def evaluation(self) -> MetricAccumulator:
         """Loss, perplexity and accuracy over chosen tokens."""
-        return TokenEvaluation(shift=False)
+        return TokenMetrics(shift=False)

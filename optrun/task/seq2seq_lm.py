@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from optrun.config.data import DataConfig
-from optrun.config.task import Seq2SeqLmConfig
+from optrun.config.schema.data import DataConfig
+from optrun.config.schema.task import Seq2SeqLmConfig
 from optrun.data.cache import digest
 from optrun.data.columns import refuse_unused, target_column, text_column, texts
 from optrun.data.examples import Example, Examples, Joined, chosen, encode
@@ -19,11 +19,11 @@ from optrun.task.base import (
     IGNORED,
     TOKEN_METRICS,
     Batch,
-    Evaluation,
+    MetricAccumulator,
     ModelNeeds,
     Task,
     TextKind,
-    TokenEvaluation,
+    TokenMetrics,
     pad,
     tokenizer_key,
 )
@@ -123,6 +123,6 @@ class Seq2SeqLm(Task):
         """Over target tokens."""
         return TOKEN_METRICS
 
-    def evaluation(self) -> Evaluation:
+    def evaluation(self) -> MetricAccumulator:
         """Loss, perplexity, accuracy."""
-        return TokenEvaluation(shift=False)
+        return TokenMetrics(shift=False)

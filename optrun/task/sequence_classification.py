@@ -9,15 +9,15 @@ from typing import Any
 import numpy as np
 import torch
 
-from optrun.config.data import DataConfig
-from optrun.config.task import ProblemType, SequenceClassificationConfig
+from optrun.config.schema.data import DataConfig
+from optrun.config.schema.task import ProblemType, SequenceClassificationConfig
 from optrun.data.cache import digest
 from optrun.data.columns import label_column, named, refuse_unused, text_column, texts
 from optrun.data.examples import Example, Examples, chosen, encode
 from optrun.data.source import Source, Split
 from optrun.errors import ConfigError
 from optrun.task import metrics
-from optrun.task.base import Batch, Evaluation, ModelNeeds, Task, pad, tokenizer_key
+from optrun.task.base import Batch, MetricAccumulator, ModelNeeds, Task, pad, tokenizer_key
 from optrun.task.labels import label_config, numbers, row_classes
 
 _COLUMNS = ("text_column", "eval_text_column", "text_pair_column", "label_column")
@@ -138,12 +138,12 @@ class SequenceClassification(Task):
         """Of the problem type."""
         return REGRESSION_METRICS if self.regression else CLASS_METRICS
 
-    def evaluation(self) -> Evaluation:
+    def evaluation(self) -> MetricAccumulator:
         """Loss and what the problem type is judged by."""
-        return LabelEvaluation(0 if self.regression else len(self.labels))
+        return LabelMetrics(0 if self.regression else len(self.labels))
 
 
-class LabelEvaluation(Evaluation):
+class LabelMetrics(MetricAccumulator):
     """Loss, accuracy, F1 and Matthews correlation; or loss, squared and absolute error, and both correlations.
 
     Args:

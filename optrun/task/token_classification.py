@@ -7,15 +7,15 @@ from typing import Any
 
 import numpy as np
 
-from optrun.config.data import DataConfig
-from optrun.config.task import TokenClassificationConfig
+from optrun.config.schema.data import DataConfig
+from optrun.config.schema.task import TokenClassificationConfig
 from optrun.data.cache import digest
 from optrun.data.columns import label_column, refuse_unused, words_column
 from optrun.data.examples import Example, chosen, encode
 from optrun.data.source import Source, Split
 from optrun.errors import ConfigError
 from optrun.task import entities, metrics
-from optrun.task.base import IGNORED, Batch, Evaluation, ModelNeeds, Task, pad, tokenizer_key
+from optrun.task.base import IGNORED, Batch, MetricAccumulator, ModelNeeds, Task, pad, tokenizer_key
 from optrun.task.labels import ClassNumbers, class_names, label_config, label_lists_of
 
 USUAL_LABEL_LISTS = ("labels", "ner_tags", "tags", "label")
@@ -159,12 +159,12 @@ class TokenClassification(Task):
         """Over labelled words, or whole entities."""
         return ["loss", "accuracy", "precision", "recall", "f1"] if self.scheme else ["loss", "accuracy", "f1"]
 
-    def evaluation(self) -> Evaluation:
+    def evaluation(self) -> MetricAccumulator:
         """Loss, accuracy over words, F1."""
-        return WordEvaluation(self.labels, whole_entities=self.scheme)
+        return WordMetrics(self.labels, whole_entities=self.scheme)
 
 
-class WordEvaluation(Evaluation):
+class WordMetrics(MetricAccumulator):
     """Loss and accuracy over labelled words; F1 of whole entities, or the mean F1 over labels.
 
     Args:

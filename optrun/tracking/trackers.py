@@ -15,7 +15,7 @@ from typing import Any, Protocol
 from optrun.artifacts.atomic import replace_text
 from optrun.artifacts.run_dir import TRACKING
 from optrun.config.kind import kind_of
-from optrun.config.tracking import SCHEMAS, MlflowConfig, ProjectConfig, TrackingConfig
+from optrun.config.schema.tracking import SCHEMAS, MlflowConfig, ProjectConfig, TrackingConfig
 from optrun.errors import ConfigError
 
 _MLFLOW_PARAMS = 100

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from optrun.artifacts.run_dir import RunDir
-from optrun.config.training import OnNonfinite, TrainingConfig
+from optrun.config.schema.training import OnNonfinite, TrainingConfig
 from optrun.data.loader import Batch
 from optrun.errors import NonFiniteError, StorageError
 from optrun.training import nonfinite
-from optrun.training.learner import Learner
-from optrun.training.saving import Saving
+from optrun.training.checkpointing import CheckpointManager
+from optrun.training.setup import TrainingSetup
 from optrun.training.state import RandomStates, TrainState
 from optrun.training.step import StepResult
 
@@ -19,7 +19,7 @@ class Divergence:
     """Judges each step.
 
     Args:
-        learner: What took it.
+        setup: What took it.
         run: Where a report goes.
         training: The policy and its bounds.
         state: Where the run stands.
@@ -30,15 +30,15 @@ class Divergence:
 
     def __init__(
         self,
-        learner: Learner,
+        setup: TrainingSetup,
         run: RunDir,
         training: TrainingConfig,
         state: TrainState,
-        saving: Saving,
+        saving: CheckpointManager,
         restore: Callable[[int], TrainState],
         note: Callable[[str], None],
     ) -> None:
-        self.learner = learner
+        self.setup = setup
         self.run = run
         self.training = training
         self.state = state
@@ -60,21 +60,21 @@ class Divergence:
         Raises:
             NonFiniteError: The policy is to stop, or it happened too often.
         """
-        state, stepper = self.state, self.learner.stepper
+        state, train_step = self.state, self.setup.train_step
         if result.finite or result.weight == 0:
             state.skipped_in_a_row = 0
             return None
         if result.overflow:
             state.skipped_steps += 1
             return None
-        report = nonfinite.describe(self.learner, result, state, micro_batches)
+        report = nonfinite.describe(self.setup, result, state, micro_batches)
         policy = self.training.on_nonfinite
         if policy is OnNonfinite.skip and not report.bad_weights:  # with such weights every step is like this one
             state.skipped_steps += 1
             state.skipped_in_a_row += 1
             if state.skipped_in_a_row <= self.training.max_nonfinite_skips:
-                stepper.optimizer.zero_grad(set_to_none=True)
-                stepper.scheduler.step()
+                train_step.optimizer.zero_grad(set_to_none=True)
+                train_step.scheduler.step()
                 self.note(f"step {state.global_step + 1}: {report.sentence} The update was left out.")
                 return None
             report.sentence += f" That was {state.skipped_in_a_row} times in a row (training.max_nonfinite_skips)."
@@ -86,7 +86,7 @@ class Divergence:
         saved = ""
         if self.saving.enabled and not report.bad_weights:
             # Weights and optimizer are still those from before this step.
-            stepper.optimizer.zero_grad(set_to_none=True)
+            train_step.optimizer.zero_grad(set_to_none=True)
             self.saving.save_now(random=before)
             saved = f" The state before it is in {self.run.checkpoint(state.global_step)}."
         raise NonFiniteError(

@@ -7,7 +7,7 @@ from typing import Any, Protocol
 
 import torch
 
-from optrun.training.mishaps import of_memory_in_evaluation
+from optrun.training.failures import of_memory_in_evaluation
 
 Batch = dict[str, torch.Tensor]
 

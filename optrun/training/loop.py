@@ -10,31 +10,31 @@ from typing import Any
 
 from optrun.artifacts.checkpoint import Snapshot
 from optrun.artifacts.run_manifest import RunManifest
-from optrun.config.checkpoint import CheckpointConfig, OnStorageError
-from optrun.config.training import OnNonfinite, TrainingConfig
+from optrun.config.schema.checkpoint import CheckpointConfig, OnStorageError
+from optrun.config.schema.training import OnNonfinite, TrainingConfig
 from optrun.data.loader import Batch
 from optrun.errors import StoppedEarly, StorageError
-from optrun.training import mishaps, nonfinite
+from optrun.training import failures, nonfinite
+from optrun.training.checkpointing import CheckpointManager, describe_values
 from optrun.training.device import peak_memory_bytes
+from optrun.training.display import Display
 from optrun.training.divergence import Divergence
-from optrun.training.evaluation import Evaluation
-from optrun.training.interrupts import Interrupts, Stopped
-from optrun.training.learner import Learner
-from optrun.training.progress import Display
+from optrun.training.evaluation import Evaluator
+from optrun.training.metrics_log import MetricsLogger
 from optrun.training.ranking import Ranking
 from optrun.training.rates import learning_rates
-from optrun.training.records import Records
-from optrun.training.saving import Saving, describe_values
+from optrun.training.setup import TrainingSetup
+from optrun.training.signals import SignalHandler, Stopped
 from optrun.training.state import RandomStates, TrainState, digest_of_batches
 from optrun.training.step import StepResult
-from optrun.training.window import Window
+from optrun.training.throughput import Throughput
 
 
 class Loop:
     """Trains from where the state stands to the last step.
 
     Args:
-        learner: Model, data and step.
+        setup: Model, data and step.
         manifest: Of the run; its lock is held.
         training: How long and how often.
         saving: When to save and what to keep.
@@ -46,7 +46,7 @@ class Loop:
         display: Eyes.
         track: Takes each record to other trackers.
         summarise: Called when the summary should be brought up to date.
-        interrupts: Requests by signal.
+        signal_handler: Requests by signal.
         stop_at: Pause after this many optimizer steps, evaluated and saved; None: go to the end.
         clock: Seconds, monotonic.
         begun: When the run was started, on that clock; None: now. The time budget counts from there.
@@ -55,7 +55,7 @@ class Loop:
     def __init__(
         self,
         *,
-        learner: Learner,
+        setup: TrainingSetup,
         manifest: RunManifest,
         training: TrainingConfig,
         saving: CheckpointConfig,
@@ -67,12 +67,12 @@ class Loop:
         display: Display,
         track: Callable[[Mapping[str, Any]], None],
         summarise: Callable[[], None],
-        interrupts: Interrupts,
+        signal_handler: SignalHandler,
         stop_at: int | None = None,
         clock: Callable[[], float] = time.monotonic,
         begun: float | None = None,
     ) -> None:
-        self.learner = learner
+        self.setup = setup
         self.run = run = manifest.run
         self.training = training
         self.total = total
@@ -80,13 +80,13 @@ class Loop:
         self.display = display
         self.track = track
         self.summarise = summarise
-        self.interrupts = interrupts
+        self.signal_handler = signal_handler
         self.end = total if stop_at is None else min(total, stop_at)
         self.clock = clock
-        self.device = learner.stepper.device
-        self.records = Records(manifest, self._metrics_refused)
+        self.device = setup.train_step.device
+        self.records = MetricsLogger(manifest, self._metrics_refused)
         self.on_storage_error = saving.on_storage_error
-        self.saving = Saving(
+        self.saving = CheckpointManager(
             manifest=manifest,
             config=saving,
             ranking=ranking,
@@ -97,12 +97,12 @@ class Loop:
             clock=clock,
             keep_scheduled=training.on_nonfinite is OnNonfinite.rollback,
         )
-        self.evaluation = Evaluation(learner, training, state, ranking, interrupts, self._waiting, display.evaluating)
-        self.divergence = Divergence(learner, run, training, state, self.saving, restore, display.note)
+        self.evaluation = Evaluator(setup, training, state, ranking, signal_handler, self._waiting, display.evaluating)
+        self.divergence = Divergence(setup, run, training, state, self.saving, restore, display.note)
         self._started = clock() if begun is None else begun
         self._begun = clock()
         self._seconds_before = state.seconds
-        self.window = Window(clock)
+        self.window = Throughput(clock)
         self._steps: Iterator[list[Batch]] | None = None
 
     def __call__(self) -> None:
@@ -118,7 +118,7 @@ class Loop:
         self.window.empty()
         self._seconds_before = self.state.seconds
         self.display.start(self.state.global_step, self.total)
-        of_workers = mishaps.of_workers(lambda: self.state.global_step, self._examples)
+        of_workers = failures.of_workers(lambda: self.state.global_step, self._examples)
         with self.records, contextlib.closing(self.saving), of_workers:
             try:
                 if self.training.on_nonfinite is OnNonfinite.rollback and self.state.global_step == 0:
@@ -133,7 +133,7 @@ class Loop:
                     self.saving.save_now()
             finally:
                 self._close_data()
-                mishaps.kill_workers()  # one that is stuck hears no other signal, and is waited for when Python ends
+                failures.kill_workers()  # one that is stuck hears no other signal, and is waited for when Python ends
                 self.display.stop()
         if self.state.global_step < self.total:
             raise StoppedEarly(f"paused after step {self.end} of {self.total} as asked; everything is saved.")
@@ -144,9 +144,9 @@ class Loop:
         micro_batches = self._fetch()
         before = RandomStates(self.device)
         # Those of this step: the scheduler moves them on.
-        self.state.lrs = learning_rates(self.learner.stepper.optimizer.param_groups)
-        with mishaps.of_memory(self.state.global_step, micro_batches):
-            result = self.learner.stepper(micro_batches)
+        self.state.lrs = learning_rates(self.setup.train_step.optimizer.param_groups)
+        with failures.of_memory(self.state.global_step, micro_batches):
+            result = self.setup.train_step(micro_batches)
         report = self.divergence.judge(result, micro_batches, before)
         if report is not None:
             self._roll_back(report)
@@ -160,10 +160,10 @@ class Loop:
     def _fetch(self) -> list[Batch]:
         """The next step's batches; nothing is lost where a request to stop ends the wait for them."""
         try:
-            with self.interrupts.immediate():
+            with self.signal_handler.immediate():
                 if self._steps is None:
                     self._before_fork()
-                    self._steps = self.learner.train_feed.training(self.learner.plan, self.state.position)
+                    self._steps = self.setup.train_loader.training(self.setup.plan, self.state.position)
                 with self._waiting():
                     return next(self._steps)
         except Stopped:
@@ -176,17 +176,17 @@ class Loop:
 
     def _examples(self) -> str:
         """The examples of the next step."""
-        numbers = [index for keys in next(self.learner.plan.steps(self.state.position)) for _, index in keys]
+        numbers = [index for keys in next(self.setup.plan.steps(self.state.position)) for _, index in keys]
         return f"{', '.join(map(str, numbers[:16]))}{', ...' if len(numbers) > 16 else ''}"
 
     def _waiting(self) -> AbstractContextManager[None]:
-        if not self.learner.train_feed.workers:  # then what goes wrong in the data is what it says it is
+        if not self.setup.train_loader.workers:  # then what goes wrong in the data is what it says it is
             return contextlib.nullcontext()
-        return mishaps.waiting_for_workers(self.training.dataloader_timeout)
+        return failures.waiting_for_workers(self.training.dataloader_timeout)
 
     def _before_fork(self) -> None:
         """Loader workers are forked from this process; no other thread may hold a lock at that moment."""
-        if self.learner.train_feed.workers and self.saving.enabled:
+        if self.setup.train_loader.workers and self.saving.enabled:
             self.saving.wait()
 
     def _close_data(self) -> None:
@@ -215,10 +215,10 @@ class Loop:
             if not due:
                 unscheduled += ["train/", "lr/", "perf/"]
         record.update(evaluated)
-        watched = self.learner.stepper.scheduler.metric
+        watched = self.setup.train_step.scheduler.metric
         if due_eval and evaluated and watched is not None:
             # Not at an end that was not due: a prolonged run has no evaluation there.
-            self.learner.stepper.scheduler.observe(evaluated[watched])
+            self.setup.train_step.scheduler.observe(evaluated[watched])
         if last and evaluated and not due_eval:
             unscheduled.append("eval/")
         window = (self.state.window_loss, self.state.window_weight, self.state.window_grad_norm)
@@ -246,7 +246,7 @@ class Loop:
         state.global_step += 1
         state.batches_digest = digest_of_batches(state.batches_digest, micro_batches)
         for batch in micro_batches:
-            tokens, samples = self.learner.task.sizes(batch)
+            tokens, samples = self.setup.task.sizes(batch)
             state.tokens += tokens
             state.samples += samples
             self.window.add(tokens, samples)
@@ -283,7 +283,7 @@ class Loop:
         if not record:
             return
         state = self.state
-        epoch = state.position / self.learner.plan.steps_per_epoch
+        epoch = state.position / self.setup.plan.steps_per_epoch
         whole = {"step": state.global_step, "epoch": round(epoch, 6), "time": round(state.seconds, 3), **record}
         if unscheduled:
             whole["unscheduled"] = unscheduled
@@ -327,7 +327,7 @@ class Loop:
         saving, step = self.saving, self.state.global_step
         if not saving.enabled:
             return
-        asked, self.interrupts.save_requested = self.interrupts.save_requested, False
+        asked, self.signal_handler.save_requested = self.signal_handler.save_requested, False
         due = last or asked or saving.scheduled(step)
         due = due or (evaluated and saving.among_best())
         if due:
@@ -345,7 +345,7 @@ class Loop:
             return
         budget = self.training.max_seconds
         spent = budget is not None and not before_step and self.clock() - self._started >= budget
-        if self.interrupts.stop_requested or spent:
+        if self.signal_handler.stop_requested or spent:
             self._stop(self.state.global_step)
 
     def _stop(self, step: int) -> None:
@@ -355,7 +355,7 @@ class Loop:
             StoppedEarly: Always.
             StorageError: The save was refused.
         """
-        signal = self.interrupts.stop_signal
+        signal = self.signal_handler.stop_signal
         why = (
             f"{signal.name} received"
             if signal is not None

@@ -17,7 +17,7 @@ from optrun.training.state import TrainState
 from optrun.training.step import Batch, StepResult
 
 if TYPE_CHECKING:
-    from optrun.training.learner import Learner
+    from optrun.training.setup import TrainingSetup
 
 
 @dataclass
@@ -30,20 +30,20 @@ class Report:
     """The weights themselves were not finite: leaving out one update mends nothing."""
 
 
-def describe(learner: Learner, result: StepResult, state: TrainState, micro_batches: list[Batch]) -> Report:
+def describe(setup: TrainingSetup, result: StepResult, state: TrainState, micro_batches: list[Batch]) -> Report:
     """Which numbers were not finite, in which micro-batch, in which gradients, for which examples.
 
     Args:
-        learner: Model with the gradients of the step, and the plan of its examples.
+        setup: Model with the gradients of the step, and the plan of its examples.
         result: Of the step.
         state: From before it.
         micro_batches: Of the step.
     """
-    named = list(learner.model.named_parameters())
+    named = list(setup.model.named_parameters())
     bad_gradients = [name for name, p in named if p.grad is not None and not torch.isfinite(_values(p.grad)).all()]
     bad_weights = [name for name, p in named if not torch.isfinite(p).all()]
     bad_losses = [number for number, loss in enumerate(result.losses) if loss != loss or abs(loss) == float("inf")]
-    examples = [[index for _, index in keys] for keys in next(learner.plan.steps(state.position))]
+    examples = [[index for _, index in keys] for keys in next(setup.plan.steps(state.position))]
     sentence = f"loss {result.loss:g}, gradient norm {result.grad_norm:g}."
     sentence += f" Examples {', '.join(map(str, [index for row in examples for index in row][:8]))}, ..."
     if bad_weights:
@@ -52,18 +52,18 @@ def describe(learner: Learner, result: StepResult, state: TrainState, micro_batc
         sentence += f" First in micro-batch {bad_losses[0] + 1} of {len(micro_batches)}."
     elif bad_gradients:
         sentence += f" The loss is finite; first such gradient: {bad_gradients[0]}."
-    scaler = learner.stepper.scaler
+    scaler = setup.train_step.scaler
     scale = float(scaler.get_scale()) if scaler.is_enabled() else None
     if scale is not None and scale < 1:
         sentence += f" A loss scale of {scale:g} did not help either."
-    epoch, _ = learner.plan.locate(state.position)
+    epoch, _ = setup.plan.locate(state.position)
     values = {
         "step": state.global_step + 1,
         "epoch": epoch,
         "loss": result.loss,
         "grad_norm": result.grad_norm,
         "losses": result.losses,
-        "lr": [float(group["lr"]) for group in learner.stepper.optimizer.param_groups],
+        "lr": [float(group["lr"]) for group in setup.train_step.optimizer.param_groups],
         "loss_scale": scale,
         "examples": examples,
         "gradients_not_finite": bad_gradients,

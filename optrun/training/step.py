@@ -37,7 +37,7 @@ class StepResult:
         return math.isfinite(self.loss) and math.isfinite(self.grad_norm)
 
 
-class Arithmetic:
+class Precision:
     """Where and how precisely a model computes.
 
     Args:
@@ -59,7 +59,7 @@ class Arithmetic:
         return {name: tensor.to(self.device, non_blocking=True) for name, tensor in batch.items()}
 
 
-class Stepper(Arithmetic):
+class TrainStep(Precision):
     """Everything one step needs, bound together.
 
     Args:

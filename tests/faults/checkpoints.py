@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from optrun.artifacts.checkpoint import Snapshot, make_place, save_checkpoint
+from optrun.artifacts.checkpoint import Snapshot, make_checkpoints_dir, save_checkpoint
 from optrun.artifacts.manifest import seal
 from optrun.artifacts.run_dir import RunDir
 
@@ -41,7 +41,7 @@ def make_run(folder: Path, steps: tuple[int, ...] = ()) -> RunDir:
     """A run directory with checkpoints."""
     folder.mkdir(parents=True, exist_ok=True)
     run = RunDir(folder)
-    make_place(run)
+    make_checkpoints_dir(run)
     for step in steps:
         save_checkpoint(run, snapshot(step))
     return run

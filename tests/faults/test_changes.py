@@ -13,9 +13,9 @@ import torch
 
 from optrun.artifacts.checkpoint import Snapshot, load_checkpoint, save_checkpoint
 from optrun.artifacts.run_dir import RunDir
-from optrun.data.loader import Plan
-from optrun.restore.changes import meaning
-from optrun.restore.place import move, plan_values
+from optrun.data.loader import EpochPlan
+from optrun.run.resume.config_diff import meaning
+from optrun.run.resume.data_position import move, plan_values
 from optrun.training.state import TrainState
 from tests.faults.checkpoints import edit_manifest
 from tests.faults.runs import STEPS, Go, Straight
@@ -320,7 +320,7 @@ def test_another_batch_size_goes_on_behind_what_was_seen(straight: Straight, go:
     assert (train["global_step"], train["data_shift"], train["samples"]) == (8, -1, 12 + 5 * 8)
 
 
-def seen(plan: Plan, first: int, count: int) -> list[int]:
+def seen(plan: EpochPlan, first: int, count: int) -> list[int]:
     steps = plan.steps(first)
     return [index for _ in range(count) for batch in next(steps) for _, index in batch]
 
@@ -330,7 +330,7 @@ def seen(plan: Plan, first: int, count: int) -> list[int]:
 @pytest.mark.parametrize("done", [0, 1, 4, 6, 7, 13])
 def test_no_example_comes_twice(batch: int, accumulation: int, done: int) -> None:
     """Whatever the plans: what is trained on after the change is behind what was seen, in the same order."""
-    old, new = Plan(50, 4, 2, 0), Plan(50, batch, accumulation, 0)
+    old, new = EpochPlan(50, 4, 2, 0), EpochPlan(50, batch, accumulation, 0)
     state = TrainState(global_step=done)
     sentence = move(plan_values(old, "a-b"), state, new, "a-b")
     assert (sentence is None) == (old == new)
@@ -345,7 +345,7 @@ def test_no_example_comes_twice(batch: int, accumulation: int, done: int) -> Non
 
 
 def test_an_order_by_length_is_another_one_with_another_batch_size() -> None:
-    old, new = (Plan(50, size, 1, 0, np.arange(50)) for size in (4, 8))
+    old, new = (EpochPlan(50, size, 1, 0, np.arange(50)) for size in (4, 8))
     state = TrainState(global_step=5)
     assert move(plan_values(old, "a-b"), state, old, "a-b") is None
     assert "start of a new epoch" in str(move(plan_values(old, "a-b"), state, new, "a-b"))
@@ -354,14 +354,14 @@ def test_an_order_by_length_is_another_one_with_another_batch_size() -> None:
 
 def test_other_examples_begin_with_an_epoch() -> None:
     state = TrainState(global_step=9, passed_steps=2)
-    sentence = move(plan_values(Plan(50, 4, 2, 0), "a-b"), state, Plan(40, 4, 1, 0), "c-b")
+    sentence = move(plan_values(EpochPlan(50, 4, 2, 0), "a-b"), state, EpochPlan(40, 4, 1, 0), "c-b")
     assert "start of a new epoch; 18 examples of epoch 2 are left out" in str(sentence)
     assert state.position == 20
     state = TrainState(global_step=14)
-    move(plan_values(Plan(50, 4, 2, 0), "a-b"), state, Plan(50, 4, 2, 1), "a-b")
+    move(plan_values(EpochPlan(50, 4, 2, 0), "a-b"), state, EpochPlan(50, 4, 2, 1), "a-b")
     assert state.position == 14  # it stood at the start of one already
     state = TrainState(global_step=9)
-    assert move(plan_values(Plan(50, 4, 2, 0), "a-b"), state, Plan(50, 4, 2, 0), "a-c") is not None
+    assert move(plan_values(EpochPlan(50, 4, 2, 0), "a-b"), state, EpochPlan(50, 4, 2, 0), "a-c") is not None
     assert state.position == 9  # only the evaluation examples are others
 
 
@@ -369,7 +369,7 @@ def test_parameters_in_another_order_are_matched_by_name(
     straight: Straight, go: Go, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """Moments go to the parameter of that name, wherever it stands."""
-    from optrun import assembly
+    from optrun.run import assemble as assembly
 
     run = straight.cut(tmp_path / "run", 3)
     original = assembly.build_param_groups

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from optrun import experiment
 from optrun.artifacts.run_dir import RunDir
+from optrun.run import train as experiment
 from tests.faults.runs import STEPS, Go, Straight
 from tests.running import summary
 

@@ -9,7 +9,7 @@ import pytest
 from omegaconf import OmegaConf
 
 from optrun.config import store
-from optrun.config.refused import refuse_code, refuse_secrets
+from optrun.config.safety import refuse_code, refuse_secrets
 from optrun.errors import ConfigError
 from tests.faults.runs import Go, Straight
 from tests.running import TINY_BERT, write_labelled

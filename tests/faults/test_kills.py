@@ -16,8 +16,8 @@ from optrun.artifacts.checkpoint import load_checkpoint, save_checkpoint
 from optrun.artifacts.retention import latest_whole
 from optrun.artifacts.run_dir import RunDir
 from optrun.certify.compare import compare
+from optrun.commands.arguments import Words
 from optrun.commands.certify import command_line
-from optrun.commands.words import Words
 from tests.faults.runs import STEPS, Go, Straight
 from tests.faults.syscalls import Syscalls, die, in_child
 from tests.running import TINY_BERT, optrun, optrun_process, write_labelled

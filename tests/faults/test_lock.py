@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 
+from optrun import cli
 from optrun.artifacts.checkpoint import load_checkpoint, save_checkpoint
 from optrun.artifacts.lock import RunLock, refuse_held
 from optrun.artifacts.retention import Retention, latest_whole
@@ -100,7 +101,7 @@ def test_exactly_one_of_two_real_runs(straight: Straight, go: Go, tmp_path: Path
         words = [*straight.words, f"hydra.run.dir=run-{pair}", "resume=auto"]
         children = []
         for number in range(2):
-            children.append(Child(words, tmp_path / f"{pair}-{number}.log"))
+            children.append(Child(cli.run, words, tmp_path / f"{pair}-{number}.log"))
             time.sleep(chance.uniform(0, 0.2))
         try:
             codes = [child.wait() for child in children]

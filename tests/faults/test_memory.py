@@ -10,9 +10,9 @@ import torch
 
 from optrun.artifacts.retention import latest_whole
 from optrun.artifacts.run_dir import RunDir
-from optrun.restore.snapshot import Copier
-from optrun.task.base import TokenEvaluation
-from optrun.training.step import Stepper
+from optrun.run.snapshot import Copier
+from optrun.task.base import TokenMetrics
+from optrun.training.step import TrainStep
 from tests.faults.runs import Go, Straight
 
 
@@ -31,16 +31,16 @@ def _of_this_processor() -> RuntimeError:
 def test_out_of_memory_names_step_and_shapes(
     straight: Straight, go: Go, monkeypatch: pytest.MonkeyPatch, error: Exception
 ) -> None:
-    original, calls = Stepper.__call__, [0]
+    original, calls = TrainStep.__call__, [0]
 
-    def call(self: Stepper, batches: list[Any]) -> Any:
+    def call(self: TrainStep, batches: list[Any]) -> Any:
         calls[0] += 1
         if calls[0] == 3:
             raise error
         return original(self, batches)
 
     with monkeypatch.context() as patch:
-        patch.setattr(Stepper, "__call__", call)
+        patch.setattr(TrainStep, "__call__", call)
         code, said = go(*straight.words, "hydra.run.dir=run")
     assert code == 1
     assert "step 3: out of memory with micro-batches of input_ids (4, 16)" in said
@@ -55,11 +55,11 @@ def test_out_of_memory_in_an_evaluation_names_its_batch_size(
 ) -> None:
     """In a run and by the verb."""
 
-    def update(self: TokenEvaluation, outputs: Any, batch: Any) -> None:
+    def update(self: TokenMetrics, outputs: Any, batch: Any) -> None:
         torch.empty(10**15)
 
     with monkeypatch.context() as patch:
-        patch.setattr(TokenEvaluation, "update", update)
+        patch.setattr(TokenMetrics, "update", update)
         for words in ([*straight.words, "hydra.run.dir=run"], ["evaluate", str(straight.path)]):
             code, said = go(*words)
             assert code == 1

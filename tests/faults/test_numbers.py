@@ -17,9 +17,9 @@ from optrun.artifacts.manifest import problems
 from optrun.artifacts.run_check import problems_of
 from optrun.artifacts.run_dir import RunDir, checkpoint_folders
 from optrun.report.collect import load_run
-from optrun.restore import loading
+from optrun.run.resume import restore as loading
 from optrun.training import nonfinite
-from optrun.training.step import Stepper
+from optrun.training.step import TrainStep
 from tests.faults.checkpoints import edit_manifest
 from tests.faults.runs import STEPS, Go, Straight
 from tests.running import records, state, summary, tensors
@@ -29,9 +29,9 @@ from tests.running import records, state, summary, tensors
 def poisoned(monkeypatch: pytest.MonkeyPatch, batches: set[str], how: str = "gradient") -> Iterator[list[str]]:
     """A step is poisoned by its data, so that it is the same step after a resume and not after the data has moved."""
     seen: list[str] = []
-    original = Stepper.__call__
+    original = TrainStep.__call__
 
-    def call(self: Stepper, micro_batches: list[dict[str, torch.Tensor]]) -> Any:
+    def call(self: TrainStep, micro_batches: list[dict[str, torch.Tensor]]) -> Any:
         mark = str(micro_batches[0]["input_ids"].sum().item())
         seen.append(mark)
         if mark not in batches:
@@ -55,16 +55,16 @@ def poisoned(monkeypatch: pytest.MonkeyPatch, batches: set[str], how: str = "gra
             self.clip = clip
 
     with monkeypatch.context() as patch:
-        patch.setattr(Stepper, "__call__", call)
+        patch.setattr(TrainStep, "__call__", call)
         yield seen
 
 
 @contextmanager
 def poisoned_in_float16(monkeypatch: pytest.MonkeyPatch, batches: set[str], what: str) -> Iterator[None]:
     """As above, before the scaler has seen the gradients: the loss, or a gradient that is NaN at every scale."""
-    original = Stepper.__call__
+    original = TrainStep.__call__
 
-    def call(self: Stepper, micro_batches: list[dict[str, torch.Tensor]]) -> Any:
+    def call(self: TrainStep, micro_batches: list[dict[str, torch.Tensor]]) -> Any:
         if str(micro_batches[0]["input_ids"].sum().item()) not in batches:
             return original(self, micro_batches)
         parameter = next(iter(self.model.parameters()))
@@ -78,7 +78,7 @@ def poisoned_in_float16(monkeypatch: pytest.MonkeyPatch, batches: set[str], what
                 hook.remove()
 
     with monkeypatch.context() as patch:
-        patch.setattr(Stepper, "__call__", call)
+        patch.setattr(TrainStep, "__call__", call)
         yield
 
 

@@ -11,13 +11,13 @@ from pathlib import Path
 
 import pytest
 
+from optrun.artifacts.async_writer import AsyncWriter, Order
 from optrun.artifacts.atomic import replace_text
 from optrun.artifacts.metrics import MetricsWriter, take_up
 from optrun.artifacts.retention import clean_leftovers
 from optrun.artifacts.run_check import check_run, problems_of
 from optrun.artifacts.run_dir import RunDir
 from optrun.artifacts.run_manifest import RunManifest, read_run_manifest, recorded
-from optrun.artifacts.saver import Order, Saver
 from optrun.commands.verify import examine
 from optrun.errors import CheckpointError, LockedError
 from tests.faults.checkpoints import edit_manifest, snapshot
@@ -222,7 +222,7 @@ def a_start(run: RunDir, step: int) -> None:
         run.tokenizer.mkdir()
         replace_text(run.tokenizer / "tokenizer.json", "{}")
     take_up(run.metrics, step - 1, manifest.replace)
-    saver = Saver(manifest, keep_last=1)
+    saver = AsyncWriter(manifest, keep_last=1)
     with MetricsWriter(run.metrics) as metrics:
         for at in (step, step + 1):
             metrics.write({"step": at, "train/loss": 1 / at, "unscheduled": ["eval/"], "eval/loss": 2.0})
@@ -410,7 +410,7 @@ def test_what_was_known_to_be_whole_is_not_read_again(
 
     run = begun(tmp_path / "run")
     manifest = RunManifest(run)
-    saver = Saver(manifest, keep_last=3)
+    saver = AsyncWriter(manifest, keep_last=3)
     for step in (1, 2, 3):
         saver.start(Order(snapshot(step), [], 0, [], lambda: None))
         assert saver.result(wait=True).error is None  # type: ignore[union-attr]

@@ -18,16 +18,18 @@ from typing import Any
 
 import pytest
 
-from optrun import experiment, preparation
-from optrun.artifacts import saver as saver_of
+from optrun import cli
+from optrun.artifacts import async_writer as saver_of
 from optrun.artifacts.retention import latest_whole
 from optrun.artifacts.run_dir import RunDir
 from optrun.certify.trial import Child
-from optrun.data.loader import Feed
+from optrun.data.loader import BatchLoader
+from optrun.run import prepare as preparation
+from optrun.run import train as experiment
 from optrun.training import evaluation
 from optrun.training import loop as loop_of
-from optrun.training.interrupts import Interrupts
-from optrun.training.step import Stepper
+from optrun.training.signals import SignalHandler
+from optrun.training.step import TrainStep
 from tests.faults.runs import Go, Straight
 from tests.faults.syscalls import Syscalls, in_child
 from tests.running import members, optrun, records, session, summary
@@ -54,7 +56,7 @@ def hurt(monkeypatch: pytest.MonkeyPatch, *args: Any) -> Iterator[None]:
 
 
 PLACES = {
-    "update": (Stepper, "__call__", 2, 2),
+    "update": (TrainStep, "__call__", 2, 2),
     "evaluation": (evaluation, "evaluate", 1, 3),
     "evaluation at the end": (evaluation, "evaluate", 2, 6),
     "save": (saver_of, "save_checkpoint", 3, None),
@@ -106,14 +108,14 @@ def test_before_the_first_step_there_is_nothing_to_save(
 def test_while_the_first_batch_is_awaited(straight: Straight, go: Go, monkeypatch: pytest.MonkeyPatch) -> None:
     """A loader that hangs does not keep the process from ending."""
 
-    def endless(self: Feed, plan: Any, start: int) -> Iterator[Any]:
+    def endless(self: BatchLoader, plan: Any, start: int) -> Iterator[Any]:
         os.kill(os.getpid(), signal.SIGTERM)
         time.sleep(60)
         yield
 
     begun = time.monotonic()
     with monkeypatch.context() as patch:
-        patch.setattr(Feed, "training", endless)
+        patch.setattr(BatchLoader, "training", endless)
         code, said = go(*straight.words, "hydra.run.dir=run", "resume=auto")
     assert code == 75
     assert time.monotonic() - begun < 30
@@ -123,7 +125,7 @@ def test_while_the_first_batch_is_awaited(straight: Straight, go: Go, monkeypatc
 
 
 def test_sigusr1_saves_and_goes_on(straight: Straight, go: Go, monkeypatch: pytest.MonkeyPatch) -> None:
-    with hurt(monkeypatch, Stepper, "__call__", 4, signal.SIGUSR1):
+    with hurt(monkeypatch, TrainStep, "__call__", 4, signal.SIGUSR1):
         code, _ = go(*straight.words_with("checkpoint.save_steps=null", "checkpoint.keep_best=0"), "hydra.run.dir=run")
     assert code == 0
     found = sorted(path.name for path in RunDir("run").checkpoints.glob("step-*"))
@@ -149,9 +151,9 @@ def test_time_is_counted_from_the_start(straight: Straight, go: Go, monkeypatch:
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_the_second_one_ends_the_process(number: signal.Signals) -> None:
     def twice() -> None:
-        with Interrupts() as interrupts:
+        with SignalHandler() as signal_handler:
             os.kill(os.getpid(), number)
-            assert interrupts.stop_signal is number
+            assert signal_handler.stop_signal is number
             os.kill(os.getpid(), number)
 
     assert in_child(twice) == 128 + number
@@ -219,9 +221,9 @@ def read_all(descriptor: int, enough: Callable[[], bool]) -> None:
 def test_nohup_is_heard() -> None:
     def ignored() -> None:
         signal.signal(signal.SIGHUP, signal.SIG_IGN)
-        with Interrupts() as interrupts:
+        with SignalHandler() as signal_handler:
             os.kill(os.getpid(), signal.SIGHUP)
-            assert interrupts.stop_signal is None
+            assert signal_handler.stop_signal is None
         assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
 
     assert in_child(ignored) == 0
@@ -229,7 +231,7 @@ def test_nohup_is_heard() -> None:
 
 def test_a_worker_leaves_signals_to_the_main_process() -> None:
     """Also in the moment after the fork, before it has set them aside."""
-    with Interrupts():
+    with SignalHandler():
 
         def work() -> None:
             for _ in range(3):
@@ -359,7 +361,7 @@ def test_random_moments(straight: Straight, go: Go, tmp_path: Path) -> None:
     Everything is saved (75) or done (0); before the run has begun and after it has finished it is any process.
     """
     chance = random.Random(11)
-    child = Child([*straight.words, "hydra.run.dir=timed"], tmp_path / "timed.log")
+    child = Child(cli.run, [*straight.words, "hydra.run.dir=timed"], tmp_path / "timed.log")
     begun = time.monotonic()
     assert child.wait() == 0
     lifetime = time.monotonic() - begun
@@ -368,7 +370,7 @@ def test_random_moments(straight: Straight, go: Go, tmp_path: Path) -> None:
         run, workers = RunDir(f"run-{trial}"), 2 * (trial % 2)
         words = [*straight.words_with(f"training.dataloader_num_workers={workers}"), f"hydra.run.dir={run.path}"]
         number = chance.choice([signal.SIGTERM, signal.SIGINT])
-        child = Child([*words, "resume=auto"], tmp_path / f"{trial}.log")
+        child = Child(cli.run, [*words, "resume=auto"], tmp_path / f"{trial}.log")
         try:
             if trial % 3:  # while it trains, of which most of a life of such a small run does not consist
                 steps = chance.randrange(5)

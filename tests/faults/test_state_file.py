@@ -14,7 +14,7 @@ import pytest
 
 from optrun.artifacts.checkpoint import load_checkpoint
 from optrun.errors import CheckpointError
-from optrun.restore.state_file import refuse_garbage
+from optrun.run.resume.state_file import refuse_garbage
 from tests.faults.checkpoints import edit_manifest
 from tests.faults.runs import Go, Straight
 

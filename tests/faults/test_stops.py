@@ -15,7 +15,7 @@ import torch
 
 from optrun.artifacts.run_dir import RunDir
 from optrun.task.causal_lm import CausalLm
-from optrun.training.step import Stepper
+from optrun.training.step import TrainStep
 from tests.faults.runs import EXAMPLES, STEPS, Go, Straight, task_words
 from tests.faults.test_signals import hurt
 from tests.running import records, state, summary, tensors
@@ -84,7 +84,7 @@ def test_ten_random_stops_of_one_run(make: Make, go: Go, tmp_path: Path, monkeyp
     words += ["checkpoint.save_steps=7", "hydra.run.dir=run", "resume=auto"]
     for stop in sorted(chance.sample(range(1, steps), 10)):
         done = summary(Path("run"))["global_step"] if Path("run").exists() else 0
-        with hurt(monkeypatch, Stepper, "__call__", stop - done, chance.choice([signal.SIGINT, signal.SIGTERM])):
+        with hurt(monkeypatch, TrainStep, "__call__", stop - done, chance.choice([signal.SIGINT, signal.SIGTERM])):
             assert go(*words)[0] == 75
         assert summary(Path("run"))["global_step"] == stop
     assert go(*words)[0] == 0
@@ -103,7 +103,7 @@ def test_a_short_last_group_of_micro_batches(
         run = straight.cut(tmp_path / str(step), step)
         assert go(f"resume={step}")[0] == 0
         straight.same(run)
-    with hurt(monkeypatch, Stepper, "__call__", 2, signal.SIGTERM):
+    with hurt(monkeypatch, TrainStep, "__call__", 2, signal.SIGTERM):
         assert go(*words, "hydra.run.dir=inside")[0] == 75
     assert summary(Path("inside"))["global_step"] == 2
     assert go("resume=inside")[0] == 0
@@ -113,9 +113,9 @@ def test_a_short_last_group_of_micro_batches(
 @pytest.mark.filterwarnings("ignore:This DataLoader will create 4 worker")
 def test_another_number_of_workers_at_each_start(straight: Straight, go: Go, monkeypatch: pytest.MonkeyPatch) -> None:
     words = straight.words_with("training.dataloader_num_workers=2")
-    with hurt(monkeypatch, Stepper, "__call__", 2, signal.SIGTERM):
+    with hurt(monkeypatch, TrainStep, "__call__", 2, signal.SIGTERM):
         assert go(*words, "hydra.run.dir=run")[0] == 75
-    with hurt(monkeypatch, Stepper, "__call__", 2, signal.SIGTERM):
+    with hurt(monkeypatch, TrainStep, "__call__", 2, signal.SIGTERM):
         assert go("resume=run", "training.dataloader_num_workers=4")[0] == 75
     assert go("resume=run", "training.dataloader_num_workers=0")[0] == 0
     straight.same(Path("run"))

@@ -18,9 +18,9 @@ from typing import Any
 import pytest
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from optrun.artifacts import async_writer as saver_of
 from optrun.artifacts import checkpoint as checkpoint_of
-from optrun.artifacts import saver as saver_of
-from optrun.artifacts.checkpoint import MARGIN, Snapshot, load_checkpoint, make_place, save_checkpoint
+from optrun.artifacts.checkpoint import MARGIN, Snapshot, load_checkpoint, make_checkpoints_dir, save_checkpoint
 from optrun.artifacts.lock import RunLock
 from optrun.artifacts.manifest import problems
 from optrun.artifacts.metrics import MetricsWriter, read_metrics
@@ -28,13 +28,13 @@ from optrun.artifacts.retention import latest_whole
 from optrun.artifacts.run_dir import RunDir
 from optrun.artifacts.run_manifest import RunManifest
 from optrun.commands.train import refuse_used
-from optrun.data.loader import Feed
+from optrun.data.loader import BatchLoader
 from optrun.errors import StorageError
-from optrun.outcome import run_log
-from optrun.publish import publish
-from optrun.restore.space import space_warning
+from optrun.run.console import run_log
+from optrun.run.disk_space import space_warning
+from optrun.run.export import publish
 from optrun.task.base import Task
-from optrun.training.step import Stepper
+from optrun.training.step import TrainStep
 from tests.faults.checkpoints import make_run, snapshot
 from tests.faults.runs import STEPS, Go, Straight
 from tests.faults.syscalls import Syscalls, in_child, refuse
@@ -65,7 +65,7 @@ class Full:
 def test_a_full_disk_is_told_and_tried_again(straight: Straight, go: Go, monkeypatch: pytest.MonkeyPatch) -> None:
     """Training goes on, the checkpoint is written when there is room, and no number is another for it."""
     full = Full(monkeypatch, {2})
-    monkeypatch.setattr(Stepper, "__call__", slowly(Stepper.__call__))
+    monkeypatch.setattr(TrainStep, "__call__", slowly(TrainStep.__call__))
     words = straight.words_with("checkpoint.save_steps=4", "checkpoint.keep_best=0", "training.max_steps=12")
     code, said = go(*words, "hydra.run.dir=run")
     assert code == 0
@@ -271,7 +271,7 @@ def test_a_folder_that_may_only_be_read(memory_path: Path) -> None:
         with pytest.raises(StorageError, match=r"hydra\.run\.dir=.*new: no permission to write in"):
             refuse_used(memory_path / "new")
         with pytest.raises(StorageError, match=r"run2/checkpoints: cannot be made: No such file"):
-            make_place(RunDir(memory_path / "run2"))
+            make_checkpoints_dir(RunDir(memory_path / "run2"))
         assert load_checkpoint(run.checkpoint(1)).global_step == 1
 
     try:
@@ -329,7 +329,7 @@ def test_a_line_is_written_whole_or_not_at_all(tmp_path: Path) -> None:
 def test_a_summary_that_cannot_be_written_ends_nothing(
     straight: Straight, go: Go, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from optrun import summary as summary_of
+    from optrun.run import summary as summary_of
 
     original, calls = summary_of.write_summary, [0]
 
@@ -403,7 +403,7 @@ def test_an_error_beside_training_is_raised_in_it(straight: Straight, go: Go, mo
     assert summary(Path("run"))["status"] == "failed"
 
 
-@pytest.mark.parametrize(("place", "name"), [(Feed, "evaluation"), (Task, "collate")])
+@pytest.mark.parametrize(("place", "name"), [(BatchLoader, "evaluation"), (Task, "collate")])
 def test_an_error_in_data_or_evaluation_leaves_the_checkpoints(
     straight: Straight, go: Go, monkeypatch: pytest.MonkeyPatch, place: Any, name: str
 ) -> None:

@@ -20,14 +20,14 @@ from torch.optim import Optimizer
 
 from optrun.artifacts.checkpoint import load_checkpoint, save_checkpoint
 from optrun.config import store
-from optrun.config.checkpoint import OnOtherOptimizer
-from optrun.config.run import RunConfig
+from optrun.config.schema.checkpoint import OnOtherOptimizer
+from optrun.config.schema.run import RunConfig
 from optrun.errors import ConfigError
 from optrun.model.weights import model_tensors
 from optrun.optimizer import foreign
 from optrun.optimizer.averaged import averages, evaluation_weights
 from optrun.optimizer.library import FLAGS, TAKES_LOSS, is_helper
-from optrun.restore.loading import put_back
+from optrun.run.resume.restore import restore_state
 from optrun.training.state import random_states, restore_random_states, seed_random_states
 from tests.faults.checkpoints import make_run
 from tests.resume.test_registry import CPU, Half
@@ -141,7 +141,7 @@ def examine(name: str) -> Row:
     with mock.patch.object(foreign, "rehearse"):  # what it says is not asked here
         elements = prove(config)
     built.steps(1)
-    optimizer = built.stepper.optimizer
+    optimizer = built.train_step.optimizer
     if averages(optimizer):
         needs.append("weights of its `eval()` for evaluation, checkpoints and the model")
     if kind in FLAGS:
@@ -172,9 +172,9 @@ def prove(config: RunConfig) -> float:
     for step in range(1, HALF + 1):
         first.steps(step)
         if step % 5 == 2:
-            with evaluation_weights(first.stepper.optimizer):
+            with evaluation_weights(first.train_step.optimizer):
                 pass
-    with evaluation_weights(first.stepper.optimizer):
+    with evaluation_weights(first.train_step.optimizer):
         judged = {key: tensor.clone() for key, tensor in model_tensors(first.model).items()}
     with tempfile.TemporaryDirectory(dir="/dev/shm" if Path("/dev/shm").is_dir() else None) as folder:
         place = save_checkpoint(make_run(Path(folder) / "run"), first.take(random_states(CPU)))
@@ -182,7 +182,7 @@ def prove(config: RunConfig) -> float:
         torch.manual_seed(99)
         again, snapshot = Half(config, Small, WHOLE), load_checkpoint(place)
     assert all(torch.equal(judged[key], snapshot.model[key]) for key in judged), "the checkpoint holds other weights"
-    assert put_back(snapshot, again.model, again.stepper, {}, OnOtherOptimizer.refuse) == []
+    assert restore_state(snapshot, again.model, again.train_step, {}, OnOtherOptimizer.refuse) == []
     again.state.global_step = snapshot.global_step
     restore_random_states(snapshot.state["random"], CPU)
     again.steps(WHOLE)

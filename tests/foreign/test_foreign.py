@@ -89,7 +89,7 @@ def test_projection_is_what_the_name_says(name: str) -> None:
         build(name)
     half = Half(config_of(name, PROJECTED), Small)
     half.steps(2)
-    shapes = {key: tuple(value.shape) for key, value in named_state(half.stepper.optimizer)[0].items()}
+    shapes = {key: tuple(value.shape) for key, value in named_state(half.train_step.optimizer)[0].items()}
     assert shapes["body.weight/exp_avg"] == (16, 4)  # of (16, 8) at rank 4
     assert shapes["embed.weight/exp_avg"] == (24, 8)
     with pytest.raises(ConfigError, match=r"rank=8 projects nothing of body.weight with shape \(16, 8\)"):
@@ -201,7 +201,7 @@ def test_a_state_of_another_form_is_refused() -> None:
     def trained(*kwargs: Any, rules: str = "[]") -> Any:
         half = Half(config_of(*kwargs, rules), Small)
         half.steps(2)
-        return half.stepper.optimizer
+        return half.train_step.optimizer
 
     tensors, meta = named_state(trained("galore", PROJECTED))
     with pytest.raises(ValueError, match=r"'body.weight': rank was 4, is 2"):
@@ -219,7 +219,7 @@ def test_a_state_of_another_form_is_refused() -> None:
 @pytest.mark.parametrize("name", ["schedulefreeadamw", "splus"])
 def test_weights_of_evaluation_leave_no_trace(name: str) -> None:
     half = Half(config_of(name), Small)
-    optimizer = half.stepper.optimizer
+    optimizer = half.train_step.optimizer
     with evaluation_weights(optimizer):
         pass  # before the first step there is no other weight
     half.steps(3)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from optrun.training.step import Stepper
+from optrun.training.step import TrainStep
 from tests.running import TINY_BERT, TINY_GPT, optrun, records, state, summary, tensors, write_labelled, write_text
 
 HALF, WHOLE = 7, 14
@@ -63,15 +63,15 @@ def same(one: Path, other: Path) -> None:
 def stop_at(monkeypatch: pytest.MonkeyPatch, step: int, number: signal.Signals) -> None:
     """Send this process a signal while it computes a step."""
     done = [0]
-    original = Stepper.__call__
+    original = TrainStep.__call__
 
-    def call(self: Stepper, batches: list[dict]) -> object:
+    def call(self: TrainStep, batches: list[dict]) -> object:
         done[0] += 1
         if done[0] == step:
             os.kill(os.getpid(), number)
         return original(self, batches)
 
-    monkeypatch.setattr(Stepper, "__call__", call)
+    monkeypatch.setattr(TrainStep, "__call__", call)
 
 
 @pytest.mark.parametrize("workers", [0, 2])

@@ -14,8 +14,8 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
-from optrun import experiment
 from optrun.artifacts import manifest, provenance
+from optrun.run import train as experiment
 from tests.running import optrun, records
 
 ARCHIVE = Path(__file__).parent / "formats.tar.xz"

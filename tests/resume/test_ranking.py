@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from optrun import experiment
-from optrun.artifacts import saver
+from optrun.artifacts import async_writer as saver
 from optrun.artifacts.checkpoint import Snapshot, save_checkpoint
 from optrun.artifacts.run_dir import RunDir
 from optrun.errors import StorageError
+from optrun.run import train as experiment
 from optrun.training import evaluation
 from tests.resume.test_exact import causal_lm
 from tests.running import optrun, records, summary

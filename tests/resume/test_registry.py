@@ -14,18 +14,18 @@ from optrun.artifacts.checkpoint import load_checkpoint, save_checkpoint
 from optrun.artifacts.tensor_file import tensor_digest
 from optrun.clip import build_clip
 from optrun.config import store
-from optrun.config.checkpoint import OnOtherOptimizer
-from optrun.config.run import RunConfig
-from optrun.data.loader import Plan
+from optrun.config.schema.checkpoint import OnOtherOptimizer
+from optrun.config.schema.run import RunConfig
+from optrun.data.loader import EpochPlan
 from optrun.model.weights import model_tensors
 from optrun.optimizer.build import build_optimizer
 from optrun.optimizer.state import named_state
 from optrun.param_groups import build_param_groups
-from optrun.restore.loading import put_back
-from optrun.restore.snapshot import Snapshots
+from optrun.run.resume.restore import restore_state
+from optrun.run.snapshot import Snapshots
 from optrun.scheduler import build_scheduler
 from optrun.training.state import TrainState, random_states, restore_random_states
-from optrun.training.step import Stepper
+from optrun.training.step import TrainStep
 from tests.faults.checkpoints import make_run
 
 CPU = torch.device("cpu")
@@ -82,13 +82,15 @@ class Half:
         optimizer = build_optimizer(config.optimizer, groups, lr=config.lr)
         scheduler = build_scheduler(optimizer, config.scheduler, num_training_steps=total)
         clip = build_clip(config.clip)
-        self.stepper = Stepper(self.model, optimizer, clip, scheduler, lambda batch: len(batch["ids"]), CPU, "fp32")
+        self.train_step = TrainStep(
+            self.model, optimizer, clip, scheduler, lambda batch: len(batch["ids"]), CPU, "fp32"
+        )
         self.state = TrainState()
         self.take = Snapshots(
             model=self.model,
-            stepper=self.stepper,
+            train_step=self.train_step,
             state=self.state,
-            plan=Plan(total, 1, 1, 0),
+            plan=EpochPlan(total, 1, 1, 0),
             constants={"model_class": kind.__name__, "config_digest": ""},
             allow_nonfinite=False,
         )
@@ -98,15 +100,15 @@ class Half:
         while self.state.global_step < last:
             step = self.state.global_step
             ids = torch.randint(7, (6,), generator=torch.Generator().manual_seed(step))
-            result = self.stepper([{"ids": ids[:4]}, {"ids": ids[4:]}])
+            result = self.train_step([{"ids": ids[:4]}, {"ids": ids[4:]}])
             assert result.applied
             self.state.global_step += 1
-            if self.stepper.scheduler.metric is not None and step % 2:
-                self.stepper.scheduler.observe(1.0 + step)
+            if self.train_step.scheduler.metric is not None and step % 2:
+                self.train_step.scheduler.observe(1.0 + step)
 
     def digests(self) -> dict[str, str]:
         """Of all tensors, by name."""
-        tensors, _ = named_state(self.stepper.optimizer)
+        tensors, _ = named_state(self.train_step.optimizer)
         return {name: tensor_digest(value) for name, value in (*model_tensors(self.model).items(), *tensors.items())}
 
 
@@ -117,7 +119,7 @@ def test_goes_on_as_if_nothing_had_been(optimizer: str, scheduler: str, memory_p
     config = config_of(optimizer, scheduler)
     straight = Half(config)
     straight.steps(WHOLE)
-    rates = [group["lr"] for group in straight.stepper.optimizer.param_groups]
+    rates = [group["lr"] for group in straight.train_step.optimizer.param_groups]
     first = Half(config)
     first.steps(HALF)
     run = make_run(memory_path / "run")
@@ -126,13 +128,13 @@ def test_goes_on_as_if_nothing_had_been(optimizer: str, scheduler: str, memory_p
 
     torch.manual_seed(99)
     again, snapshot = Half(config), load_checkpoint(place)
-    assert put_back(snapshot, again.model, again.stepper, {}, OnOtherOptimizer.refuse) == []
+    assert restore_state(snapshot, again.model, again.train_step, {}, OnOtherOptimizer.refuse) == []
     again.state.global_step = snapshot.global_step
     restore_random_states(snapshot.state["random"], CPU)
     again.steps(WHOLE)
     assert again.digests() == straight.digests() == first.digests()
-    assert [group["lr"] for group in again.stepper.optimizer.param_groups] == rates
-    assert again.stepper.scheduler.state_dict() == straight.stepper.scheduler.state_dict()
+    assert [group["lr"] for group in again.train_step.optimizer.param_groups] == rates
+    assert again.train_step.scheduler.state_dict() == straight.train_step.scheduler.state_dict()
     assert again.take(random_states(CPU)).state == straight.take(random_states(CPU)).state
 
 

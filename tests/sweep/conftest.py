@@ -6,9 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from optrun import experiment, preparation
 from optrun.config import store
 from optrun.report import build
+from optrun.run import prepare as preparation
+from optrun.run import train as experiment
 from optrun.sweep import driver, launch
 from tests.running import write_text
 from tests.sweep import forked

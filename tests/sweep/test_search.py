@@ -12,13 +12,13 @@ import pytest
 from hydra.core.config_store import ConfigStore
 
 from optrun.config.overrides import checked
+from optrun.config.schema.sweeper import OptunaConfig, Sampler
 from optrun.config.store import compose, open_hydra
-from optrun.config.sweeper import OptunaConfig, Sampler
 from optrun.sweep.halving import survivors
 from optrun.sweep.jobs import Composer, parse
 from optrun.sweep.search import _JUDGED_BY_SCORE, Search
 from optrun.sweep.space import distribution
-from optrun.training.step import Stepper
+from optrun.training.step import TrainStep
 from tests.running import summary
 from tests.sweep import forked
 from tests.sweep.forked import STEPS, ForkServer, jobs, result, same, steps, sweep, whole
@@ -153,16 +153,16 @@ def test_a_storage_of_ones_own_belongs_to_one_sweep(place: Path, capsys: pytest.
 def test_what_a_study_left_is_brought_to_its_end(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A trial that failed is tried again where that is asked for, one whose job is gone always; neither twice."""
     words = [*SEARCH, "hydra.sweeper.n_trials=2"]
-    original = Stepper.__call__
+    original = TrainStep.__call__
 
-    def fail(self: Stepper, batches: list[dict]) -> object:
+    def fail(self: TrainStep, batches: list[dict]) -> object:
         if not (place / "failed").exists():
             (place / "failed").touch()
             raise RuntimeError("can't allocate memory")
         return original(self, batches)
 
     with monkeypatch.context() as patch:
-        patch.setattr(Stepper, "__call__", fail)
+        patch.setattr(TrainStep, "__call__", fail)
         assert sweep(*words) == 1
     assert [trial.state.name for trial in trials()] == ["FAIL", "COMPLETE"]
     assert sweep(*words) == 1

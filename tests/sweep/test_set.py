@@ -16,7 +16,7 @@ from optrun.artifacts.run_dir import RunDir
 from optrun.commands.sweep import _folder as sweep_folder
 from optrun.config import store
 from optrun.sweep.jobs import Composer
-from optrun.training.step import Stepper
+from optrun.training.step import TrainStep
 from tests.faults.runs import sealed_at
 from tests.running import optrun, records, summary
 from tests.sweep import forked
@@ -83,14 +83,14 @@ def test_an_impossible_network_is_a_row(place: Path) -> None:
 
 
 def test_out_of_memory_is_a_row(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    original = Stepper.__call__
+    original = TrainStep.__call__
 
-    def call(self: Stepper, batches: list[dict]) -> object:
+    def call(self: TrainStep, batches: list[dict]) -> object:
         if len(batches[0]["input_ids"]) == 8:
             raise RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory: you tried to allocate 8 GB")
         return original(self, batches)
 
-    monkeypatch.setattr(Stepper, "__call__", call)
+    monkeypatch.setattr(TrainStep, "__call__", call)
     assert sweep("training.per_device_train_batch_size=4,8") == 1
     rows = result()
     assert rows["training.per_device_train_batch_size=4"]["status"] == "finished"
@@ -101,10 +101,10 @@ def test_out_of_memory_is_a_row(place: Path, monkeypatch: pytest.MonkeyPatch) ->
 
 def die_at(monkeypatch: pytest.MonkeyPatch, step: int, marks: Path, times: int) -> None:
     """Kill the worker of the job with lr 2e-3 at a step, a number of times."""
-    original = Stepper.__call__
+    original = TrainStep.__call__
     marks.mkdir()
 
-    def call(self: Stepper, batches: list[dict]) -> object:
+    def call(self: TrainStep, batches: list[dict]) -> object:
         done = original(self, batches)
         if abs(self.optimizer.param_groups[0]["initial_lr"] - 2e-3) < 1e-9:
             self.count = getattr(self, "count", 0) + 1  # type: ignore[attr-defined]
@@ -113,7 +113,7 @@ def die_at(monkeypatch: pytest.MonkeyPatch, step: int, marks: Path, times: int) 
                 os.kill(os.getpid(), signal.SIGKILL)
         return done
 
-    monkeypatch.setattr(Stepper, "__call__", call)
+    monkeypatch.setattr(TrainStep, "__call__", call)
 
 
 def test_a_worker_killed_once_is_resumed(place: Path, undisturbed: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -134,9 +134,9 @@ def test_a_job_that_kills_its_process_is_a_row(place: Path, monkeypatch: pytest.
 
 def test_stopped_by_a_signal(place: Path, undisturbed: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The running job is saved, nothing else begins, and the same line goes on to the same end."""
-    original = Stepper.__call__
+    original = TrainStep.__call__
 
-    def call(self: Stepper, batches: list[dict]) -> object:
+    def call(self: TrainStep, batches: list[dict]) -> object:
         self.count = getattr(self, "count", 0) + 1  # type: ignore[attr-defined]
         if self.count == 3:  # type: ignore[attr-defined]
             handler = signal.getsignal(signal.SIGTERM)
@@ -148,7 +148,7 @@ def test_stopped_by_a_signal(place: Path, undisturbed: Path, monkeypatch: pytest
         return original(self, batches)
 
     with monkeypatch.context() as patch:
-        patch.setattr(Stepper, "__call__", call)
+        patch.setattr(TrainStep, "__call__", call)
         assert sweep("lr=1e-3,2e-3") == 75
     assert [summary(job)["status"] for job in jobs()] == ["interrupted"]
     assert steps(jobs()[0]) == [1, 2, 3]

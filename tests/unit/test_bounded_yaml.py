@@ -9,7 +9,7 @@ import pytest
 
 from optrun.bounded_yaml import UnboundedYamlError, read_text, refuse_unbounded, yaml_mapping
 from optrun.config import saved, store
-from optrun.config.began import began_in
+from optrun.config.original_cwd import original_cwd
 from optrun.errors import ConfigError
 from optrun.report import config_file
 
@@ -50,7 +50,7 @@ def test_refused_in_no_time(text: str, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"config\.yaml"):
         config_file.read_config(path)
     (tmp_path / "hydra.yaml").write_text(text)
-    assert began_in(tmp_path) is None
+    assert original_cwd(tmp_path) is None
     assert time.perf_counter() - started < 5, "and not minutes"
 
 

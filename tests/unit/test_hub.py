@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from huggingface_hub import constants
 
-from optrun import hub
+from optrun.data import hub_access as hub
 from tests.running import optrun_process
 
 

@@ -6,7 +6,7 @@ import io
 
 from rich.console import Console
 
-from optrun.training.progress import LiveDisplay, PlainDisplay, make_display, watched
+from optrun.training.display import LiveDisplay, PlainDisplay, make_display, watched
 
 
 def terminal() -> Console:

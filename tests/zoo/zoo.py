@@ -20,7 +20,7 @@ from torch import nn
 from transformers.models.auto.modeling_auto import MODEL_MAPPING_NAMES
 
 from optrun.config import store
-from optrun.config.run import RunConfig
+from optrun.config.schema.run import RunConfig
 from optrun.errors import ConfigError
 from optrun.explain.build import explain
 from optrun.explain.tables import render

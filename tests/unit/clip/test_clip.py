@@ -14,7 +14,7 @@ from torch import Tensor
 from optrun.clip import build_clip
 from optrun.clip import gradients as clip_gradients
 from optrun.config.choice import choice
-from optrun.config.clip import SCHEMAS
+from optrun.config.schema.clip import SCHEMAS
 from optrun.errors import ConfigError
 
 

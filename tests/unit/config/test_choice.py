@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from optrun.config import clip, param_groups, scheduler
 from optrun.config.choice import choice
+from optrun.config.schema import clip, param_groups, scheduler
 from optrun.errors import ConfigError
 
 GROUPS = {"clip": clip.SCHEMAS, "param_groups": param_groups.SCHEMAS, "scheduler": scheduler.SCHEMAS}

@@ -10,9 +10,10 @@ import pytest
 import transformers
 from omegaconf import DictConfig
 
-from optrun.config import elsewhere, keys, store
+from optrun.config import foreign_names as elsewhere
+from optrun.config import keys, store
 from optrun.config.groups import GROUPS
-from optrun.config.run import RunConfig
+from optrun.config.schema.run import RunConfig
 from optrun.errors import ConfigError
 from tests.running import optrun
 

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from optrun.data.cache import discarded
 from optrun.data.examples import Example, Examples, Joined, Selected, chosen, encode, limited, packed
-from optrun.data.loader import Feed, Plan
+from optrun.data.loader import BatchLoader, EpochPlan
 from optrun.data.randomness import generator
 
 
@@ -135,7 +135,7 @@ def test_a_plan_serves_each_example_once_an_epoch_and_starts_anywhere(
     examples: int, batch_size: int, accumulation: int, start: int, grouped: bool
 ) -> None:
     lengths = np.arange(examples) * 7 % 5 if grouped else None
-    plan = Plan(examples, batch_size, accumulation, seed=5, lengths=lengths)
+    plan = EpochPlan(examples, batch_size, accumulation, seed=5, lengths=lengths)
     steps = list(itertools.islice(plan.steps(0), 2 * plan.steps_per_epoch + start))
     for epoch in range(2):
         mine = [key for step in steps for batch in step for key in batch if key[0] == epoch]
@@ -150,7 +150,7 @@ def test_a_plan_serves_each_example_once_an_epoch_and_starts_anywhere(
 
 def test_examples_of_like_length_share_a_step() -> None:
     lengths = np.arange(200) % 10
-    plan = Plan(200, 5, 2, seed=1, lengths=lengths)
+    plan = EpochPlan(200, 5, 2, seed=1, lengths=lengths)
     spread = [
         np.ptp(lengths[[index for batch in step for _, index in batch]]) for step in itertools.islice(plan.steps(0), 20)
     ]
@@ -166,12 +166,12 @@ def collate(examples: list[Example]) -> dict[str, torch.Tensor]:
     return {"ids": torch.from_numpy(np.stack([example["ids"] for example in examples]))}
 
 
-def feed(workers: int) -> Feed:
-    return Feed(documents([3] * 11), noisy, collate, seed=7, workers=workers)
+def feed(workers: int) -> BatchLoader:
+    return BatchLoader(documents([3] * 11), noisy, collate, seed=7, workers=workers)
 
 
 def served(workers: int, start: int, count: int) -> list[list[list[Any]]]:
-    stream: Iterator[Any] = feed(workers).training(Plan(11, 2, 2, seed=7), start)
+    stream: Iterator[Any] = feed(workers).training(EpochPlan(11, 2, 2, seed=7), start)
     try:
         return [[batch["ids"].tolist() for batch in step] for step in itertools.islice(stream, count)]
     finally:

@@ -13,10 +13,11 @@ import pytest
 from datasets import ClassLabel, Dataset, DatasetDict, Features, Value
 
 from optrun.config.choice import choice
-from optrun.config.data import SCHEMAS, DataConfig
+from optrun.config.schema.data import SCHEMAS, DataConfig
+from optrun.data.build import load_source
 from optrun.data.columns import ALL_KEYS, label_column, named, refuse_unused, text_column, texts, words_column
 from optrun.data.files import read_files, resolve
-from optrun.data.source import Source, Split, cut, load_source
+from optrun.data.source import Source, Split, cut
 from optrun.errors import ConfigError
 from optrun.task.labels import label_lists_of, labels_of, numbers
 

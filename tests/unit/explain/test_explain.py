@@ -13,7 +13,7 @@ from rich.text import Text
 
 from optrun import explain as verb
 from optrun.config import store
-from optrun.config.run import RunConfig
+from optrun.config.schema.run import RunConfig
 from optrun.errors import ConfigError, StorageError
 from optrun.explain import picture
 from optrun.explain.build import explain

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from optrun.config.choice import choice
-from optrun.config.model import SCHEMAS, ModelConfig
+from optrun.config.schema.model import SCHEMAS, ModelConfig
 from optrun.errors import ConfigError
 from optrun.model.build import ModelSpec, build_model, special_ids
 from optrun.model.configuration import refuse_unknown

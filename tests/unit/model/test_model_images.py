@@ -10,7 +10,7 @@ import pytest
 from PIL import Image
 
 from optrun.config.choice import choice
-from optrun.config.model import SCHEMAS
+from optrun.config.schema.model import SCHEMAS
 from optrun.errors import ConfigError
 from optrun.model.images import PretrainedPreparation, ScratchPreparation, load_image_preparation
 

@@ -13,7 +13,7 @@ import torch
 import yaml
 
 from optrun.config import store
-from optrun.config.optimizer import SCHEMAS, AdamWDLConfig, OptimizerConfig
+from optrun.config.schema.optimizer import SCHEMAS, AdamWDLConfig, OptimizerConfig
 from optrun.errors import ConfigError
 from optrun.optimizer.base import NamedOptimizer
 from optrun.optimizer.build import build_optimizer, choice_of

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict, set_optimizer_state_dict
 
-from optrun.config.optimizer import SCHEMAS
+from optrun.config.schema.optimizer import SCHEMAS
 from optrun.errors import ConfigError
 from optrun.optimizer.base import NamedOptimizer
 from optrun.optimizer.footprint import state_bytes

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from optrun.config.choice import choice
-from optrun.config.param_groups import SCHEMAS
+from optrun.config.schema.param_groups import SCHEMAS
 from optrun.errors import ConfigError
 from optrun.optimizer import AdamW, Lamb, LazyAdam
 from optrun.param_groups import build_param_groups

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from optrun.config.choice import choice
-from optrun.config.scheduler import SCHEMAS
+from optrun.config.schema.scheduler import SCHEMAS
 from optrun.errors import ConfigError
 from optrun.scheduler import build_curve, curves
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from optrun.config.choice import choice
-from optrun.config.scheduler import SCHEMAS
+from optrun.config.schema.scheduler import SCHEMAS
 from optrun.errors import ConfigError
 from optrun.optimizer import Lamb
 from optrun.scheduler import Scheduler, build_scheduler

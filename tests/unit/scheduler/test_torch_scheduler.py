@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch.optim.lr_scheduler import LRScheduler, SequentialLR, StepLR
 
-from optrun.config.scheduler import SCHEMAS
+from optrun.config.schema.scheduler import SCHEMAS
 from optrun.errors import ConfigError
 from optrun.optimizer import Lamb
 from optrun.optimizer.composite import Composite

@@ -7,8 +7,8 @@ import pytest
 from datasets import Dataset, Features
 
 from optrun.config.choice import choice
-from optrun.config.data import SCHEMAS as DATA
-from optrun.config.task import SCHEMAS as TASKS
+from optrun.config.schema.data import SCHEMAS as DATA
+from optrun.config.schema.task import SCHEMAS as TASKS
 from optrun.data.source import Source, Split
 from optrun.model.tokenizer import train_tokenizer
 from optrun.task import Task, build_task

@@ -16,8 +16,8 @@ from scipy import stats
 
 from optrun.errors import ConfigError
 from optrun.task.base import IGNORED
-from optrun.task.sequence_classification import LabelEvaluation, SequenceClassification
-from optrun.task.token_classification import TokenClassification, WordEvaluation
+from optrun.task.sequence_classification import LabelMetrics, SequenceClassification
+from optrun.task.token_classification import TokenClassification, WordMetrics
 
 Make = Callable[..., Any]
 
@@ -85,7 +85,7 @@ def test_regression(make_source: Make, make_task: Make) -> None:
 def test_regression_metrics() -> None:
     rng = np.random.default_rng(0)
     made, right = rng.normal(size=(2, 12)).astype(np.float32)
-    evaluation = LabelEvaluation(0)
+    evaluation = LabelMetrics(0)
     for part in (slice(0, 5), slice(5, 12)):
         logits, labels = torch.tensor(made[part])[:, None], torch.tensor(right[part])
         loss = ((logits[:, 0] - labels) ** 2).mean()
@@ -184,7 +184,7 @@ def test_a_vocabulary_is_learnt_from_words_as_they_are_read(make_source: Make) -
 
 def test_entity_f1_over_batches() -> None:
     names = ["O", "B-X", "I-X"]
-    evaluation = WordEvaluation(names, whole_entities=True)
+    evaluation = WordMetrics(names, whole_entities=True)
     right = torch.tensor([[IGNORED, 1, 2, 0, 1], [1, IGNORED, 0, IGNORED, IGNORED]])
     made = torch.tensor([[1, 1, 2, 0, 0], [1, 1, 1, 1, 1]])
     for row in range(2):

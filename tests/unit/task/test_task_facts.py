@@ -10,8 +10,8 @@ import pytest
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from transformers import PreTrainedTokenizerFast
 
-from optrun.data_check import data_check
 from optrun.errors import ConfigError
+from optrun.task.data_check import data_check
 from optrun.task.facts import DataFacts, data_facts
 
 Make = Callable[..., Any]

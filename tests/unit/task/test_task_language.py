@@ -14,12 +14,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers.processors import TemplateProcessing
 
-from optrun.data.loader import Feed, Plan
+from optrun.data.loader import BatchLoader, EpochPlan
 from optrun.data.randomness import generator
 from optrun.data.source import Source
 from optrun.errors import ConfigError
 from optrun.task import Task
-from optrun.task.base import IGNORED, TokenEvaluation, tokenizer_key
+from optrun.task.base import IGNORED, TokenMetrics, tokenizer_key
 from optrun.task.language_model import opening
 from optrun.task.seq2seq_lm import Seq2SeqLm
 
@@ -105,8 +105,8 @@ def test_masks_are_a_function_of_seed_epoch_and_index(make_source: Make, make_ta
     task = masked(make_source, make_task)
 
     def batches(workers: int, start: int) -> list[Any]:
-        feed = Feed(task.train, task.transform, task.collate, seed=3, workers=workers)
-        stream = feed.training(Plan(len(task.train), 4, 1, seed=3), start)
+        feed = BatchLoader(task.train, task.transform, task.collate, seed=3, workers=workers)
+        stream = feed.training(EpochPlan(len(task.train), 4, 1, seed=3), start)
         made = [next(stream)[0] for _ in range(6)]
         stream.close()  # type: ignore[attr-defined]
         return [{name: tensor.tolist() for name, tensor in batch.items()} for batch in made]
@@ -205,7 +205,7 @@ def test_token_metrics_are_means_over_tokens_not_batches() -> None:
     labels = torch.randint(0, 7, (3, 5))
     labels[0, 2:] = IGNORED
     whole = torch.nn.functional.cross_entropy(logits.flatten(0, 1), labels.flatten())
-    evaluation = TokenEvaluation(shift=False)
+    evaluation = TokenMetrics(shift=False)
     for part in (slice(0, 1), slice(1, 3)):
         loss = torch.nn.functional.cross_entropy(logits[part].flatten(0, 1), labels[part].flatten())
         evaluation.update(SimpleNamespace(loss=loss, logits=logits[part]), {"labels": labels[part]})
@@ -219,13 +219,13 @@ def test_token_metrics_are_means_over_tokens_not_batches() -> None:
 
 
 def test_no_token_gives_no_number() -> None:
-    assert all(math.isnan(value) for value in TokenEvaluation(shift=True).compute().values())
+    assert all(math.isnan(value) for value in TokenMetrics(shift=True).compute().values())
 
 
 def test_shifted_accuracy() -> None:
     labels = torch.tensor([[5, 1, 2]])
     logits = torch.nn.functional.one_hot(torch.tensor([[1, 2, 0]]), 7).float()
-    evaluation = TokenEvaluation(shift=True)
+    evaluation = TokenMetrics(shift=True)
     evaluation.update(SimpleNamespace(loss=torch.tensor(0.5), logits=logits), {"labels": labels})
     assert evaluation.compute()["accuracy"] == 1.0
 

@@ -11,9 +11,9 @@ import torch
 from PIL import Image
 
 from optrun.config import overrides, store
-from optrun.config.task import SCHEMAS
-from optrun.data.loader import Feed, Plan
-from optrun.preparation import prepare
+from optrun.config.schema.task import SCHEMAS
+from optrun.data.loader import BatchLoader, EpochPlan
+from optrun.run.prepare import prepare
 
 T5 = [f"model.config.{value}" for value in ("d_model=16", "d_kv=8", "d_ff=16", "num_layers=1", "num_heads=2")]
 BERT = ["model=bert_tiny", "model.config.hidden_size=16", "model.config.num_hidden_layers=1"]
@@ -63,11 +63,11 @@ def test_a_task_trains_and_is_evaluated(task: str, tmp_path: Path) -> None:
     checked = overrides.checked(hydra, "config", words, sweep=False)
     prepared = prepare(store.typed(store.without_hydra(store.compose(hydra, "config", checked))))
     model, made = prepared.model, prepared.task
-    feed = Feed(made.train, made.transform, made.collate, seed=0, workers=0)
+    feed = BatchLoader(made.train, made.transform, made.collate, seed=0, workers=0)
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
     model.train()
     losses = []
-    for _, (batch, *_) in zip(range(12), feed.training(Plan(len(made.train), 4, 1, 0), 0), strict=False):
+    for _, (batch, *_) in zip(range(12), feed.training(EpochPlan(len(made.train), 4, 1, 0), 0), strict=False):
         assert made.weight(batch) > 0
         assert all(size >= 0 for size in made.sizes(batch))
         loss = model(**batch).loss
@@ -79,7 +79,7 @@ def test_a_task_trains_and_is_evaluated(task: str, tmp_path: Path) -> None:
     evaluation = made.evaluation()
     model.eval()
     with torch.no_grad():
-        for batch in Feed(made.eval, made.transform, made.collate, seed=0, workers=0).evaluation(3):
+        for batch in BatchLoader(made.eval, made.transform, made.collate, seed=0, workers=0).evaluation(3):
             evaluation.update(model(**batch), batch)
     found = evaluation.compute()
     assert list(found) == made.metric_names()

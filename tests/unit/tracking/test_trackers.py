@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from optrun.config.choice import choice
-from optrun.config.tracking import SCHEMAS, TrackingConfig
+from optrun.config.schema.tracking import SCHEMAS, TrackingConfig
 from optrun.errors import ConfigError
 from optrun.tracking import build_tracker, require_tracker
 

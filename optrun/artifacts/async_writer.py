@@ -1,0 +1,101 @@
+"""Checkpoints written beside training: one at a time, in a thread of its own, and never lost there."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from optrun.artifacts.checkpoint import Snapshot, save_checkpoint
+from optrun.artifacts.retention import Retention, point_best
+from optrun.artifacts.run_manifest import RunManifest
+from optrun.errors import StorageError
+
+_LOOK_SECONDS = 0.2
+
+
+@dataclass
+class Order:
+    """One checkpoint to write."""
+
+    snapshot: Snapshot
+    """Its tensors belong to the writer until the result is taken."""
+    ranked: Sequence[int]
+    """Steps by their metric, best first, also those that have no checkpoint."""
+    keep_best: int
+    """How many of the best that are whole are kept."""
+    keep: Collection[int]
+    """Other steps to be kept."""
+    before_commit: Callable[[], None]
+
+
+@dataclass
+class Result:
+    """How an order ended."""
+
+    order: Order
+    place: Path | None
+    """The committed folder; None where it failed before the rename."""
+    seconds: float
+    error: BaseException | None = None
+
+
+class AsyncWriter:
+    """Writes snapshots; whoever gives an order takes its result.
+
+    Args:
+        manifest: Of the run, sealed after each checkpoint; the run's lock is held.
+        keep_last: As for `Retention`.
+    """
+
+    def __init__(self, manifest: RunManifest, keep_last: int) -> None:
+        self.run = manifest.run
+        self.manifest = manifest
+        self.retention = Retention(manifest.run, keep_last, manifest.whole)
+        self._thread: threading.Thread | None = None
+        self._result: Result | None = None
+
+    @property
+    def busy(self) -> bool:
+        """Whether an order was given whose result nobody has taken."""
+        return self._thread is not None
+
+    def start(self, order: Order) -> None:
+        """Begin to write; the result of the order before must have been taken."""
+        assert self._thread is None, "one save at a time"
+        self._thread = threading.Thread(target=self._work, args=(order,), name="optrun-saver", daemon=True)
+        self._thread.start()
+
+    def result(self, *, wait: bool) -> Result | None:
+        """Take the result of the order that was given.
+
+        Args:
+            wait: Until it is there; otherwise None where it is not yet.
+        """
+        if self._thread is None or (not wait and self._thread.is_alive()):
+            return None
+        while self._thread.is_alive():
+            # A signal that the kernel hands to another thread wakes nobody here: its handler runs at the next look.
+            self._thread.join(_LOOK_SECONDS)
+        self._thread = None
+        result, self._result = self._result, None
+        return result
+
+    def _work(self, order: Order) -> None:
+        begun = time.monotonic()
+        place = None
+        error: BaseException | None = None
+        try:
+            place = save_checkpoint(self.run, order.snapshot, order.before_commit)
+            self.retention.trust(place)
+            best = self.retention.whole(order.ranked, order.keep_best)
+            point_best(self.run, best[0] if best else None)
+            # Sealed without those that go: one that is listed and not there was not deleted by us.
+            self.retention({*best, *order.keep, order.snapshot.global_step}, self.manifest.seal)
+        except OSError as refused:
+            error = StorageError(f"{refused.filename or self.run.checkpoints}: {refused.strerror or refused}.")
+        except BaseException as failure:  # carried to the thread that asked, which raises it
+            error = failure
+        self._result = Result(order, place, time.monotonic() - begun, error)

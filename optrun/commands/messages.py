@@ -1,0 +1,106 @@
+"""Errors of a command as messages on stderr and exit codes."""
+
+from __future__ import annotations
+
+import errno
+import os
+import signal
+import sys
+import threading
+import traceback
+from collections.abc import Callable
+from types import FrameType
+from typing import Any, Self
+
+from optrun.errors import ConfigError, OptrunError, StorageError, printable
+
+_STORAGE = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EROFS, errno.ESTALE}
+"""What the operating system says of a disk, also where it names no file."""
+
+
+def guarded(verb: Callable[[list[str]], int], argv: list[str]) -> int:
+    """Run a verb; turn every error it may raise into its message on stderr and an exit code.
+
+    Args:
+        verb: Takes the arguments and returns an exit code.
+        argv: Command-line arguments after `optrun`.
+
+    Returns:
+        The exit code.
+    """
+    with _Interrupted() as interrupted:
+        try:
+            return verb(argv)
+        except (OptrunError, OSError) as error:
+            if not interrupted.heard:
+                return say(error, argv) if isinstance(error, OptrunError) else _storage(error, argv)
+        except KeyboardInterrupt:
+            pass
+    sys.stderr.write("optrun: stopped; nothing was running that could be saved\n")
+    return 130
+
+
+class _Interrupted:
+    """Remembers a SIGINT: libraries on the way turn a KeyboardInterrupt into errors of their own."""
+
+    def __init__(self) -> None:
+        self.heard = False
+        self._before: Any = None
+
+    def __enter__(self) -> Self:
+        if threading.current_thread() is threading.main_thread():
+            self._before = signal.getsignal(signal.SIGINT)
+            if self._before is signal.default_int_handler:
+                signal.signal(signal.SIGINT, self._hear)
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        if self._before is signal.default_int_handler:
+            signal.signal(signal.SIGINT, self._before)
+
+    def _hear(self, number: int, frame: FrameType | None) -> None:
+        self.heard = True
+        signal.default_int_handler(number, frame)
+
+
+def _storage(error: OSError, argv: list[str]) -> int:
+    if error.filename is not None:
+        return say(StorageError(f"{error.filename}: {error.strerror}."), argv, error)
+    if error.errno not in _STORAGE:
+        raise error
+    said = f"storage refused: {error.strerror}. Make room, or choose another directory."
+    return say(StorageError(said), argv, error)
+
+
+def say(error: OptrunError, argv: list[str], cause: BaseException | None = None) -> int:
+    """Write an error for a person.
+
+    Args:
+        error: What ended the command.
+        argv: Words after `optrun`.
+        cause: What it stands for, where that is another error.
+
+    Returns:
+        The exit code.
+    """
+    if os.environ.get("HYDRA_FULL_ERROR") == "1":
+        traceback.print_exception(cause or error)
+    word = "stopped" if error.exit_code == 75 else "error"
+    sys.stderr.write(f"optrun: {word}: {printable(_with_place(error, argv))}\n")
+    if isinstance(error, ConfigError):
+        sys.stderr.write("optrun --help lists every choice and value\n")
+    sys.stderr.flush()
+    return error.exit_code
+
+
+def _with_place(error: OptrunError, argv: list[str]) -> str:
+    """The message, behind the line of the user's file where the value stands that it is about."""
+    said = str(error)
+    if not isinstance(error, ConfigError) or any(
+        said.startswith(f"{word.split('=')[0].lstrip('+')}=") for word in argv
+    ):
+        return said
+    from optrun.config.yaml_files import stands
+
+    place = stands(said)
+    return said if place is None else f"{place}: {said}"

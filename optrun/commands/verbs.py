@@ -1,0 +1,10 @@
+"""The verbs of the command line and the modules that run them."""
+
+VERBS = {
+    "certify": "optrun.commands.certify",
+    "evaluate": "optrun.commands.evaluate",
+    "explain": "optrun.commands.explain",
+    "export": "optrun.commands.export",
+    "report": "optrun.commands.report",
+    "verify": "optrun.commands.verify",
+}

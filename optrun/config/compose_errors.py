@@ -1,0 +1,198 @@
+"""What Hydra and OmegaConf raise while they compose, as one sentence: file, line, key, value, what was expected."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import yaml  # type: ignore[import-untyped,unused-ignore]
+from hydra._internal.hydra import Hydra
+from hydra.errors import MissingConfigException
+from omegaconf import DictConfig, ListConfig
+from omegaconf.errors import ConfigKeyError, InterpolationResolutionError, OmegaConfBaseException
+
+from optrun.config.groups import GROUPS
+from optrun.config.keys import all_keys, node_at, unknown_hydra_group, unknown_key
+from optrun.config.safety import code_refusal
+from optrun.config.schema import sweeper
+from optrun.config.types import expected_type, in_yaml
+from optrun.config.yaml_files import READ, entries, line_of, mentioned, shown, users_files
+from optrun.errors import ConfigError, did_you_mean
+
+_SHOWN = 200
+"""Characters of a value in a message."""
+
+
+def refusal(hydra: Hydra, config_name: str, error: BaseException) -> ConfigError:
+    """The refusal that stands for an error of a composition.
+
+    Args:
+        hydra: Knows the choices.
+        config_name: What was composed.
+        error: What it raised.
+    """
+    cause = error.__cause__ or error.__context__
+    if isinstance(error, OmegaConfBaseException):
+        return interpolation(None, error)
+    if isinstance(error, MissingConfigException):
+        return _missing(hydra, config_name, str(error.missing_cfg_file))
+    if isinstance(error, RecursionError):
+        names = users_files()
+        where = shown(list(names.values())[-1]) if names else config_name
+        return ConfigError(f"{where}: the defaults lists of {', '.join(names)} lead back to themselves. Take one out.")
+    named = re.match(r"In '([^']+)':", str(error))
+    if isinstance(cause, OmegaConfBaseException) and named is not None:
+        return _unmerged(named[1], cause)
+    if isinstance(cause, ConfigKeyError):  # a word of the command line, under the choice of another
+        return unknown_key(cause.parent_node._get_root(), str(cause.full_key))
+    if isinstance(error, KeyError):
+        return ConfigError(f"hydra.job.env_copy: the environment variable {error} is not set.")
+    return _not_taken(config_name, first_line(error))
+
+
+def _not_taken(config_name: str, said: str) -> ConfigError:
+    """A defaults list that Hydra does not take: its own words, behind the line that they are about."""
+    inside = re.match(r"In '?([^':]+)'?: (.*)", said)
+    name, said = (inside[1], inside[2]) if inside else (config_name, said)
+    words = ["".join(found) for found in re.findall(r"'([^']+)'|Multiple values for ([\w/]+)|^([\w/]+) appears", said)]
+    if "No match in the defaults list" in said and words:
+        said = f"override {words[0]}: no such group. {did_you_mean(words[0], GROUPS)}"
+        if words[0].startswith("hydra/"):
+            said = str(unknown_hydra_group(["launcher", "sweeper"], words[0]))
+    places = [place for place in map(mentioned, words) if place is not None]
+    if not places and name in users_files():
+        key = "defaults" if "searchpath" not in said and "config source" not in said else "hydra.searchpath"
+        places = [shown(READ[name], line_of(READ[name], key))]
+    return ConfigError(f"{places[0]}: {said}" if places else said)
+
+
+def first_line(error: BaseException) -> str:
+    """The message of a refusal of optrun's below an error, or the first line of the error's own."""
+    cause: BaseException = error
+    while cause.__cause__ is not None:
+        cause = cause.__cause__
+    if isinstance(cause, ConfigError):
+        return str(cause)
+    lines = [line for line in str(error).splitlines() if line.strip()]
+    return lines[0] if lines else type(error).__name__
+
+
+def _missing(hydra: Hydra, config_name: str, missing: str) -> ConfigError:
+    """A recipe, or an entry of a defaults list, that leads nowhere."""
+    group, _, name = missing.rpartition("/")
+    options = hydra.config_loader.get_group_options(group)
+    twin = next((path for path in _folders(hydra) if (path / f"{missing}.yml").is_file()), None)
+    near = f"{shown(twin / missing)}.yml: call it {name}.yaml." if twin else did_you_mean(name, options)
+    if missing == config_name.strip("/"):
+        near = near or "It is the name of a file, not a path."
+        return ConfigError(f"-cn {config_name}: no such recipe. {near} Your own are found with --config-dir DIR.")
+    where = mentioned(name) or mentioned(missing)
+    where = f"{where}: " if where else ""
+    if group and not options:
+        groups = hydra.config_loader.list_groups(group.rpartition("/")[0])
+        return ConfigError(f"{where}{group}={name}: no such group {group}. {did_you_mean(group, groups)}")
+    if name.endswith("_schema"):
+        near = did_you_mean(name, [f"{choice}_schema" for choice in _schemas(group)])
+    return ConfigError(
+        f"{where}{group or 'defaults'}={name}: no such {group if group in GROUPS else 'configuration'}. {near}"
+    )
+
+
+def _folders(hydra: Hydra) -> list[Path]:
+    return [Path(source.path) for source in hydra.config_loader.get_sources() if source.scheme() == "file"]
+
+
+def _schemas(group: str) -> dict[str, Any]:
+    return {**GROUPS.get(group, {}), **(sweeper.SCHEMAS if group == "hydra/sweeper" else {})}
+
+
+# A file that does not fit ---------------------------------------------------------------------------------------------
+
+
+def _unmerged(config_path: str, cause: OmegaConfBaseException) -> ConfigError:
+    """A file whose keys or values do not fit those there are."""
+    key = str(cause.full_key or "")
+    path = READ.get(config_path)
+    root = cause.parent_node._get_root()
+    if path is None and not key:
+        where = mentioned(config_path.split("/")[0]) or config_path
+        return ConfigError(f"{where}: a run has one choice of each group, and here are several.")
+    if path is None:  # a schema, put elsewhere by the defaults list
+        where = mentioned(key.split(".")[0]) or config_path
+        return ConfigError(f"{where}: {key}: no such key. A group keeps its place: write it without @{key}.")
+    said = _unknown(root, config_path, key, cause) if isinstance(cause, ConfigKeyError) else None
+    if said is None:
+        key, said = _misfit(root, path, config_path) if not key else (key, _unfit(key, cause))
+    return ConfigError(f"{shown(path, line_of(path, key, config_path))}: {said}")
+
+
+def _unknown(root: DictConfig, config_path: str, key: str, cause: OmegaConfBaseException) -> str:
+    group, _, leaf = key.rpartition(".")
+    choices = _schemas(group.replace(".", "/"))
+    if leaf == "_target_":
+        values = {name: node.value for name, node, _ in entries(READ[config_path], config_path)}
+        return str(code_refusal(key, values.get(key)))
+    if choices and cause.object_type not in choices.values() and config_path.startswith(group.replace(".", "/")):
+        return (
+            f"{key}: the defaults list names no schema. Begin with a choice to change, such as `defaults: "
+            f"[{next(iter(choices))}, _self_]`, or with its schema, `defaults: [{next(iter(choices))}_schema, _self_]`."
+        )
+    if config_path.startswith(f"{key}/"):
+        return f"{key}: no such group. {did_you_mean(key, GROUPS)}"
+    if str(cause.key) == key and key in all_keys(root):
+        head, _, leaf = key.rpartition(".")
+        return f"{key}: a file has no dotted keys. Expected `{leaf}` indented below `{head}:`."
+    return str(unknown_key(root, key))
+
+
+def _unfit(key: str, cause: OmegaConfBaseException) -> str:
+    text = str(in_yaml(cause.value)).replace("None", "null")
+    return f"{key}={text if len(text) <= _SHOWN else f'{text[:_SHOWN]}...'}: expected {expected_type(cause)}."
+
+
+def _misfit(root: DictConfig, path: Path, config_path: str) -> tuple[str, str]:
+    """The first entry that is a single value, a list or a mapping where another of these is expected."""
+    for key, node, _ in entries(path, config_path):
+        there = node_at(root, key)
+        text = node.value if isinstance(node, yaml.ScalarNode) else "..."
+        if isinstance(there, DictConfig) and not isinstance(node, yaml.MappingNode):
+            hint = f" Choose it in the defaults list: `- override {key}: {text}`." if key in GROUPS else ""
+            return key, f"{key}={text}: expected a mapping, such as {{key: value}}.{hint}"
+        if isinstance(there, ListConfig) and not isinstance(node, yaml.SequenceNode):
+            return key, f"{key}={text}: expected a list, such as [a,b]."
+    return "", "a value is a mapping or a list where the configuration has another kind."
+
+
+# Interpolations -------------------------------------------------------------------------------------------------------
+
+
+def interpolation(cfg: DictConfig | None, error: OmegaConfBaseException) -> ConfigError:
+    """The refusal of a `${...}` that comes to nothing, or to a value of another type.
+
+    Args:
+        cfg: What it stands in; None: it is not known.
+        error: What OmegaConf raised.
+    """
+    said = first_line(error)
+    key = str(error.full_key or "")
+    if isinstance(error.__cause__, ConfigError) or not key or not isinstance(error, InterpolationResolutionError):
+        return ConfigError(said)
+    node = None if error.parent_node is None else node_at(error.parent_node._get_root(), key)
+    text = node._value() if node is not None else "${...}"
+    return ConfigError(f"{key}={text}: {_why(cfg, said, error)}")
+
+
+def _why(cfg: DictConfig | None, said: str, error: OmegaConfBaseException) -> str:
+    if found := re.search(r"Interpolation key '([^']+)' not found", said):
+        near = did_you_mean(found[1], all_keys(cfg)) if cfg is not None else ""
+        return f"there is no key {found[1]}. {near if near.startswith('Did') else ''}".strip()
+    if found := re.search(r"Environment variable '([^']+)' not found", said):
+        return f"the environment variable {found[1]} is not set. Set it, or write ${{oc.env:{found[1]},DEFAULT}}."
+    if found := re.search(r"Missing mandatory value: (\S+)", said):
+        return f"{found[1]} has no value: give {found[1]}=VALUE."
+    if "Recursive interpolation" in said:
+        return "it leads back to itself."
+    if found := re.search(r"Unsupported interpolation type (\S+)", said):
+        return f"there is no resolver {found[1]}. OmegaConf has oc.env and others below oc., Hydra has now and hydra."
+    return f"expected {expected_type(error)}."

@@ -1,0 +1,99 @@
+"""What no configuration may hold, wherever it came from: the name of code to run, or a secret.
+
+Hydra builds what `_target_` says, logging what `()` and `class` say, before a line of a run is executed; and everything
+in a configuration is written into the run directory.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import Any
+
+from omegaconf import DictConfig, OmegaConf
+
+from optrun.errors import ConfigError
+
+_PLUGINS = ("hydra._internal.core_plugins.", "hydra_plugins.")
+"""Where the launchers and sweepers lie that are found by name."""
+_BUILT_BY_HYDRA = ("hydra.launcher._target_", "hydra.sweeper._target_")
+_SECRET = re.compile(r"(^|[_-])(token|api_?key|secret(_?key)?|access_?key|passw(or)?d|credentials?)$", re.IGNORECASE)
+_SECRET_TOKEN = re.compile(r"(auth|access|hf|hub|api)_?token$", re.IGNORECASE)
+_PASSWORD = re.compile(r"[a-z][a-z0-9+.-]*://[^/\s:@]*:[^/\s@]+@", re.IGNORECASE)
+
+
+def refuse_code(cfg: DictConfig) -> None:
+    """Refuse a configuration that names code.
+
+    Raises:
+        ConfigError: Naming the first such key and its value.
+    """
+    for key, value in _leaves(cfg):
+        leaf = key.rsplit(".", 1)[-1]
+        names_code = (
+            (leaf == "_target_" and not (key in _BUILT_BY_HYDRA and str(value).startswith(_PLUGINS)))
+            or key.startswith("hydra.callbacks.")
+            or (_of_logging(key) and (leaf == "()" or (leaf == "class" and not str(value).startswith("logging."))))
+        )
+        if names_code:
+            raise code_refusal(key, value)
+
+
+def code_refusal(key: str, value: object) -> ConfigError:
+    """The refusal of a key that names code."""
+    return ConfigError(
+        f"{key}={value}: a configuration that names code is not run. Expected a choice by its name, such as "
+        "optimizer=lamb; leave this key out."
+    )
+
+
+def refuse_secrets(cfg: DictConfig) -> None:
+    """Refuse a configuration that would write a secret into the run directory.
+
+    Raises:
+        ConfigError: Naming the first such key; its value is not repeated.
+    """
+    for key, value in _leaves(cfg):
+        if not isinstance(value, str) or not value:
+            continue
+        named = _SECRET.search(key.rsplit(".", 1)[-1])
+        if key.startswith("model.config.") and key.endswith("_token"):
+            named = _SECRET_TOKEN.search(key)  # others are texts, such as the one that stands for an image
+        if named or _PASSWORD.match(value):
+            raise ConfigError(
+                f"{key}: this looks like a secret, and a configuration is written into the run directory. Expected it "
+                "in the environment, of which nothing is written."
+            )
+
+
+def _of_logging(key: str) -> bool:
+    return key.startswith(("hydra.job_logging.", "hydra.hydra_logging."))
+
+
+def _leaves(cfg: DictConfig) -> Iterator[tuple[str, Any]]:
+    """Dotted keys and values, as they stand before interpolation."""
+
+    def walk(node: Any, prefix: str) -> Iterator[tuple[str, Any]]:
+        for name, value in node.items() if isinstance(node, dict) else enumerate(node):
+            key = f"{prefix}.{name}" if prefix else str(name)
+            if isinstance(value, dict | list) and value:
+                yield from walk(value, key)
+            else:
+                yield key, value
+
+    yield from walk(OmegaConf.to_container(cfg, resolve=False), "")
+
+
+def refuse_stored_trust(cfg: DictConfig, words: list[str]) -> None:
+    """Code that comes with a model runs when this command line says so, not because a file does.
+
+    Raises:
+        ConfigError: `model.trust_remote_code` is on, and not by this command line.
+    """
+    if OmegaConf.select(cfg, "model.trust_remote_code") and not any(
+        word.lstrip("+").startswith("model.trust_remote_code=") for word in words
+    ):
+        raise ConfigError(
+            "model.trust_remote_code=true stands in a configuration file; it counts only on the command line, where "
+            "the person who runs it sees it."
+        )

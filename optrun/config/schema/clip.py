@@ -1,0 +1,103 @@
+"""What happens to gradients between the backward pass and the step."""
+
+import re
+from dataclasses import dataclass
+
+from optrun.config.schema.checks import expect
+from optrun.errors import ConfigError
+
+
+@dataclass(kw_only=True)
+class ClipConfig:
+    """What every choice has."""
+
+    name: str
+
+
+@dataclass(kw_only=True)
+class NoClipConfig(ClipConfig):
+    """Gradients stay as they are; their global norm is measured and logged all the same."""
+
+
+@dataclass(kw_only=True)
+class ClipExclusionConfig(ClipConfig):
+    """Clips that parameters can opt out of."""
+
+    exclude: list[str]
+    """Regular expressions searched in parameter names: these gradients are left alone and do not count in the norm that
+    clips. One that matches nothing is an error."""
+
+    def __post_init__(self) -> None:
+        """Refuse what is no regular expression."""
+        for pattern in self.exclude:
+            try:
+                re.compile(pattern)
+            except re.error as error:
+                raise ConfigError(f"clip.exclude={pattern}: not a regular expression: {error}.") from error
+
+
+@dataclass(kw_only=True)
+class NormClipConfig(ClipExclusionConfig):
+    """Each gradient tensor alone: g * min(1, max_norm / (|g| + eps))."""
+
+    max_norm: float
+    """Largest L2 norm that is left alone; above 0."""
+    eps: float
+    """Added to the norm before dividing. 1e-6: torch. 0: Paddle, Keras."""
+    max_value: float | None
+    """Clamp elementwise to [min_value, max_value] first (Keras: clipvalue); null: do not."""
+    min_value: float | None
+    """Null: -max_value."""
+
+    def __post_init__(self) -> None:
+        """Refuse norms that would silence or flip gradients."""
+        super().__post_init__()
+        expect(
+            0 < self.max_norm < float("inf"),
+            "clip.max_norm",
+            self.max_norm,
+            "a number above 0",
+            "To leave gradients alone: clip=none.",
+        )
+        expect(0 <= self.eps < float("inf"), "clip.eps", self.eps, "0 or more")
+        _check_values(self.min_value, self.max_value, optional=True)
+
+
+@dataclass(kw_only=True)
+class GlobalNormClipConfig(NormClipConfig):
+    """All gradients by one factor: min(1, max_norm / (|all gradients| + eps))."""
+
+    per_group: bool
+    """One norm and one factor per parameter group (Paddle), not over all of them."""
+
+
+@dataclass(kw_only=True)
+class ValueClipConfig(ClipExclusionConfig):
+    """Each element alone: min(max(g, min_value), max_value)."""
+
+    max_value: float
+    min_value: float | None
+    """Null: -max_value."""
+
+    def __post_init__(self) -> None:
+        """Refuse an empty interval."""
+        super().__post_init__()
+        _check_values(self.min_value, self.max_value, optional=False)
+
+
+def _check_values(min_value: float | None, max_value: float | None, *, optional: bool) -> None:
+    if max_value is None:
+        expect(optional, "clip.max_value", max_value, "a number")
+        expect(min_value is None, "clip.min_value", min_value, "null where clip.max_value is null", "Set both.")
+    elif min_value is None:
+        expect(max_value > 0, "clip.max_value", max_value, "a number above 0 where clip.min_value is null")
+    else:
+        expect(min_value <= max_value, "clip.min_value", min_value, f"at most clip.max_value={max_value}")
+
+
+SCHEMAS: dict[str, type[ClipConfig]] = {
+    "none": NoClipConfig,
+    "global_norm": GlobalNormClipConfig,
+    "norm": NormClipConfig,
+    "value": ValueClipConfig,
+}

@@ -1,0 +1,103 @@
+"""Where the examples come from."""
+
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from optrun.config.schema.checks import expect, expect_count, expect_fraction
+from optrun.errors import refuse_url
+
+
+@dataclass(kw_only=True)
+class DataConfig:
+    """What every source has."""
+
+    EVALUATION_ROWS: ClassVar[str | None] = None
+    """How other rows to evaluate on are named; None: such a source has no others."""
+    name: str
+    max_length: int
+    """Tokens of an example, at most; of a block, exactly."""
+    eval_fraction: float
+    """Share of the training rows cut off for evaluation, by the seed, where no evaluation split is given; in [0, 1); 0:
+    none, and no evaluation."""
+    max_train_examples: int | None
+    """Use only this many training examples (rows; blocks when packed), picked by the seed; null: all."""
+    max_eval_examples: int | None
+    """Use only this many evaluation examples, the same ones whatever the seed; null: all."""
+
+    def __post_init__(self) -> None:
+        """Refuse sizes that leave nothing to train on."""
+        expect(self.max_length >= 2, "data.max_length", self.max_length, "2 tokens or more")
+        expect_fraction("data.eval_fraction", self.eval_fraction)
+        expect_count("data.max_train_examples", self.max_train_examples)
+        expect_count("data.max_eval_examples", self.max_eval_examples)
+
+
+@dataclass(kw_only=True)
+class StdlibConfig(DataConfig):
+    """The source text of the running Python's standard library: real input, no download."""
+
+
+@dataclass(kw_only=True)
+class ColumnsConfig(DataConfig):
+    """Sources with named columns. Null: found by itself where there is only one possibility."""
+
+    text_column: str | None
+    """Texts; lists of words for token_classification."""
+    eval_text_column: str | None
+    """Only where the evaluation split calls the text otherwise."""
+    text_pair_column: str | None
+    """Second text of an example."""
+    label_column: str | None
+    """Null: `label` or `labels`, if there is one; for token_classification also `tags` and `ner_tags`."""
+    target_column: str | None
+    """Text to produce (seq2seq_lm). Null: `target`."""
+    image_column: str | None
+    """Images or their paths (image_classification). Null: the only column of images."""
+
+
+@dataclass(kw_only=True)
+class FilesConfig(ColumnsConfig):
+    """The user's own csv, tsv, json, jsonl, parquet or text files."""
+
+    EVALUATION_ROWS: ClassVar[str | None] = "data.eval=FILE"
+    train: Any
+    """One path, a list of paths, or a glob."""
+    eval: Any
+    """The same; null: cut from train."""
+
+    def __post_init__(self) -> None:
+        """Refuse anything but a path or a list of paths."""
+        super().__post_init__()
+        for key, value in (("data.train", self.train), ("data.eval", self.eval)):
+            refuse_url(key, value)
+            if value is None and key == "data.eval":
+                continue
+            paths = value if isinstance(value, list | tuple) else [value]
+            expect(
+                bool(paths) and all(isinstance(path, str) and path.strip() for path in paths),
+                key,
+                value,
+                "a path, a list of paths, or a glob",
+            )
+
+
+@dataclass(kw_only=True)
+class HubConfig(ColumnsConfig):
+    """A dataset by `datasets.load_dataset`: hub name or local folder."""
+
+    EVALUATION_ROWS: ClassVar[str | None] = "data.eval_split=NAME"
+    path: str
+    subset: str | None
+    """The dataset's configuration, what `load_dataset` calls `name`."""
+    revision: str | None
+    train_split: str
+    eval_split: str | None
+    """Null: `validation` or `test`, if there is one; else cut from train."""
+
+    def __post_init__(self) -> None:
+        """Refuse what is no name and no folder."""
+        super().__post_init__()
+        refuse_url("data.path", self.path)
+
+
+SCHEMAS: dict[str, type[DataConfig]] = {"stdlib": StdlibConfig, "files": FilesConfig, "hub": HubConfig}

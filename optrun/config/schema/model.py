@@ -1,0 +1,77 @@
+"""Which transformers model, and with which tokenizer."""
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+from optrun.config.schema.checks import expect
+from optrun.errors import refuse_url
+
+
+@dataclass(kw_only=True)
+class ModelConfig:
+    """What every model choice has."""
+
+    name: str
+    config: dict[str, Any]
+    """Values for the transformers configuration, by its own names; an unknown one is an error."""
+    tokenizer: str | None
+    """Hub name or local folder of a tokenizer; null: the model's own, or one trained on the training text."""
+    attn_implementation: str | None
+    """`sdpa`, `eager`, ...; null: what transformers picks."""
+
+    def __post_init__(self) -> None:
+        """Refuse what is no name and no folder."""
+        refuse_url("model.tokenizer", self.tokenizer)
+
+
+@dataclass(kw_only=True)
+class PretrainedConfig(ModelConfig):
+    """A model with weights, from the hub or a local folder."""
+
+    path: str
+    """Hub name or local folder."""
+    default_lr_factor: float | None = None
+    """Where the top-level `lr` is not set, it is the optimizer's `default_lr` times this: weights that were trained
+    before are moved in smaller steps. Null, as in configurations saved before it existed: 1."""
+    revision: str | None
+    """Branch, tag or commit on the hub."""
+    trust_remote_code: bool
+    """Run Python code that comes with the model. Counts only when it stands on the command line."""
+
+    def __post_init__(self) -> None:
+        """Refuse an empty path and a factor without a sense."""
+        super().__post_init__()
+        refuse_url("model.path", self.path)
+        expect(bool(self.path.strip()), "model.path", repr(self.path), "a hub name or a local folder")
+        factor = self.default_lr_factor
+        expect(
+            factor is None or 0 < factor < math.inf,
+            "model.default_lr_factor",
+            factor,
+            "a number above 0, or null",
+        )
+
+
+@dataclass(kw_only=True)
+class FromConfigConfig(ModelConfig):
+    """Any transformers architecture, from scratch."""
+
+    model_type: str
+    """transformers' name of the architecture: `gpt2`, `bert`, `llama`, `t5`, `vit`, ..."""
+    vocab_size: int
+    """Size of the byte-level BPE vocabulary trained on the training text, where no tokenizer is named."""
+
+    def __post_init__(self) -> None:
+        """Refuse a vocabulary that cannot hold the 256 bytes and the special tokens."""
+        super().__post_init__()
+        expect(self.vocab_size >= 300, "model.vocab_size", self.vocab_size, "300 or more: 256 bytes and special tokens")
+
+
+SCHEMAS: dict[str, type[ModelConfig]] = {
+    "gpt_tiny": FromConfigConfig,
+    "bert_tiny": FromConfigConfig,
+    "vit_tiny": FromConfigConfig,
+    "from_config": FromConfigConfig,
+    "pretrained": PretrainedConfig,
+}

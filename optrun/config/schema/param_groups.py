@@ -1,0 +1,149 @@
+"""Which parameter gets which learning rate and weight decay; independent of the optimizer."""
+
+import difflib
+import re
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any
+
+from optrun.config.schema import optimizer
+from optrun.config.schema.checks import expect, expect_count, expect_positive
+from optrun.errors import ConfigError, did_you_mean
+
+GROUPING_KEYS = {
+    "lr_scale": "number of 0 or more; times the base lr, in place of the layer's own",
+    "lr": "number of 0 or more; absolute",
+    "weight_decay": "number, in place of the one for its kind",
+    "adaptation": "true or false; Lamb's layer adaptation",
+    "centralization": "true or false; LazyAdam's gradient centralization",
+    "freeze": "true; takes the parameters out of training",
+    "optimizer": "name of another optimizer that steps these parameters",
+    "schedule": "name of another schedule, or a mapping with its keys",
+}
+"""What a rule may say besides `pattern` and the hyper-parameters of the optimizer."""
+
+
+class Dialect(Enum):
+    """Powers of the decay rate, by whose code. n: depth; blocks count from 0."""
+
+    paddle = "paddle"
+    """Head 0, block i n - i, embeddings n + 1."""
+    beit = "beit"
+    """The same; what BEiT and timm do."""
+    electra = "electra"
+    """Head 0, block i n + 1 - i, embeddings n + 2."""
+    xlnet = "xlnet"
+    """Head 0, block i n - 1 - i, so that the top block keeps the full rate; embeddings as the lowest block."""
+
+
+@dataclass(kw_only=True)
+class ParamGroupsConfig:
+    """What every choice has."""
+
+    name: str
+    rules: list[dict[str, Any]]
+    """Ordered; the first whose `pattern` (a regular expression searched in the name) matches a parameter overrides what
+    it gets. A rule that matches nothing, or only what earlier rules took, is an error."""
+
+    def __post_init__(self) -> None:
+        """Refuse rules that say nothing, or something unknown."""
+        for index, rule in enumerate(self.rules):
+            _check_rule(f"param_groups.rules[{index}]", rule)
+
+
+@dataclass(kw_only=True)
+class SingleConfig(ParamGroupsConfig):
+    """Every parameter alike, weight decay on all of them, unless a rule says otherwise."""
+
+
+@dataclass(kw_only=True)
+class StandardConfig(ParamGroupsConfig):
+    """No decay on biases, norm weights (by the type of their module) and other tensors of one dimension."""
+
+    decay_embeddings: bool
+    """Whether embedding tables decay."""
+
+
+@dataclass(kw_only=True)
+class LayerwiseConfig(StandardConfig):
+    """As `standard`, and the learning rate falls from the head down to the embeddings by a factor per layer."""
+
+    decay_rate: float
+    """The factor; 1 keeps all layers alike."""
+    dialect: Dialect
+    name_dict: Any
+    """A mapping (not typed as one, since Hydra cannot put a mapping in the place of a typed null): parameter name, or a
+    regular expression searched in it, -> where it belongs: a block number from 0, `head`, `embeddings`, or a name with
+    `layers.<number>` or `embedding` in it; `\\1` stands for the first bracket. Null: read from the module tree."""
+    n_layers: int | None
+    """Depth to count from; null: as found."""
+
+    def __post_init__(self) -> None:
+        """Refuse rates that are none and a map that says nothing."""
+        super().__post_init__()
+        expect_positive("param_groups.decay_rate", self.decay_rate)
+        expect_count("param_groups.n_layers", self.n_layers)
+        if self.name_dict is not None:
+            right = isinstance(self.name_dict, dict) and bool(self.name_dict)
+            expect(right, "param_groups.name_dict", self.name_dict, "a mapping with at least one name, or null")
+            for key, value in self.name_dict.items():
+                check_pattern(f"param_groups.name_dict[{key}]", key)
+                expect(
+                    isinstance(value, str | int) and not isinstance(value, bool),
+                    f"param_groups.name_dict[{key}]",
+                    value,
+                    "a block number, head, embeddings, or a name with layers.<number> or embedding in it",
+                )
+
+
+def check_pattern(key: str, pattern: Any) -> None:
+    """Refuse what is no regular expression."""
+    expect(isinstance(pattern, str) and bool(pattern), key, pattern, "a regular expression")
+    try:
+        re.compile(pattern)
+    except re.error as error:
+        raise ConfigError(f"{key}={pattern}: not a regular expression: {error}.") from error
+
+
+def hyper_parameters() -> list[str]:
+    """What a group may override, over all optimizers; whether the chosen one knows it, it says itself."""
+    fields = {name for schema in optimizer.SCHEMAS.values() for name in schema.__dataclass_fields__}
+    return sorted(fields - {"name", "default_lr"})
+
+
+def _check_rule(key: str, rule: Any) -> None:
+    expect(isinstance(rule, dict), key, rule, "a mapping with `pattern` and overrides")
+    if "pattern" not in rule:
+        near = difflib.get_close_matches("pattern", [str(name) for name in rule], n=1)
+        hint = f"`{near[0]}` may be it." if near else "It is a regular expression searched in parameter names."
+        raise ConfigError(f"{key}: has no `pattern`. {hint}")
+    check_pattern(f"{key}.pattern", rule["pattern"])
+    overrides = [str(name) for name in rule if name != "pattern"]
+    expect(bool(overrides), key, rule, "at least one override beside `pattern`")
+    valid = {*GROUPING_KEYS, *hyper_parameters()}
+    for name in overrides:
+        if name not in valid:
+            raise ConfigError(f"{key}.{name}: no such override. {did_you_mean(name, {*valid, 'pattern'})}")
+    expect(not ("lr" in rule and "lr_scale" in rule), key, rule, "either lr or lr_scale, not both")
+    for name in ("lr", "lr_scale"):
+        if name in rule:
+            value = rule[name]
+            number = isinstance(value, int | float) and not isinstance(value, bool)
+            expect(number and 0 <= value < float("inf"), f"{key}.{name}", value, "a number of 0 or more")
+    if "optimizer" in rule:
+        name = str(rule["optimizer"])
+        hint = did_you_mean(name, optimizer.SCHEMAS)
+        expect(name in optimizer.SCHEMAS, f"{key}.optimizer", name, "the name of an optimizer", hint)
+    for name in ("adaptation", "centralization", "freeze"):
+        if name in rule:
+            expect(isinstance(rule[name], bool), f"{key}.{name}", rule[name], "true or false")
+    if "freeze" in rule:
+        expect(rule["freeze"] is True, f"{key}.freeze", rule["freeze"], "true", "To train them, leave the rule out.")
+        expect(len(overrides) == 1, key, rule, "freeze alone: frozen parameters take no other override")
+
+
+SCHEMAS: dict[str, type[ParamGroupsConfig]] = {
+    "standard": StandardConfig,
+    "layerwise": LayerwiseConfig,
+    "single": SingleConfig,
+}

@@ -1,0 +1,54 @@
+"""The whole configuration of a run."""
+
+import math
+from dataclasses import dataclass
+
+from optrun.config.schema.checkpoint import CheckpointConfig
+from optrun.config.schema.checks import expect
+from optrun.config.schema.clip import ClipConfig
+from optrun.config.schema.data import DataConfig
+from optrun.config.schema.model import ModelConfig
+from optrun.config.schema.optimizer import OptimizerConfig
+from optrun.config.schema.param_groups import ParamGroupsConfig
+from optrun.config.schema.scheduler import SchedulerConfig
+from optrun.config.schema.task import TaskConfig
+from optrun.config.schema.tracking import TrackingConfig
+from optrun.config.schema.training import TrainingConfig
+
+
+@dataclass(kw_only=True)
+class RunConfig:
+    """One field per configuration group, and the four top-level keys."""
+
+    lr: float
+    """Peak learning rate; the schedule multiplies it."""
+    seed: int
+    run_name: str | None
+    resume: str | None
+    model: ModelConfig
+    task: TaskConfig
+    data: DataConfig
+    param_groups: ParamGroupsConfig
+    optimizer: OptimizerConfig
+    scheduler: SchedulerConfig
+    clip: ClipConfig
+    training: TrainingConfig
+    checkpoint: CheckpointConfig
+    tracking: TrackingConfig
+
+    def __post_init__(self) -> None:
+        """Refuse an lr or a seed out of range."""
+        expect(0 < self.lr < float("inf"), "lr", self.lr, "a number above 0")
+        expect(0 <= self.seed < 2**63, "seed", self.seed, "a whole number from 0 to 2**63 - 1")
+
+    def default_lr_note(self) -> str | None:
+        """Say where the lr of a pretrained model came from; None where it was given, or weights start from scratch."""
+        factor = getattr(self.model, "default_lr_factor", None)
+        if factor is None or not math.isclose(self.lr, self.optimizer.default_lr * factor):
+            return None
+        climbs = self.scheduler.num_warmup_steps is not None or self.scheduler.warmup_ratio is not None
+        warmup = "" if climbs else ". No warm-up is set: scheduler.warmup_ratio=0.1 is usual here"
+        return (
+            f"lr={self.lr:g} is the default of optimizer={self.optimizer.name}, {self.optimizer.default_lr:g}, times "
+            f"model.default_lr_factor={factor:g} for pretrained weights; lr=VALUE sets another{warmup}"
+        )

@@ -1,0 +1,73 @@
+"""How `optrun -m` makes jobs: the choices of `hydra/sweeper`."""
+
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any
+
+from optrun.config.schema.checks import expect, expect_count
+
+
+class Sampler(Enum):
+    """Who proposes the next trial; names as in Optuna."""
+
+    tpe = "tpe"
+    random = "random"
+    qmc = "qmc"
+    gp = "gp"
+    cmaes = "cmaes"
+
+
+@dataclass(kw_only=True)
+class SweeperConfig:
+    """What both ways of sweeping share."""
+
+    name: str
+    params: dict[str, Any]
+    """Key to values, written as on the command line, such as `lr: 1e-3,2e-3`; the command line wins."""
+    retry_failed: bool
+    """Whether jobs that failed before are tried once more."""
+    max_batch_size: int | None
+    """Jobs handed to the launcher at a time; null: all."""
+    rungs: list[int]
+    """Successive halving: steps at which the weaker jobs are stopped, ascending; empty: every job runs to its end."""
+    reduction_factor: int
+    """Of so many jobs at a rung one goes on, from its checkpoint."""
+
+    def __post_init__(self) -> None:
+        """Refuse rungs that are no ladder."""
+        expect_count("hydra.sweeper.max_batch_size", self.max_batch_size)
+        ascending = self.rungs == sorted(set(self.rungs)) and all(rung > 0 for rung in self.rungs)
+        expect(ascending, "hydra.sweeper.rungs", self.rungs, "ascending steps above 0")
+        expect(self.reduction_factor >= 2, "hydra.sweeper.reduction_factor", self.reduction_factor, "2 or more")
+
+
+@dataclass(kw_only=True)
+class GridConfig(SweeperConfig):
+    """Every combination of the values."""
+
+    grids: list[dict[str, Any]]
+    """Several grids, each like `params` and each on top of it; the sweep is their union."""
+
+
+@dataclass(kw_only=True)
+class OptunaConfig(SweeperConfig):
+    """Trials proposed by Optuna, one better informed than the other."""
+
+    n_trials: int
+    """Trials in all, those of earlier starts of the same study among them."""
+    n_jobs: int
+    """Trials proposed and launched together."""
+    sampler: Sampler
+    seed: int
+    """Of the sampler."""
+    storage: str | None
+    """An Optuna storage URL; null: sqlite in the sweep directory."""
+
+    def __post_init__(self) -> None:
+        """Refuse a search of nothing."""
+        super().__post_init__()
+        expect_count("hydra.sweeper.n_trials", self.n_trials)
+        expect_count("hydra.sweeper.n_jobs", self.n_jobs)
+
+
+SCHEMAS: dict[str, type[SweeperConfig]] = {"grid": GridConfig, "optuna": OptunaConfig}

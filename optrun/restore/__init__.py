@@ -1,1 +1,0 @@
-"""Going on with a run: which checkpoint, what was changed since, and everything back in its place."""

@@ -1,0 +1,208 @@
+"""Data and model to everything that trains, standing where a checkpoint says."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from optrun.artifacts.checkpoint import Snapshot
+from optrun.artifacts.provenance import config_digest
+from optrun.clip import build_clip
+from optrun.config.request import Request
+from optrun.config.schema.run import RunConfig
+from optrun.data.loader import BatchLoader, EpochPlan
+from optrun.errors import ConfigError, OptrunError, nearest
+from optrun.optimizer.averaged import evaluation_weights
+from optrun.optimizer.build import build_optimizer
+from optrun.param_groups import build_param_groups
+from optrun.run.prepare import Prepared
+from optrun.run.resume.config_diff import changes_since, table
+from optrun.run.resume.data_position import move, plan_values, refuse_other_data, vocabulary_digest
+from optrun.run.resume.restore import environment, other_environment, restore_state, train_state
+from optrun.scheduler import build_scheduler
+from optrun.scheduler.build import warmup_note
+from optrun.task import Task
+from optrun.training.ranking import Ranking, best_mode, rank_by
+from optrun.training.setup import TrainingSetup
+from optrun.training.state import TrainState
+from optrun.training.step import TrainStep
+
+
+@dataclass
+class Assembled:
+    """Everything built, standing where training begins."""
+
+    setup: TrainingSetup
+    ranking: Ranking
+    total: int
+    state: TrainState
+    constants: dict[str, Any]
+    """What every checkpoint of this start of the run says alike."""
+    changes: dict[str, tuple[Any, Any]]
+    notes: list[str]
+
+
+def assemble(
+    request: Request,
+    prepared: Prepared,
+    snapshot: Snapshot | None,
+    device: torch.device,
+    began: Path | None = None,
+) -> Assembled:
+    """Everything that trains, standing where the snapshot says.
+
+    Args:
+        request: Configuration and command line.
+        prepared: Data and model; the model is moved to the device.
+        snapshot: Of the checkpoint to go on from; None: from the start.
+        device: Where to train.
+        began: The folder that relative paths of the snapshot's configuration start from; None: the current one.
+
+    Raises:
+        ConfigError: Options that do not fit the task or the model.
+        CheckpointError: The checkpoint does not fit what is to be trained.
+    """
+    config, values = request.config, request.values
+    task = prepared.task
+    model = prepared.model.to(device)
+    plan = EpochPlan(
+        examples=len(task.train),
+        batch_size=config.training.per_device_train_batch_size,
+        accumulation=config.training.gradient_accumulation_steps,
+        seed=config.seed,
+        lengths=_lengths(config, task),
+    )
+    fingerprint = f"{task.train.fingerprint()[:16]}-{task.eval.fingerprint()[:16]}"
+    constants = {
+        "config": dict(values),
+        "config_digest": config_digest(values),
+        "plan": plan_values(plan, fingerprint),
+        "tokenizer": vocabulary_digest(prepared.tokenizer),
+        "environment": environment(device),
+        "model_class": type(model).__name__,
+        "model_config": json.loads(model.config.to_json_string(use_diff=False)),
+    }
+    state = TrainState()
+    notes: list[str] = []
+    changes: dict[str, tuple[Any, Any]] = {}
+    if snapshot is not None:
+        changes = changes_since(snapshot, values, began)
+        refuse_other_data(snapshot.state, constants, changes)
+        state = train_state(snapshot)
+        moved = move(snapshot.state["plan"], state, plan, fingerprint)
+        notes = [note for note in (table(changes), other_environment(snapshot, device), moved) if note]
+    whole = math.ceil(config.training.num_train_epochs * plan.steps_per_epoch) - state.data_shift
+    total = config.training.max_steps or max(1, whole)
+    ranking = ranking_of(config, task)
+    if not len(task.eval) and config.checkpoint.metric is not None:
+        raise _no_evaluation(f"checkpoint.metric={config.checkpoint.metric}", "leave it null")
+    notes += [note for note in [rank_by(state, ranking)] if note is not None]
+    train_step = _stepper(config, model, task, device, total)
+    default_lr = config.default_lr_note() if snapshot is None else None
+    notes += [note for note in [default_lr, warmup_note(config.scheduler, total)] if note is not None]
+    if train_step.scheduler.metric is not None:
+        known_metric(task, "scheduler.metric", train_step.scheduler.metric)
+        if not len(task.eval):
+            raise _no_evaluation(f"scheduler.metric={train_step.scheduler.metric}", "take a schedule of the step")
+    if snapshot is not None:
+        notes += restore_state(snapshot, model, train_step, changes, config.checkpoint.on_other_optimizer)
+    weights = partial(evaluation_weights, train_step.optimizer)
+    setup = TrainingSetup(model, train_step, task, plan, *build_feeds(config, task, device), weights)
+    return Assembled(setup, ranking, total, state, {**constants, "total_steps": total}, changes, notes)
+
+
+def _no_evaluation(asked: str, instead: str) -> ConfigError:
+    """The refusal of what needs an evaluation where there is none."""
+    return ConfigError(
+        f"{asked}: it needs an evaluation, and data.eval_fraction=0 leaves no rows for one. Give evaluation rows "
+        f"(data.eval, data.eval_fraction), or {instead}."
+    )
+
+
+def known_metric(task: Task, key: str, metric: str) -> None:
+    """Refuse a metric that the task does not report.
+
+    Raises:
+        ConfigError: With the key and the metrics there are.
+    """
+    known = [f"eval/{name}" for name in task.metric_names()]
+    if metric not in known:
+        close = nearest(metric, known)
+        hint = f"Did you mean {' or '.join(close)}? " if close else ""
+        raise ConfigError(f"{key}={metric}: task={task.name} has no such metric. {hint}It has: {', '.join(known)}.")
+
+
+def ranking_of(config: RunConfig, task: Task) -> Ranking:
+    """Which metric says that a checkpoint is best.
+
+    Raises:
+        ConfigError: The task reports no such metric.
+    """
+    wanted = config.checkpoint.metric
+    metric = f"eval/{task.main_metric}" if wanted is None else wanted if "/" in wanted else f"eval/{wanted}"
+    known_metric(task, "checkpoint.metric", metric)
+    if config.checkpoint.mode is not None:
+        return Ranking(metric, config.checkpoint.mode.value)
+    own = Ranking(f"eval/{task.main_metric}", task.mode)
+    return Ranking(metric, best_mode(metric, own))
+
+
+def _lengths(config: RunConfig, task: Task) -> np.ndarray | None:
+    """Tokens of each training example, where they decide its place."""
+    if not config.training.group_by_length:
+        return None
+    lengths: np.ndarray | None = getattr(task.train, "lengths", None)
+    if lengths is None:
+        raise ConfigError(f"training.group_by_length=true: the examples of task={task.name} have no length.")
+    return lengths
+
+
+def _stepper(config: RunConfig, model: Any, task: Task, device: torch.device, total: int) -> TrainStep:
+    if config.training.gradient_checkpointing:
+        options = {"use_reentrant": False}
+        if hasattr(model, "activation_checkpointing_enable"):  # its name from transformers 5.2x on
+            model.activation_checkpointing_enable(activation_checkpointing_kwargs=options)
+        else:
+            model.gradient_checkpointing_enable(gradient_checkpointing_kwargs=options)
+        model.config.use_cache = False
+    model.train()
+    weight_decay = getattr(config.optimizer, "weight_decay", None)
+    groups = build_param_groups(model, config.param_groups, lr=config.lr, weight_decay=weight_decay)
+    try:
+        optimizer = build_optimizer(config.optimizer, groups, lr=config.lr)
+        scheduler = build_scheduler(optimizer, config.scheduler, num_training_steps=total)
+    except (TypeError, ValueError) as error:
+        raise error if isinstance(error, OptrunError) else ConfigError(str(error)) from error
+    forward = torch.compile(model) if config.training.compile else model
+    return TrainStep(
+        forward,
+        optimizer,
+        build_clip(config.clip),
+        scheduler,
+        task.weight,
+        device,
+        config.training.precision.value,
+    )
+
+
+def build_feeds(config: RunConfig, task: Task, device: torch.device) -> tuple[BatchLoader, BatchLoader]:
+    """Of the training and of the evaluation split."""
+
+    def feed(examples: Any) -> BatchLoader:
+        return BatchLoader(
+            examples=examples,
+            transform=task.transform,
+            collate=task.collate,
+            seed=config.seed,
+            workers=config.training.dataloader_num_workers,
+            pin_memory=device.type == "cuda",
+        )
+
+    return feed(task.train), feed(task.eval)

@@ -1,0 +1,156 @@
+"""What a person is told before and after a run."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import shlex
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Console
+from rich.markup import escape
+from rich.panel import Panel
+from rich.table import Table
+
+from optrun.artifacts.run_dir import RunDir
+from optrun.artifacts.run_manifest import recorded
+from optrun.config.schema.data import DataConfig
+from optrun.config.schema.run import RunConfig
+from optrun.errors import OptrunError, printable
+from optrun.formatting import duration, number, size
+from optrun.training.display import Display
+
+if TYPE_CHECKING:
+    from optrun.run.train import Outcome
+
+
+class _Lines(logging.Formatter):
+    """Whoever reads the file on a terminal reads text."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """As everywhere, without control characters."""
+        return printable(super().format(record))
+
+
+class _LogFile(logging.FileHandler):
+    """A disk that refuses a line of it neither ends a run nor hides why it ended."""
+
+    def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802  # logging's name
+        """No traceback for each line where it is the disk."""
+        if not isinstance(sys.exc_info()[1], OSError):
+            super().handleError(record)
+
+    def close(self) -> None:
+        """What is still to be written may be refused, too."""
+        with contextlib.suppress(OSError):
+            super().close()
+
+
+@contextmanager
+def run_log(run: RunDir) -> Iterator[None]:
+    """`optrun.log` of the run directory takes what the run says."""
+    logger = logging.getLogger("optrun")
+    handler = _LogFile(run.log, encoding="utf-8")
+    handler.setFormatter(_Lines("%(asctime)s  %(message)s"))
+    before = (logger.level, logger.propagate)
+    logger.setLevel(logging.INFO)
+    logger.propagate = False
+    logger.addHandler(handler)
+    try:
+        yield
+    except Exception as error:
+        with contextlib.ExitStack() as stack:
+            with contextlib.suppress(OptrunError, OSError):  # what is said last is sealed, too, where that can be
+                stack.enter_context(recorded(run.log))
+            logger.error("%s: %s", type(error).__name__, error)
+        raise
+    finally:
+        logger.removeHandler(handler)
+        handler.close()
+        logger.setLevel(before[0])
+        logger.propagate = before[1]
+
+
+def introduce(display: Display, config: RunConfig, run: RunDir) -> None:
+    """One line: what is being run, and where it is written."""
+    display.note(
+        f"task={config.task.name} data={config.data.name} model={config.model.name} optimizer={config.optimizer.name} "
+        f"lr={config.lr:g} scheduler={config.scheduler.name} seed={config.seed} -> {shown_path(run.path)}"
+    )
+
+
+def shown_path(path: Path) -> str:
+    """A path as short as it can be typed from here."""
+    try:
+        return str(path.resolve().relative_to(Path.cwd()))
+    except ValueError:
+        return str(path)
+
+
+def show(console: Console, outcome: Outcome, data: DataConfig) -> None:
+    """The result table, the sample, and the exact commands that come next."""
+    summary = outcome.summary
+    if outcome.sample is not None:
+        prompt, continuation = outcome.sample
+        console.print(
+            Panel(
+                f"[bold]{escape(printable(prompt))}[/]{escape(printable(continuation))}",
+                title="what it learnt: a continuation",
+                title_align="left",
+            )
+        )
+    _results(console, summary)
+    place = shown_path(outcome.run.path)
+    quoted = shlex.quote(place)
+    chosen = "best" if summary.get("main_metric") else "last"
+    rows = [
+        ("written", place),
+        ("resume", f"optrun resume={quoted} training.max_steps={2 * int(summary['max_steps'])}"),
+        *_evaluations(f"optrun evaluate {quoted}", data, held_out=bool(summary.get("main_metric"))),
+        ("export", f"optrun export {shlex.quote(str(Path(place) / 'checkpoints' / chosen))} DEST"),
+    ]
+    if not outcome.run.checkpoints.is_dir():
+        rows = rows[:1]
+    for label, text in rows:
+        console.print(f"[dim]{label:>9}[/]  {escape(printable(text))}", highlight=False, soft_wrap=True)
+
+
+def _evaluations(command: str, data: DataConfig, *, held_out: bool) -> list[tuple[str, str]]:
+    """How the run is evaluated again; nothing where it was trained on all that its source has."""
+    if held_out:
+        return [("evaluate", command)]
+    return [("evaluate", f"{command} {data.EVALUATION_ROWS}")] if data.EVALUATION_ROWS else []
+
+
+def _results(console: Console, summary: dict[str, Any]) -> None:
+    perf = summary.get("perf", {})
+    rate = perf.get("tokens_per_second") or perf.get("samples_per_second", 0.0)
+    unit = "tokens/s" if perf.get("tokens_per_second") else "examples/s"
+    title = (
+        f"{summary['global_step']:,} steps in {duration(summary['wall_seconds'])} · {number(rate, 3)} {unit} · "
+        f"{summary['model']['parameters'] / 1e6:.2f} M parameters · "
+        f"peak memory {size(perf.get('peak_memory_bytes', 0))}"
+    )
+    console.print(f"[dim]{title}[/]", highlight=False, soft_wrap=True)
+    table = Table()
+    table.add_column("metric")
+    for name in ("best", "at step", "last"):
+        table.add_column(name, justify="right")
+    metrics = summary["metrics"]
+    main = (summary.get("main_metric") or {}).get("name")
+    names = [name for name in metrics["last"] if name.startswith(("eval/", "train/loss"))]
+    for name in names:
+        held = metrics["best"].get(name)
+        style = "bold" if name == main else ""
+        table.add_row(
+            name,
+            number(held["value"]) if held else "",
+            f"{int(held['step']):,}" if held else "",
+            number(metrics["last"][name]),
+            style=style,
+        )
+    console.print(table)

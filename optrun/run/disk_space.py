@@ -1,0 +1,61 @@
+"""Will the checkpoints of a run find room?"""
+
+from __future__ import annotations
+
+import shutil
+from typing import Any
+
+import torch
+
+from optrun.artifacts.checkpoint import MARGIN
+from optrun.artifacts.run_dir import RunDir, checkpoint_folders
+from optrun.config.schema.checkpoint import CheckpointConfig
+from optrun.config.schema.optimizer import OptimizerConfig
+from optrun.formatting import size
+from optrun.model.weights import model_tensors
+from optrun.optimizer.footprint import state_bytes
+
+
+def checkpoint_bytes(model: Any, config: OptimizerConfig, optimizer: torch.optim.Optimizer) -> int:
+    """About how large a checkpoint will be, known before the optimizer has any state.
+
+    Args:
+        model: What is trained.
+        config: Of the optimizer.
+        optimizer: Over the model's parameters, with names.
+
+    Returns:
+        Bytes; for an optimizer whose state is not known beforehand, twice the weights are assumed for it.
+    """
+    weights: int = sum(tensor.numel() * tensor.element_size() for tensor in model_tensors(model).values())
+    groups = [
+        {**group, "params": list(zip(group["param_names"], group["params"], strict=True))}
+        for group in optimizer.param_groups
+    ]
+    try:
+        known = [count for count in state_bytes(config, groups).values() if count is not None]
+    except (ValueError, TypeError, KeyError):  # an optimizer built otherwise than from these groups
+        known = []
+    trained = [param for group in optimizer.param_groups for param in group["params"]]
+    if len(known) < len(trained):
+        known = [2 * param.numel() * param.element_size() for param in trained]
+    return int(weights + sum(known))
+
+
+def space_warning(run: RunDir, saving: CheckpointConfig, each: int) -> str | None:
+    """A sentence where there is not enough room for what will be kept; else None.
+
+    Args:
+        run: The run directory.
+        saving: How many checkpoints are kept.
+        each: Bytes of one.
+    """
+    # The next one is written before an old one goes.
+    count = max(1, saving.keep_last + saving.keep_best + 1 - len(checkpoint_folders(run)))
+    free = shutil.disk_usage(run.path).free
+    if free >= count * each + MARGIN:
+        return None
+    return (
+        f"warning: {count} checkpoints of about {size(each)} are still to come, {size(free)} are free in {run.path}: "
+        "saving will fail. Make room, or keep fewer (checkpoint.keep_last, checkpoint.keep_best)."
+    )

@@ -1,0 +1,79 @@
+"""A checkpoint and a configuration to metrics: `optrun evaluate`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from optrun.artifacts.checkpoint import load_checkpoint
+from optrun.artifacts.run_check import refuse_damaged
+from optrun.artifacts.run_dir import HYDRA, TOKENIZER, RunDir
+from optrun.config.schema.run import RunConfig
+from optrun.errors import ConfigError
+from optrun.model.weights import load_model_tensors
+from optrun.run.assemble import build_feeds
+from optrun.run.prepare import TrainedArtifacts, prepare
+from optrun.run.resume.data_position import class_names, not_held_back, refuse_other_words
+from optrun.run.resume.state_file import refuse_garbage
+from optrun.training.device import pick_device
+from optrun.training.display import watched
+from optrun.training.evaluate import evaluate
+from optrun.training.step import Precision
+
+
+@dataclass
+class Evaluated:
+    """What an evaluation of a checkpoint found."""
+
+    step: int
+    examples: int
+    metrics: dict[str, float]
+    """Names with prefix `eval/` to values."""
+    warning: str | None
+
+
+def evaluate_checkpoint(config: RunConfig, run: RunDir, checkpoint: Path) -> Evaluated:
+    """Metrics of a checkpoint on the evaluation split of a configuration.
+
+    What the weights were trained with stays with them, whatever the configuration's training data is now: a tokenizer
+    that was trained for them is that of the run, the classes are those of the checkpoint.
+
+    Args:
+        config: Which data and task, and where to run.
+        run: The run it belongs to.
+        checkpoint: Whole.
+
+    Raises:
+        ConfigError: Data that does not fit, no rows to evaluate on, or a tokenizer that is not the one it was trained
+            with.
+        CheckpointError: The checkpoint, or what is read of the run, is damaged, or its weights do not fit the model.
+    """
+    refuse_damaged(run, f"{HYDRA}/hydra.yaml", f"{TOKENIZER}/*")
+    device = pick_device(config.training.device)
+    snapshot = load_checkpoint(checkpoint)
+    refuse_garbage(checkpoint, snapshot.state)
+    tokenizer = run.tokenizer if (run.tokenizer / "tokenizer.json").is_file() else None
+    prepared = prepare(config, TrainedArtifacts(tokenizer, class_names(snapshot.state["model_config"])))
+    refuse_other_words(snapshot.state, prepared.tokenizer)
+    examples = len(prepared.task.eval)
+    if examples == 0:
+        named = config.data.EVALUATION_ROWS
+        raise ConfigError(
+            f"data.eval_fraction={config.data.eval_fraction:g}: the run was trained on all rows, so there are none to "
+            + (f"evaluate on. Name rows it has not seen: {named}." if named else f"evaluate on: {config.data.name}.")
+        )
+    warning = not_held_back(snapshot.state, prepared.task.eval) if prepared.cut_from_train else None
+    load_model_tensors(prepared.model, snapshot.model)
+    model = prepared.model.to(device)
+    _, feed = build_feeds(config, prepared.task, device)
+    placed = Precision(device, config.training.precision.value)
+    size = config.training.per_device_eval_batch_size
+    found = evaluate(
+        model,
+        watched(feed.evaluation(size), -(-examples // size)),
+        prepared.task.evaluation(),
+        to_device=placed.to_device,
+        autocast=placed.autocast,
+    )
+    metrics = {f"eval/{name}": value for name, value in found.items()}
+    return Evaluated(snapshot.global_step, examples, metrics, warning)

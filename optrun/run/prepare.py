@@ -1,0 +1,94 @@
+"""Data, tokenizer, task and model: what a run needs before anything trains."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from optrun.config.schema.model import FromConfigConfig
+from optrun.config.schema.run import RunConfig
+from optrun.data import hub_access as hub
+from optrun.data.build import load_source
+from optrun.data.images import need_pillow
+from optrun.model.build import ModelSpec, build_model, special_ids
+from optrun.model.configuration import refuse_unknown
+from optrun.model.images import load_image_preparation
+from optrun.model.tokenizer import load_tokenizer, other_ids, saved_tokenizer, train_tokenizer, vocab_size
+from optrun.task import Task, build_task
+from optrun.task.build import task_class
+from optrun.task.facts import DataFacts, data_facts
+
+
+@dataclass
+class Prepared:
+    """Model and data, before anything that trains."""
+
+    task: Task
+    tokenizer: Any
+    model: Any
+    notes: list[str]
+    cut_from_train: bool
+    """Whether the evaluation rows were held back from the training rows."""
+    facts: DataFacts
+
+
+@dataclass
+class TrainedArtifacts:
+    """What a trained model took from its training data besides its weights."""
+
+    tokenizer: Path | None
+    """Folder of the tokenizer that was trained for it; None: there is none."""
+    classes: list[str] | None
+    """Names by number; None: it has no classes."""
+
+
+def prepare(config: RunConfig, learnt: TrainedArtifacts | None = None) -> Prepared:
+    """Tokenizer, data, task, model, in this order; the model's name, keys and head are looked at first.
+
+    Args:
+        config: Typed and checked.
+        learnt: Stands where the training data would be asked otherwise; None: they are asked.
+
+    Raises:
+        ConfigError: Anything in data or model that does not fit.
+    """
+    kind = task_class(config.task)
+    cached = hub.from_cache(
+        getattr(part, key, None)
+        for part, key in ((config.model, "path"), (config.model, "tokenizer"), (config.data, "path"))
+    )
+    refuse_unknown(config.model, kind.auto_class)
+    on_text = kind.text_kind != "none"
+    if not on_text:
+        need_pillow()
+    # Before any row is read: what is wrong with it costs no one an hour.
+    tokenizer: Any = (
+        load_tokenizer(config.model, words=kind.reads_words) if on_text else load_image_preparation(config.model)
+    )
+    packing = bool(getattr(config.task, "packing", False))
+    source = load_source(config.data, seed=config.seed, documents=packing)
+    source.classes = None if learnt is None else learnt.classes
+    if tokenizer is None and learnt is not None and learnt.tokenizer is not None:
+        tokenizer = saved_tokenizer(learnt.tokenizer)
+    if tokenizer is None:
+        assert isinstance(config.model, FromConfigConfig)
+        tokenizer = train_tokenizer(
+            lambda: kind.vocabulary(source), vocab_size=config.model.vocab_size, kind=kind.text_kind
+        )
+    task = build_task(config.task, config.data, source, tokenizer, seed=config.seed)
+    facts = data_facts(task, source, tokenizer)
+    needs = task.needs()
+    spec = ModelSpec(
+        auto_class=kind.auto_class,
+        config=needs.config,
+        max_length=needs.max_length,
+        vocab_size=vocab_size(tokenizer) if on_text else None,
+        special_ids=special_ids(tokenizer) if on_text else {},
+    )
+    torch.manual_seed(config.seed)
+    model, notes = build_model(config.model, spec)
+    notes = [*cached, *other_ids(config.model, tokenizer), *source.notes, *task.notes, *notes]
+    return Prepared(task, tokenizer, model, notes, source.cut_from_train, facts)

@@ -1,0 +1,124 @@
+"""What differs between the configuration of a checkpoint and the one in force, key by key, and what that means."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from optrun.artifacts.checkpoint import Snapshot, plain_numbers
+from optrun.config.original_cwd import PATHS, same_files
+from optrun.config.saved import differences
+from optrun.errors import ConfigError
+
+Changes = Mapping[str, tuple[Any, Any]]
+
+_HARMLESS = ("run_name", "tracking.", "checkpoint.")
+_HARMLESS_TRAINING = {
+    f"training.{key}"
+    for key in (
+        "logging_steps",
+        "eval_steps",
+        "per_device_eval_batch_size",
+        "dataloader_num_workers",
+        "dataloader_timeout",
+        "max_seconds",
+        "on_nonfinite",
+        "max_nonfinite_skips",
+        "max_rollbacks",
+    )
+}
+_LENGTH = {"training.max_steps", "training.num_train_epochs"}
+_PLAN = {
+    "seed",
+    "training.per_device_train_batch_size",
+    "training.gradient_accumulation_steps",
+    "training.group_by_length",
+}
+
+MEANINGS = {
+    "harmless": "the numbers stay the same",
+    "length": "how long it trains",
+    "data": "which examples come next",
+    "mathematics": "what is computed from here on",
+}
+
+
+def meaning(key: str) -> str:
+    """What a changed key changes, a key of `MEANINGS`.
+
+    Example:
+        >>> meaning("training.logging_steps"), meaning("lr"), meaning("data.train")
+        ('harmless', 'mathematics', 'data')
+    """
+    if key.startswith(_HARMLESS) or key in _HARMLESS_TRAINING:
+        return "harmless"
+    if key in _LENGTH:
+        return "length"
+    if key in _PLAN or key.startswith(("data.", "task.")):
+        return "data"
+    return "mathematics"
+
+
+def may_change_data(changes: Changes) -> bool:
+    """Whether a key that says which examples there are was changed."""
+    return any(key.startswith(("data.", "task.")) for key in changes)
+
+
+def changes_since(snapshot: Snapshot, values: Mapping[str, Any], began: Path | None) -> dict[str, tuple[Any, Any]]:
+    """Dotted key to the value a checkpoint was saved with and the one in force.
+
+    A path that was relative to where the run began, and is a whole one now, is no change: it would count as the word
+    that permits other rows.
+
+    Args:
+        snapshot: Of the checkpoint.
+        values: In force; resolved and plain.
+        began: The folder the run was started from; None: it is not known.
+    """
+    found = differences(plain_numbers(snapshot.state["config"]), values)
+    return {key: pair for key, pair in found.items() if key not in PATHS or not same_files(*pair, began)}
+
+
+def refuse_idle(changes: Changes, done: int) -> None:
+    """Where every step is done, a change is no part of how the results came about, and must not stand beside them.
+
+    Args:
+        changes: Since the last checkpoint.
+        done: Steps, as many as are wanted, or more.
+
+    Raises:
+        ConfigError: One of them would say that something else was computed.
+    """
+    idle = [
+        f"{key}={_shown(now)} (was {_shown(before)})"
+        for key, (before, now) in changes.items()
+        if meaning(key) != "harmless"
+    ]
+    if idle:
+        raise ConfigError(
+            f"{', '.join(idle)}: all {done} steps are done, so nothing would be computed with it. "
+            f"training.max_steps=N with more than {done} prolongs the run; without this change it stays as it is."
+        )
+
+
+def table(changes: Changes) -> str:
+    """Every changed key with the value it had, the one it has, and what that means, in columns; empty for no change.
+
+    Example:
+        >>> print(table({"lr": (0.1, 0.2)}))
+        changed since this checkpoint was saved:
+          lr  0.1 -> 0.2  what is computed from here on
+    """
+    if not changes:
+        return ""
+    rows = [(key, _shown(before), _shown(now), MEANINGS[meaning(key)]) for key, (before, now) in changes.items()]
+    widths = [max(len(row[column]) for row in rows) for column in range(3)]
+    lines = [
+        f"  {key:<{widths[0]}}  {before:>{widths[1]}} -> {now:<{widths[2]}}  {what}" for key, before, now, what in rows
+    ]
+    return "\n".join(["changed since this checkpoint was saved:", *lines])
+
+
+def _shown(value: Any) -> str:
+    return "null" if value is None else str(value)

@@ -1,0 +1,159 @@
+"""Where in the data a run goes on, also when the plan of the data was changed in between."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from optrun.data.loader import EpochPlan
+from optrun.errors import ConfigError
+from optrun.run.resume.config_diff import Changes, may_change_data
+from optrun.training.state import TrainState
+
+
+def plan_values(plan: EpochPlan, fingerprint: str) -> dict[str, Any]:
+    """What a checkpoint keeps of the plan.
+
+    Args:
+        plan: Which examples each step sees.
+        fingerprint: Of training and evaluation examples, joined by a dash.
+    """
+    return {
+        "examples": plan.examples,
+        "batch_size": plan.batch_size,
+        "accumulation": plan.accumulation,
+        "seed": plan.seed,
+        "grouped": plan.lengths is not None,
+        "fingerprint": fingerprint,
+    }
+
+
+def vocabulary_digest(tokenizer: Any | None) -> str:
+    """Which words the numbers stand for: tokens with their ids; of what has no vocabulary, nothing."""
+    if tokenizer is None or not hasattr(tokenizer, "get_vocab"):
+        return ""
+    return hashlib.sha256(json.dumps(sorted(tokenizer.get_vocab().items())).encode()).hexdigest()[:16]
+
+
+def class_names(model_config: Mapping[str, Any]) -> list[str]:
+    """The classes by number, as a transformers configuration has them after JSON."""
+    named = model_config.get("id2label") or {}
+    return [str(named[number]) for number in sorted(named, key=int)]
+
+
+def refuse_other_data(saved: Mapping[str, Any], now: Mapping[str, Any], changes: Changes) -> None:
+    """Data that changed without a word of the configuration changing is a mistake.
+
+    Args:
+        saved: `state.json`.
+        now: `plan`, `tokenizer` and `model_config` as the next checkpoint will say them.
+        changes: Since the checkpoint.
+
+    Raises:
+        ConfigError: The examples, or what their numbers mean, are not those the run was started with.
+    """
+    named = ", ".join(key for key in changes if key.startswith(("data.", "task.", "model.")) or key == "seed")
+    if saved.get("tokenizer", now["tokenizer"]) != now["tokenizer"]:
+        raise ConfigError(
+            f"{named or 'the data'}: with this change the tokenizer is another one, and the trained weights would read "
+            "other words. Start a new run."
+        )
+    classes, others = class_names(saved.get("model_config", {})), class_names(now["model_config"])
+    if classes and classes != others:
+        raise ConfigError(
+            f"{named or 'the data'}: with this change the classes are {_some(others)}, and the trained weights tell "
+            f"{_some(classes)} apart, in this order: they would mean other labels. Start a new run."
+        )
+    before, fingerprint = saved["plan"]["fingerprint"], now["plan"]["fingerprint"]
+    if before != fingerprint and not may_change_data(changes):
+        why = " (seed decides here which examples are kept for evaluation)" if "seed" in changes else ""
+        raise ConfigError(
+            f"the data is not what the run was started with (fingerprint {before} then, {fingerprint} now): rows, "
+            f"their order or their content changed{why}. Restore it, or start a new run."
+        )
+
+
+def refuse_other_words(saved: Mapping[str, Any], tokenizer: Any) -> None:
+    """Weights say nothing of texts in another tokenizer's numbers.
+
+    Args:
+        saved: `state.json`.
+        tokenizer: Of the model that the weights are for.
+
+    Raises:
+        ConfigError: It is not the one the checkpoint was trained with.
+    """
+    own = vocabulary_digest(tokenizer)
+    if saved.get("tokenizer", own) != own:
+        raise ConfigError(
+            "with this data and model the tokenizer is another one than the checkpoint was trained with, and its "
+            "weights would read other words. Leave data.train, model.path and model.tokenizer as they were, or name "
+            "the run's own: model.tokenizer=RUN_DIR/tokenizer."
+        )
+
+
+def not_held_back(saved: Mapping[str, Any], evaluation: Any) -> str | None:
+    """A warning where rows cut off for evaluation are not those of the run; else None.
+
+    Args:
+        saved: `state.json`.
+        evaluation: Examples that were cut off from the training rows just now.
+    """
+    if saved["plan"]["fingerprint"].split("-")[1] == evaluation.fingerprint()[:16]:
+        return None
+    return (
+        "warning: the evaluation examples are not those that were held back when the checkpoint was trained: the data, "
+        "its preparation or the seed is another one, so that it may have been trained on some of them. Name rows it "
+        "has not seen with data.eval."
+    )
+
+
+def _some(classes: Sequence[str]) -> str:
+    return ", ".join(classes[:12]) + (", ..." if len(classes) > 12 else "")
+
+
+def move(before: Mapping[str, Any], state: TrainState, plan: EpochPlan, fingerprint: str) -> str | None:
+    """Set `state.data_shift` so that a changed plan goes on where the old one stopped.
+
+    With another batch size or accumulation the order of the epoch stays as it is, and the first new step begins at or
+    right after the last example that was seen: none comes twice. With other examples or another order, and where
+    examples are grouped by length, the rest of the epoch is left out.
+
+    Args:
+        before: `plan_values` of the checkpoint.
+        state: Of the checkpoint; changed in place.
+        plan: In force now.
+        fingerprint: Of the examples now.
+
+    Returns:
+        A sentence about what happens to the position; None: the plan is the same.
+    """
+    before = {**plan_values(plan, fingerprint), **before}  # an older format says less of it
+    if before == plan_values(plan, fingerprint):
+        return None
+    old = EpochPlan(before["examples"], before["batch_size"], before["accumulation"], before["seed"])
+    epoch, place = old.locate(state.position)
+    seen = min(place * old.accumulation * old.batch_size, old.examples)
+    same_examples = before["fingerprint"].split("-")[0] == fingerprint.split("-")[0]
+    # Grouped by length, the order depends on the size of a step as well.
+    grouped = before.get("grouped", False) or plan.lengths is not None
+    if same_examples and not grouped and (old.seed, old.examples) == (plan.seed, plan.examples):
+        size = plan.accumulation * plan.batch_size
+        new_place = min(-(-seen // size), plan.steps_per_epoch)
+        left_out = min(new_place * size, plan.examples) - seen
+        position = epoch * plan.steps_per_epoch + new_place
+        sentence = (
+            f"the plan of the data changed: {seen:,} of {plan.examples:,} examples of epoch {epoch + 1} were seen; "
+            f"training goes on after them in the same order, {left_out:,} are left out of this epoch, none comes twice."
+        )
+    else:
+        left_out = old.examples - seen if place else 0
+        position = (epoch + bool(place)) * plan.steps_per_epoch
+        sentence = (
+            f"the examples or their order changed: training goes on at the start of a new epoch; {left_out:,} examples "
+            f"of epoch {epoch + 1} are left out."
+        )
+    state.data_shift = position - state.global_step - state.passed_steps
+    return sentence

@@ -1,0 +1,115 @@
+"""The configuration that a run goes on with: `config.yaml` where the run wrote it, else that of a checkpoint."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from omegaconf import OmegaConf
+
+from optrun.artifacts import run_dir as names
+from optrun.artifacts.checkpoint import plain_numbers, read_state
+from optrun.artifacts.identity import run_id_of
+from optrun.artifacts.manifest import file_problem, read_manifest, refuse_foreign, refuse_newer_format
+from optrun.artifacts.metrics import read_summary
+from optrun.artifacts.run_dir import RunDir, checkpoint_folders
+from optrun.config.safety import refuse_code
+from optrun.config.saved import differences, read_config, refuse_interpolations
+from optrun.errors import CheckpointError, ConfigError, NewerFormatError
+
+
+def as_text(values: Mapping[str, Any]) -> str:
+    """A resolved configuration as it is written."""
+    return OmegaConf.to_yaml(OmegaConf.create(dict(values)))
+
+
+def digest_of(text: str) -> str:
+    """What the summary remembers of the file, in hexadecimal."""
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def configuration_of(run: RunDir, given: Sequence[str] = ()) -> tuple[dict[str, Any], str | None]:
+    """The configuration that a run was started with, and what was changed when it went on.
+
+    A change that is made with `resume=` is in the file before it is in a checkpoint; then the summary knows the file.
+
+    Args:
+        run: The run directory.
+        given: Keys that the command line gives: what the file says of them does not matter.
+
+    Returns:
+        Resolved values, and a sentence where they are those of a checkpoint.
+
+    Raises:
+        ConfigError: The file was changed by somebody else, holds an interpolation or the name of code, or is lost
+            without a checkpoint.
+        NewerFormatError: A newer optrun wrote the newest checkpoint.
+    """
+    held = _of_newest_checkpoint(run)
+    try:
+        values = read_config(run.config)
+    except ConfigError as error:
+        if held is None:
+            raise ConfigError(
+                f"{error} There is no checkpoint that it could be taken from: restore it, or start a new run."
+            ) from error
+        return held[1], _taken(str(error), held[0])
+    refuse_interpolations(values, str(run.config))
+    refuse_code(OmegaConf.create(values))
+    was_written = _was_written(run)
+    if was_written or (was_written is None and held is None):
+        return values, None
+    if held is None:
+        raise ConfigError(
+            f"{run.config}: changed since the run wrote it, and there is no checkpoint that says what it was. Restore "
+            "it, or start a new run."
+        )
+    folder, kept = held
+    changes = differences(kept, values)
+    if not changes:
+        return values, None
+    if as_text(kept).startswith(run.config.read_text(encoding="utf-8")):
+        return kept, _taken(f"{run.config}: cut.", folder)
+    open_keys = [key for key in changes if not any(key == word or key.startswith(f"{word}.") for word in given)]
+    if open_keys:
+        said = ", ".join(f"{key}={changes[key][1]} (was {changes[key][0]})" for key in open_keys[:5])
+        key, (before, now) = open_keys[0], changes[open_keys[0]]
+        raise ConfigError(
+            f"{run.config}: {said}: changed since {folder} was saved, and not on the command line. To train with it, "
+            f"give {key}={now} there; to go on as before, {key}={before}."
+        )
+    return kept, None
+
+
+def _taken(why: str, folder: Path) -> str:
+    return f"{why} The configuration was taken from {folder}, and is written back."
+
+
+def _was_written(run: RunDir) -> bool | None:
+    """Whether the file is, byte for byte, what a start of the run wrote; None: that was not recorded."""
+    try:
+        recorded = read_summary(run.summary).get("config_sha256")
+    except (OSError, ValueError):
+        return None
+    return None if recorded is None else recorded == digest_of(run.config.read_text(encoding="utf-8"))
+
+
+def _of_newest_checkpoint(run: RunDir) -> tuple[Path, dict[str, Any]] | None:
+    """The newest checkpoint whose state is whole, and the configuration in it."""
+    folders = checkpoint_folders(run)
+    for folder in folders:
+        refuse_newer_format(folder)
+    run_id = run_id_of(run) if folders else None
+    for folder in folders:
+        try:
+            refuse_foreign(folder, run_id)
+            size, checksum = read_manifest(folder)["listed"][names.CHECKPOINT_STATE]
+            if file_problem(folder / names.CHECKPOINT_STATE, size, checksum) is None:
+                return folder, plain_numbers(read_state(folder)["config"])
+        except NewerFormatError:
+            raise
+        except (CheckpointError, OSError, KeyError):
+            continue
+    return None

@@ -1,0 +1,68 @@
+"""What a person is told of the data before the first step, and by `optrun explain`."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from optrun.formatting import number
+
+if TYPE_CHECKING:
+    from optrun.task.facts import DataFacts, SplitFacts
+
+TOLD_UNKNOWN = 0.01
+"""Share of unknown tokens above which it is told."""
+MOST_LABELS = 4
+"""Labels that are told one by one."""
+MOST_LETTERS = 24
+"""Of a label's name."""
+
+
+def data_check(facts: DataFacts) -> list[str]:
+    """A line for each split, and one for what a person should look at before it trains."""
+    splits = [(name, split) for name, split in (("train", facts.train), ("eval", facts.eval)) if split.examples]
+    cells = [[f"{split.examples:,} examples", *_tokens(split), *_labels(split)] for _, split in splits]
+    lines = []
+    for (name, split), row in zip(splits, cells, strict=True):
+        widths = [max(len(cell) for cell in column) for column in zip(*cells, strict=False)]
+        line = " · ".join(f"{cell:>{width}}" for cell, width in zip(row, widths, strict=False))
+        lines.append(f"{name:<5}  {line}")
+        for cut in split.cuts:
+            rest = f"{percent(cut.share)} of all tokens are lost; the longest has {cut.longest:,}"
+            lines.append(f"{name:<5}  {cut.limit} cuts {cut.rows:,} of {split.examples:,} examples: {rest}")
+        if split.unknown is not None and split.unknown > TOLD_UNKNOWN:
+            lines.append(f"warning: {percent(split.unknown)} of the tokens of {split.key} are unknown to the tokenizer")
+    if facts.eval.known:
+        which = f"{facts.eval.known:,} of {facts.eval.texts:,} texts of {facts.eval.key}"
+        lines.append(f"warning: {which} stand in {facts.train.key}, too: evaluation sees what was trained on")
+    return lines
+
+
+def percent(share: float) -> str:
+    """A share for people; a small one is never nothing.
+
+    Example:
+        >>> percent(0.5578), percent(0.00001), percent(0)
+        ('55.8 %', 'below 0.1 %', '0 %')
+    """
+    if 0 < share < 0.0005:
+        return "below 0.1 %"
+    return f"{100 * share:.1f} %" if share else "0 %"
+
+
+def _tokens(split: SplitFacts) -> list[str]:
+    return [] if split.tokens is None else [f"{split.tokens:,} tokens"]
+
+
+def _labels(split: SplitFacts) -> list[str]:
+    if split.span is not None:
+        low, mean, high = map(number, split.span)
+        return [f"labels from {low} to {high}, mean {mean}"]
+    total = max(sum(split.labels.values()), 1)
+    shares = {
+        name: f"{name if len(name) <= MOST_LETTERS else name[:MOST_LETTERS] + '...'}: {percent(count / total)}"
+        for name, count in split.labels.items()
+    }
+    if len(shares) <= MOST_LABELS:
+        return [", ".join(shares.values())] if shares else []
+    rarest, *_, first = sorted(split.labels, key=split.labels.__getitem__)
+    return [f"{len(shares)} labels, from {shares[first]} to {shares[rarest]}"]

@@ -1,0 +1,215 @@
+"""When a checkpoint is asked for: a copy is taken, writing goes on beside training, and its end is followed up."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import Any
+
+from optrun.artifacts import retention
+from optrun.artifacts.async_writer import AsyncWriter, Order, Result
+from optrun.artifacts.checkpoint import Snapshot
+from optrun.artifacts.run_dir import checkpoint_folders, step_name
+from optrun.artifacts.run_manifest import RunManifest
+from optrun.config.schema.checkpoint import CheckpointConfig, OnStorageError
+from optrun.errors import NonFiniteError, StorageError
+from optrun.training.ranking import Ranking
+from optrun.training.state import RandomStates, TrainState
+
+log = logging.getLogger("optrun")
+_LONGEST_WAIT = 1024
+"""Steps between two tries, at most."""
+
+
+class CheckpointManager:
+    """Saves, and says what came of it.
+
+    One checkpoint is written at a time. When the next is due before the last is written, training waits: nothing queues
+    up, and no checkpoint that was due is left out.
+
+    Args:
+        manifest: Of the run; its lock is held.
+        config: When to save and what to keep.
+        ranking: Which checkpoint is best.
+        state: Where the run stands.
+        snapshot: Copies everything, with these random states or the present ones; what it returns is not used again
+            before the next call.
+        sync: Flushes the metrics; called beside training before a checkpoint commits.
+        note: Tells the user.
+        clock: Seconds, monotonic.
+        keep_scheduled: Whether the newest checkpoint at a multiple of `save_steps` stays whatever else is kept.
+    """
+
+    def __init__(
+        self,
+        *,
+        manifest: RunManifest,
+        config: CheckpointConfig,
+        ranking: Ranking,
+        state: TrainState,
+        snapshot: Callable[[RandomStates | None], Snapshot],
+        sync: Callable[[], None],
+        note: Callable[[str], None],
+        clock: Callable[[], float],
+        keep_scheduled: bool,
+    ) -> None:
+        self.run = manifest.run
+        self.config = config
+        self.ranking = ranking
+        self.state = state
+        self.snapshot = snapshot
+        self.sync = sync
+        self.note = note
+        self.clock = clock
+        self.keep_scheduled = keep_scheduled
+        self.stall = 0.0
+        """Seconds that training stood still since this was last set to 0."""
+        self.write_seconds: float | None = None
+        """How long the last checkpoint took to write, beside training."""
+        self._saver = AsyncWriter(manifest, config.keep_last)
+        self._refused: Order | None = None
+        self._failures = 0
+        self._retry_at = 0
+        self._submitted: int | None = None
+
+    @property
+    def enabled(self) -> bool:
+        """Whether anything is saved at all."""
+        return self.config.enabled
+
+    def scheduled(self, step: int) -> bool:
+        """Whether `save_steps` asks for a checkpoint after this step."""
+        return self.config.save_steps is not None and step % self.config.save_steps == 0
+
+    def last_scheduled(self, step: int) -> int:
+        """The last step up to this one whose checkpoint was scheduled; 0 is the start."""
+        return step - step % self.config.save_steps if self.config.save_steps else 0
+
+    def save(self, random: RandomStates | None = None) -> None:
+        """Take a copy now and write it beside training.
+
+        Args:
+            random: Random states to save in place of the present ones.
+
+        Raises:
+            StorageError: The one before could not be saved, and `checkpoint.on_storage_error` says to stop.
+        """
+        self.wait()
+        begun = self.clock()
+        if self._refused is not None:
+            self.note(
+                f"{step_name(self._refused.snapshot.global_step)} was never saved; "
+                f"{step_name(self.state.global_step)} takes its place."
+            )
+            self._refused = None
+        self._submitted = self.state.global_step
+        self._saver.start(self._order(self.snapshot(random)))
+        self.stall += self.clock() - begun
+
+    def _order(self, snapshot: Snapshot) -> Order:
+        keep = [step for step in self._scheduled_on_disk()[:1] if self.keep_scheduled]
+        ranked = self.ranking.best(self.state.ranking)
+        return Order(snapshot, ranked, self.config.keep_best, keep, self.sync)
+
+    def among_best(self) -> bool:
+        """Whether the present state is among the best of those that are on the disk, or on their way there."""
+        present = self.state.global_step
+        there = {present, self._submitted, *map(retention.step_of, checkpoint_folders(self.run))}
+        ranked = [step for step in self.ranking.best(self.state.ranking) if step in there]
+        return present in ranked[: self.config.keep_best]
+
+    def _scheduled_on_disk(self) -> list[int]:
+        steps = [retention.step_of(folder) for folder in checkpoint_folders(self.run)]
+        return [step for step in steps if step == 0 or self.scheduled(step)]
+
+    def save_now(self, random: RandomStates | None = None) -> None:
+        """Save the present state and return when it is on the disk; where it is there already, nothing is done.
+
+        Args:
+            random: Random states to save in place of the present ones.
+
+        Raises:
+            StorageError: The disk refused, whatever the policy: there is no later.
+        """
+        if self._submitted != self.state.global_step:
+            self.save(random)
+        elif self._refused is not None:
+            self._saver.start(self._refused)
+            self._refused = None
+        begun = self.clock()
+        result = self._saver.result(wait=True)
+        self.stall += self.clock() - begun
+        if result is None:
+            return
+        if result.error is not None and result.place is None:
+            raise result.error
+        self._take(result)
+
+    def poll(self) -> None:
+        """Look whether a save has ended; try a refused one again when it is time.
+
+        Raises:
+            StorageError: It failed, and `checkpoint.on_storage_error` says to stop.
+        """
+        result = self._saver.result(wait=False)
+        if result is not None:
+            self._take(result)
+        if self._refused is not None and not self._saver.busy and self.state.global_step >= self._retry_at:
+            self._saver.start(self._order(self._refused.snapshot))
+            self._refused = None
+
+    def wait(self) -> None:
+        """Until nothing is being written.
+
+        Raises:
+            StorageError: As `poll`.
+        """
+        begun = self.clock()
+        result = self._saver.result(wait=True)
+        self.stall += self.clock() - begun
+        if result is not None:
+            self._take(result)
+
+    def close(self) -> None:
+        """Wait for the last save when the run ends for another reason; what went wrong with it is told."""
+        result = self._saver.result(wait=True)
+        if result is not None and result.error is not None:
+            self.note(str(result.error))
+
+    def _take(self, result: Result) -> None:
+        step = result.order.snapshot.global_step
+        error: BaseException | None = result.error
+        if error is None:
+            self._failures = 0
+            self.write_seconds = result.seconds
+            log.info("saved %s in %.3f s", result.place, result.seconds)
+            return
+        if isinstance(error, StorageError) and result.place is not None:
+            self.note(f"{step_name(step)} is saved; what comes after it was refused: {error}")
+            return
+        if isinstance(error, NonFiniteError) and self.keep_scheduled:
+            self.note(f"{error} Training goes back at the next step.")
+            return
+        if not isinstance(error, StorageError) or self.config.on_storage_error is OnStorageError.stop:
+            raise error
+        wait = min(2**self._failures, _LONGEST_WAIT)
+        self._failures += 1
+        self._refused, self._retry_at = result.order, self.state.global_step + wait
+        newest = retention.latest_whole(self.run)[0]
+        self.note(
+            f"warning: {error} Training goes on without it; newest good checkpoint: "
+            f"{newest.name if newest else 'none'}; next try after step {self._retry_at:,}. "
+            "checkpoint.on_storage_error=stop would end the run here."
+        )
+
+
+def describe_values(saving: CheckpointManager) -> dict[str, Any]:
+    """What a metrics line says of saving since the last line."""
+    values: dict[str, Any] = {}
+    if saving.stall:
+        values["perf/checkpoint_stall_seconds"] = saving.stall
+        saving.stall = 0.0
+    if saving.write_seconds is not None:
+        values["perf/checkpoint_write_seconds"] = saving.write_seconds
+        saving.write_seconds = None
+    return values

@@ -1,0 +1,215 @@
+"""What a person sees while it trains: a live display on a terminal, sober lines everywhere else. Eyes only."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any, Protocol, TypeVar
+
+from rich.console import Console, Group
+from rich.live import Live
+from rich.markup import escape
+from rich.padding import Padding
+from rich.panel import Panel
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    ProgressColumn,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
+from rich.table import Table
+from rich.text import Text
+
+from optrun.errors import printable
+from optrun.formatting import duration, number, size
+
+log = logging.getLogger("optrun")
+Item = TypeVar("Item")
+
+
+class Display(Protocol):
+    """Eyes and log."""
+
+    def start(self, step: int, total: int) -> None: ...
+    def step(self, step: int, values: Mapping[str, float]) -> None: ...
+    def evaluating(self, done: int, total: int) -> None: ...
+    def record(self, record: Mapping[str, Any]) -> None: ...
+    def note(self, text: str) -> None: ...
+    def stop(self) -> None: ...
+
+
+class PlainDisplay:
+    """One line per record: for pipes, files and logs.
+
+    Args:
+        console: Where the lines go.
+    """
+
+    def __init__(self, console: Console) -> None:
+        self.console = console
+        self.total = 0
+        self.begun = time.monotonic()
+        self.first = 0
+
+    def start(self, step: int, total: int) -> None:
+        """Training begins after `step` of `total` steps."""
+        self.total, self.first, self.begun = total, step, time.monotonic()
+
+    def step(self, step: int, values: Mapping[str, float]) -> None:
+        """Nothing to say at each step."""
+
+    def evaluating(self, done: int, total: int) -> None:
+        """Nothing to say at each batch."""
+
+    def record(self, record: Mapping[str, Any]) -> None:
+        """One line with everything that was logged at a step."""
+        line = plain_line(record, self.total)
+        done = int(record["step"]) - self.first
+        if done > 0 and record["step"] < self.total:
+            left = (time.monotonic() - self.begun) / done * (self.total - int(record["step"]))
+            line += f"  eta {duration(left)}"
+        self._say(line)
+
+    def note(self, text: str) -> None:
+        """A sentence."""
+        self._say(text)
+
+    def stop(self) -> None:
+        """Nothing to put away."""
+
+    def _say(self, line: str) -> None:
+        log.info(line)
+        self.console.print(printable(line), markup=False, highlight=False, soft_wrap=True)
+
+
+def plain_line(record: Mapping[str, Any], total: int) -> str:
+    """A record as one line.
+
+    Example:
+        >>> plain_line({"step": 10, "epoch": 0.5, "train/loss": 2.5, "train/lr": 0.001}, 20)
+        'step 10/20  epoch 0.50  train/loss 2.5  train/lr 0.001'
+    """
+    shown = [f"step {record['step']}/{total}", f"epoch {record.get('epoch', 0):.2f}"]
+    for name, value in record.items():
+        if name in ("step", "epoch", "time", "unscheduled") or name.startswith("lr/"):
+            continue
+        if isinstance(value, int | float):
+            shown.append(f"{name} {size(value) if name.endswith('_bytes') else number(value)}")
+    return "  ".join(shown)
+
+
+class LiveDisplay:
+    """A progress bar and the figures that matter, drawn in place.
+
+    Args:
+        console: A terminal.
+        title: What is being run.
+    """
+
+    def __init__(self, console: Console, title: str) -> None:
+        self.console = console
+        self.title = title
+        self.values: dict[str, float] = {}
+        self.evaluated: dict[str, float] = {}
+        self.total = 0
+        self.progress = Progress(
+            *_columns(),
+            console=console,
+            expand=True,
+        )
+        self.task = self.progress.add_task("step", total=None)
+        self.evaluation = self.progress.add_task("evaluation", total=None, visible=False)
+        self.live = Live(console=console, get_renderable=self._draw, refresh_per_second=4, transient=True)
+
+    def start(self, step: int, total: int) -> None:
+        """Show the display."""
+        self.total = total
+        self.progress.reset(self.task, total=total, completed=step)
+        self.live.start()
+
+    def step(self, step: int, values: Mapping[str, float]) -> None:
+        """New figures."""
+        self.values.update(values)
+        self.progress.update(self.task, completed=step)
+
+    def evaluating(self, done: int, total: int) -> None:
+        """A second bar while the model is evaluated; none of no batches takes it away."""
+        if done == 0:
+            self.progress.reset(self.evaluation, total=total, visible=total > 0)
+        self.progress.update(self.evaluation, completed=done)
+
+    def record(self, record: Mapping[str, Any]) -> None:
+        """Keep evaluations on the screen; everything goes to the log."""
+        log.info(plain_line(record, self.total))
+        found = {name: value for name, value in record.items() if name.startswith("eval/")}
+        if found:
+            self.evaluated = found
+            shown = "  ".join(f"{escape(name)} [bold]{number(value)}[/]" for name, value in found.items())
+            self.console.print(f"[dim]step {record['step']:>6,}[/]  {shown}", highlight=False)
+
+    def note(self, text: str) -> None:
+        """A sentence above the display."""
+        log.info(text)
+        self.console.print(Text(printable(text), style="dim"))
+
+    def stop(self) -> None:
+        """Take the display away; what it said last is in the result table."""
+        self.live.stop()
+
+    def _draw(self) -> Panel:
+        table = Table.grid(padding=(0, 3))
+        shown: list[tuple[str, str, Callable[[float], str]]] = [
+            ("loss", "train/loss", number),
+            ("grad norm", "train/grad_norm", number),
+            ("lr", "train/lr", number),
+            ("tokens/s", "perf/tokens_per_second", number),
+            ("samples/s", "perf/samples_per_second", number),
+            ("memory", "perf/peak_memory_bytes", size),
+        ]
+        present = [(label, draw(self.values[name])) for label, name, draw in shown if name in self.values]
+        table.add_row(*(Text(label, style="dim") for label, _ in present))
+        table.add_row(*(Text(value, style="bold") for _, value in present))
+        return Panel(
+            Group(self.progress, Padding(table, (1, 0, 0, 0))),
+            title=escape(self.title),
+            title_align="left",
+            padding=(1, 2),
+        )
+
+
+def _columns() -> list[ProgressColumn]:
+    """A bar's name, count, bar, share and times."""
+    return [
+        TextColumn("[bold]{task.description}"),
+        MofNCompleteColumn(),
+        BarColumn(bar_width=None),
+        TextColumn("{task.percentage:>3.0f} %"),
+        TimeElapsedColumn(),
+        TextColumn("left"),
+        TimeRemainingColumn(),
+    ]
+
+
+def watched(items: Iterable[Item], total: int, *, console: Console | None = None) -> Iterator[Item]:
+    """Items as they come, with a bar on a terminal while they do.
+
+    Args:
+        items: What is worked through, such as batches.
+        total: How many there are.
+        console: Where the bar is drawn; None: standard error, so that what a verb prints can be piped.
+    """
+    console = console or Console(stderr=True)
+    if not (console.is_terminal and console.is_interactive):
+        yield from items
+        return
+    with Progress(*_columns(), console=console, transient=True) as progress:
+        yield from progress.track(items, total=total, description="evaluation")
+
+
+def make_display(console: Console, title: str) -> Display:
+    """Live on a terminal, plain elsewhere."""
+    return LiveDisplay(console, title) if console.is_terminal and console.is_interactive else PlainDisplay(console)

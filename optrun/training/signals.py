@@ -1,0 +1,108 @@
+"""Signals as requests: the loop looks at them between two steps.
+
+SIGINT, SIGTERM and SIGHUP (the terminal was closed; not where `nohup` ignores it) ask to stop, SIGUSR1 asks to save. A
+second request to stop ends the process at once.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import multiprocessing
+import os
+import signal
+import stat
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import FrameType, TracebackType
+from typing import Self
+
+
+class Stopped(BaseException):
+    """A request to stop, raised where waiting for the next step makes no sense; no defect and no `Exception`."""
+
+
+class SignalHandler:
+    """Takes the signals while the `with` block lasts.
+
+    Outside the main thread, where Python takes no signals, it asks for nothing.
+    """
+
+    def __init__(self) -> None:
+        self.stop_signal: signal.Signals | None = None
+        self.save_requested = False
+        self._before: dict[signal.Signals, object] = {}
+        self._process = os.getpid()
+        self._immediate = False
+
+    @property
+    def stop_requested(self) -> bool:
+        """Whether the loop should save and end."""
+        return self.stop_signal is not None
+
+    @contextmanager
+    def immediate(self) -> Iterator[None]:
+        """Inside, a request to stop does not wait: it raises.
+
+        For what takes long and has nothing worth finishing, such as reading data.
+
+        Raises:
+            Stopped: There was such a request, before or inside.
+        """
+        self._immediate = True
+        try:
+            self._raise_if_stopped()
+            yield
+        finally:
+            self._immediate = False
+
+    def _raise_if_stopped(self) -> None:
+        if self.stop_signal is not None:
+            raise Stopped
+
+    def __enter__(self) -> Self:
+        try:
+            for number in (signal.SIGINT, signal.SIGTERM):
+                self._before[number] = signal.signal(number, self._stop)
+            if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
+                self._before[signal.SIGHUP] = signal.signal(signal.SIGHUP, self._hang_up)
+            self._before[signal.SIGUSR1] = signal.signal(signal.SIGUSR1, self._save)
+        except ValueError:  # not the main thread
+            self._before.clear()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)  # type: ignore[arg-type]
+        self._before.clear()
+
+    def _stop(self, number: int, frame: FrameType | None) -> None:  # noqa: ARG002
+        if os.getpid() != self._process:
+            return  # a loader worker just forked: the main process answers, and still wants its batches
+        if self.stop_signal is not None:
+            for worker in multiprocessing.active_children():
+                worker.kill()
+            os.write(2, b"\nstopped at once: nothing new was saved\n")
+            os._exit(128 + number)
+        self.stop_signal = signal.Signals(number)
+        if self._immediate:
+            raise Stopped
+
+    def _hang_up(self, number: int, frame: FrameType | None) -> None:
+        if os.getpid() == self._process and self.stop_signal is None:
+            _leave_terminal()
+        self._stop(number, frame)
+
+    def _save(self, number: int, frame: FrameType | None) -> None:  # noqa: ARG002
+        self.save_requested = True
+
+
+def _leave_terminal() -> None:
+    """A closed terminal refuses every further word; the run's log file has them too."""
+    nowhere = os.open(os.devnull, os.O_RDWR)
+    for descriptor in (1, 2):
+        with contextlib.suppress(OSError):
+            if stat.S_ISCHR(os.fstat(descriptor).st_mode):
+                os.dup2(nowhere, descriptor)
+    os.close(nowhere)
