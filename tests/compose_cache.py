@@ -19,8 +19,9 @@ from pathlib import Path
 from typing import Any
 
 from hydra._internal.config_loader_impl import ConfigLoaderImpl
-from hydra._internal.config_repository import ConfigRepository
+from hydra._internal.config_repository import CachingConfigRepository, ConfigRepository
 from hydra.core.config_store import ConfigStore
+from hydra.core.default_element import ResultDefault
 from hydra.core.object_type import ObjectType
 from hydra.core.utils import JobRuntime
 from hydra.plugins.config_source import ConfigResult
@@ -43,6 +44,9 @@ def install() -> None:
     ConfigRepository.load_config = _read_once(ConfigRepository.load_config)  # type: ignore[method-assign]
     ConfigLoaderImpl.load_configuration = _compose_once(  # type: ignore[method-assign]
         ConfigLoaderImpl.load_configuration, folder
+    )
+    ConfigLoaderImpl._compose_config_from_defaults_list = _merge_once(  # type: ignore[method-assign]
+        ConfigLoaderImpl._compose_config_from_defaults_list
     )
 
 
@@ -110,6 +114,21 @@ def _compose_once(original: Any, folder: Path) -> Any:
         return cfg
 
     return load_configuration
+
+
+def _merge_once(original: Any) -> Any:
+    """The files of a composition, merged, before the values of the command line."""
+
+    def merge(self: ConfigLoaderImpl, defaults: list[ResultDefault], repo: CachingConfigRepository) -> DictConfig:
+        sources = [(source.scheme(), source.path) for source in repo.get_sources()]
+        if not all(_ours(path) for scheme, path in sources if scheme == "file"):
+            return original(self, defaults, repo)
+        key = ("merged", repr(defaults), repr(sources), repr(_schemas(ConfigStore.instance().repo)))
+        if key not in _FILES:
+            _FILES[key] = pickle.dumps(original(self, defaults, repo))
+        return pickle.loads(_FILES[key])
+
+    return merge
 
 
 def _schemas(entries: dict[str, Any]) -> list[Any]:

@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from optrun.artifacts import saver as saver_of
+from optrun.artifacts import async_writer as saver_of
 from optrun.artifacts.run_check import problems_of
 from optrun.artifacts.run_dir import RunDir
 from tests.running import records, summary
