@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, replace
 
 from rich import box
@@ -13,8 +14,8 @@ from rich.text import Text
 
 from optrun.errors import printable
 from optrun.explain.facts import Facts, GroupFacts, by_layer, groups_of, peaks_by_layer
-from optrun.explain.format import broken, count, rate, size, span
 from optrun.explain.plot import COLOURS, bar, line_plot
+from optrun.formatting import count, rate, size, span
 from optrun.task.data_check import data_check
 
 ROLE_STYLES = {
@@ -184,10 +185,10 @@ def _rows(facts: Facts, show: _Columns, *, all_tensors: bool, widest: int) -> Ta
 def _cells(row: GroupFacts, top: float, label: str, show: _Columns, widest: int, *, all_tensors: bool) -> list[Text]:
     first = row.first
     own = first.rule.split(" ")[0] if first.rule.startswith("rules[") else ""
-    rule = own if show.short_rules else broken(first.rule, widest)
+    rule = own if show.short_rules else _folded(first.rule, widest)
     shape = "×".join(str(length) for length in first.shape) or "scalar"
     return [
-        *([Text(broken(first.name, widest))] if all_tensors else []),
+        *([Text(_folded(first.name, widest))] if all_tensors else []),
         Text(first.role, style=ROLE_STYLES.get(first.role, "")),
         *([Text(first.optimizer)] if show.optimizers else []),
         *_lr_cells(row.lr_peaks, top, show),
@@ -199,6 +200,23 @@ def _cells(row: GroupFacts, top: float, label: str, show: _Columns, widest: int,
         *([Text(label)] if show.schedules else []),
         *([Text(rule, style="dim")] if show.rules else []),
     ]
+
+
+def _folded(name: str, width: int) -> str:
+    r"""Fold a dotted name into lines of at most `width` characters, broken before dots and blanks where there are some.
+
+    Example:
+        >>> _folded("encoder.layer.11.output", 16)
+        'encoder.layer.11\n.output'
+        >>> _folded("short", 16)
+        'short'
+    """
+    lines = [""]
+    for piece in re.findall(r"[. ]?[^. ]+|[. ]", name):
+        if lines[-1] and len(lines[-1]) + len(piece) > width:
+            lines.append("")
+        lines[-1] += piece
+    return "\n".join(line[at : at + width] for line in lines for at in range(0, len(line), width))
 
 
 def _table(facts: Facts, show: _Columns, *, all_tensors: bool) -> Table:

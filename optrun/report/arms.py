@@ -10,8 +10,8 @@ import numpy as np
 
 from optrun.artifacts.provenance import NOT_IDENTITY, NOT_IDENTITY_OF_TRAINING
 from optrun.errors import ConfigError, did_you_mean
+from optrun.formatting import plain, rate
 from optrun.report.collect import Run
-from optrun.report.theme import plain, short
 
 _BESIDE_THE_POINT = {"seed", "hydra", *NOT_IDENTITY, *(f"training.{key}" for key in NOT_IDENTITY_OF_TRAINING)}
 """Keys and groups that say where and how a run is written, not what it computes."""
@@ -229,7 +229,7 @@ def describe(settings: Mapping[str, Any], *, limit: int = 80) -> str:
     leaves = [key.rpartition(".")[2] for key in settings]
     for key, value in settings.items():
         leaf = key.rpartition(".")[2]
-        text = short(value) if isinstance(value, float) else str(value)
+        text = rate(value) if isinstance(value, float) else str(value)
         if leaf == "name":
             words.append(text)
         else:

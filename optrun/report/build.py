@@ -14,6 +14,7 @@ from rich.text import Text
 from optrun.artifacts.atomic import replace_text
 from optrun.artifacts.run_manifest import recorded
 from optrun.errors import ConfigError, StorageError
+from optrun.formatting import plain
 from optrun.report import html
 from optrun.report.collect import Run, load_runs
 from optrun.report.curves import curves_figure, run_title
@@ -34,7 +35,7 @@ from optrun.report.tables import (
     to_markdown,
     to_rich,
 )
-from optrun.report.theme import LIGHT, PAGE, SOFTWARE, Theme, new_figure, plain, save_png, to_svg, write
+from optrun.report.theme import LIGHT, PAGE, SOFTWARE, Theme, new_figure, save_png, to_svg, write
 from optrun.report.warnings import Warning, find_warnings
 
 MARKDOWN_MARK = "<!-- optrun report -->"

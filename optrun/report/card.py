@@ -9,8 +9,8 @@ from typing import Any
 
 import yaml  # type: ignore[import-untyped,unused-ignore]
 
+from optrun.formatting import count, duration, plain
 from optrun.report.tables import Table, escape_markdown, to_markdown, value
-from optrun.report.theme import count, duration, plain
 
 _TASKS = {
     # task: (pipeline tag, auto class, what a person calls it)

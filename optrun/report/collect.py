@@ -17,8 +17,8 @@ from optrun.artifacts.metrics import MetricsLog, read_metrics, read_summary
 from optrun.artifacts.run_check import problems_of
 from optrun.artifacts.run_dir import CONFIG, HYDRA, METRICS, SUMMARY, RunDir, find_runs
 from optrun.errors import EXIT_NONFINITE, NewerFormatError
+from optrun.formatting import plain
 from optrun.report.config_file import flatten, read_config
-from optrun.report.theme import plain
 
 Array = NDArray[np.float64]
 

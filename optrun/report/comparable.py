@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from optrun.formatting import plain
 from optrun.report.collect import Run
-from optrun.report.theme import plain
 
 _SOURCE = ("name", "path", "subset", "revision", "eval_split", "max_eval_examples", "eval_text_column", "label_column")
 

@@ -17,18 +17,16 @@ from numpy.typing import NDArray
 from optrun.artifacts.metrics import MetricsLog, read_metrics, read_summary
 from optrun.artifacts.run_dir import RunDir
 from optrun.errors import NewerFormatError
+from optrun.formatting import duration, plain, rate
 from optrun.report.config_file import flatten, read_config
 from optrun.report.theme import (
     LIGHT,
     Theme,
     count_axis,
-    duration,
     legend,
     new_figure,
     number_axis,
-    plain,
     save_png,
-    short,
     style_axes,
     write,
 )
@@ -288,9 +286,9 @@ def _draw_rates(ax: Axes, log: MetricsLog, names: list[str], theme: Theme) -> No
     everything = np.concatenate([values for _, _, values in lines])
     finite = everything[np.isfinite(everything)]
     wide = len(peaks) > 1 and min(peaks) > 0 and max(peaks) / min(peaks) > 100
-    subtitle = f"highest logged {short(max(peaks))}" if peaks else "no finite value"
+    subtitle = f"highest logged {rate(max(peaks))}" if peaks else "no finite value"
     if len(lines) > 1 and peaks:
-        subtitle = f"{len(lines)} different, peaks {short(min(peaks))} to {short(max(peaks))}"
+        subtitle = f"{len(lines)} different, peaks {rate(min(peaks))} to {rate(max(peaks))}"
     style_axes(ax, theme, title="Learning rate", subtitle=subtitle, xlabel="optimizer step")
     for index, (name, steps, values) in enumerate(lines):
         label = "lr" if name == "train/lr" else name.removeprefix("lr/")
@@ -335,7 +333,7 @@ def run_title(summary: Mapping[str, Any], config: Mapping[str, Any], path: Path)
     pieces = [" on ".join(name for name in (chosen["model"], chosen["data"]) if name)]
     if optimizer := chosen["optimizer"]:
         lr = config.get("lr")
-        pieces.append(f"{optimizer}, lr {short(lr)}" if isinstance(lr, (int, float)) else optimizer)
+        pieces.append(f"{optimizer}, lr {rate(lr)}" if isinstance(lr, (int, float)) else optimizer)
     if not any(pieces):
         pieces = [path.resolve().name]
     step, limit = summary.get("global_step"), summary.get("max_steps")

@@ -6,8 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
 
+from optrun.formatting import plain
 from optrun.report.tables import Table
-from optrun.report.theme import DARK, LIGHT, css_variables, plain
+from optrun.report.theme import DARK, LIGHT, css_variables
 
 MARK = '<meta name="generator" content="optrun report">'
 """By this line an earlier report is told from a person's own file."""

@@ -13,11 +13,11 @@ from rich import box
 from rich.table import Table as RichTable
 from rich.text import Text
 
+from optrun.formatting import duration, plain, size
 from optrun.report.arms import Arm, describe
 from optrun.report.collect import Run
 from optrun.report.findings import Findings, Row
 from optrun.report.statistics import BETTER, NO_DIFFERENCE, REFERENCE, WORSE
-from optrun.report.theme import duration, plain
 
 NONE = "–"
 CSV_MARK = "optrun_report"
@@ -332,14 +332,6 @@ def signed(number: float, digits: int = 4) -> str:
 def p_value(p: float) -> str:
     """A p value as it is printed."""
     return "< 0.001" if p < 0.001 else f"{p:.3f}"
-
-
-def size(number: float) -> str:
-    """Bytes in words: 26.0 MB is 26 million bytes."""
-    for unit, factor in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
-        if number >= factor:
-            return f"{number / factor:,.1f} {unit}"
-    return f"{number:.0f} B"
 
 
 def verdict(row: Row, *, short: bool = False) -> str:

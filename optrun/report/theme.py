@@ -23,6 +23,8 @@ from matplotlib.figure import Figure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter, NullLocator
 
+from optrun.formatting import count, rate
+
 SOFTWARE = "optrun report"
 """Written into every picture; a file that carries it may be replaced by a newer one."""
 
@@ -153,7 +155,7 @@ def number_axis(ax: Axes, values: Sequence[float], *, log: bool = False) -> None
     spread = max(values, default=1.0) - min(values, default=0.0)
     largest = max((abs(value) for value in values), default=1.0)
     if largest and (largest < 1e-2 or largest >= 1e5):
-        ax.yaxis.set_major_formatter(FuncFormatter(lambda value, _: short(value)))
+        ax.yaxis.set_major_formatter(FuncFormatter(lambda value, _: rate(value)))
     elif spread >= 1000:
         ax.yaxis.set_major_formatter(FuncFormatter(lambda value, _: count(value)))
 
@@ -171,62 +173,9 @@ def log_axis(ax: Axes, which: str, values: Sequence[float]) -> None:
     ratio = max(values) / min(values) if len(values) else 10.0
     subs = (1.0, 2.0, 3.0, 4.0, 6.0, 8.0) if ratio < 8 else (1.0, 2.0, 5.0) if ratio < 60 else (1.0, 3.0)
     axis.set_major_locator(LogLocator(base=10, subs=subs if ratio < 2000 else (1.0,), numticks=12))
-    axis.set_major_formatter(FuncFormatter(lambda value, _: short(value)))
+    axis.set_major_formatter(FuncFormatter(lambda value, _: rate(value)))
     axis.set_minor_locator(NullLocator())
     axis.set_minor_formatter(NullFormatter())
-
-
-def plain(text: str) -> str:
-    r"""One line without control characters, which could move a terminal's cursor or break a page.
-
-    Example:
-        >>> plain("a\x1b[2Jb"), plain("two\nlines")
-        ('a?[2Jb', 'two lines')
-    """
-    line = " ".join(text.split())
-    return "".join(letter if letter.isprintable() else "?" for letter in line)
-
-
-def short(value: float) -> str:
-    """A number in few characters, as people write learning rates.
-
-    Example:
-        >>> short(0.0002), short(0.05), short(3.0), short(123456.0), short(0.0)
-        ('2e-4', '0.05', '3', '1.2e5', '0')
-    """
-    if value == 0:
-        return "0"
-    if 1e-2 <= abs(value) < 1e5:
-        return f"{value:.3g}" if abs(value) < 1000 else f"{value:.0f}"
-    mantissa, exponent = f"{value:.1e}".split("e")
-    return f"{mantissa.removesuffix('.0')}e{int(exponent)}"
-
-
-def count(value: float) -> str:
-    """A count in few characters.
-
-    Example:
-        >>> count(250.0), count(1500.0), count(20000.0), count(3000000.0)
-        ('250', '1,500', '20k', '3M')
-    """
-    for size, letter in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
-        if abs(value) >= size and abs(value) >= 1e4:
-            return f"{value / size:.3g}{letter}"
-    return f"{value:,.6g}"
-
-
-def duration(seconds: float) -> str:
-    """Seconds in words.
-
-    Example:
-        >>> duration(0.42), duration(7.31), duration(112.4), duration(7500)
-        ('0.42 s', '7.3 s', '1 min 52 s', '2 h 05 min')
-    """
-    if seconds < 60:
-        return f"{seconds:.2f} s" if seconds < 1 else f"{seconds:.1f} s"
-    if seconds < 3600:
-        return f"{int(seconds) // 60} min {int(seconds) % 60:02d} s"
-    return f"{int(seconds) // 3600:,} h {int(seconds) % 3600 // 60:02d} min"
 
 
 @contextlib.contextmanager

@@ -6,10 +6,10 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from optrun.formatting import rate
 from optrun.report.collect import Run
 from optrun.report.findings import Findings
 from optrun.report.statistics import MIN_SEEDS
-from optrun.report.theme import short
 
 _ALIKE = 1.4
 """So much may runs of one configuration differ in speed before their times say nothing."""
@@ -41,10 +41,10 @@ def _edge(findings: Findings) -> Iterable[Warning]:
     for row in findings.rows:
         edge, best = row.basin.edge, row.basin.best
         if edge and best is not None and "lr" in findings.tuned_keys:
-            further = short(best.lr * 2 if edge == "highest" else best.lr / 2)
+            further = rate(best.lr * 2 if edge == "highest" else best.lr / 2)
             yield Warning(
                 "edge",
-                f"{row.name}: its best lr {short(best.lr)} is the {edge} of {len(row.basin.tried)} tried, so its true "
+                f"{row.name}: its best lr {rate(best.lr)} is the {edge} of {len(row.basin.tried)} tried, so its true "
                 f"best may lie outside the grid. Extend the grid, for instance with lr={further}.",
             )
 

@@ -76,7 +76,7 @@ def test_a_narrow_terminal_shows_fewer_columns_and_breaks_no_word(tmp_path: Path
         heads = [len(line.rstrip()) for line in said.splitlines()]
         assert "…" not in said
         assert max(heads) <= width
-        assert ("MB" in said) is ("state" in said), "a column is shown whole or not at all"
+        assert ("MiB" in said) is ("state" in said), "a column is shown whole or not at all"
 
 
 def test_an_optimizer_stands_at_its_best_lr_with_most_seeds(tmp_path: Path, make_run: MakeRun) -> None:
