@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import math
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -96,12 +97,8 @@ def arms_table(findings: Findings) -> Table:
     table = Table(columns, [False, True, True, True, False])
     chosen = {id(row.arm) for row in findings.rows if row.rank}
     for arm in findings.ranked_arms():
-        states: dict[str, int] = {}
-        for run in arm.runs:
-            state = "diverged" if run.diverged else run.status
-            states[state] = states.get(state, 0) + 1
-        words = ", ".join(f"{number} {state}" for state, number in states.items())
-        table.rows.append([arm.label or NONE, mean_sd(arm), interval(*findings.intervals[id(arm)]), seeds(arm), words])
+        score = [mean_sd(arm), interval(*findings.intervals[id(arm)]), seeds(arm)]
+        table.rows.append([arm.label or NONE, *score, states(arm.runs)])
         table.styles.append("best" if id(arm) in chosen else "" if arm.scores else "muted")
     return table
 
@@ -315,6 +312,12 @@ def mean_sd(arm: Arm) -> str:
 def interval(low: float, high: float) -> str:
     """An interval, or a dash."""
     return NONE if math.isnan(low) else f"[{value(low)}, {value(high)}]"
+
+
+def states(runs: Sequence[Run]) -> str:
+    """Count runs by how they ended."""
+    counted = Counter("diverged" if run.diverged else run.status for run in runs)
+    return ", ".join(f"{number} {state}" for state, number in counted.items())
 
 
 def seeds(arm: Arm) -> str:
