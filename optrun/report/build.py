@@ -158,12 +158,12 @@ def is_own(path: Path) -> bool:
 
 def _run_picture(run: Run) -> Picture:
     """The curves of a single run."""
-    title = run_title(run.summary, run.config, run.path)
+    title = run_title(run)
 
     def draw(theme: Theme) -> Figure:
         if not run.log.records:
             return new_figure(9.0, 1.0, theme)
-        return curves_figure(run.log, run.summary, title="" if theme is PAGE else title, theme=theme)
+        return curves_figure(run, title="" if theme is PAGE else title, theme=theme)
 
     return Picture(
         "curves", title, "The thin line is as logged, the thick one smoothed; the ring marks the best.", draw

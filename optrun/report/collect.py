@@ -118,11 +118,8 @@ class Run:
 
     def best(self, name: str, mode: str) -> tuple[float, int] | None:
         """Best finite value of a metric and its step."""
-        steps, values = self.series(name)
-        keep = np.isfinite(values)
-        if keep.any():
-            index = int(np.argmin(values[keep]) if mode == "min" else np.argmax(values[keep]))
-            return float(values[keep][index]), int(steps[keep][index])
+        if (logged := best_point(*self.series(name), mode)) is not None:
+            return logged[1], int(logged[0])
         value, step = (number(_inside(self.summary, "metrics", "best", name, leaf)) for leaf in ("value", "step"))
         return (value, int(step)) if value is not None and step is not None and math.isfinite(value) else None
 
@@ -211,6 +208,15 @@ class Run:
             for key, pair in changes.items() if isinstance(changes, dict) else ():
                 found[str(key)] = pair[1] if isinstance(pair, list) and len(pair) == 2 else None
         return found
+
+
+def best_point(steps: Array, values: Array, mode: str) -> tuple[float, float] | None:
+    """Find step and value of the best finite value; None where there is none. `mode` is "min" or "max"."""
+    finite = np.flatnonzero(np.isfinite(values))
+    if not len(finite):
+        return None
+    index = finite[np.argmin(values[finite]) if mode == "min" else np.argmax(values[finite])]
+    return float(steps[index]), float(values[index])
 
 
 def number(value: Any) -> float | None:

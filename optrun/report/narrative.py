@@ -100,8 +100,7 @@ def _list(keys: list[str]) -> str:
 def title(findings: Findings) -> str:
     """Name the one run, or say how many contenders were compared on what."""
     if len(findings.runs) == 1:
-        run = findings.runs[0]
-        return run_title(run.summary, run.config, run.path)
+        return run_title(findings.runs[0])
     models = sorted({str(run.config["model.name"]) for run in findings.runs if "model.name" in run.config})
     data = sorted({str(run.config["data.name"]) for run in findings.runs if "data.name" in run.config})
     where = " on ".join(", ".join(names) for names in (models, data) if names)
