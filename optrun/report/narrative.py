@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
+from optrun.formatting import plain
 from optrun.report.curves import run_title
 from optrun.report.findings import Findings
 from optrun.report.statistics import ALPHA, BETTER, MIN_SEEDS, NO_DIFFERENCE, WORSE
@@ -135,7 +136,7 @@ def commands(findings: Findings) -> list[Command]:
             changed = ", ".join(f"{key}={value}" for key, value in changes.items())
             note = [f"{len(seeds)} seeds"] if len(seeds) > 1 else []
             note += [f"changed when resumed: {changed}"] if changed else []
-            found.append(Command(row.name, "; ".join(note), line))
+            found.append(Command(row.name, "; ".join(note), plain(line)))
     return found
 
 
