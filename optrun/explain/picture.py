@@ -1,4 +1,4 @@
-"""The schedule and the peaks of the groups as a PNG."""
+"""Draw the schedule and the peaks of the groups as a PNG."""
 
 from __future__ import annotations
 

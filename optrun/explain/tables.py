@@ -1,4 +1,4 @@
-"""Facts for eyes: a summary, the groups (or every tensor), the memory, the schedule."""
+"""Print facts in a terminal: a summary, the groups (or every tensor), the memory, the schedule."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ MOST_BARS = 40
 
 
 def render(facts: Facts, console: Console, *, all_tensors: bool = False) -> None:
-    """Print everything.
+    """Print what is known of a configuration.
 
     Args:
         facts: What to show.
@@ -97,7 +97,7 @@ def _headline(facts: Facts) -> RenderableType:
 
 
 def _length(facts: Facts) -> str:
-    """Over which steps, and how many of them warm-up: as the configuration has it, in steps or as shares."""
+    """Say over which steps, and how many of them are warm-up: as the configuration has it, in steps or as shares."""
     climb = facts.warmup_steps
     if facts.steps_from != "assumed":
         return f"over {facts.steps:,} steps" + (f", {climb:,} of them warm-up" if climb else "")
@@ -128,7 +128,7 @@ class _Columns:
 
 
 def _fitting(facts: Facts, console: Console, *, all_tensors: bool) -> Table:
-    """The richest table that fits the console: bars go first, then reasons that are not the user's own."""
+    """Build the richest table that fits the console: bars go first, then reasons that are not the user's own."""
 
     def varies(name: str) -> bool:
         return len({getattr(tensor, name) for tensor in facts.tensors}) > 1
@@ -289,7 +289,7 @@ def _memory(facts: Facts) -> Table:
 
 
 def _schedule(facts: Facts, width: int) -> RenderableType:
-    """The lr of a group of scale 1 over the run, one curve for each different schedule."""
+    """Plot the lr of a group of scale 1 over the run, one curve for each different schedule."""
     top = max((curve.peak for curve in facts.curves), default=0.0) * facts.lr
     shown = facts.curves[: len(COLOURS)]
     drawn = [(curve.steps, [facts.lr * value for value in curve.multipliers]) for curve in shown]
@@ -310,7 +310,7 @@ def _schedule(facts: Facts, width: int) -> RenderableType:
 
 
 def _peaks(facts: Facts, width: int) -> RenderableType | None:
-    """The peak of each layer as a bar, where layers differ."""
+    """Draw the peak of each layer as a bar, where layers differ."""
     peaks = peaks_by_layer(facts)
     if len(set(peaks.values())) < 2 or len(peaks) > MOST_BARS:
         return None

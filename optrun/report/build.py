@@ -1,4 +1,4 @@
-"""The verb `report`: from directories to a table in the terminal and pages on disk."""
+"""Make a report: from directories to a table in the terminal and pages on disk."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def report(
 
 
 def print_report(made: Report, console: Console) -> None:
-    """The report in a terminal: finding, table, warnings, files."""
+    """Print the report in a terminal: finding, table, warnings, files."""
     findings = made.findings
     console.print()
     if len(findings.runs) == 1:
@@ -114,7 +114,7 @@ def print_report(made: Report, console: Console) -> None:
 
 
 def _write(folder: Path, findings: Findings, cautions: Sequence[Warning], drawn: Sequence[Picture]) -> list[Path]:
-    """All files, none of them over a person's own."""
+    """Write all files, none of them over a person's own."""
     images = {picture: folder / f"report-{picture.name}.png" for picture in drawn}
     pages = [folder / name for name in ("report.html", "report.md", "report.csv")]
     try:
@@ -141,7 +141,7 @@ def _write(folder: Path, findings: Findings, cautions: Sequence[Warning], drawn:
 
 
 def is_own(path: Path) -> bool:
-    """Whether an existing file is an earlier report of ours, which may be replaced."""
+    """Tell whether an existing file is an earlier report of ours, which may be replaced."""
     try:
         with path.open("rb") as file:
             start = file.read(4096)
@@ -157,7 +157,7 @@ def is_own(path: Path) -> bool:
 
 
 def _run_picture(run: Run) -> Picture:
-    """The curves of a single run."""
+    """Describe the picture of a single run."""
     title = run_title(run)
 
     def draw(theme: Theme) -> Figure:

@@ -1,4 +1,4 @@
-"""The model card of a trained model: `README.md` beside the weights, in the form the Hugging Face hub reads."""
+"""Write the model card of a trained model: `README.md` beside the weights, in the form the Hugging Face hub reads."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _NEVER = ("path", "token", "password", "secret")  # keys that say where, or to w
 
 
 def model_card(summary: Mapping[str, Any], config: Mapping[str, Any], *, name: str = "") -> str:
-    """The text of `model/README.md`.
+    """Write the text of `model/README.md`.
 
     Args:
         summary: As in `summary.json`; what is missing is left out.
@@ -138,7 +138,7 @@ def _results(summary: Mapping[str, Any]) -> Table:
 
 
 def _usage(auto_class: str, task: str) -> str:
-    """A snippet that loads the model from this folder."""
+    """Write a snippet that loads the model from this folder."""
     processor = "AutoImageProcessor" if task == "image_classification" else "AutoTokenizer"
     variable = "processor" if task == "image_classification" else "tokenizer"
     lines = [
@@ -197,7 +197,9 @@ def _facts(summary: Mapping[str, Any]) -> list[str]:
     for section in ("hardware", "versions"):
         values = summary.get(section)
         if isinstance(values, Mapping):
-            scalars = [f"{key} {item}" for key, item in values.items() if isinstance(item, (str, int, float)) and item != ""]
+            scalars = [
+                f"{key} {item}" for key, item in values.items() if isinstance(item, (str, int, float)) and item != ""
+            ]
             facts += [f"{section}: {', '.join(scalars)}"] if scalars else []
     return facts
 
@@ -209,7 +211,7 @@ def _heading(config: Mapping[str, Any]) -> str:
 
 
 def _origin(config: Mapping[str, Any]) -> str:
-    """What a fine-tuned model began as: its hub name, or the last piece of a local folder; empty from scratch."""
+    """Name what a fine-tuned model began as: its hub name, or the last piece of a local folder; empty from scratch."""
     path = _get(config, "model", "path")
     if _get(config, "model", "name") != "pretrained" or not isinstance(path, str):
         return ""
@@ -217,13 +219,13 @@ def _origin(config: Mapping[str, Any]) -> str:
 
 
 def _base_model(config: Mapping[str, Any]) -> str:
-    """The hub name the model began as; nothing for a local folder, whose name means nothing to others."""
+    """Find the hub name the model began as; nothing for a local folder, whose name means nothing to others."""
     path = _get(config, "model", "path")
     return str(path) if _origin(config) and _HUB_NAME.fullmatch(str(path)) else ""
 
 
 def _dataset(config: Mapping[str, Any]) -> str:
-    """What the data are called."""
+    """Name the data."""
     data = str(_get(config, "data", "name") or "unknown data")
     if data == "stdlib":
         return "the source text of Python's standard library"
@@ -252,11 +254,11 @@ def _evaluation(summary: Mapping[str, Any], *, finite: bool = True) -> dict[str,
 
 
 def _text(section: Mapping[str, Any], *keys: str) -> str:
-    """A nested value as text; empty where there is none."""
+    """Look up a nested value as text; empty where there is none."""
     return str(_get(section, *keys) or "")
 
 
-def _get(value: Any, *keys: str) -> Any:
+def _get(value: object, *keys: str) -> Any:
     for key in keys:
         value = value.get(key) if isinstance(value, Mapping) else None
     return value

@@ -1,4 +1,4 @@
-"""`curves.png`: one run at a glance, drawn from its `metrics.jsonl`."""
+"""Draw `curves.png`: one run at a glance."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def curves_figure(run: Run, *, title: str, theme: Theme) -> Figure:
 
 
 def evaluation_names(names: list[str]) -> list[str]:
-    """Evaluation metrics that belong into one panel: those on a common scale, bounded ones first.
+    """Choose the evaluation metrics that belong into one panel: those on a common scale, bounded ones first.
 
     Example:
         >>> evaluation_names(["train/loss", "eval/loss", "eval/accuracy", "eval/f1", "eval/perplexity", "eval/seconds"])
@@ -106,7 +106,7 @@ def evaluation_names(names: list[str]) -> list[str]:
 
 
 def smooth(values: Array, width: float) -> Array:
-    """Local linear regression over neighbouring points with Gaussian weights.
+    """Smooth by local linear regression over neighbouring points with Gaussian weights.
 
     It does not lag, follows the steep start of a loss curve up to its first point, and steps over values that are not
     finite.
@@ -144,7 +144,7 @@ def smooth(values: Array, width: float) -> Array:
 
 
 def _needs_log(values: Array) -> bool:
-    """Whether a linear axis would press almost everything against its bottom."""
+    """Tell whether a linear axis would press almost everything against its bottom."""
     finite = values[np.isfinite(values)]
     return len(finite) > 2 and finite.min() > 0 and bool(finite.max() > 30 * np.median(finite))
 
@@ -188,7 +188,7 @@ def _ring(ax: Axes, point: tuple[float, float], colour: str, *, label: str | Non
 
 
 def _mark_non_finite(ax: Axes, lines: list[tuple[Array, Array]], theme: Theme) -> None:
-    """A cross on the upper edge for every value that is NaN or infinite."""
+    """Draw a cross on the upper edge for every value that is NaN or infinite."""
     steps = np.concatenate([s[~np.isfinite(v)] for s, v in lines])
     if len(steps):
         ax.plot(
@@ -198,7 +198,7 @@ def _mark_non_finite(ax: Axes, lines: list[tuple[Array, Array]], theme: Theme) -
 
 
 def _mark_resumes(ax: Axes, run: Run, theme: Theme) -> None:
-    """A dotted line where a later process took over."""
+    """Draw a dotted line where a later process took over."""
     entries = run.summary.get("resumes")
     steps = [
         entry[key]
@@ -216,9 +216,9 @@ def _draw_metrics(ax: Axes, run: Run, names: list[str], theme: Theme) -> None:
     marked = main["name"] if isinstance(main, dict) and main.get("name") in names else names[0]
     mode = metric_mode(marked)
     best = best_point(*run.series(marked), mode)
-    words = marked.rsplit("/", 1)[-1].replace("_", " ")
-    title = f"Evaluation {words}" if len(names) == 1 else "Evaluation metrics"
-    subtitle = f"best {words} {best[1]:.4g} at step {best[0]:,.0f}" if best else "no finite value"
+    shown = marked.rsplit("/", 1)[-1].replace("_", " ")
+    title = f"Evaluation {shown}" if len(names) == 1 else "Evaluation metrics"
+    subtitle = f"best {shown} {best[1]:.4g} at step {best[0]:,.0f}" if best else "no finite value"
     style_axes(ax, theme, title=title, subtitle=subtitle, xlabel="optimizer step")
     everything: list[float] = []
     for index, name in enumerate(names):
@@ -238,7 +238,7 @@ def _draw_metrics(ax: Axes, run: Run, names: list[str], theme: Theme) -> None:
 
 
 def metric_mode(name: str) -> str:
-    """Whether less or more of a metric is better: "min" or "max", by its name.
+    """Guess by its name whether less ("min") or more ("max") of a metric is better.
 
     Example:
         >>> metric_mode("eval/loss"), metric_mode("eval/accuracy")
@@ -248,7 +248,7 @@ def metric_mode(name: str) -> str:
 
 
 def _draw_rates(ax: Axes, run: Run, names: list[str], theme: Theme) -> None:
-    """Every distinct learning rate; many groups become shades from the highest to the lowest."""
+    """Draw every distinct learning rate; many groups become shades from the highest to the lowest."""
     distinct: dict[tuple[float, ...], tuple[str, Array, Array]] = {}
     for name in names:
         steps, values = run.series(name)

@@ -40,14 +40,14 @@ class Picture:
     """One figure, to be drawn under any theme."""
 
     name: str
-    """A word for file names and anchors."""
+    """For file names and anchors."""
     title: str
     caption: str
     draw: Callable[[Theme], Figure]
 
 
 def pictures(findings: Findings) -> list[Picture]:
-    """The pictures that this comparison has data for."""
+    """List the pictures that this comparison has data for."""
     rows = [row for row in findings.rows if row.arm.runs][:SHOWN]
     left_out = len(findings.rows) - len(rows)
     note = f" The best {len(rows)} of {len(findings.rows)} are drawn." if left_out else ""
@@ -109,7 +109,7 @@ def pictures(findings: Findings) -> list[Picture]:
 
 
 def _progress(rows: Sequence[Row]) -> Axis:
-    """How far training is: in optimizer steps, or in data where a step is not the same for all."""
+    """Choose the x axis: optimizer steps, or data seen where a step is not the same for all."""
     sizes = ("training.per_device_train_batch_size", "training.gradient_accumulation_steps")
     runs = [run for row in rows for run in row.arm.runs]
     alike = len({tuple(str(run.config.get(key)) for key in sizes) for run in runs}) <= 1
@@ -251,7 +251,7 @@ def _draw_basins(rows: Sequence[Row], findings: Findings, theme: Theme) -> Figur
             continue
         lrs = np.array([point.lr for point in basin.points])
         means = np.array([point.mean for point in basin.points])
-        label = f"{_name(row.name)}  {basin.words()}" if len(basin.tried) > 1 else _name(row.name)
+        label = f"{_name(row.name)}  {basin.width_label()}" if len(basin.tried) > 1 else _name(row.name)
         marker = MARKERS[index % len(MARKERS)]
         ax.plot(lrs, means, color=colour, linewidth=1.4, marker=marker, markersize=5, label=label)
         for point in basin.points:

@@ -13,7 +13,7 @@ from optrun.report.tables import mean_sd, states, value
 
 
 def headline(findings: Findings) -> str:
-    """The finding in a few sentences, no stronger than the tests allow."""
+    """Say the finding in a few sentences, no stronger than the tests allow."""
     ranked = [row for row in findings.rows if row.rank]
     if findings.incomparable:
         return f"Nothing is ranked: {findings.incomparable}. Make a report of each kind by itself."
@@ -42,7 +42,7 @@ def headline(findings: Findings) -> str:
 
 
 def notes(findings: Findings) -> list[str]:
-    """How the numbers came about and what they do not say; one paragraph each."""
+    """Explain how the numbers came about and what they do not say; one paragraph each."""
     less = "lower" if findings.mode == "min" else "higher"
     found = [
         f"Score: the last {findings.metric} of a finished run, on the evaluation split; {less} is better. "

@@ -14,16 +14,19 @@ import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import matplotlib as mpl
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
+from matplotlib.text import Text
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter, NullLocator
 
 from optrun.formatting import count, rate
+
+TextT = TypeVar("TextT", bound=Text)
 
 SOFTWARE = "optrun report"
 """Written into every picture; a file that carries it may be replaced by a newer one."""
@@ -74,14 +77,14 @@ _VARIABLES = {
 
 
 def css_variables(theme: Theme) -> str:
-    """The declarations that give `to_svg` pictures their colours under one theme."""
+    """Declare the CSS variables that give `to_svg` pictures their colours under one theme."""
     names = {"ink": theme.ink, "muted": theme.muted, "grid": theme.grid, "paper": theme.paper, "alarm": theme.alarm}
     names |= {f"series-{index}": colour for index, colour in enumerate(theme.series)}
     return " ".join(f"--{name}: {colour};" for name, colour in names.items())
 
 
 def new_figure(width: float, height: float, theme: Theme) -> Figure:
-    """An empty figure of a size in inches, laid out so that labels do not overlap."""
+    """Make an empty figure of a size in inches, laid out so that labels do not overlap."""
     engine = ConstrainedLayoutEngine(w_pad=0.12, h_pad=0.12, wspace=0.03, hspace=0.04)
     figure = Figure(figsize=(width, height), layout=engine, facecolor=theme.paper)
     FigureCanvasAgg(figure)
@@ -91,7 +94,7 @@ def new_figure(width: float, height: float, theme: Theme) -> Figure:
 def style_axes(
     ax: Axes, theme: Theme, *, title: str = "", subtitle: str = "", xlabel: str = "", ylabel: str = ""
 ) -> None:
-    """Quiet axes: a light grid behind the data, no box, title and subtitle on the left above it."""
+    """Style axes quietly: a light grid behind the data, no box, title and subtitle on the left above it."""
     ax.set_facecolor("none")
     for side in ("top", "right"):
         ax.spines[side].set_visible(False)
@@ -105,13 +108,13 @@ def style_axes(
         pad = 22 if subtitle else 9
         write(ax.set_title(title, loc="left", fontsize=10.5, color=theme.ink, fontweight="bold", pad=pad))
     if subtitle:
-        place: dict[str, Any] = {
+        position: dict[str, Any] = {
             "xy": (0, 1),
             "xycoords": "axes fraction",
             "xytext": (0, 9),
             "textcoords": "offset points",
         }
-        write(ax.annotate(subtitle, fontsize=8.5, color=theme.muted, ha="left", va="bottom", **place))
+        write(ax.annotate(subtitle, fontsize=8.5, color=theme.muted, ha="left", va="bottom", **position))
     if xlabel:
         write(ax.set_xlabel(xlabel, fontsize=9, color=theme.muted))
     if ylabel:
@@ -119,14 +122,14 @@ def style_axes(
     ax.margins(x=0.02)
 
 
-def write(text: Any) -> Any:
+def write(text: TextT) -> TextT:
     """Take a text literally: names of runs may hold dollar signs, which are no formulas."""
     text.set_parse_math(False)
     return text
 
 
 def legend(ax: Axes, theme: Theme, **options: Any) -> None:
-    """A legend without a box, over paper; with `above=True` in the title line, where no data can be."""
+    """Add a legend without a box, over paper; with `above=True` in the title line, where no data can be."""
     handles, labels = ax.get_legend_handles_labels()
     if not handles:
         return
@@ -141,13 +144,13 @@ def legend(ax: Axes, theme: Theme, **options: Any) -> None:
 
 
 def count_axis(ax: Axes) -> None:
-    """Whole numbers on the x axis: steps."""
+    """Put whole numbers on the x axis: steps."""
     ax.xaxis.set_major_locator(MaxNLocator(nbins=6, integer=True, steps=[1, 2, 2.5, 5, 10]))
     ax.xaxis.set_major_formatter(FuncFormatter(lambda value, _: count(value)))
 
 
 def number_axis(ax: Axes, values: Sequence[float], *, log: bool = False) -> None:
-    """Short tick labels on the y axis, linear or logarithmic."""
+    """Put short tick labels on the y axis, linear or logarithmic."""
     if log:
         log_axis(ax, "y", values)
         return
@@ -161,7 +164,7 @@ def number_axis(ax: Axes, values: Sequence[float], *, log: bool = False) -> None
 
 
 def log_axis(ax: Axes, which: str, values: Sequence[float]) -> None:
-    """A logarithmic axis whose ticks are readable over a narrow range as well as a wide one.
+    """Make an axis logarithmic, with ticks that are readable over a narrow range as well as a wide one.
 
     Args:
         ax: The axes.
@@ -180,7 +183,7 @@ def log_axis(ax: Axes, which: str, values: Sequence[float]) -> None:
 
 @contextlib.contextmanager
 def _any_letters() -> Iterator[None]:
-    """A letter that the font lacks becomes a box, without a warning on every use."""
+    """Draw a letter that the font lacks as a box, without a warning on every use."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="Glyph .* missing from")
         yield
@@ -206,11 +209,11 @@ def save_png(figure: Figure, path: Path, *, dpi: int = 160) -> Path:
 
 
 def to_svg(figure: Figure, *, name: str, label: str) -> str:
-    """The figure as an inline `<svg>` element that asks for nothing outside itself.
+    """Render the figure as an inline `<svg>` element that asks for nothing outside itself.
 
     Args:
         figure: Drawn with the theme `PAGE`.
-        name: A word that is unique in the page; keeps the ids of several pictures apart.
+        name: Unique in the page; keeps the ids of several pictures apart.
         label: What a screen reader says.
 
     Returns:

@@ -1,4 +1,4 @@
-"""What a reader must know before quoting a comparison."""
+"""Find what a reader must know before quoting a comparison."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Warning:
     """One reason for care."""
 
     kind: str
-    """A word to find it by: edge, single-lr, budget, tuning, seeds, few-seeds, schedule, unfinished, diverged, failed,
+    """One of edge, single-lr, budget, tuning, seeds, few-seeds, schedule, unfinished, diverged, failed,
     repeated, task, data, code, hardware, speed, metric, files."""
     text: str
     """One or two sentences with what to do."""
@@ -29,7 +29,7 @@ class Warning:
 
 
 def find_warnings(findings: Findings) -> list[Warning]:
-    """Every reason for care in a comparison, the gravest first."""
+    """List every reason for care in a comparison, the gravest first."""
     checks: tuple[Callable[[Findings], Iterable[Warning]], ...] = (
         _edge, _budget, _schedule, _task, _data, _code, _seeds, _diverged, _failed, _unfinished, _single_lr, _tuning,
         _repeated, _metric, _hardware, _speed, _files,
@@ -237,7 +237,7 @@ def _ranked_runs(findings: Findings) -> list[Run]:
     return [run for row in findings.rows for run in row.arm.runs if run.score(findings.metric) is not None]
 
 
-def _values(runs: Iterable[Run], get: Callable[[Run], Any]) -> list[str]:
+def _values(runs: Iterable[Run], get: Callable[[Run], object]) -> list[str]:
     """Distinct known values, sorted."""
     return sorted({str(value) for run in runs if (value := get(run)) is not None})
 
@@ -259,9 +259,9 @@ def _runs(runs: Sequence[Run]) -> str:
     return _listed([run.label for run in runs])
 
 
-def _listed(words: Sequence[str], limit: int = 5) -> str:
-    more = f" and {len(words) - limit} more" if len(words) > limit else ""
-    return ", ".join(words[:limit]) + more
+def _listed(names: Sequence[str], limit: int = 5) -> str:
+    more = f" and {len(names) - limit} more" if len(names) > limit else ""
+    return ", ".join(names[:limit]) + more
 
 
 def _numbers(values: Sequence[int]) -> str:
