@@ -37,16 +37,20 @@ def run(argv: list[str]) -> int:
 
 def _run(argv: list[str]) -> int:
     try:
+        if any(word.partition("=")[0] == "--plugin" for word in argv):
+            from optrun import plugins
+
+            argv = plugins.take(argv)
         if "--version" in argv and argv[0] not in VERBS:  # Hydra would tell its own
             sys.stdout.write(f"optrun {__version__}\n")
             return EXIT_DONE
         if argv and argv[0] in VERBS:
-            module, words = VERBS[argv[0]], argv[1:]
+            module, args = VERBS[argv[0]], argv[1:]
         elif argv[:1] == ["-sc"] and argv[1:2] in ASKED and "COMP_LINE" in os.environ:
-            module, words = "optrun.commands.completion", argv[1:]
+            module, args = "optrun.commands.completion", argv[1:]
         else:
-            module, words = TRAIN, argv
-        code: int = importlib.import_module(module).run(words)
+            module, args = TRAIN, argv
+        code: int = importlib.import_module(module).run(args)
         return code
     except BrokenPipeError:
         # The reader of a pipe left, as `head` does.

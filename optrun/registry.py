@@ -8,10 +8,11 @@ rows of others come by the decorators here, from a plugin file, an installed pac
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from types import MappingProxyType
-from typing import Any, TypeVar
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import MISSING, dataclass, fields, is_dataclass
+from types import MappingProxyType, NoneType
+from typing import Any, TypeVar, get_args, get_type_hints
 
 from optrun.errors import ConfigError, did_you_mean
 
@@ -19,6 +20,15 @@ Target = TypeVar("Target", bound=Callable[..., Any])
 
 KINDS = ("optimizer", "scheduler", "task", "metric", "data", "tracker", "callback")
 """What can be registered. The decorator of each is `register_<kind>`, its entry-point group `optrun.<kind>s`."""
+
+BASES = {
+    "optimizer": "optrun.config.schema.optimizer:OptimizerConfig",
+    "scheduler": "optrun.config.schema.scheduler:SchedulerConfig",
+    "task": "optrun.config.schema.task:TaskConfig",
+    "data": "optrun.config.schema.data:DataConfig",
+    "tracker": "optrun.config.schema.tracking:TrackingConfig",
+}
+"""What a schema of a kind builds on, where there is such a thing; importing it adds optrun's own rows of the kind."""
 
 
 @dataclass(frozen=True)
@@ -36,10 +46,27 @@ class Choice:
 
     def load(self) -> Any:
         """Import the target."""
-        if not isinstance(self.target, str):
-            return self.target
-        module, _, attribute = self.target.partition(":")
-        return getattr(importlib.import_module(module), attribute)
+        return _imported(self.target) if isinstance(self.target, str) else self.target
+
+    def values(self) -> dict[str, Any]:
+        """The values of a choice without a YAML: its schema's defaults, null where that is allowed, else `???`."""
+        hints = get_type_hints(self.schema)
+        return {"name": self.name} | {
+            field.name: _default(field, hints[field.name]) for field in fields(self.schema) if field.name != "name"
+        }
+
+
+def _default(field: Any, hint: Any) -> Any:
+    if field.default is not MISSING:
+        return field.default
+    if field.default_factory is not MISSING:
+        return field.default_factory()
+    return None if NoneType in get_args(hint) else "???"
+
+
+def _imported(target: str) -> Any:
+    module, _, attribute = target.partition(":")
+    return getattr(importlib.import_module(module), attribute)
 
 
 _ROWS: dict[str, dict[str, Choice]] = {kind: {} for kind in KINDS}
@@ -91,11 +118,122 @@ def choices(kind: str) -> Mapping[str, Choice]:
     return MappingProxyType(_ROWS[kind])
 
 
+def remove(origin: str) -> None:
+    """Take back the rows of an origin."""
+    for kind, rows in _ROWS.items():
+        for name in [name for name, row in rows.items() if row.origin == origin]:
+            del rows[name], _SCHEMAS[kind][name]
+
+
+@contextmanager
+def origin(name: str) -> Iterator[None]:
+    """Rows that are added in this context have this origin; if it fails, they are taken back."""
+    before = {kind: dict(rows) for kind, rows in _ROWS.items()}
+    _origin.append(name)
+    try:
+        yield
+    except BaseException:
+        for kind, rows in before.items():
+            for new in _ROWS[kind].keys() - rows.keys():
+                del _ROWS[kind][new], _SCHEMAS[kind][new]
+        raise
+    finally:
+        _origin.pop()
+
+
 def register(kind: str, name: str, schema: type[Any]) -> Callable[[Target], Target]:
-    """Return the decorator that adds a class or function to a kind; the decorated object is unchanged."""
+    """Return the decorator that adds a class or function to a kind; the decorated object is unchanged.
+
+    Raises:
+        ConfigError: The schema is no dataclass, builds on another base than the kind's, or lacks a value; the name is
+            taken or is none.
+    """
 
     def decorate(target: Target) -> Target:
-        add(Choice(kind, name, schema, target, _origin[-1] if _origin else target.__module__))
+        where = _origin[-1] if _origin else target.__module__
+        _check(kind, name, schema, where)
+        taken = _ROWS[kind].get(name)
+        if taken is not None and taken.origin == where == "__main__":  # a cell of a notebook that is run again
+            del _ROWS[kind][name]
+        add(Choice(kind, name, schema, target, where))
         return target
 
     return decorate
+
+
+def _check(kind: str, name: str, schema: Any, where: str) -> None:
+    said = f"{where}: register_{kind}({name!r}, ...)"
+    if not isinstance(name, str) or not name.isidentifier() or name.endswith("_schema"):
+        raise ConfigError(f"{said}: expected a name of letters, digits and _, such as my_{kind}.")
+    base = _imported(BASES[kind]) if kind in BASES else None
+    expected = "a dataclass" if base is None else f"a dataclass that builds on {base.__name__}"
+    if not isinstance(schema, type) or not is_dataclass(schema) or (base is not None and not issubclass(schema, base)):
+        shown = schema.__name__ if isinstance(schema, type) else repr(schema)
+        hint = f" from {base.__module__}, decorated with @dataclass(kw_only=True)" if base is not None else ""
+        raise ConfigError(f"{said}: schema={shown}: expected {expected}{hint}.")
+    if "__dataclass_fields__" not in vars(schema):
+        raise ConfigError(
+            f"{said}: schema={schema.__name__} lacks @dataclass(kw_only=True): its fields would not count."
+        )
+    shared = {field.name for field in fields(base)} if base is not None else set()
+    try:
+        values = Choice(kind, name, schema, None).values()
+    except NameError as error:
+        raise ConfigError(f"{said}: schema={schema.__name__}: {error}: its annotations cannot be read.") from error
+    lacking = [key for key, value in values.items() if key in shared and value == "???"]
+    if lacking:
+        raise ConfigError(
+            f"{said}: schema={schema.__name__} has no value for {lacking[0]}: write `{lacking[0]}: ... = VALUE`."
+        )
+
+
+def register_optimizer(name: str, *, schema: type[Any]) -> Callable[[Target], Target]:
+    """Make a class known as `optimizer=NAME`.
+
+    Args:
+        name: What users type.
+        schema: A dataclass on `optrun.config.schema.optimizer.OptimizerConfig`; its defaults are the values.
+
+    Returns:
+        The decorator of a `torch.optim.Optimizer` that takes parameters, `lr` and the fields of the schema.
+    """
+    return register("optimizer", name, schema)
+
+
+def register_scheduler(name: str, *, schema: type[Any]) -> Callable[[Target], Target]:
+    """Make a schedule known as `scheduler=NAME`.
+
+    Args:
+        name: What users type.
+        schema: A dataclass on `optrun.config.schema.scheduler.SchedulerConfig`; its defaults are the values.
+
+    Returns:
+        The decorator of a function (configuration, num_training_steps, final) -> curve, which is itself a function
+        global_step -> multiplier of the peak lr; `final` is `min_lr` as a multiplier.
+    """
+    return register("scheduler", name, schema)
+
+
+def register_task(name: str, *, schema: type[Any]) -> Callable[[Target], Target]:
+    """Make a class known as `task=NAME`; its schema is a dataclass on `optrun.config.schema.task.TaskConfig`."""
+    return register("task", name, schema)
+
+
+def register_metric(name: str, *, schema: type[Any]) -> Callable[[Target], Target]:
+    """Make a metric known by its name."""
+    return register("metric", name, schema)
+
+
+def register_data(name: str, *, schema: type[Any]) -> Callable[[Target], Target]:
+    """Make a data source known as `data=NAME`; its schema is a dataclass on `optrun.config.schema.data.DataConfig`."""
+    return register("data", name, schema)
+
+
+def register_tracker(name: str, *, schema: type[Any]) -> Callable[[Target], Target]:
+    """Make a tracker known as `tracking=NAME`; its schema is on `optrun.config.schema.tracking.TrackingConfig`."""
+    return register("tracker", name, schema)
+
+
+def register_callback(name: str, *, schema: type[Any]) -> Callable[[Target], Target]:
+    """Make a callback known by its name."""
+    return register("callback", name, schema)

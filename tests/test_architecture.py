@@ -16,9 +16,10 @@ ALLOWED: dict[str, set[str]] = {
     "errors": set(),
     "formatting": set(),
     "registry": {"errors"},
+    "plugins": {"errors", "registry"},
     "bounded_yaml": set(),
     "artifacts": {"errors"},
-    "config": {"bounded_yaml", "errors"},
+    "config": {"bounded_yaml", "errors", "registry"},
     "clip": {"config", "errors"},
     "data": {"config", "errors"},
     "param_groups": {"config", "errors"},
@@ -40,12 +41,12 @@ ALLOWED: dict[str, set[str]] = {
     "certify": {"artifacts", "errors", "run"},
     "sweep": {"artifacts", "config", "errors", "formatting", "run", "training"},
     "commands": {
-        "artifacts", "certify", "config", "data", "errors", "explain", "formatting", "optimizer", "report", "run",
-        "sweep", "tracking", "training",
+        "artifacts", "certify", "config", "data", "errors", "explain", "formatting", "optimizer", "plugins", "report",
+        "run", "sweep", "tracking", "training",
     },
-    "cli": {"commands", "errors"},
+    "cli": {"commands", "errors", "plugins"},
     "__main__": {"cli"},
-    "__init__": set(),
+    "__init__": {"registry"},
 }  # fmt: skip
 
 

@@ -25,6 +25,7 @@ _SAFE = re.compile(r"[\w./=+,@%~:-]+")
 _FOLDERS = ("hydra.run.dir", "hydra.sweep.dir")
 _FILES = (*PATHS, "out", *_FOLDERS)
 _OF_OPTIONS = {"-c": "--cfg", "-i": "--info", "-p": "--package", "-cn": "--config-name", "-cd": "--config-dir"}
+OPTION = "--plugin"
 _VALUES = {
     "--cfg": ["job", "hydra", "all"],
     "--info": ["all", "config", "defaults", "defaults-tree", "plugins", "searchpath"],
@@ -64,6 +65,10 @@ def candidates(line: str) -> list[str]:
     """
     words = line.split()
     current = "" if line[-1:].isspace() or not words else words.pop()
+    if OPTION in words[:-1]:
+        from optrun import plugins
+
+        plugins.take(words)
     program = next((index for index, word in enumerate(words) if Path(word).name == "optrun"), 0)
     found = _next_word(words[program + 1 :], current)
     return sorted({word for word in found if word.startswith(current) and _SAFE.fullmatch(word)})
@@ -101,7 +106,7 @@ class _Usage:
 
     Example:
         >>> _usage("optrun explain [-cn RECIPE] [KEY=VALUE ...] [--all]").options
-        ['-cn', '--all', '--help']
+        ['-cn', '--all', '--plugin', '--help']
     """
 
     def __init__(self, pieces: list[str]) -> None:
@@ -115,7 +120,7 @@ class _Usage:
 
 def _usage(text: str) -> _Usage:
     pieces = re.findall(r"[^\s\[\]]+", text.strip().splitlines()[0])[2:]
-    return _Usage([*pieces, *([] if "--help" in pieces else ["--help"])])
+    return _Usage([*pieces, OPTION, "FILE", *([] if "--help" in pieces else ["--help"])])
 
 
 def _of_option(option: str, before: list[str], value: str) -> Iterable[str]:
@@ -157,6 +162,11 @@ def _groups(before: list[str]) -> dict[str, list[str]]:
     for root in (config_dir(), *([Path(own)] if own else [])):
         for path in root.glob("*/*.yaml"):
             found.setdefault(path.parent.name, []).append(path.stem)
+    if OPTION in before:
+        from optrun.config.groups import KINDS, complete_choices
+
+        for group in KINDS:
+            found[group] += complete_choices(group)
     return found
 
 

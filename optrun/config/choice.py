@@ -14,7 +14,7 @@ from typing import Any, TypeVar, get_args, get_type_hints
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException, UnsupportedValueType
 
-from optrun.config.paths import config_dir
+from optrun.config.groups import default_values
 from optrun.config.types import expected_type
 from optrun.errors import ConfigError, did_you_mean
 
@@ -56,8 +56,7 @@ def choice(
         if key not in names or key == "name":
             valid = [name for name in names if name != "name"]
             raise ConfigError(f"{group}.{key}: {group}={config_or_name} has no such key. {did_you_mean(key, valid)}")
-    loaded = OmegaConf.to_container(OmegaConf.load(config_dir() / group / f"{config_or_name}.yaml"))
-    values = {str(key): value for key, value in dict(loaded).items() if key != "defaults"} | dict(options)  # type: ignore[arg-type]
+    values = default_values(group, config_or_name) | dict(options)
     missing = [name for name in names if values.get(name) == "???" or name not in values]
     if missing:
         raise ConfigError(f"{group}.{missing[0]}: {group}={config_or_name} needs a value for it.")

@@ -5,6 +5,9 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
+from optrun import registry
+from optrun.bounded_yaml import yaml_mapping
+from optrun.config.paths import config_dir
 from optrun.config.schema import (
     checkpoint,
     clip,
@@ -18,17 +21,18 @@ from optrun.config.schema import (
     training,
 )
 
+# The tables themselves, not copies: a plugin adds to them.
 GROUPS: dict[str, dict[str, type[Any]]] = {
-    "task": dict(task.SCHEMAS),
-    "data": dict(data.SCHEMAS),
-    "model": dict(model.SCHEMAS),
-    "param_groups": dict(param_groups.SCHEMAS),
-    "optimizer": dict(optimizer.SCHEMAS),
-    "scheduler": dict(scheduler.SCHEMAS),
-    "clip": dict(clip.SCHEMAS),
-    "training": dict(training.SCHEMAS),
-    "checkpoint": dict(checkpoint.SCHEMAS),
-    "tracking": dict(tracking.SCHEMAS),
+    "task": task.SCHEMAS,
+    "data": data.SCHEMAS,
+    "model": model.SCHEMAS,
+    "param_groups": param_groups.SCHEMAS,
+    "optimizer": optimizer.SCHEMAS,
+    "scheduler": scheduler.SCHEMAS,
+    "clip": clip.SCHEMAS,
+    "training": training.SCHEMAS,
+    "checkpoint": checkpoint.SCHEMAS,
+    "tracking": tracking.SCHEMAS,
 }
 
 
@@ -44,3 +48,22 @@ def choices_with(group: str, key: str) -> list[str]:
         for choice, schema in GROUPS[group].items()
         if any(field.name == key for field in dataclasses.fields(schema))
     )
+
+
+KINDS = {"optimizer": "optimizer", "scheduler": "scheduler", "task": "task", "data": "data", "tracking": "tracker"}
+"""Groups whose choices can be registered, and the kind of their rows."""
+
+
+def complete_choices(group: str) -> dict[str, registry.Choice]:
+    """The choices of a group that came by registration and have no YAML: their values are their schemas' defaults."""
+    rows = registry.choices(KINDS[group]) if group in KINDS else {}
+    return {name: row for name, row in rows.items() if row.origin is not None}
+
+
+def default_values(group: str, choice: str) -> dict[str, Any]:
+    """The values of a choice before anything changes them; interpolations as they are written."""
+    row = complete_choices(group).get(choice)
+    if row is not None:
+        return row.values()
+    values = yaml_mapping(config_dir() / group / f"{choice}.yaml")
+    return {str(key): value for key, value in values.items() if key != "defaults"}

@@ -10,13 +10,13 @@ from hydra.core.override_parser.types import Override
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from optrun.bounded_yaml import UnboundedYamlError, interpolation_in, read_text, yaml_mapping
+from optrun.bounded_yaml import UnboundedYamlError, interpolation_in, read_text
 from optrun.config import store
+from optrun.config.groups import default_values
 from optrun.config.keys import all_keys as keys_of
 from optrun.config.keys import open_prefix, unknown_key
 from optrun.config.kind import KIND, kind_of, saved_kind, with_kind
 from optrun.config.overrides import assign, parse, refuse_twice
-from optrun.config.paths import config_dir
 from optrun.config.schema.run import RunConfig
 from optrun.errors import ConfigError, did_you_mean
 
@@ -186,7 +186,7 @@ def _filled(group: str, section: Mapping[str, Any]) -> dict[str, Any]:
     kind = saved_kind(group, schemas, section)
     later = set(schemas[kind].__dataclass_fields__) - set(section)
     if later:
-        shipped = yaml_mapping(config_dir() / group / f"{kind}.yaml")
+        shipped = default_values(group, kind)
         later_values = {key: shipped[key] for key in shipped if key in later}
         section = {**section, **({} if interpolation_in(later_values) else later_values)}
     return {**section, KIND: kind}

@@ -18,6 +18,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from optrun.config.compose_errors import interpolation, refusal
 from optrun.config.groups import GROUPS as GROUPS
+from optrun.config.groups import complete_choices
 from optrun.config.keys import missing_keys
 from optrun.config.kind import kind_of
 from optrun.config.paths import config_dir, recipes_dir
@@ -51,13 +52,16 @@ def _times(value: float, factor: float | None) -> float:
 
 
 def register_schemas() -> None:
-    """Put every dataclass into Hydra's store, as `<choice>_schema` of its group."""
+    """Put every dataclass into Hydra's store, as `<choice>_schema` of its group; registered ones as a choice, too."""
     OmegaConf.register_new_resolver("times", _times, replace=True)
     store = ConfigStore.instance()
     store.store(name="run_schema", node=RunConfig, provider="optrun")
     for group, choices in GROUPS.items():
         for choice, schema in choices.items():
             store.store(group=group, name=f"{choice}_schema", node=schema, provider="optrun")
+        for choice, row in complete_choices(group).items():
+            node = OmegaConf.merge(OmegaConf.structured(row.schema), row.values())
+            store.store(group=group, name=choice, node=node, provider=str(row.origin))
     for choice, kind in sweeper.SCHEMAS.items():
         store.store(group="hydra/sweeper", name=f"{choice}_schema", node=kind, provider="optrun")
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any, ClassVar
 
+from optrun import registry
 from optrun.config.schema.checks import expect, expect_fraction, expect_not_negative, expect_one_of, expect_positive
 from optrun.errors import ConfigError
 
@@ -300,21 +301,24 @@ class PytorchOptimizerConfig(OptimizerConfig):
     """Its own keywords; an unknown one is an error."""
 
 
-SCHEMAS: dict[str, type[OptimizerConfig]] = {
-    "lamb": LambConfig,
-    "adamw": AdamWConfig,
-    "adamwdl": AdamWDLConfig,
-    "adamax": AdamaxConfig,
-    "lazy_adam": LazyAdamConfig,
-    "adam": AdamConfig,
-    "sgd": SGDConfig,
-    "rmsprop": RMSpropConfig,
-    "nadam": NAdamConfig,
-    "radam": RAdamConfig,
-    "adafactor": AdafactorConfig,
-    "muon": MuonConfig,
-    "pytorch_optimizer": PytorchOptimizerConfig,
-}
+SCHEMAS: dict[str, type[OptimizerConfig]] = registry.own(
+    "optimizer",
+    {
+        "lamb": (LambConfig, "optrun.optimizer.lamb:Lamb"),
+        "adamw": (AdamWConfig, "optrun.optimizer.torch_named:AdamW"),
+        "adamwdl": (AdamWDLConfig, "optrun.optimizer.adamwdl:AdamWDL"),
+        "adamax": (AdamaxConfig, "optrun.optimizer.adamax:Adamax"),
+        "lazy_adam": (LazyAdamConfig, "optrun.optimizer.lazy_adam:LazyAdam"),
+        "adam": (AdamConfig, "optrun.optimizer.torch_named:Adam"),
+        "sgd": (SGDConfig, "optrun.optimizer.torch_named:SGD"),
+        "rmsprop": (RMSpropConfig, "optrun.optimizer.torch_named:RMSprop"),
+        "nadam": (NAdamConfig, "optrun.optimizer.torch_named:NAdam"),
+        "radam": (RAdamConfig, "optrun.optimizer.torch_named:RAdam"),
+        "adafactor": (AdafactorConfig, "optrun.optimizer.torch_named:Adafactor"),
+        "muon": (MuonConfig, "optrun.optimizer.torch_named:Muon"),
+        "pytorch_optimizer": (PytorchOptimizerConfig, "optrun.optimizer.foreign:build_pytorch_optimizer"),
+    },
+)
 
 _FEW_BITS = re.compile(r"[48]_?bit|^paged|bnb|bitsandbytes|torchao|fp8", re.IGNORECASE)
 

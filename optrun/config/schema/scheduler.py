@@ -4,6 +4,7 @@ import itertools
 from dataclasses import dataclass
 from enum import Enum
 
+from optrun import registry
 from optrun.config.schema.checks import expect, expect_count, expect_fraction, expect_not_negative, expect_positive
 
 
@@ -333,18 +334,21 @@ def _check_rising(key: str, steps: list[int]) -> None:
     expect(rising and all(step >= 0 for step in steps), key, steps, "rising steps of 0 or more")
 
 
-SCHEMAS: dict[str, type[SchedulerConfig]] = {
-    "constant": ConstantConfig,
-    "linear": LinearConfig,
-    "cosine": CosineConfig,
-    "polynomial": PolynomialConfig,
-    "inverse_sqrt": InverseSqrtConfig,
-    "wsd": WsdConfig,
-    "noam": NoamConfig,
-    "step": StepConfig,
-    "multistep": MultistepConfig,
-    "piecewise": PiecewiseConfig,
-    "exponential": ExponentialConfig,
-    "inverse_time": InverseTimeConfig,
-    "plateau": PlateauConfig,
-}
+SCHEMAS: dict[str, type[SchedulerConfig]] = registry.own(
+    "scheduler",
+    {
+        "constant": (ConstantConfig, "optrun.scheduler.build:_constant"),
+        "linear": (LinearConfig, "optrun.scheduler.build:_linear"),
+        "cosine": (CosineConfig, "optrun.scheduler.build:_cosine"),
+        "polynomial": (PolynomialConfig, "optrun.scheduler.build:_polynomial"),
+        "inverse_sqrt": (InverseSqrtConfig, "optrun.scheduler.build:_inverse_sqrt"),
+        "wsd": (WsdConfig, "optrun.scheduler.build:_wsd"),
+        "noam": (NoamConfig, "optrun.scheduler.build:_noam"),
+        "step": (StepConfig, "optrun.scheduler.build:_step"),
+        "multistep": (MultistepConfig, "optrun.scheduler.build:_multistep"),
+        "piecewise": (PiecewiseConfig, "optrun.scheduler.build:_piecewise"),
+        "exponential": (ExponentialConfig, "optrun.scheduler.build:_exponential"),
+        "inverse_time": (InverseTimeConfig, "optrun.scheduler.build:_inverse_time"),
+        "plateau": (PlateauConfig, "optrun.scheduler.build:_constant"),
+    },
+)

@@ -1,0 +1,123 @@
+"""`--plugin`: a choice from the user's own file, and one message for each way in which it cannot be."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from optrun import plugins, registry
+from optrun.cli import run
+from optrun.commands.completion import candidates
+
+LION = """
+from dataclasses import dataclass
+import torch
+import optrun
+from optrun.config.schema.optimizer import OptimizerConfig
+
+
+@dataclass(kw_only=True)
+class MyLionConfig(OptimizerConfig):
+    default_lr: float = 1e-4
+    weight_decay: float = 0.0
+    betas: tuple[float, float] = (0.9, 0.99)
+
+
+@optrun.register_optimizer("my_lion", schema=MyLionConfig)
+class MyLion(torch.optim.SGD):
+    def __init__(self, params, lr, betas, weight_decay):
+        super().__init__(params, lr=lr, weight_decay=weight_decay)
+"""
+
+
+@pytest.fixture(autouse=True)
+def _nothing_stays() -> Iterator[None]:
+    yield
+    for name in list(plugins.LOADED):
+        plugins.forget(name)
+
+
+@pytest.fixture
+def lion(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    path = tmp_path / "my_lion.py"
+    path.write_text(LION)
+    return path
+
+
+def test_its_name_is_a_choice(lion: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    argv = ["optimizer=my_lion", "optimizer.betas=[0.8,0.9]", "--cfg", "job", "--plugin", "my_lion.py"]
+    assert run(argv) == 0
+    assert "name: my_lion" in capsys.readouterr().out
+    assert run(["--plugin=my_lion.py", "--help"]) == 0
+    assert "my_lion" in capsys.readouterr().out
+    (loaded,) = plugins.LOADED.values()
+    assert (loaded.path, loaded.names) == (str(lion), ("optimizer=my_lion",))
+    assert loaded.sha256 == plugins.digest_of(lion)
+
+
+def test_its_keys_are_checked(lion: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for word, fact in {
+        "optimizer=my_lio": "Did you mean my_lion",
+        "optimizer.beta=1": "optimizer.betas",
+        "optimizer.default_lr=-1": "above 0",
+        "optimizer.weight_decay=heavy": "optimizer.weight_decay=heavy",
+    }.items():
+        chosen = [] if word.startswith("optimizer=") else ["optimizer=my_lion"]
+        assert run(["--plugin", "my_lion.py", *chosen, word]) == 2
+        assert fact in capsys.readouterr().err
+
+
+def test_completion_offers_it(lion: Path) -> None:
+    assert candidates("optrun --plugin my_lion.py optimizer=my") == ["optimizer=my_lion"]
+    assert "optimizer.betas=" in candidates("optrun --plugin my_lion.py optimizer=my_lion optimizer.")
+    assert candidates("optrun --plugin my_") == ["my_lion.py"]
+
+
+def test_a_module_is_one_too(lion: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(lion.parent))
+    assert run(["--plugin", "my_lion", "optimizer=my_lion", "--cfg", "job"]) == 0
+    assert plugins.LOADED["my_lion"].given == "my_lion"
+
+
+def test_a_changed_file_is_read_again(lion: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["--plugin", "my_lion.py", "optimizer=my_lion", "--cfg", "job"]) == 0
+    lion.write_text(LION.replace("1e-4", "3e-4"))
+    capsys.readouterr()
+    assert run(["--plugin", "my_lion.py", "optimizer=my_lion", "--cfg", "job", "-p", "optimizer"]) == 0
+    assert "0.0003" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("argv", "text", "facts"),
+    [
+        (["--plugin"], "", ["--plugin", "FILE.py"]),
+        (["--plugin", "optimizer=my_lion"], "", ["--plugin optimizer=my_lion", "FILE.py"]),
+        (["--plugin", "gone.py"], "", ["gone.py", "no such file"]),
+        (["--plugin", "no_such_module"], "", ["no_such_module", "no such module"]),
+        (["--plugin", "mine"], "", ["--plugin mine.py"]),
+        (["--plugin", "https://example.org/mine.py"], "", ["https://example.org/mine.py"]),
+        (["--plugin", "mine.py", "--plugin=mine.py"], "", ["mine.py", "twice"]),
+        (["--plugin", "mine.py"], "x = 1", ["mine.py", "registers nothing", "register_optimizer"]),
+        (["--plugin", "mine.py"], "\n1 / 0", ["mine.py", "line 2", "ZeroDivisionError"]),
+        (["--plugin", "mine.py"], "x = (", ["mine.py", "line 1", "SyntaxError"]),
+        (["--plugin", "mine.py"], "raise SystemExit(0)", ["mine.py", "line 1", "SystemExit"]),
+        (["--plugin", "mine.py"], "import not_installed_here", ["mine.py", "line 1", "not_installed_here"]),
+        (["--plugin", "mine.py"], LION.replace('"my_lion"', '"lamb"'), ["mine.py", "optimizer=lamb", "optrun itself"]),
+        (["--plugin", "mine.py"], LION.replace("@dataclass(kw_only=True)", ""), ["mine.py", "MyLionConfig"]),
+        (["--plugin", "mine.py", "--plugin", "my_lion.py"], LION, ["my_lion", "mine.py", "my_lion.py", "taken"]),
+    ],
+)
+def test_what_is_refused(
+    lion: Path, argv: list[str], text: str, facts: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    Path("mine.py").write_text(text)
+    assert run([*argv, "--cfg", "job"] if argv != ["--plugin"] else argv) == 2
+    said = capsys.readouterr().err
+    assert [fact for fact in facts if fact not in said] == []
+    assert "Traceback" not in said
+    assert "lamb" not in [row.name for row in registry.choices("optimizer").values() if row.origin is not None]
+    assert len(plugins.LOADED) == len([name for name in sys.modules if name.endswith("%2Epy")])
