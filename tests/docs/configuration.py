@@ -31,22 +31,22 @@ def page() -> str:
     """Render the whole reference."""
     groups = {**store.GROUPS, "hydra/sweeper": sweeper.SCHEMAS}
     conf = store.config_dir()
-    top = dict(_entries((conf / "config.yaml").read_text(encoding="utf-8")))
+    primary = (conf / "config.yaml").read_text(encoding="utf-8")
+    top = dict(_entries(primary))
     hints = typing.get_type_hints(RunConfig)
     rows = {key: entry for key, entry in top.items() if key in hints and key not in groups}
     parts = [INTRODUCTION, "## Top level\n", _table("", rows, hints)]
     for group, schemas in groups.items():
-        chosen = re.search(rf"^ *- (?:override )?{group}: (\w+)(?: *# (.*))?$", (conf / "config.yaml").read_text(), re.M)
+        chosen = re.search(
+            rf"^ *- (?:override )?{group}: (\w+)(?: *# (.*))?$", (conf / "config.yaml").read_text(), re.M
+        )
         meaning = f": {chosen[2]}" if chosen and chosen[2] else ""
         parts.append(f"## `{group}`{meaning}\n")
         for choice, schema in schemas.items():
             text = (conf / group / f"{choice}.yaml").read_text(encoding="utf-8")
             mark = " (default)" if chosen and chosen[1] == choice else ""
             parts.append(f"### `{group}={choice}`{mark}\n\n{_cell(_head(text))}\n")
-            keys = {key: entry for key, entry in _entries(text) if key not in ("name", "defaults")}
-            needed = "name" in dict(_entries(text)) and dict(_entries(text))["name"][0] == "???"
-            if needed:
-                keys = {"name": dict(_entries(text))["name"], **keys}
+            keys = {key: entry for key, entry in _entries(text) if key != "defaults" and entry[0] != choice}
             parts.append(_table(f"{group.replace('/', '.')}.", keys, typing.get_type_hints(schema)) if keys else "")
     return "\n".join(part for part in parts if part)
 
