@@ -126,40 +126,25 @@ def _schedule(findings: Findings) -> Iterable[Warning]:
 
 def _unfinished(findings: Findings) -> Iterable[Warning]:
     runs = [run for run in findings.runs if run.status in ("running", "interrupted", "unknown") and not run.diverged]
-    if runs:
-        yield Warning(
-            "unfinished",
-            f"{_count(runs)} not finished and so not ranked: {_runs(runs)}.",
-            tuple(run.label for run in runs),
-        )
+    yield from _about("unfinished", runs, "{count} not finished and so not ranked: {runs}.")
 
 
 def _diverged(findings: Findings) -> Iterable[Warning]:
     runs = [run for run in findings.runs if run.diverged]
-    if runs:
-        reason = f" ({runs[0].diverged})" if len(runs) == 1 else ""
-        yield Warning(
-            "diverged",
-            f"{_count(runs)} diverged{reason} and so have no score: {_runs(runs)}.",
-            tuple(run.label for run in runs),
-        )
+    reason = f" ({runs[0].diverged})" if len(runs) == 1 else ""
+    yield from _about("diverged", runs, "{count} diverged{reason} and so have no score: {runs}.", reason=reason)
 
 
 def _failed(findings: Findings) -> Iterable[Warning]:
     runs = [run for run in findings.runs if run.status == "failed" and not run.diverged]
-    if runs:
-        reason = f" First message: {runs[0].message}" if runs[0].message else ""
-        yield Warning("failed", f"{_count(runs)} failed: {_runs(runs)}.{reason}", tuple(run.label for run in runs))
+    reason = f" First message: {runs[0].message}" if runs and runs[0].message else ""
+    yield from _about("failed", runs, "{count} failed: {runs}.{reason}", reason=reason)
 
 
 def _repeated(findings: Findings) -> Iterable[Warning]:
     runs = [run for arm in findings.arms for run in arm.repeated]
-    if runs:
-        yield Warning(
-            "repeated",
-            f"{_count(runs)} repeated later with the same configuration and seed; the later one counts: {_runs(runs)}.",
-            tuple(run.label for run in runs),
-        )
+    text = "{count} repeated later with the same configuration and seed; the later one counts: {runs}."
+    yield from _about("repeated", runs, text)
 
 
 def _task(findings: Findings) -> Iterable[Warning]:
@@ -216,12 +201,7 @@ def _speed(findings: Findings) -> Iterable[Warning]:
 
 def _metric(findings: Findings) -> Iterable[Warning]:
     lacking = [run for run in findings.runs if run.finished and not run.diverged and run.last(findings.metric) is None]
-    if lacking:
-        yield Warning(
-            "metric",
-            f"{_count(lacking)} finished without {findings.metric}: {_runs(lacking)}.",
-            tuple(run.label for run in lacking),
-        )
+    yield from _about("metric", lacking, "{count} finished without {metric}: {runs}.", metric=findings.metric)
 
 
 def _files(findings: Findings) -> Iterable[Warning]:
@@ -251,12 +231,12 @@ def _first(runs: Sequence[Run], get: Callable[[Run], int | None]) -> int | None:
     return next((value for run in runs if (value := get(run)) is not None), None)
 
 
-def _count(runs: Sequence[Run]) -> str:
-    return "1 run" if len(runs) == 1 else f"{len(runs)} runs"
-
-
-def _runs(runs: Sequence[Run]) -> str:
-    return _listed([run.label for run in runs])
+def _about(kind: str, runs: Sequence[Run], text: str, **details: str) -> Iterable[Warning]:
+    """Warn about some runs, if there are any; `text` may hold {count}, {runs} and details."""
+    if runs:
+        labels = tuple(run.label for run in runs)
+        count = "1 run" if len(runs) == 1 else f"{len(runs)} runs"
+        yield Warning(kind, text.format(count=count, runs=_listed(labels), **details), labels)
 
 
 def _listed(names: Sequence[str], limit: int = 5) -> str:
