@@ -1,4 +1,4 @@
-"""What named data hold, without reading more of them than a person waits for."""
+"""Sample the data that a configuration names, without reading more than a person waits for."""
 
 from __future__ import annotations
 
@@ -115,7 +115,7 @@ def _sizes(source: Source) -> tuple[int, int]:
 
 
 def _some(split: Split) -> Split:
-    """Rows from all over a split, as many as there is room for."""
+    """Sample rows from all over a split, as many as there is room for."""
     count = len(split.rows)
     order = generator(0, "explain").permutation(count)[:MOST_ROWS]
     kept: list[int] = []
