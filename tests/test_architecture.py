@@ -41,8 +41,8 @@ ALLOWED: dict[str, set[str]] = {
     "certify": {"artifacts", "errors", "run"},
     "sweep": {"artifacts", "config", "errors", "formatting", "run", "training"},
     "commands": {
-        "artifacts", "certify", "config", "data", "errors", "explain", "formatting", "optimizer", "plugins", "report",
-        "run", "sweep", "tracking", "training",
+        "artifacts", "certify", "config", "data", "errors", "explain", "formatting", "optimizer", "plugins", "registry",
+        "report", "run", "sweep", "tracking", "training",
     },
     "cli": {"commands", "errors", "plugins"},
     "__main__": {"cli"},
