@@ -1,4 +1,4 @@
-"""Every file name inside a run directory, said once."""
+"""Every file name inside a run directory."""
 
 from __future__ import annotations
 
@@ -115,7 +115,7 @@ class RunDir:
 
     @property
     def log(self) -> Path:
-        """What the run said, as text."""
+        """Log of the run, text."""
         return self.path / LOG
 
     @property
