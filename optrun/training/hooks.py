@@ -49,10 +49,19 @@ class Hooks:
         """After each evaluation."""
         self._call("on_evaluate", metrics)
 
-    def on_log(self, record: Mapping[str, Any]) -> None:
-        """With each line of metrics."""
+    def on_log(self, record: Mapping[str, Any], due: Mapping[str, Any]) -> None:
+        """With each line of metrics.
+
+        Args:
+            record: The line.
+            due: What callbacks hear of it: without what the end of the run alone has added to it.
+        """
         self.training.step_finished = True
-        self._call("on_log", record)
+        for component in self.components:
+            self._own(component, "on_log", record)
+        for key, callback in self.callbacks.items():
+            if hasattr(callback, "on_log"):
+                self._guarded(key, callback, "on_log", due)
 
     def on_save(self, checkpoint: Path) -> None:
         """After each checkpoint."""

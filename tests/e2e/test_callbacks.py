@@ -16,7 +16,7 @@ from tests.running import TINY_BERT, optrun, records, state, summary, tensors, w
 
 PAGE = Path(__file__).parents[2] / "docs" / "extending_training.md"
 RUN = [
-    *TINY_BERT, "task=sequence_classification", "data=files", "data.train=train.csv", "lr=1e-2",
+    *TINY_BERT, "task=sequence_classification", "data=files", "data.train=train.csv", "lr=1e-2", "scheduler=constant",
     "training.per_device_train_batch_size=4", "training.eval_steps=2", "training.logging_steps=3",
     "checkpoint.save_steps=2", "checkpoint.keep_last=9", "training.max_steps=8",
 ]  # fmt: skip
@@ -141,7 +141,7 @@ def test_an_exception_in_it_ends_the_run_by_name(go: Go, hook: str) -> None:
     code, said = go(*RUN, f"callbacks.watch.raise_in={hook}", "hydra.run.dir=run")
     method = f"on_{'train_' if hook == 'begin' else ''}{hook}"
     assert code == 1
-    for fact in ("callbacks.watch", f"{method} raised KeyError", "no such thing", "resume=run"):
+    for fact in ("callbacks.watch", f"{method} raised KeyError", "no such thing", "optrun resume="):
         assert fact in said
     assert "Traceback" not in said
     assert summary(Path("run"))["status"] == "failed"
@@ -156,7 +156,7 @@ def test_what_is_refused_before_anything_is_loaded(go: Go) -> None:
     for args, facts in {
         "callbacks.wtch={}": ["callbacks.wtch", "Did you mean watch", "--plugin"],
         "callbacks.watch.stop=1": ["callbacks.watch.stop", "stop_at"],
-        "callbacks.watch.stop_at=soon": ["callbacks.watch.stop_at=soon", "integer"],
+        "callbacks.watch.stop_at=soon": ["callbacks.watch.stop_at=soon", "whole number"],
         "callbacks.watch=3": ["callbacks.watch=3", "mapping"],
     }.items():
         code, said = go(*RUN, args, "hydra.run.dir=run")
