@@ -20,6 +20,7 @@ TRACKING = "tracking.json"
 LOCK = ".lock"
 MANIFEST = "run_manifest.json"
 HYDRA = ".hydra"
+EXTRA = "extra"
 
 # Inside one checkpoint, `checkpoints/step-00000100/`.
 CHECKPOINT_MODEL = "model.safetensors"
@@ -122,6 +123,11 @@ class RunDir:
     def manifest(self) -> Path:
         """Size and checksum of every file of the run."""
         return self.path / MANIFEST
+
+    @property
+    def extra(self) -> Path:
+        """Files of callbacks and trackers of the user's own; no part of the manifest."""
+        return self.path / EXTRA
 
     @property
     def lock(self) -> Path:

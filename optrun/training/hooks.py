@@ -8,6 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from optrun.artifacts.atomic import storing
 from optrun.artifacts.metrics import to_json
 from optrun.errors import OptrunError
 from optrun.training.callback import Callback, StopRequest, TrainingContext
@@ -38,6 +39,9 @@ class Hooks:
 
     def on_train_begin(self) -> None:
         """Before the first step of this start."""
+        if self.callbacks:
+            with storing(self.training.extra_dir):
+                self.training.extra_dir.mkdir(exist_ok=True)
         self._call("on_train_begin")
 
     def on_step(self, result: StepResult) -> None:

@@ -51,7 +51,7 @@ class Watch:
     def on_evaluate(self, training, metrics): self.hear(training, "evaluate")
     def on_log(self, training, record): self.hear(training, "log")
     def on_save(self, training, checkpoint): assert (checkpoint / "manifest.json").is_file()
-    def on_train_end(self, training, status): (training.run_dir / "ended.txt").write_text(status)
+    def on_train_end(self, training, status): (training.extra_dir / "ended.txt").write_text(status)
     def state_dict(self): return {"heard": self.heard}
     def load_state_dict(self, state): self.heard = state["heard"]
 """
@@ -101,7 +101,7 @@ def test_it_hears_everything_once_and_changes_nothing(go: Go) -> None:
         *("step 1", "step 2", "evaluate 2", "log 2", "step 3", "log 3", "step 4", "evaluate 4", "log 4", "step 5"),
         *("step 6", "evaluate 6", "log 6"),
     ]
-    assert Path("with/ended.txt").read_text() == "finished"
+    assert Path("with/extra/ended.txt").read_text() == "finished"
 
 
 def test_its_state_is_resumed_and_prolonged_to_the_bit(go: Go) -> None:
@@ -145,7 +145,7 @@ def test_an_exception_in_it_ends_the_run_by_name(go: Go, hook: str) -> None:
         assert fact in said
     assert "Traceback" not in said
     assert summary(Path("run"))["status"] == "failed"
-    assert Path("run/ended.txt").read_text() == "failed"
+    assert Path("run/extra/ended.txt").read_text() == "failed"
     assert optrun("verify", "run") == (4 if hook == "begin" else 0)
     assert go("resume=auto", "hydra.run.dir=run", "callbacks.watch.raise_in=''")[0] == 0
     assert go(*RUN, "callbacks.watch={}", "hydra.run.dir=straight")[0] == 0
@@ -263,7 +263,7 @@ def test_the_documented_tracker_runs_and_is_resumed(go: Go, tmp_path: Path) -> N
     args = [*track, *RUN, "tracking=csv", "tracking.file=values.csv", "training.max_steps=4"]
     assert go(*args, "hydra.run.dir=run")[0] == 0
     assert go(*track, "resume=run", "training.max_steps=6")[0] == 0
-    rows = [line.split(",") for line in Path("run/values.csv").read_text().splitlines()]
+    rows = [line.split(",") for line in Path("run/extra/values.csv").read_text().splitlines()]
     losses = {int(step): float(value) for step, name, value in rows if name == "eval/loss"}
     lines: list[dict[str, Any]] = [json.loads(line) for line in Path("run/metrics.jsonl").read_text().splitlines()]
     assert losses == {line["step"]: line["eval/loss"] for line in lines if "eval/loss" in line}
