@@ -195,7 +195,7 @@ def ranking_of(config: RunConfig, task: Task) -> Ranking:
 
 
 def _lengths(config: RunConfig, task: Task) -> np.ndarray | None:
-    """Tokens of each training example, where they decide its place."""
+    """Count the tokens of each training example, where they decide the order."""
     if not config.training.group_by_length:
         return None
     lengths: np.ndarray | None = getattr(task.train, "lengths", None)

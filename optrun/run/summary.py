@@ -124,7 +124,7 @@ class Summary:
         return self.setup is not None
 
     def resumed(self, step: int, changes: Mapping[str, tuple[Any, Any]], notes: Sequence[str] = ()) -> None:
-        """Record one more start: from which step, with what changed, and what else was to be said of it."""
+        """Record one more start: from which step, with what changed, and the notes for the user."""
         self.values["resumes"].append(
             {
                 "at": now(),

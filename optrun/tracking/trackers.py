@@ -15,7 +15,7 @@ from typing import Any, Protocol
 
 from optrun import registry
 from optrun.artifacts.atomic import replace_text
-from optrun.artifacts.run_dir import TRACKING
+from optrun.artifacts.run_dir import TRACKING, RunDir
 from optrun.config.kind import kind_of
 from optrun.config.schema.tracking import SCHEMAS, TrackingConfig
 from optrun.errors import ConfigError
@@ -32,13 +32,19 @@ class TrackedRun:
     """What a tracker is told of the run."""
 
     run_dir: Path
-    """Where a local tracker writes."""
     name: str | None
     """For people; None: the user gave none."""
     config: Mapping[str, Any]
     """The resolved configuration, flat, with dotted names."""
     start: int
     """Optimizer steps done before; what an earlier process logged after them is void."""
+
+    @property
+    def extra_dir(self) -> Path:
+        """Folder for files of a tracker from outside: others in the run directory count as damage."""
+        folder = RunDir(self.run_dir).extra
+        folder.mkdir(exist_ok=True)
+        return folder
 
     def identity(self, tracker: str) -> str | None:
         """The identity that a tracker knows this run under, from an earlier start; None: it does not yet."""

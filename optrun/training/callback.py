@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 import torch
 
+from optrun.artifacts.run_dir import RunDir
 from optrun.training.setup import Task, TrainingSetup
 from optrun.training.step import StepResult
 
@@ -41,16 +42,19 @@ class TrainingContext:
 
     Args:
         setup: What is trained.
-        run_dir: The run directory.
+        run: The run directory.
         note: Tells the user one line.
         stop: A request that a checkpoint holds, of an earlier start of the run.
     """
 
     def __init__(
-        self, setup: TrainingSetup, run_dir: Path, note: Callable[[str], None], stop: StopRequest | None = None
+        self, setup: TrainingSetup, run: RunDir, note: Callable[[str], None], stop: StopRequest | None = None
     ) -> None:
         self.setup = setup
-        self.run_dir = run_dir
+        self.run_dir = run.path
+        """To read from: what stands there is sealed, and a file of somebody else's counts as damage."""
+        self.extra_dir = run.extra
+        """To write into; made before the first hook."""
         self.note = note
         self.stop = stop
         self.save_requested = False

@@ -188,7 +188,7 @@ class LiveDisplay:
         self.console.print(Text(printable(text), style="dim"))
 
     def stop(self) -> None:
-        """Take the display away; what it said last is in the result table."""
+        """Take the display away; the result table has its last figures."""
         self.live.stop()
 
     def _draw(self) -> Panel:

@@ -98,7 +98,7 @@ def of_workers(global_step: Callable[[], int], examples: Callable[[], str]) -> I
         examples: Says which examples come next.
 
     Raises:
-        OptrunError: In its place; no worker is left.
+        OptrunError: Instead of torch's error; no worker is left.
     """
     try:
         yield
@@ -148,7 +148,7 @@ def of_memory(global_step: int, micro_batches: list[Batch]) -> AbstractContextMa
         micro_batches: Of this one.
 
     Raises:
-        OptrunError: In its place.
+        OptrunError: Instead of torch's error.
     """
     return _memory(
         lambda: f"step {global_step + 1}: out of memory with micro-batches of {_shapes(micro_batches[0])}",
@@ -164,7 +164,7 @@ def of_memory_in_evaluation(batch: Batch) -> AbstractContextManager[None]:
         batch: The one that is evaluated.
 
     Raises:
-        OptrunError: In its place.
+        OptrunError: Instead of torch's error.
     """
     return _memory(
         lambda: f"evaluation: out of memory with batches of {_shapes(batch)}",

@@ -8,6 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from optrun.artifacts.atomic import storing
 from optrun.artifacts.metrics import to_json
 from optrun.errors import OptrunError
 from optrun.training.callback import Callback, StopRequest, TrainingContext
@@ -38,6 +39,9 @@ class Hooks:
 
     def on_train_begin(self) -> None:
         """Before the first step of this start."""
+        if self.callbacks:
+            with storing(self.training.extra_dir):
+                self.training.extra_dir.mkdir(exist_ok=True)
         self._call("on_train_begin")
 
     def on_step(self, result: StepResult) -> None:
@@ -49,10 +53,19 @@ class Hooks:
         """After each evaluation."""
         self._call("on_evaluate", metrics)
 
-    def on_log(self, record: Mapping[str, Any]) -> None:
-        """With each line of metrics."""
+    def on_log(self, record: Mapping[str, Any], due: Mapping[str, Any]) -> None:
+        """With each line of metrics.
+
+        Args:
+            record: The line.
+            due: What callbacks hear of it: without what the end of the run alone has added to it.
+        """
         self.training.step_finished = True
-        self._call("on_log", record)
+        for component in self.components:
+            self._own(component, "on_log", record)
+        for key, callback in self.callbacks.items():
+            if hasattr(callback, "on_log"):
+                self._guarded(key, callback, "on_log", due)
 
     def on_save(self, checkpoint: Path) -> None:
         """After each checkpoint."""

@@ -231,8 +231,6 @@ class Loop:
         if line_due or last:
             state.window_loss, state.window_weight, state.window_grad_norm = 0.0, 0, 0.0
             self.throughput.reset()
-        if unscheduled:
-            self.hooks.begin_final()
         self._log(record, unscheduled)
         if last and not line_due:
             state.window_loss, state.window_weight, state.window_grad_norm = window
@@ -297,7 +295,11 @@ class Loop:
             record["unscheduled"] = unscheduled
         state.last.update(metrics)
         if metrics:
-            self.hooks.on_log(record)
+            due = {name: value for name, value in record.items() if not name.startswith(tuple(unscheduled))}
+            if not due.keys() & metrics.keys():
+                self.hooks.begin_final()
+                due = record
+            self.hooks.on_log(record, {name: value for name, value in due.items() if name != "unscheduled"})
         self.training.step_finished = True
 
     # Saving and stopping ----------------------------------------------------------------------------------------

@@ -13,6 +13,9 @@ from optrun import registry
 from optrun.config.types import expected_type
 from optrun.errors import ConfigError, did_you_mean
 
+SCHEMAS: dict[str, type[Any]] = registry.own("callback", {})
+"""Rows of callbacks: name to schema and `module:attribute` of the class. Others come by registration."""
+
 
 def callback_configs(callbacks: Mapping[str, Any]) -> dict[str, Any]:
     """Check the callbacks of a configuration against the schemas of their rows.
@@ -30,13 +33,13 @@ def callback_configs(callbacks: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _typed(name: str, values: Any) -> Any:
-    key, schemas = f"callbacks.{name}", registry.schemas("callback")
-    if name not in schemas:
+    key = f"callbacks.{name}"
+    if name not in SCHEMAS:
         raise ConfigError(
-            f"{key}: no callback of this name is registered. {did_you_mean(name, schemas)} A file that registers one "
+            f"{key}: no callback of this name is registered. {did_you_mean(name, SCHEMAS)} A file that registers one "
             "is named on the command line: --plugin FILE.py"
         )
-    schema = schemas[name]
+    schema = SCHEMAS[name]
     if values is not None and not isinstance(values, Mapping):
         raise ConfigError(f"{key}={values}: expected a mapping of its keys, such as {key}={_example(schema)}.")
     typed = OmegaConf.structured(schema)
