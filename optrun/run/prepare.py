@@ -82,7 +82,7 @@ def prepare(config: RunConfig, artifacts: TrainedArtifacts | None = None) -> Pre
     task = build_task(config.task, config.data, source, tokenizer, seed=config.seed)
     facts = data_facts(task, source, tokenizer)
     task.label_smoothing = config.training.label_smoothing_factor
-    if learnt is None:  # else it is not trained, and its training rows may be others
+    if artifacts is None:  # else it is not trained, and its training rows may be others
         task.class_weights = class_weights(getattr(config.task, "class_weights", None), task.labels, facts.train.labels)
     needs = task.needs()
     spec = ModelSpec(

@@ -108,6 +108,18 @@ def test_a_search_knows_the_direction() -> None:
         assert search.mode() == mode
 
 
+@pytest.mark.slow
+def test_a_task_is_searched(capsys: pytest.CaptureFixture[str]) -> None:
+    optuna = pytest.importorskip("optuna")
+    search = ["-m", "hydra/sweeper=optuna", "hydra.sweeper.n_trials=2", "hydra.sweep.dir=sweep"]
+    words = ["task=multiple_choice", "data=files", f"data.train={write_endings('train.jsonl', 24)}"]
+    swept = [*search, *words, "lr=interval(1e-4,1e-2)", *TINY_BERT, *SHORT]
+    assert optrun("--plugin", "multiple_choice.py", *swept) == 0, capsys.readouterr().err
+    (study,) = optuna.get_all_study_summaries("sqlite:///sweep/study.db")
+    assert study.direction == optuna.study.StudyDirection.MAXIMIZE
+    assert all(summary(path.parent)["status"] == "finished" for path in Path("sweep").glob("*/summary.json"))
+
+
 def test_a_loss(capsys: pytest.CaptureFixture[str]) -> None:
     train = write_labelled(Path(), 24)
     words = ["data=files", f"data.train={train}", *TINY_BERT, *SHORT, "clip=none", "optimizer=sgd"]
