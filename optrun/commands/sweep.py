@@ -163,7 +163,9 @@ def _refuse_unjudged(jobs: list[jobs_of.Job]) -> None:
     """
     for job in jobs:
         data = job.values["data"]
-        if data["eval_fraction"] == 0 and data.get("kind", data["name"]) in _NO_SETS_OF_ITS_OWN and data.get("eval") is None:
+        # Other sources, such as the hub's, may bring evaluation rows of their own.
+        by_key_alone = data.get("kind", data["name"]) in ("stdlib", "files")
+        if data["eval_fraction"] == 0 and by_key_alone and data.get("eval") is None:
             raise ConfigError(
                 "data.eval_fraction=0: a search (hydra/sweeper=optuna) and rungs go by an evaluation, and there is "
                 "none. Give data.eval or a fraction above 0, and train on all rows when the choice is made."

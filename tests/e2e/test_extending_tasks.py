@@ -14,6 +14,7 @@ from optrun import plugins
 from optrun.config import store
 from optrun.config.overrides import checked
 from optrun.config.schema.sweeper import OptunaConfig, Sampler
+from tests.docs.commands import commands
 from tests.running import TINY_BERT, optrun, records, sentence, summary, write_labelled
 
 PAGE = Path(__file__).parents[2] / "docs" / "extending_tasks.md"
@@ -118,6 +119,15 @@ def test_a_task_is_searched(capsys: pytest.CaptureFixture[str]) -> None:
     (study,) = optuna.get_all_study_summaries("sqlite:///sweep/study.db")
     assert study.direction == optuna.study.StudyDirection.MAXIMIZE
     assert all(summary(path.parent)["status"] == "finished" for path in Path("sweep").glob("*/summary.json"))
+
+
+def test_the_commands(capsys: pytest.CaptureFixture[str]) -> None:
+    write_endings("endings.jsonl", 24)
+    write_pipes("reviews.txt", 40)
+    for number, command in enumerate(commands(PAGE)):
+        program, *words = command.arguments
+        assert program == "optrun"
+        assert optrun(*words, *TINY_BERT[1:], *SHORT, f"hydra.run.dir=run-{number}") == 0, capsys.readouterr().err
 
 
 def test_a_loss(capsys: pytest.CaptureFixture[str]) -> None:
