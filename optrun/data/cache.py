@@ -71,7 +71,7 @@ def cached(kind: str, key: str, make: Callable[[Path], None]) -> Path:
     Args:
         kind: Subfolder of the cache, such as "tokens".
         key: Digest of everything the content depends on.
-        make: Fills the folder it is given. It is flushed and renamed into place only when `make` returned, so that a
+        make: Fills the folder it is given. It is flushed and renamed to its name only when `make` returned, so that a
             killed process leaves nothing that a later one would trust; two processes may make the same thing at once.
             An entry that is not what it was when it was made is discarded and made anew; `discarded` tells.
 
@@ -81,19 +81,19 @@ def cached(kind: str, key: str, make: Callable[[Path], None]) -> Path:
     Raises:
         StorageError: The disk refused while `make` wrote.
     """
-    place = cache_dir() / kind / key
+    folder = cache_dir() / kind / key
     lasting = True
-    if place.is_dir():
-        damage = _damage(place, key)
+    if folder.is_dir():
+        damage = _damage(folder, key)
         if damage is None:
-            return place
-        lasting = _discard(place, damage)
+            return folder
+        lasting = _discard(folder, damage)
     try:
         if not lasting:
             raise PermissionError
-        place.parent.mkdir(parents=True, exist_ok=True)
-        _sweep(place.parent)
-        aside = Path(tempfile.mkdtemp(prefix=".making-", dir=place.parent))
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        _sweep(folder.parent)
+        aside = Path(tempfile.mkdtemp(prefix=".making-", dir=folder.parent))
     except OSError:
         lasting = False
         aside = _temporary()
@@ -105,9 +105,9 @@ def cached(kind: str, key: str, make: Callable[[Path], None]) -> Path:
         for file in aside.iterdir():
             _flush(file)
         try:
-            aside.rename(place)
+            aside.rename(folder)
         except OSError:
-            if not place.is_dir():  # not because another process was first
+            if not folder.is_dir():  # not because another process was first
                 raise
     except OSError as error:
         if error.errno not in _DISK_REFUSED:
@@ -119,17 +119,17 @@ def cached(kind: str, key: str, make: Callable[[Path], None]) -> Path:
     finally:
         if lasting:
             shutil.rmtree(aside, ignore_errors=True)
-    return place
+    return folder
 
 
-def place_for(kind: str, key: str) -> Path:
+def folder_for(kind: str, key: str) -> Path:
     """A folder for a library that keeps its own files; temporary where the cache cannot be written."""
-    place = cache_dir() / kind / key
+    folder = cache_dir() / kind / key
     try:
-        place.mkdir(parents=True, exist_ok=True)
+        folder.mkdir(parents=True, exist_ok=True)
     except OSError:
         return _temporary()
-    return place if os.access(place, os.W_OK) else _temporary()
+    return folder if os.access(folder, os.W_OK) else _temporary()
 
 
 def discarded() -> list[str]:
@@ -170,12 +170,12 @@ def _checksum(path: Path) -> str:
     return f"{size} {total.hexdigest()}"
 
 
-def _discard(place: Path, damage: str) -> bool:
+def _discard(folder: Path, damage: str) -> bool:
     """Take an entry away; who has it mapped keeps what was mapped. False where it cannot be removed."""
-    aside = place.with_name(f".making-{place.name[:16]}-{os.getpid()}")
-    _discarded.append(f"{place}: this part of the cache was damaged ({damage}); it is not used, and made anew")
+    aside = folder.with_name(f".making-{folder.name[:16]}-{os.getpid()}")
+    _discarded.append(f"{folder}: this part of the cache was damaged ({damage}); it is not used, and made anew")
     try:
-        place.rename(aside)
+        folder.rename(aside)
     except FileNotFoundError:
         return True  # another process did so
     except OSError:
@@ -185,9 +185,9 @@ def _discard(place: Path, damage: str) -> bool:
 
 
 def _temporary() -> Path:
-    place = Path(tempfile.mkdtemp(prefix="optrun-"))
-    atexit.register(shutil.rmtree, place, ignore_errors=True)
-    return place
+    folder = Path(tempfile.mkdtemp(prefix="optrun-"))
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    return folder
 
 
 def _sweep(folder: Path) -> None:

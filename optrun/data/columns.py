@@ -147,11 +147,11 @@ def text_column(source: Source, split: Split, taken: Iterable[str | None] = ()) 
     for name in USUAL_TEXTS:
         if not candidates and name in split.rows.column_names:
             refuse_mixed(split, name)
-    said = f"several columns of texts ({', '.join(candidates)})" if candidates else "no column of texts"
+    found = f"several columns of texts ({', '.join(candidates)})" if candidates else "no column of texts"
     if len(candidates) == 1:
-        said = f"no texts in column {nested[0]}, and {candidates[0]} may be something else"
+        found = f"no texts in column {nested[0]}, and {candidates[0]} may be something else"
     key = "data.eval_text_column" if evaluation and not candidates else "data.text_column"
-    raise ConfigError(f"{key} is needed: {split.key} has {said}. {columns_in_words(split.rows)}")
+    raise ConfigError(f"{key} is needed: {split.key} has {found}. {columns_in_words(split.rows)}")
 
 
 def words_column(source: Source, split: Split, labels: str) -> str:
@@ -306,5 +306,5 @@ def texts(split: Split, column: str) -> Iterator[str]:
 
 
 def _short(value: Any) -> str:
-    said = repr(value)
-    return f"{said if len(said) <= 60 else said[:60] + '...'} ({type(value).__name__})"
+    shown = repr(value)
+    return f"{shown if len(shown) <= 60 else shown[:60] + '...'} ({type(value).__name__})"

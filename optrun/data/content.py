@@ -50,9 +50,9 @@ def refuse_other_content(key: str, path: Path, kind: str) -> None:
     """
     with path.open("rb") as file:
         raw = file.read(_HEAD)
-    said = _by_magic(raw, path, kind) or (_parquet(raw, path) if kind == "parquet" else _text(path, kind))
-    if said is not None:
-        raise ConfigError(f"{key}={path}: {said}")
+    message = _by_magic(raw, path, kind) or (_parquet(raw, path) if kind == "parquet" else _text(path, kind))
+    if message is not None:
+        raise ConfigError(f"{key}={path}: {message}")
 
 
 def open_bytes(path: Path) -> Any:

@@ -37,15 +37,15 @@ def read_csv(key: str, files: list[Path], kind: str, content: str) -> Dataset:
     """
     from datasets import Dataset
 
-    folder = cached("rows", digest("csv-1", kind, content), lambda place: _convert(key, files, kind, place))
+    folder = cached("rows", digest("csv-1", kind, content), lambda folder: _convert(key, files, kind, folder))
     return Dataset.from_file(str(folder / "rows.arrow"))
 
 
-def _convert(key: str, files: list[Path], kind: str, place: Path) -> None:
+def _convert(key: str, files: list[Path], kind: str, folder: Path) -> None:
     import pyarrow as pa
 
     names: list[str] = []
-    with pa.OSFile(str(place / "rows.arrow"), "wb") as sink, contextlib.ExitStack() as stack:
+    with pa.OSFile(str(folder / "rows.arrow"), "wb") as sink, contextlib.ExitStack() as stack:
         for path in files:
             with _understood(key, path, kind):
                 here = _header(key, path, kind)
@@ -112,8 +112,8 @@ def _batches(path: Path, kind: str, names: list[str]) -> Iterator[Any]:
         yield from rows
 
 
-def _reason(said: str, path: Path, kind: str) -> str:
-    line = " ".join(said.split())
+def _reason(message: str, path: Path, kind: str) -> str:
+    line = " ".join(message.split())
     line = line if len(line) <= 300 else line[:300] + " ..."
     if "invalid UTF8" in line or "codec can't decode" in line:
         return f"its bytes are no UTF-8. Convert it: iconv -f latin1 -t utf-8 {path}"

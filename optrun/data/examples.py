@@ -224,7 +224,7 @@ def encode(texts: Callable[[], Iterator[Any]], encoder: Encoder, key: str, *, lo
         One example per text, mapped from the cache.
     """
     total = digest_of(repr(text) for text in texts())
-    folder = cached("tokens", digest("tokens-3", total, key), lambda place: _encode(texts(), encoder, longest, place))
+    folder = cached("tokens", digest("tokens-3", total, key), lambda folder: _encode(texts(), encoder, longest, folder))
     offsets, lost, hashes = (
         np.load(folder / f"{name}.npy", mmap_mode="r", allow_pickle=False) for name in ("offsets", "lost", "hashes")
     )
@@ -232,7 +232,7 @@ def encode(texts: Callable[[], Iterator[Any]], encoder: Encoder, key: str, *, lo
     return Examples(offsets, arrays, lost=None if longest is None else lost, hashes=hashes)
 
 
-def _encode(texts: Iterator[Any], encoder: Encoder, longest: int | None, place: Path) -> None:
+def _encode(texts: Iterator[Any], encoder: Encoder, longest: int | None, folder: Path) -> None:
     """Batch by batch to the disk: the corpus is never in memory as a whole."""
     lengths: list[np.ndarray] = [np.zeros(1, dtype=np.int64)]
     lost: list[np.ndarray] = [np.zeros(0, dtype=np.int64)]
@@ -243,16 +243,16 @@ def _encode(texts: Iterator[Any], encoder: Encoder, longest: int | None, place: 
             for name, rows in encoder(batch, True).items():
                 rows = list(rows)
                 if name not in files:
-                    files[name] = stack.enter_context((place / f"{name}.int32").open("wb"))
+                    files[name] = stack.enter_context((folder / f"{name}.int32").open("wb"))
                 np.fromiter(chain.from_iterable(rows), dtype="<i4").tofile(files[name])
                 sizes = np.fromiter(map(len, rows), dtype=np.int64, count=len(rows))
             lengths.append(sizes)
             lost.append(_lost(batch, sizes, encoder, longest))
             raw = (repr(text).encode("utf-8", "surrogatepass") for text in batch)
             hashes.append(np.fromiter(map(xxhash.xxh3_64_intdigest, raw), dtype=np.uint64, count=len(batch)))
-    np.save(place / "offsets.npy", np.cumsum(np.concatenate(lengths)))
-    np.save(place / "lost.npy", np.concatenate(lost))
-    np.save(place / "hashes.npy", np.concatenate(hashes))
+    np.save(folder / "offsets.npy", np.cumsum(np.concatenate(lengths)))
+    np.save(folder / "lost.npy", np.concatenate(lost))
+    np.save(folder / "hashes.npy", np.concatenate(hashes))
 
 
 def _lost(batch: list[Any], sizes: np.ndarray, encoder: Encoder, longest: int | None) -> np.ndarray:

@@ -196,13 +196,13 @@ def kept_rows(kind: str, key: str, read: Callable[[str], Mapping[str, Dataset]])
     """
     import datasets
 
-    def make(place: Path) -> None:
+    def make(folder: Path) -> None:
         with quiet():
-            splits = read(str(place / "reader"))
+            splits = read(str(folder / "reader"))
         for split, rows in splits.items():
             for number, part in enumerate(rows.cache_files):
-                Path(part["filename"]).rename(place / f"{split}-{number:05d}.arrow")
-        shutil.rmtree(place / "reader")
+                Path(part["filename"]).rename(folder / f"{split}-{number:05d}.arrow")
+        shutil.rmtree(folder / "reader")
 
     folder = cached(kind, digest(datasets.__version__, key), make)
     found: dict[str, list[Dataset]] = {}
@@ -232,7 +232,7 @@ def reason(error: BaseException) -> str:
     """The innermost word of a library, in one line."""
     while error.__cause__ is not None:
         error = error.__cause__
-    said = " ".join(str(error).split()) or "no reason given"
+    message = " ".join(str(error).split()) or "no reason given"
     if isinstance(error, UnicodeDecodeError):
-        said = f"its bytes are no UTF-8 ({said})"
-    return f"{type(error).__name__}: {said if len(said) <= 400 else said[:400] + ' ...'}"
+        message = f"its bytes are no UTF-8 ({message})"
+    return f"{type(error).__name__}: {message if len(message) <= 400 else message[:400] + ' ...'}"

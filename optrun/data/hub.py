@@ -7,7 +7,7 @@ from typing import Any
 
 from optrun.config.schema.data import HubConfig
 from optrun.data import hub_access as hub
-from optrun.data.cache import digest, digest_of, place_for
+from optrun.data.cache import digest, digest_of, folder_for
 from optrun.data.files import kept_rows, quiet, reason
 from optrun.data.source import Source, Split
 from optrun.errors import ConfigError, OptrunError, did_you_mean
@@ -67,7 +67,7 @@ def _load(config: HubConfig) -> Any:
 
             def read(cache_dir: str) -> Any:
                 # Rows may name images that were taken out of an archive: these stay.
-                extracted = datasets.DownloadConfig(cache_dir=str(place_for("extracted", key)))
+                extracted = datasets.DownloadConfig(cache_dir=str(folder_for("extracted", key)))
                 # resolved: `datasets` makes a name of the folder's, and "." has none
                 return datasets.load_dataset(
                     str(local.resolve()),

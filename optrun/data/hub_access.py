@@ -70,8 +70,10 @@ def why_not(name: str, missing: str | None, error: BaseException) -> str:
         return "the hub has no such revision of it."
     if kinds & {"RepositoryNotFoundError", "DatasetNotFoundError"}:
         return "no such local folder, and the hub has nothing of this name for you. If it is private: `hf auth login`."
-    said = " ".join(str(seen[-1]).split())
-    return f"{nowhere(missing)}: {type(seen[-1]).__name__}: {said if len(said) <= 300 else said[:300] + ' ...'}"
+    message = " ".join(str(seen[-1]).split())
+    return (
+        f"{nowhere(missing)}: {type(seen[-1]).__name__}: {message if len(message) <= 300 else message[:300] + ' ...'}"
+    )
 
 
 def from_cache(names: Iterable[str | None]) -> list[str]:

@@ -1,7 +1,7 @@
 """Seeded batches that can be taken up at any step.
 
-The order of an epoch is a function of seed and epoch, the place inside it a function of the step: nothing that a loader
-keeps in memory is needed to go on.
+The order of an epoch is a function of seed and epoch, the position inside it a function of the step: nothing that a
+loader keeps in memory is needed to go on.
 """
 
 from __future__ import annotations
@@ -84,9 +84,9 @@ class EpochPlan:
         """The micro-batches of each step from number `start` on, without end."""
         step = start
         while True:
-            epoch, place = self.locate(step)
+            epoch, position = self.locate(step)
             order = self.order(epoch)
-            for number in range(place, self.steps_per_epoch):
+            for number in range(position, self.steps_per_epoch):
                 first = number * self.accumulation * self.batch_size
                 last = min(first + self.accumulation * self.batch_size, self.examples)
                 yield [
@@ -97,8 +97,8 @@ class EpochPlan:
 
     def sizes(self, step: int) -> list[int]:
         """Examples of each micro-batch of a step."""
-        _, place = self.locate(step)
-        first = place * self.accumulation * self.batch_size
+        _, position = self.locate(step)
+        first = position * self.accumulation * self.batch_size
         last = min(first + self.accumulation * self.batch_size, self.examples)
         return [min(self.batch_size, last - begin) for begin in range(first, last, self.batch_size)]
 

@@ -40,21 +40,21 @@ def columns_in_words(rows: Dataset) -> str:
     Returns:
         Sentences, such as `Columns: text (objects with en, de), label.`.
     """
-    said = []
+    described = []
     advice = _labelled_lines(rows)
     for name, feature in rows.features.items():
         if not is_nested(feature):
-            said.append(name)
+            described.append(name)
             continue
         cell = next(
             (value for value in rows.select_columns([name])[:100][name] if value and isinstance(value, dict | list)),
             None,
         )
-        said.append(f"{name} ({_cell(cell)})")
+        described.append(f"{name} ({_cell(cell)})")
         if rows.column_names == ["text"] and isinstance(cell, list) and not isinstance(cell[0], dict):
             advice = 'Where each row is a list, name what is in it: {"text": ..., "label": ...}, one object a line.'
         advice = advice or _advice(name, cell)
-    return f"Columns: {', '.join(said)}." + (f" {advice}" if advice else "")
+    return f"Columns: {', '.join(described)}." + (f" {advice}" if advice else "")
 
 
 def _cell(value: Any) -> str:
@@ -124,9 +124,9 @@ def refuse_one_object(key: str, path: Path, rows: Dataset) -> None:
     row = rows[0]
     if any(isinstance(row.get(name), str) for name in USUAL_TEXTS):
         return  # one document, with something beside it
-    said = _rows_inside(row, path)
-    if said is not None:
-        raise ConfigError(f"{key}={path}: the file is one JSON object. {said}")
+    message = _rows_inside(row, path)
+    if message is not None:
+        raise ConfigError(f"{key}={path}: the file is one JSON object. {message}")
 
 
 def _rows_inside(row: dict[str, Any], path: Path) -> str | None:

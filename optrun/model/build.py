@@ -86,16 +86,16 @@ def _vocabulary_notes(config: ModelConfig, model: Any, spec: ModelSpec) -> list[
     if rows is None or spec.vocab_size is None:
         return []
     key = "model.path" if config.tokenizer is None else "model.tokenizer"
-    said = f"{key}: the tokenizer has {spec.vocab_size:,} entries"
+    message = f"{key}: the tokenizer has {spec.vocab_size:,} entries"
     pretrained = isinstance(config, PretrainedConfig)
     anew = f", or model.config.vocab_size={spec.vocab_size} for a new embedding" if pretrained else ""
     own = f"Take the model's own tokenizer, whole{anew}."
     if spec.vocab_size > rows:
-        raise ConfigError(f"{said}, the model embeds {rows:,}: the others have no row. {own}")
+        raise ConfigError(f"{message}, the model embeds {rows:,}: the others have no row. {own}")
     if pretrained and spec.vocab_size < _LEAST_USED * rows:
-        raise ConfigError(f"{said}, the model embeds {rows:,}: this is no tokenizer of these weights. {own}")
+        raise ConfigError(f"{message}, the model embeds {rows:,}: this is no tokenizer of these weights. {own}")
     if pretrained and spec.vocab_size < _USUALLY_USED * rows:
-        return [f"warning: {said}, the model embeds {rows:,}: is it the tokenizer of these weights, whole?"]
+        return [f"warning: {message}, the model embeds {rows:,}: is it the tokenizer of these weights, whole?"]
     return []
 
 

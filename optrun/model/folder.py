@@ -25,8 +25,8 @@ def refuse_no_model(path: str) -> None:
     folder = Path(path).expanduser()
     if folder.is_file():
         raise ConfigError(f"model.path={path}: this is a file. Give the folder that holds config.json.")
-    if folder.is_dir() and (said := _no_model(folder, path)) is not None:
-        raise ConfigError(f"model.path={path}: {said}")
+    if folder.is_dir() and (message := _no_model(folder, path)) is not None:
+        raise ConfigError(f"model.path={path}: {message}")
 
 
 def refuse_broken_weights(path: str) -> None:
@@ -39,9 +39,11 @@ def refuse_broken_weights(path: str) -> None:
         ConfigError: No safetensors; a file that is cut, missing or a pointer of Git LFS.
     """
     folder = Path(path).expanduser()
-    said = _no_weights(folder) or next(filter(None, map(_broken, _weights(folder))), None) if folder.is_dir() else None
-    if said is not None:
-        raise ConfigError(f"model.path={path}: {said}")
+    message = (
+        _no_weights(folder) or next(filter(None, map(_broken, _weights(folder))), None) if folder.is_dir() else None
+    )
+    if message is not None:
+        raise ConfigError(f"model.path={path}: {message}")
 
 
 def _no_model(folder: Path, path: str) -> str | None:

@@ -59,9 +59,9 @@ class ScratchPreparation:
             "image_mean": [_MEAN] * self.channels,
             "image_std": [_STD] * self.channels,
         }
-        place = Path(folder)
-        place.mkdir(parents=True, exist_ok=True)
-        (place / "preprocessor_config.json").write_text(json.dumps(values, indent=2) + "\n", encoding="utf-8")
+        target = Path(folder)
+        target.mkdir(parents=True, exist_ok=True)
+        (target / "preprocessor_config.json").write_text(json.dumps(values, indent=2) + "\n", encoding="utf-8")
 
 
 class PretrainedPreparation:

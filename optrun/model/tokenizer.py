@@ -136,8 +136,8 @@ def _begins_without_space(tokenizer: Any) -> bool:
 
 def in_one_line(error: BaseException) -> str:
     """What a library said, in one line of readable length."""
-    said = " ".join(str(error).split()) or type(error).__name__
-    return said if len(said) <= 300 else f"{said[:300]} ..."
+    message = " ".join(str(error).split()) or type(error).__name__
+    return message if len(message) <= 300 else f"{message[:300]} ..."
 
 
 def train_tokenizer(texts: Callable[[], Iterator[str]], *, vocab_size: int, kind: str) -> Any:
@@ -159,7 +159,7 @@ def train_tokenizer(texts: Callable[[], Iterator[str]], *, vocab_size: int, kind
     if not any(texts()):
         raise ConfigError("data: the training rows have no text to learn a vocabulary from: the text column is empty.")
     key = digest("bpe-1", kind, str(vocab_size), *_bounded(texts()))
-    folder = cached("tokenizers", key, lambda place: _train(_bounded(texts()), vocab_size, kind, place))
+    folder = cached("tokenizers", key, lambda folder: _train(_bounded(texts()), vocab_size, kind, folder))
     return AutoTokenizer.from_pretrained(str(folder))
 
 
@@ -174,7 +174,7 @@ def _bounded(texts: Iterator[str]) -> Iterator[str]:
         left -= len(piece)
 
 
-def _train(texts: Iterator[str], vocab_size: int, kind: str, place: Path) -> None:
+def _train(texts: Iterator[str], vocab_size: int, kind: str, folder: Path) -> None:
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
     from transformers import PreTrainedTokenizerFast
 
@@ -208,7 +208,7 @@ def _train(texts: Iterator[str], vocab_size: int, kind: str, place: Path) -> Non
     inputs = ["input_ids", "token_type_ids", "attention_mask"] if kind == "pair" else ["input_ids", "attention_mask"]
     PreTrainedTokenizerFast(
         tokenizer_object=tokenizer, model_input_names=inputs, clean_up_tokenization_spaces=False, **options
-    ).save_pretrained(str(place))
+    ).save_pretrained(str(folder))
 
 
 def _batches(texts: Iterator[str]) -> Iterator[list[str]]:

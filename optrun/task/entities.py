@@ -53,14 +53,14 @@ def entities(labels: Sequence[str]) -> list[Entity]:
     """
     found: list[Entity] = []
     kind, begin = "", 0
-    for place, label in enumerate([*labels, "O"]):
+    for index, label in enumerate([*labels, "O"]):
         prefix, _, here = label.partition("-")
         goes_on = prefix == "I" and here == kind
         if goes_on and kind:
             continue
         if kind:
-            found.append((kind, begin, place))
-        kind, begin = ("" if label == "O" else here), place
+            found.append((kind, begin, index))
+        kind, begin = ("" if label == "O" else here), index
     return found
 
 
