@@ -28,9 +28,11 @@ def load_source(config: DataConfig, *, seed: int, documents: bool) -> Source:
         got = "no training rows" if isinstance(source, Source) else f"{type(source).__name__}, no data.source.Source"
         raise ConfigError(f"data={config.name}: its reader ({row.origin or 'optrun'}) returned {got}.")
     if source.eval_sets:
-        for name in source.eval_sets:
+        for name, split in source.eval_sets.items():
             if name or len(source.eval_sets) > 1:
                 eval_set_name(name)
+            if not len(split.rows) and config.eval_fraction:
+                raise ConfigError(f"data={config.name}: {split.key} has no rows to evaluate on.")
         return source
     train = source.train
     if config.eval_fraction == 0:

@@ -315,3 +315,17 @@ def test_na_among_numbers_is_no_class(labels: str, row: int) -> None:
 @pytest.mark.parametrize("labels", ["yes no NA", "E11 250 V10", "NA none", "0-9 10+ 1"])
 def test_names_of_classes_may_be_what_they_are(labels: str) -> None:
     assert labels_of(Split(Dataset.from_dict({"label": labels.split()}), "data.train"), "label") == labels.split()
+
+
+def test_what_a_reader_must_not_return(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One message each, whoever wrote the reader."""
+    rows, nothing = Dataset.from_dict({"text": ["a"]}), Dataset.from_dict({"text": []})
+    for returned, fact in (
+        ({"train": rows}, "returned dict"),
+        (Source(Split(nothing, "here"), {}, None), "no training rows"),
+        (Source(Split(rows, "here"), {"a b": Split(rows, "there")}, None), "letters, digits"),
+        (Source(Split(rows, "here"), {"dev": Split(nothing, "there")}, None), "there has no rows"),
+    ):
+        monkeypatch.setattr("optrun.data.stdlib.load_stdlib", lambda config, *, documents, made=returned: made)
+        with pytest.raises(ConfigError, match=fact):
+            load_source(config("stdlib"), seed=0, documents=False)
