@@ -1,4 +1,13 @@
-"""optrun: train transformers with the optimizer you mean."""
+"""optrun: train transformers with the optimizer you mean.
+
+From Python: `optrun.run`, `optrun.sweep`, `optrun.compose`, `optrun.load_run`; the optimizers are in
+`optrun.optimizer`.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
 
 from optrun.registry import (
     register_callback,
@@ -10,8 +19,16 @@ from optrun.registry import (
     register_tracker,
 )
 
+if TYPE_CHECKING:
+    from optrun.api import Result, Run, SweepResult, compose, load_run, run, sweep
+
 __version__ = "0.1.0"
 __all__ = [
+    "Result",
+    "Run",
+    "SweepResult",
+    "compose",
+    "load_run",
     "register_callback",
     "register_data",
     "register_metric",
@@ -19,4 +36,18 @@ __all__ = [
     "register_scheduler",
     "register_task",
     "register_tracker",
+    "run",
+    "sweep",
 ]
+
+_ROOMS = ("run", "sweep")
+"""Are packages, too: they can be called, whichever of them was imported first."""
+
+
+def __getattr__(name: str) -> Any:
+    """Import what `import optrun` does without: neither torch nor Hydra is needed to ask for the version."""
+    if name in _ROOMS:
+        return importlib.import_module(f"optrun.{name}")
+    if name in __all__:
+        return getattr(importlib.import_module("optrun.api"), name)
+    raise AttributeError(f"module 'optrun' has no attribute {name!r}")

@@ -63,12 +63,19 @@ class _Interrupted:
         signal.default_int_handler(number, frame)
 
 
-def _storage(error: OSError, argv: list[str]) -> int:
+def storage_error(error: OSError) -> StorageError | None:
+    """What an error of the operating system says of a disk; None: it is about something else."""
     if error.filename is not None:
-        return say(StorageError(f"{error.filename}: {error.strerror}."), argv, error)
+        return StorageError(f"{error.filename}: {error.strerror}.")
     if error.errno not in _STORAGE:
+        return None
+    return StorageError(f"storage refused: {error.strerror}. Make room, or choose another directory.")
+
+
+def _storage(error: OSError, argv: list[str]) -> int:
+    refused = storage_error(error)
+    if refused is None:
         raise error
-    refused = StorageError(f"storage refused: {error.strerror}. Make room, or choose another directory.")
     return say(refused, argv, error)
 
 
