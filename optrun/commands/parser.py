@@ -114,7 +114,7 @@ class VerbParser(argparse.ArgumentParser):
         return f"{self.format_usage()}\n{formatter.format_help()}"
 
     def error(self, message: str) -> NoReturn:
-        """Refuse in the words of all refusals, instead of leaving the process.
+        """Refuse as everywhere else, instead of leaving the process.
 
         Raises:
             ConfigError: Always.
@@ -123,8 +123,8 @@ class VerbParser(argparse.ArgumentParser):
         if found is None:
             raise ConfigError(f"{message}.")
         missing = "expected one argument" in found[2]
-        said = "a value is missing" if missing else "takes no value" if "ignored explicit" in found[2] else found[2]
-        raise ConfigError(f"{found[1].rpartition('/')[2]}: {said}.")
+        problem = "a value is missing" if missing else "takes no value" if "ignored explicit" in found[2] else found[2]
+        raise ConfigError(f"{found[1].rpartition('/')[2]}: {problem}.")
 
     def parse(self, argv: list[str]) -> VerbArguments | None:
         """Parse the arguments after the verb.

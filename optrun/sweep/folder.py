@@ -1,4 +1,4 @@
-"""Every file of a sweep directory, said once, and what they tell of its jobs."""
+"""Names of the files of a sweep directory, and the state of its jobs."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ class SweepDir:
 
     @property
     def log(self) -> Path:
-        """What launchers and jobs said outside of their own logs."""
+        """Output of launchers and jobs, but for their own logs."""
         return self.hidden / "launch.log"
 
     @property
