@@ -24,15 +24,16 @@ ALLOWED: dict[str, set[str]] = {
     "clip": {"config", "errors"},
     "data": {"config", "errors"},
     "param_groups": {"config", "errors"},
-    "report": {"artifacts", "bounded_yaml", "errors"},
-    "scheduler": {"config", "errors"},
+    "report": {"artifacts", "bounded_yaml", "errors", "formatting"},
+    "scheduler": {"config", "errors", "registry"},
     "tracking": {"artifacts", "config", "errors"},
     "model": {"config", "data", "errors"},
-    "optimizer": {"config", "errors", "param_groups"},  # AdamWDL's ratio function, one pure function
+    "optimizer": {"config", "errors", "param_groups", "registry"},  # AdamWDL's ratio function, one pure function
     "task": {"config", "data", "errors", "formatting"},
     "training": {"artifacts", "config", "data", "errors", "formatting"},
     "explain": {
-        "clip", "config", "data", "errors", "model", "optimizer", "param_groups", "report", "scheduler", "task",
+        "clip", "config", "data", "errors", "formatting", "model", "optimizer", "param_groups", "report", "scheduler",
+        "task",
     },
     "run": {
         "artifacts", "clip", "config", "data", "errors", "formatting", "model", "optimizer", "param_groups", "report",
@@ -41,8 +42,8 @@ ALLOWED: dict[str, set[str]] = {
     "certify": {"artifacts", "errors", "run"},
     "sweep": {"artifacts", "config", "errors", "formatting", "rooms", "run", "training"},
     "commands": {
-        "artifacts", "certify", "config", "data", "errors", "explain", "formatting", "optimizer", "plugins", "report",
-        "run", "sweep", "tracking", "training",
+        "artifacts", "certify", "config", "data", "errors", "explain", "formatting", "optimizer", "plugins", "registry",
+        "report", "run", "sweep", "tracking", "training",
     },
     "cli": {"commands", "errors", "plugins"},
     "__main__": {"cli"},

@@ -145,11 +145,10 @@ def _groups(before: list[str]) -> dict[str, list[str]]:
     for root in (config_dir(), *([Path(own)] if own else [])):
         for path in root.glob("*/*.yaml"):
             found.setdefault(path.parent.name, []).append(path.stem)
-    if PLUGIN in before:
-        from optrun.config.groups import KINDS, complete_choices
+    from optrun import registry
 
-        for group in KINDS:
-            found[group] += complete_choices(group)
+    for group, kind in registry.GROUPS.items():
+        found[group] += [name for name in registry.names(kind) if name not in found[group]]
     return found
 
 

@@ -135,12 +135,14 @@ def _check_choice(hydra: Hydra, override: Override, *, sweep: bool) -> None:
     _refuse_list_without_sweep(override, sweep=sweep)
     if override.is_sweep_override() and not override.is_discrete_sweep():
         raise ConfigError(f"{override.input_line}: {group} is a choice of names, not a range of numbers.")
-    options = hydra.config_loader.get_group_options(group)
-    if override.is_delete() or override.is_add():
+    known = None if override.is_delete() or override.is_add() else store.GROUPS[group]
+    unknown = _values(override) if known is None else [value for value in _values(override) if value not in known]
+    options = hydra.config_loader.get_group_options(group) if unknown else []
+    if known is None:
         raise ConfigError(
             f"{override.input_line}: a run needs one {group}. Write {group}=NAME; {did_you_mean('', options)}"
         )
-    for value in _values(override):
+    for value in unknown:
         if value not in options:
             if group == "optimizer":
                 refuse_few_bits(group, str(value))

@@ -18,6 +18,7 @@ from optrun.bounded_yaml import UnboundedYamlError, read_text
 from optrun.config.groups import GROUPS
 from optrun.config.hydra_internals import ConfigRepository
 from optrun.config.paths import config_dir
+from optrun.config.registered import publish_chosen
 from optrun.errors import ConfigError
 
 READ: dict[str, Path] = {}
@@ -46,6 +47,8 @@ class Repository(ConfigRepository):
             ConfigError: It is no YAML mapping in UTF-8, or would put its values elsewhere; with file and line.
         """
         source = self._find_object_source(config_path, ObjectType.CONFIG)
+        if source is None and publish_chosen(config_path):
+            return super().load_config(config_path)
         if source is None or source.scheme() != "file":
             return super().load_config(config_path)
         path = READ[config_path] = Path(source.path, f"{config_path.removesuffix('.yaml')}.yaml")

@@ -267,7 +267,7 @@ class _Training:
         model, train_step = setup.model, setup.train_step
         if config.checkpoint.enabled:
             make_checkpoints_dir(run)
-            each = checkpoint_bytes(model, config.optimizer, train_step.optimizer)
+            each = checkpoint_bytes(model, train_step.optimizer)
             warning = space_warning(run, config.checkpoint, each)
             if warning is not None:
                 display.note(warning)
