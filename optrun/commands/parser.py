@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import re
 import sys
+import textwrap
 from collections.abc import Collection
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -102,14 +103,15 @@ class VerbParser(argparse.ArgumentParser):
             if action.option_strings and action.dest not in ("help", "plugin"):
                 value = "" if action.nargs == 0 else f" {action.metavar}"
                 pieces.append(f"[{action.option_strings[0]}{value}]")
-        return " ".join(pieces) + "\n"
+        return textwrap.fill(" ".join(pieces), 118, subsequent_indent="  ", break_on_hyphens=False) + "\n"
 
     def format_help(self) -> str:
         """Usage, description, options."""
         formatter = self._get_formatter()
         formatter.add_text(self.description)
         formatter.start_section("options")
-        formatter.add_arguments([action for action in self._actions if action.option_strings])
+        options = [action for action in self._actions if action.option_strings]
+        formatter.add_arguments(sorted(options, key=lambda action: action.dest in ("help", "plugin")))
         formatter.end_section()
         return f"{self.format_usage()}\n{formatter.format_help()}"
 
