@@ -9,18 +9,17 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from optrun.registry import (
-    register_callback,
-    register_data,
-    register_metric,
-    register_optimizer,
-    register_scheduler,
-    register_task,
-    register_tracker,
-)
-
 if TYPE_CHECKING:
     from optrun.api import Result, Run, SweepResult, compose, load_run, run, sweep
+    from optrun.registry import (
+        register_callback,
+        register_data,
+        register_metric,
+        register_optimizer,
+        register_scheduler,
+        register_task,
+        register_tracker,
+    )
 
 __version__ = "0.1.0"
 __all__ = [
@@ -45,9 +44,10 @@ _ROOMS = ("run", "sweep")
 
 
 def __getattr__(name: str) -> Any:
-    """Import what `import optrun` does without: neither torch nor Hydra is needed to ask for the version."""
+    """Import what `import optrun` does without: neither Hydra nor torch is needed to ask for the version."""
     if name in _ROOMS:
         return importlib.import_module(f"optrun.{name}")
     if name in __all__:
-        return getattr(importlib.import_module("optrun.api"), name)
+        module = "optrun.registry" if name.startswith("register_") else "optrun.api"
+        return getattr(importlib.import_module(module), name)
     raise AttributeError(f"module 'optrun' has no attribute {name!r}")

@@ -10,7 +10,7 @@ import threading
 import traceback
 from collections.abc import Callable
 from types import FrameType
-from typing import Any, Self
+from typing import Self
 
 from optrun.errors import EXIT_STOPPED_EARLY, ConfigError, OptrunError, StorageError, printable
 
@@ -45,7 +45,7 @@ class _Interrupted:
 
     def __init__(self) -> None:
         self.heard = False
-        self._before: Any = None
+        self._before: object = None
 
     def __enter__(self) -> Self:
         if threading.current_thread() is threading.main_thread():
@@ -56,7 +56,7 @@ class _Interrupted:
 
     def __exit__(self, *error: object) -> None:
         if self._before is signal.default_int_handler:
-            signal.signal(signal.SIGINT, self._before)
+            signal.signal(signal.SIGINT, signal.default_int_handler)
 
     def _hear(self, number: int, frame: FrameType | None) -> None:
         self.heard = True

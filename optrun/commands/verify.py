@@ -112,7 +112,7 @@ def _verify(path: str) -> int:
 
 
 class _File:
-    """One row of the table."""
+    """File of a checkpoint, with its size and whether it is damaged."""
 
     def __init__(self, path: Path, tensors: int | None, damaged: bool) -> None:
         self.name = path.name

@@ -66,7 +66,7 @@ class Repository(ConfigRepository):
 
 
 def _unreadable(path: Path, error: Exception) -> ConfigError:
-    """What is wrong with a file, with the line where there is one."""
+    """Say what makes a file unreadable, with the line where there is one."""
     if isinstance(error, yaml.MarkedYAMLError):
         mark, problem = error.problem_mark or error.context_mark, str(error.problem)
         if "'\\t'" in problem:
@@ -119,7 +119,7 @@ def users_files() -> dict[str, Path]:
 
 
 def shown(path: Path, line: int | None = None) -> str:
-    """A file, as seen from here, and a line of it."""
+    """Write a file, as seen from here, with a line of it."""
     near = path.resolve()
     near = near.relative_to(Path.cwd()) if near.is_relative_to(Path.cwd()) else near
     return f"{near}" if line is None else f"{near}, line {line}"
