@@ -48,11 +48,11 @@ def isolated(*, trains: bool = True) -> Iterator[None]:
         with ExitStack() as stack:
             stack.enter_context(warnings.catch_warnings())
             stack.enter_context(_environment())
-            stack.enter_context(_hydra())
-            stack.enter_context(_logging())
             if trains:
                 stack.enter_context(_random_states())
-                stack.enter_context(_transformers())
+                stack.enter_context(_transformers())  # first, since its import makes loggers
+            stack.enter_context(_hydra())
+            stack.enter_context(_logging())
             yield
     except OSError as error:
         refused = storage_error(error)
@@ -71,7 +71,8 @@ def _environment() -> Iterator[None]:
     try:
         yield
     finally:
-        os.environ.clear()
+        for name in os.environ.keys() - before.keys():
+            del os.environ[name]
         os.environ.update(before)
         if Path.cwd() != folder:
             os.chdir(folder)

@@ -10,7 +10,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from optrun.api.calls import Location, caller, command_line_of
+from optrun.api.calls import Location, caller, command_line_of, load_plugins
 from optrun.api.isolation import isolated
 from optrun.artifacts.metrics import read_metrics, read_summary
 from optrun.artifacts.run_check import refuse_damaged
@@ -168,17 +168,19 @@ class Result:
         return self.run.load_model()
 
 
-def load_run(path: Location) -> Run:
+def load_run(path: Location, *, plugins: Sequence[Location] = ()) -> Run:
     """Open a run directory.
 
     Args:
         path: The directory, or a checkpoint in it.
+        plugins: Files or modules that register the choices it was made with, as `--plugin`.
 
     Raises:
-        ConfigError: It is neither.
+        ConfigError: It is neither, or a plugin cannot be loaded.
     """
     from optrun.run.resume.target import locate
 
+    load_plugins(plugins)
     return Run(locate(str(path)).run.path.resolve())
 
 

@@ -122,7 +122,7 @@ def _unmerged(config_path: str, cause: OmegaConfBaseException) -> ConfigError:
         return ConfigError(f"{where}: a run has one choice of each group, and here are several.")
     if path is None:  # a schema, put elsewhere by the defaults list
         where = mentioned(key.split(".")[0]) or config_path
-        return ConfigError(f"{where}: {key}: no such key. A group keeps its path: write it without @{key}.")
+        return ConfigError(f"{where}: {key}: no such key. A group keeps its place: write it without @{key}.")
     message = _unknown(root, config_path, key, cause) if isinstance(cause, ConfigKeyError) else None
     if message is None:
         key, message = _misfit(root, path, config_path) if not key else (key, _unfit(key, cause))
