@@ -1,16 +1,18 @@
-"""Numbers, sizes and times in few characters, for people."""
+"""Format numbers, sizes, times and names for people, in few characters."""
 
 from __future__ import annotations
 
+import math
+
 
 def number(value: float, digits: int = 4) -> str:
-    """A figure of a few significant digits.
+    """Format a figure with a few significant digits.
 
     Example:
-        >>> number(0.000123456), number(12.3456), number(123456.0)
-        ('0.0001235', '12.35', '123,456')
+        >>> number(0.000123456), number(12.3456), number(123456.0), number(float("nan"))
+        ('0.0001235', '12.35', '123,456', 'nan')
     """
-    if value != value or value in (float("inf"), float("-inf")):
+    if not math.isfinite(value):
         return str(value)
     if value == int(value) and abs(value) < 1e15:
         return f"{int(value):,}"
@@ -21,30 +23,80 @@ def number(value: float, digits: int = 4) -> str:
     return f"{value:.{digits}g}"
 
 
-def size(count: float) -> str:
-    """A number of bytes for people.
+def rate(value: float) -> str:
+    """Format a learning rate as people write one.
 
     Example:
-        >>> size(1536), size(3 * 2**30)
-        ('1.5 KiB', '3.0 GiB')
+        >>> rate(0.001), rate(3.28e-4), rate(0.0), rate(0.05), rate(1.0), rate(5000.0), rate(123456.0)
+        ('1e-3', '3.28e-4', '0', '0.05', '1', '5000', '1.23e5')
     """
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if abs(count) < 1024 or unit == "GiB":
-            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
-        count /= 1024
-    raise AssertionError("unreachable")
+    if value == 0:
+        return "0"
+    if 1e-2 <= abs(value) < 1e5:
+        return f"{value:.3g}" if abs(value) < 999.5 else f"{value:.0f}"
+    mantissa, _, exponent = f"{value:.2e}".partition("e")
+    return f"{mantissa.rstrip('0').rstrip('.')}e{int(exponent)}" if exponent else mantissa
+
+
+def span(low: float, high: float) -> str:
+    """Format one learning rate, or the range of several.
+
+    Example:
+        >>> span(0.1, 0.1), span(1e-4, 1e-3)
+        ('0.1', '1e-4…1e-3')
+    """
+    return rate(low) if rate(low) == rate(high) else f"{rate(low)}…{rate(high)}"
+
+
+def count(value: float) -> str:
+    """Format a count of things: exact below ten thousand, three digits above.
+
+    Example:
+        >>> count(192), count(2048.0), count(36928), count(124439808), count(7000000000), count(0.5)
+        ('192', '2,048', '36.9K', '124M', '7B', '0.5')
+    """
+    if abs(value) < 9999.5:
+        return f"{value:,.6g}"
+    units = ((1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "K"))
+    unit, letter = next((unit, letter) for unit, letter in units if abs(value) >= 0.9995 * unit)
+    return f"{value / unit:.0f}{letter}" if abs(value) >= 999.5 * unit else f"{value / unit:.3g}{letter}"
+
+
+def size(value: float | None) -> str:
+    """Format a number of bytes; None is a size that is not known.
+
+    Example:
+        >>> size(512), size(1536), size(147712), size(995518464), size(3 * 2**30), size(None)
+        ('512 B', '1.5 KiB', '144 KiB', '949 MiB', '3 GiB', '?')
+    """
+    if value is None:
+        return "?"
+    unit = "B"
+    for larger in ("KiB", "MiB", "GiB", "TiB"):
+        if abs(value) < 1000:
+            break
+        value, unit = value / 1024, larger
+    return f"{value:.0f} {unit}" if unit == "B" or abs(value) >= 99.5 else f"{value:.3g} {unit}"
 
 
 def duration(seconds: float) -> str:
-    """A duration for people.
+    """Format a number of seconds.
 
     Example:
-        >>> duration(7.26), duration(95), duration(7260)
-        ('7.3 s', '1 min 35 s', '2 h 01 min')
+        >>> duration(0.42), duration(7.26), duration(59.97), duration(95), duration(7260)
+        ('0.42 s', '7.3 s', '1 min 00 s', '1 min 35 s', '2 h 01 min')
     """
-    if seconds < 60:
-        return f"{seconds:.1f} s"
+    if seconds < 59.95:
+        return f"{seconds:.2f} s" if 0 < seconds < 1 else f"{seconds:.1f} s"
     minutes, rest = divmod(round(seconds), 60)
-    if minutes < 60:
-        return f"{minutes} min {rest:02d} s"
-    return f"{minutes // 60} h {minutes % 60:02d} min"
+    return f"{minutes} min {rest:02d} s" if minutes < 60 else f"{minutes // 60:,} h {minutes % 60:02d} min"
+
+
+def plain(text: str) -> str:
+    r"""Put text on one line without control characters, which could move a terminal's cursor or break a page.
+
+    Example:
+        >>> plain("a\x1b[2Jb"), plain("two\nlines")
+        ('a?[2Jb', 'two lines')
+    """
+    return "".join(letter if letter.isprintable() else "?" for letter in " ".join(text.split()))

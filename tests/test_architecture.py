@@ -24,7 +24,7 @@ ALLOWED: dict[str, set[str]] = {
     "clip": {"config", "errors"},
     "data": {"config", "errors"},
     "param_groups": {"config", "errors"},
-    "report": {"artifacts", "bounded_yaml", "errors"},
+    "report": {"artifacts", "bounded_yaml", "errors", "formatting"},
     "scheduler": {"config", "errors", "registry"},
     "tracking": {"artifacts", "config", "errors"},
     "model": {"config", "data", "errors"},
@@ -33,7 +33,8 @@ ALLOWED: dict[str, set[str]] = {
     "task": {"config", "data", "errors", "formatting"},
     "training": {"artifacts", "config", "data", "errors", "formatting"},
     "explain": {
-        "clip", "config", "data", "errors", "model", "optimizer", "param_groups", "report", "scheduler", "task",
+        "clip", "config", "data", "errors", "formatting", "model", "optimizer", "param_groups", "report", "scheduler",
+        "task",
     },
     "run": {
         "artifacts", "clip", "config", "data", "errors", "formatting", "model", "optimizer", "origins", "param_groups",

@@ -1,4 +1,4 @@
-"""What the documentation says of tests is true: they exist."""
+"""What the documentation points at exists: tests, files, headings."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ import re
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
-PAGES = [*(ROOT / "docs").glob("*.md"), *ROOT.glob("*.md")]
+PAGES = [*(ROOT / "docs").rglob("*.md"), *ROOT.glob("*.md"), *(ROOT / "tests").rglob("*.md")]
+PAGES += (ROOT / ".github").rglob("*.md")
 
 
 def test_every_test_that_is_named_exists() -> None:
@@ -32,3 +33,26 @@ def test_every_fault_table_has_whole_rows() -> None:
             cells = [cell.strip() for cell in line.strip("|").split("|")]
             assert len(cells) == 4, line
             assert "::" in cells[2], line
+
+
+def anchors(page: Path) -> set[str]:
+    """The names under which GitHub links to the headings of a page."""
+    text = re.sub(r"^```.*?^```$", "", page.read_text(encoding="utf-8"), flags=re.M | re.S)
+    headings = re.findall(r"^#+ (.+)$", text, re.M)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+def test_every_link_leads_somewhere() -> None:
+    broken, checked = [], 0
+    for page in PAGES:
+        text = re.sub(r"^```.*?^```$|`[^`\n]*`", "", page.read_text(encoding="utf-8"), flags=re.M | re.S)
+        for link in re.findall(r"\]\(([^)\s]+)\)", text):
+            if re.match(r"[a-z]+:", link):
+                continue
+            path, _, anchor = link.partition("#")
+            target = page.parent / path if path else page
+            whole = target.exists() and (not anchor or anchor in anchors(target))
+            broken += [] if whole else [f"{page.relative_to(ROOT)}: {link}"]
+            checked += 1
+    assert broken == []
+    assert checked > 60

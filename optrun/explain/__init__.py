@@ -1,4 +1,4 @@
-"""`optrun explain`: which parameter gets what, before a single step."""
+"""Explain a configuration: which parameter gets what, before a single step."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from optrun.config.schema.run import RunConfig
 
 
 def run(config: RunConfig, *, all_tensors: bool = False, as_json: bool = False, png: Path | str | None = None) -> None:
-    """Say what a configuration means.
+    """Explain what a configuration means.
 
     Args:
         config: The whole configuration.
         all_tensors: Show every tensor, not every group.
-        as_json: One JSON object on stdout, and nothing for eyes.
+        as_json: One JSON object on stdout, and nothing else.
         png: Draw the schedule and the peaks of the groups there.
 
     Raises:

@@ -1,4 +1,4 @@
-"""What a configuration means before a single step: the model as shapes, every group, the schedule, the memory.
+"""Work out what a configuration means before a single step: the model as shapes, every group, the schedule, the memory.
 
 Nothing is trained and no weight is read; of data in local files a sample is.
 """
@@ -44,8 +44,8 @@ def explain(config: RunConfig, model: nn.Module | None = None) -> Facts:
     """
     notes: list[str] = []
     if model is None:
-        model, said = build_model(config.model, _spec(config, notes), meta=True)
-        notes += said
+        model, model_notes = build_model(config.model, _spec(config, notes), meta=True)
+        notes += model_notes
     notes += [note for note in [config.default_lr_note()] if note is not None]
     sampled = look_at(config, notes)
     notes += discarded()
@@ -94,17 +94,17 @@ def explain(config: RunConfig, model: nn.Module | None = None) -> Facts:
 
 
 def _tied(model: nn.Module, params: Mapping[str, Tensor]) -> list[str]:
-    """One sentence for each tensor that has several names."""
+    """Write one note for each tensor that has several names."""
     first = {id(param): name for name, param in params.items()}
     others: dict[str, list[str]] = {}
     for name, param in model.named_parameters(remove_duplicate=False):
         if name not in params:
             others.setdefault(first[id(param)], []).append(name)
-    sentences = []
+    tied = []
     for name, more in others.items():
         rest = f" and {len(more) - 2} more" if len(more) > 2 else ""
-        sentences.append(f"{name} is also {', '.join(more[:2])}{rest}: tied, counted once.")
-    return sentences
+        tied.append(f"{name} is also {', '.join(more[:2])}{rest}: tied, counted once.")
+    return tied
 
 
 def _rules_in_words(config: RunConfig) -> list[str]:
@@ -116,7 +116,7 @@ def _rules_in_words(config: RunConfig) -> list[str]:
 
 
 def _spec(config: RunConfig, notes: list[str]) -> ModelSpec:
-    """What the task asks of the model, as far as it is known without data."""
+    """Collect what the task asks of the model, as far as it is known without data."""
     task, auto_class = kind_of("task", SCHEMAS, config.task), task_class(config.task).auto_class
     if task == "image_classification":
         size = getattr(config.task, "image_size", None)
@@ -146,7 +146,7 @@ def _positions(config: RunConfig) -> int:
 
 
 def _steps(config: RunConfig, sampled: Sampled | None) -> tuple[int | None, str]:
-    """Optimizer steps of the run, None where only its data knows them, and where the number comes from."""
+    """Count optimizer steps of the run, None where only its data knows them, and where the number comes from."""
     if config.training.max_steps is not None:
         return config.training.max_steps, "max_steps"
     if sampled is None or getattr(config.task, "packing", False):
@@ -203,7 +203,7 @@ def _tensors(
 
 
 def _decays(stepper: Optimizer, param: Tensor) -> bool:
-    """False where the optimizer itself exempts a parameter from what its group says."""
+    """Tell whether a parameter decays: not where the optimizer itself exempts a parameter from what its group says."""
     return stepper.decays(param) if isinstance(stepper, NamedOptimizer) else True
 
 

@@ -1,4 +1,4 @@
-"""What named data hold, without reading more of them than a person waits for."""
+"""Sample the data that a configuration names, without reading more than a person waits for."""
 
 from __future__ import annotations
 
@@ -108,16 +108,16 @@ def _left_to_the_run(config: RunConfig) -> str | None:
 
 
 def _some(split: Split) -> Split:
-    """Rows from all over a split, as many as there is room for."""
+    """Sample rows from all over a split, as many as there is room for."""
     count = len(split.rows)
     order = generator(0, "explain").permutation(count)[:MOST_ROWS]
     kept: list[int] = []
     characters = 0
-    for place, row in zip(order, split.rows.select(order), strict=True):
+    for index, row in zip(order, split.rows.select(order), strict=True):
         characters += sum(map(_characters, row.values()))
         if characters > MOST_CHARACTERS:
             break
-        kept.append(place)
+        kept.append(index)
     return split if len(kept) == count else split.take(np.sort(np.array(kept, dtype=np.int64)))
 
 

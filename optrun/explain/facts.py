@@ -1,4 +1,4 @@
-"""What is known of a configuration before a single step: plain data, for tables, pictures and machines."""
+"""Hold what is known of a configuration before a single step: plain data, for tables, pictures and JSON."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ class CurveFacts:
 
 @dataclass(frozen=True)
 class Facts:
-    """Everything that is shown.
+    """What `optrun explain` shows.
 
     Attributes:
         warmup_steps: Length of the climb.
@@ -102,7 +102,7 @@ class Facts:
 
     @property
     def parameters(self) -> int:
-        """Trainable elements."""
+        """Number of trainable elements."""
         return sum(tensor.parameters for tensor in self.tensors)
 
     @property
@@ -115,7 +115,7 @@ class Facts:
         ]
 
     def as_dict(self) -> dict[str, Any]:
-        """For machines: plain numbers, words and lists, groups first."""
+        """Convert to numbers, strings and lists for JSON."""
         plain = dataclasses.asdict(self)
         return {**plain, "parameters": self.parameters, "groups": [group.as_dict() for group in groups_of(self)]}
 
@@ -129,40 +129,40 @@ class GroupFacts:
 
     @property
     def first(self) -> TensorFacts:
-        """For what all of them share."""
+        """The first tensor, for what all of them share."""
         return self.tensors[0]
 
     @property
     def parameters(self) -> int:
-        """Elements."""
+        """Number of elements."""
         return sum(tensor.parameters for tensor in self.tensors)
 
     @property
     def state_bytes(self) -> int | None:
-        """Of all its tensors; None where one is not known."""
+        """Optimizer state of all its tensors; None where one is not known."""
         return total([tensor.state_bytes for tensor in self.tensors])
 
     @property
     def lr_peaks(self) -> tuple[float, float]:
-        """Lowest and highest; they differ where the optimizer has ratios of its own."""
+        """Lowest and highest peak lr; they differ where the optimizer has ratios of its own."""
         peaks = [tensor.lr_peak for tensor in self.tensors]
         return min(peaks), max(peaks)
 
     @property
     def weight_decays(self) -> tuple[float, float]:
-        """Lowest and highest; they differ where the optimizer exempts names of its own."""
+        """Lowest and highest weight decay; they differ where the optimizer exempts names of its own."""
         decays = [tensor.weight_decay for tensor in self.tensors]
         return min(decays), max(decays)
 
     @property
     def adapted(self) -> int | None:
-        """How many of its tensors are; None for optimizers without a trust ratio."""
+        """Number of tensors with a trust ratio; None for optimizers without a trust ratio."""
         if any(tensor.adapted is None for tensor in self.tensors):
             return None
         return sum(bool(tensor.adapted) for tensor in self.tensors)
 
     def as_dict(self) -> dict[str, Any]:
-        """For machines."""
+        """Convert to numbers, strings and lists for JSON."""
         shared = ("layer", "role", "optimizer", "lr_scale", "rule", "schedule", "curve")
         return {
             "index": self.index,
@@ -178,7 +178,7 @@ class GroupFacts:
 
 
 def groups_of(facts: Facts) -> list[GroupFacts]:
-    """The groups in the optimizer's order."""
+    """List the groups in the optimizer's order."""
     found: dict[int, list[TensorFacts]] = {}
     for tensor in facts.tensors:
         found.setdefault(tensor.group, []).append(tensor)
@@ -186,7 +186,7 @@ def groups_of(facts: Facts) -> list[GroupFacts]:
 
 
 def by_layer(groups: list[GroupFacts]) -> list[GroupFacts]:
-    """Groups of a layer beside each other, layers in the order of the model, the head last."""
+    """Sort groups of a layer beside each other, layers in the order of the model, the head last."""
     order: dict[str, int] = {}
     for group in groups:
         order.setdefault(group.first.layer, len(order))
@@ -198,7 +198,7 @@ def by_layer(groups: list[GroupFacts]) -> list[GroupFacts]:
 
 
 def peaks_by_layer(facts: Facts) -> dict[str, float]:
-    """Highest learning rate of each layer, in the order of `by_layer`."""
+    """Find the highest learning rate of each layer, in the order of `by_layer`."""
     peaks: dict[str, float] = {}
     for group in by_layer(groups_of(facts)):
         layer = group.first.layer
@@ -207,6 +207,6 @@ def peaks_by_layer(facts: Facts) -> dict[str, float]:
 
 
 def total(sizes: list[int | None]) -> int | None:
-    """The sum; None where one is not known."""
+    """Add up sizes; None where one is not known."""
     known = [size for size in sizes if size is not None]
     return sum(known) if len(known) == len(sizes) else None

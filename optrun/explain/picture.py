@@ -1,4 +1,4 @@
-"""The schedule and the peaks of the groups as a PNG."""
+"""Draw the schedule and the peaks of the groups as a PNG."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from matplotlib.ticker import MaxNLocator
 
 from optrun.errors import StorageError
 from optrun.explain.facts import Facts, by_layer, groups_of, peaks_by_layer
-from optrun.explain.format import rate
+from optrun.formatting import rate
 from optrun.report.theme import LIGHT, count_axis, legend, new_figure, number_axis, save_png, style_axes
 
 

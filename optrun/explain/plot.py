@@ -1,4 +1,4 @@
-"""A line plot and bars out of characters."""
+"""Plot lines and bars out of characters."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from rich.text import Text
 
-from optrun.explain.format import rate
+from optrun.formatting import rate
 
 COLOURS = ("cyan", "yellow", "magenta", "green", "blue", "red")
 """One per curve, in order."""
@@ -24,7 +24,7 @@ def line_plot(
     left_label: str,
     right_label: str,
 ) -> list[Text]:
-    """Curves over one axis, in braille: each character holds two by four dots.
+    """Plot curves over one axis, in braille: each character holds two by four dots.
 
     Args:
         curves: (x, y) of each; x rises, y is 0 or more.
@@ -71,7 +71,7 @@ def line_plot(
 
 
 def bar(share: float, width: int) -> str:
-    """A bar of eighths of characters.
+    """Draw a bar out of eighths of characters.
 
     Example:
         >>> bar(1.0, 4), bar(0.5, 4), bar(0.03, 4), bar(0.0, 4)
@@ -85,7 +85,7 @@ def bar(share: float, width: int) -> str:
 
 
 def _at(xs: Sequence[float], ys: Sequence[float], x: float) -> float:
-    """The value at the last point that is not after x: a learning rate holds until the next step."""
+    """Look up the value at the last point that is not after x: a learning rate holds until the next step."""
     low, high = 0, len(xs) - 1
     while low < high:
         middle = (low + high + 1) // 2

@@ -1,4 +1,4 @@
-"""The curves of a configuration: how long a run they are shown over, where their peaks are, who follows which."""
+"""Sample the schedules of a configuration: over which run length, where their peaks are, which group has which."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ SAMPLES = 481
 """Points of a curve that are kept, besides the steps its schedule names and its peak."""
 
 _LENGTHS = ("num_warmup_steps", "decay_steps", "num_decay_steps", "step_size")
-_PLACES = ("milestones", "boundaries")
+_STEP_LISTS = ("milestones", "boundaries")
 
 
 def named_steps(config: SchedulerConfig) -> list[int]:
-    """What a schedule gives in steps rather than as a share of the run.
+    """List what a schedule gives in steps rather than as a share of the run.
 
     Example:
         >>> from optrun.config.choice import choice
@@ -34,7 +34,7 @@ def named_steps(config: SchedulerConfig) -> list[int]:
         [30, 80]
     """
     found = [getattr(config, key, None) for key in _LENGTHS]
-    for key in _PLACES:
+    for key in _STEP_LISTS:
         found += getattr(config, key, None) or []
     if isinstance(config, PiecewiseConfig) and config.boundaries is None:
         found.append(len(config.values))
@@ -42,7 +42,7 @@ def named_steps(config: SchedulerConfig) -> list[int]:
 
 
 def assumed_steps(configs: Sequence[SchedulerConfig]) -> int:
-    """A length for a run of which only the data knows the real one.
+    """Choose a length for a run of which only the data knows the real one.
 
     Long enough for the steps that schedules name, and where some lengths would be refused, one that is not.
 
@@ -54,10 +54,10 @@ def assumed_steps(configs: Sequence[SchedulerConfig]) -> int:
         if isinstance(config, PiecewiseConfig) and config.boundaries is None:
             steps = min(steps, len(config.values))
     for config in configs:
-        places = [place for key in _PLACES for place in getattr(config, key, None) or []]
-        if places and config.warmup_ratio:
-            steps = min(steps, int(places[0] / config.warmup_ratio))
-            while steps > 1 and num_warmup_steps_of(config, steps) >= places[0]:
+        listed = [step for key in _STEP_LISTS for step in getattr(config, key, None) or []]
+        if listed and config.warmup_ratio:
+            steps = min(steps, int(listed[0] / config.warmup_ratio))
+            while steps > 1 and num_warmup_steps_of(config, steps) >= listed[0]:
                 steps -= 1  # so that the climb has its peak
     return max(steps, 1)
 
@@ -65,7 +65,7 @@ def assumed_steps(configs: Sequence[SchedulerConfig]) -> int:
 def curves_of(
     scheduler: Scheduler, optimizer: Optimizer, config: SchedulerConfig, steps: int
 ) -> tuple[list[CurveFacts], dict[int, int]]:
-    """Every different curve, and which one each group follows.
+    """Sample every different curve, and say which one each group follows.
 
     Args:
         scheduler: At step 0.
@@ -78,14 +78,14 @@ def curves_of(
     seen: list[tuple[SchedulerConfig, int]] = []
     for index, group in enumerate(optimizer.param_groups):
         own = config_of_group(group, config)
-        place = next((place for other, place in seen if other == own), None)
-        if place is None:
+        position = next((position for other, position in seen if other == own), None)
+        if position is None:
             curve = _sampled(partial(scheduler.multiplier, group_index=index), own, steps)
             if curve not in curves:
                 curves.append(curve)
-            place = curves.index(curve)
-            seen.append((own, place))
-        curve_of[index] = place
+            position = curves.index(curve)
+            seen.append((own, position))
+        curve_of[index] = position
     return curves, curve_of
 
 
@@ -102,13 +102,13 @@ def _sampled(curve: Curve, config: SchedulerConfig, steps: int) -> CurveFacts:
 
 
 def _spread(first: int, last: int) -> list[int]:
-    """At most `SAMPLES` steps from the first to the last, both among them."""
+    """Spread at most `SAMPLES` steps from the first to the last, both among them."""
     count = min(SAMPLES, last - first + 1)
     return sorted({first + round(index * (last - first) / max(count - 1, 1)) for index in range(count)})
 
 
 def _peak(curve: Curve, points: list[int]) -> int:
-    """The step with the highest value: around the best of the points, ever closer, until no step is left out."""
+    """Find the step with the highest value: around the best of the points, ever closer, until no step is left out."""
     while True:
         best = points.index(max(points, key=curve))
         around = points[max(best - 1, 0) : best + 2]

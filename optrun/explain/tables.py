@@ -1,7 +1,8 @@
-"""Facts for eyes: a summary, the groups (or every tensor), the memory, the schedule."""
+"""Print facts in a terminal: a summary, the groups (or every tensor), the memory, the schedule."""
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, replace
 
 from rich import box
@@ -13,8 +14,8 @@ from rich.text import Text
 
 from optrun.errors import printable
 from optrun.explain.facts import Facts, GroupFacts, by_layer, groups_of, peaks_by_layer
-from optrun.explain.format import broken, count, rate, size, span
 from optrun.explain.plot import COLOURS, bar, line_plot
+from optrun.formatting import count, rate, size, span
 from optrun.task.data_check import data_check
 
 ROLE_STYLES = {
@@ -35,7 +36,7 @@ MOST_BARS = 40
 
 
 def render(facts: Facts, console: Console, *, all_tensors: bool = False) -> None:
-    """Print everything.
+    """Print what is known of a configuration.
 
     Args:
         facts: What to show.
@@ -96,7 +97,7 @@ def _headline(facts: Facts) -> RenderableType:
 
 
 def _length(facts: Facts) -> str:
-    """Over which steps, and how many of them warm-up: as the configuration has it, in steps or as shares."""
+    """Say over which steps, and how many of them are warm-up: as the configuration has it, in steps or as shares."""
     climb = facts.warmup_steps
     if facts.steps_from != "assumed":
         return f"over {facts.steps:,} steps" + (f", {climb:,} of them warm-up" if climb else "")
@@ -127,7 +128,7 @@ class _Columns:
 
 
 def _fitting(facts: Facts, console: Console, *, all_tensors: bool) -> Table:
-    """The richest table that fits the console: bars go first, then reasons that are not the user's own."""
+    """Build the richest table that fits the console: bars go first, then reasons that are not the user's own."""
 
     def varies(name: str) -> bool:
         return len({getattr(tensor, name) for tensor in facts.tensors}) > 1
@@ -184,10 +185,10 @@ def _rows(facts: Facts, show: _Columns, *, all_tensors: bool, widest: int) -> Ta
 def _cells(row: GroupFacts, top: float, label: str, show: _Columns, widest: int, *, all_tensors: bool) -> list[Text]:
     first = row.first
     own = first.rule.split(" ")[0] if first.rule.startswith("rules[") else ""
-    rule = own if show.short_rules else broken(first.rule, widest)
+    rule = own if show.short_rules else _folded(first.rule, widest)
     shape = "×".join(str(length) for length in first.shape) or "scalar"
     return [
-        *([Text(broken(first.name, widest))] if all_tensors else []),
+        *([Text(_folded(first.name, widest))] if all_tensors else []),
         Text(first.role, style=ROLE_STYLES.get(first.role, "")),
         *([Text(first.optimizer)] if show.optimizers else []),
         *_lr_cells(row.lr_peaks, top, show),
@@ -199,6 +200,23 @@ def _cells(row: GroupFacts, top: float, label: str, show: _Columns, widest: int,
         *([Text(label)] if show.schedules else []),
         *([Text(rule, style="dim")] if show.rules else []),
     ]
+
+
+def _folded(name: str, width: int) -> str:
+    r"""Fold a dotted name into lines of at most `width` characters, broken before dots and blanks where there are some.
+
+    Example:
+        >>> _folded("encoder.layer.11.output", 16)
+        'encoder.layer.11\n.output'
+        >>> _folded("short", 16)
+        'short'
+    """
+    lines = [""]
+    for piece in re.findall(r"[. ]?[^. ]+|[. ]", name):
+        if lines[-1] and len(lines[-1]) + len(piece) > width:
+            lines.append("")
+        lines[-1] += piece
+    return "\n".join(line[at : at + width] for line in lines for at in range(0, len(line), width))
 
 
 def _table(facts: Facts, show: _Columns, *, all_tensors: bool) -> Table:
@@ -271,7 +289,7 @@ def _memory(facts: Facts) -> Table:
 
 
 def _schedule(facts: Facts, width: int) -> RenderableType:
-    """The lr of a group of scale 1 over the run, one curve for each different schedule."""
+    """Plot the lr of a group of scale 1 over the run, one curve for each different schedule."""
     top = max((curve.peak for curve in facts.curves), default=0.0) * facts.lr
     shown = facts.curves[: len(COLOURS)]
     drawn = [(curve.steps, [facts.lr * value for value in curve.multipliers]) for curve in shown]
@@ -292,7 +310,7 @@ def _schedule(facts: Facts, width: int) -> RenderableType:
 
 
 def _peaks(facts: Facts, width: int) -> RenderableType | None:
-    """The peak of each layer as a bar, where layers differ."""
+    """Draw the peak of each layer as a bar, where layers differ."""
     peaks = peaks_by_layer(facts)
     if len(set(peaks.values())) < 2 or len(peaks) > MOST_BARS:
         return None

@@ -1,4 +1,4 @@
-"""Which settings differ between runs, which runs are the same but for their seed, and what is compared with what."""
+"""Group runs by configuration: which settings differ, which runs differ in the seed alone, what is compared."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ import numpy as np
 
 from optrun.artifacts.provenance import NOT_IDENTITY, NOT_IDENTITY_OF_TRAINING
 from optrun.errors import ConfigError, did_you_mean
+from optrun.formatting import plain, rate
 from optrun.report.collect import Run
-from optrun.report.theme import plain, short
 
 _BESIDE_THE_POINT = {"seed", "hydra", *NOT_IDENTITY, *(f"training.{key}" for key in NOT_IDENTITY_OF_TRAINING)}
 """Keys and groups that say where and how a run is written, not what it computes."""
@@ -31,7 +31,7 @@ class Arm:
 
     @property
     def label(self) -> str:
-        """The differing settings in words."""
+        """Describe the differing settings."""
         return describe(self.settings)
 
     @property
@@ -46,12 +46,12 @@ class Arm:
 
     @property
     def diverged(self) -> list[Run]:
-        """Its runs that diverged."""
+        """Runs that diverged."""
         return [run for run in self.runs if run.diverged]
 
     @property
     def lr(self) -> float | None:
-        """Its peak learning rate."""
+        """Peak learning rate."""
         return self.runs[0].lr
 
 
@@ -66,12 +66,12 @@ class Contender:
 
     @property
     def label(self) -> str:
-        """The settings that make it, in words."""
+        """Describe the settings that set this contender apart."""
         return describe(self.settings) or self.best.runs[0].optimizer or "all runs"
 
 
 def differing(runs: Sequence[Run]) -> list[str]:
-    """Configuration keys that tell the runs apart.
+    """Find the configuration keys that tell the runs apart.
 
     A key of a group counts where runs with the same choice in that group differ in it: what merely follows from
     `optimizer=lamb` is said by `optimizer.name`. Seeds, paths and logging never count, nor does a key that only repeats
@@ -85,7 +85,7 @@ def differing(runs: Sequence[Run]) -> list[str]:
         if _BESIDE_THE_POINT & {key, key.partition(".")[0]} or _repeats_seed(key, runs):
             continue
         group = key.partition(".")[0]
-        values: dict[Any, set[Any]] = {}
+        values: dict[object, set[object]] = {}
         for run in runs:
             choice = run.config.get(f"{group}.name") if key not in (f"{group}.name", group) else None
             values.setdefault(choice, set()).add(_comparable(run.config.get(key)))
@@ -96,7 +96,7 @@ def differing(runs: Sequence[Run]) -> list[str]:
 
 
 def compared(keys: Sequence[str]) -> list[str]:
-    """The keys that separate contenders; the others were tuned, and each contender is shown at its best.
+    """Pick the keys that separate contenders; the others were tuned, and each contender is shown at its best.
 
     Learning rate and the optimizer's own numbers are tuned; where nothing else differs, they are what is compared.
 
@@ -114,27 +114,27 @@ def compared(keys: Sequence[str]) -> list[str]:
 
 
 def telling(keys: Sequence[str], runs: Sequence[Run]) -> list[str]:
-    """The fewest of the keys that still tell apart what all of them do.
+    """Reduce keys to the fewest that still tell apart what all of them do.
 
     Where batch size, warm-up and evaluation interval were changed together, the batch size says it all. Of keys that
     follow from each other the one stays that was typed first.
     """
-    typed = [word.lstrip("+").partition("=")[0] for run in runs[:1] for word in run.overrides]
+    typed = [override.lstrip("+").partition("=")[0] for run in runs[:1] for override in run.overrides]
 
-    def place(key: str) -> int:
-        words = (key, key.removesuffix(".name"))
-        return min((typed.index(word) for word in words if word in typed), default=len(typed))
+    def typed_at(key: str) -> int:
+        names = (key, key.removesuffix(".name"))
+        return min((typed.index(name) for name in names if name in typed), default=len(typed))
 
     kept = list(keys)
-    for key in sorted(keys, key=place, reverse=True):  # the last typed goes first
+    for key in sorted(keys, key=typed_at, reverse=True):  # the last typed goes first
         if any(follows(key, [other], runs) for other in kept if other != key):
             kept.remove(key)
     return kept
 
 
 def follows(key: str, others: Sequence[str], runs: Iterable[Run]) -> bool:
-    """Whether runs that agree in all of the others agree in the key too."""
-    seen: dict[tuple[Any, ...], Any] = {}
+    """Tell whether runs that agree in all of the others agree in the key too."""
+    seen: dict[tuple[object, ...], object] = {}
     for run in runs:
         value = _comparable(run.config.get(key))
         if seen.setdefault(tuple(_comparable(run.config.get(other)) for other in others), value) != value:
@@ -154,7 +154,7 @@ def build_arms(runs: Sequence[Run], keys: Sequence[str], metric: str) -> list[Ar
         Arms in order of their first run. Where one configuration and seed occurs twice, the run that was updated last
         counts, a finished one before an unfinished one.
     """
-    arms: dict[tuple[Any, ...], Arm] = {}
+    arms: dict[tuple[object, ...], Arm] = {}
     for run in runs:
         identity = tuple(_comparable(run.config.get(key)) for key in keys)
         settings = {key: run.config[key] for key in keys if key in run.config}
@@ -184,7 +184,7 @@ def build_contenders(arms: Sequence[Arm], keys: Sequence[str], mode: str) -> lis
         keys: What `compared` found.
         mode: "min" or "max".
     """
-    groups: dict[tuple[Any, ...], list[Arm]] = {}
+    groups: dict[tuple[object, ...], list[Arm]] = {}
     for arm in arms:
         groups.setdefault(tuple(_comparable(arm.settings.get(key)) for key in keys), []).append(arm)
     sign = 1.0 if mode == "min" else -1.0
@@ -202,7 +202,7 @@ def build_contenders(arms: Sequence[Arm], keys: Sequence[str], mode: str) -> lis
 
 
 def find_contender(name: str, contenders: Sequence[Contender]) -> Contender:
-    """The contender a person means by a name: its label, or one of its settings.
+    """Find the contender that is meant by a name: its label, or one of its settings.
 
     Raises:
         ConfigError: None or several fit; the message lists what there is.
@@ -219,34 +219,34 @@ def find_contender(name: str, contenders: Sequence[Contender]) -> Contender:
 
 
 def describe(settings: Mapping[str, Any], *, limit: int = 80) -> str:
-    """Settings in words.
+    """Describe settings in one line.
 
     Example:
         >>> describe({"optimizer.name": "lamb", "lr": 0.002, "optimizer.weight_decay": 0.1})
         'lamb lr 2e-3 weight_decay 0.1'
     """
-    words = []
+    parts = []
     leaves = [key.rpartition(".")[2] for key in settings]
     for key, value in settings.items():
         leaf = key.rpartition(".")[2]
-        text = short(value) if isinstance(value, float) else str(value)
+        text = rate(value) if isinstance(value, float) else str(value)
         if leaf == "name":
-            words.append(text)
+            parts.append(text)
         else:
-            words.append(f"{leaf if leaves.count(leaf) == 1 else key} {text}")
-    line = plain(" ".join(words))
+            parts.append(f"{leaf if leaves.count(leaf) == 1 else key} {text}")
+    line = plain(" ".join(parts))
     return line if len(line) <= limit else line[: limit - 1] + "…"
 
 
 def _repeats_seed(key: str, runs: Iterable[Run]) -> bool:
-    """Whether a key such as `data.seed` only follows the seed of the run."""
+    """Tell whether a key such as `data.seed` only follows the seed of the run."""
     return key.rpartition(".")[2] == "seed" and all(
         run.config.get(key) == run.config.get("seed") for run in runs if key in run.config
     )
 
 
-def _comparable(value: Any) -> Any:
-    """Equal for equal settings: 1 and 1.0 are, True and 1 are not."""
+def _comparable(value: object) -> object:
+    """Normalise a setting so that 1 and 1.0 are equal, True and 1 are not."""
     if isinstance(value, bool) or value is None:
         return str(value)
     return float(value) if isinstance(value, (int, float)) else value

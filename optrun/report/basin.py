@@ -14,7 +14,7 @@ RELATIVE_TOLERANCE = 0.02
 
 @dataclass(frozen=True)
 class BasinPoint:
-    """One learning rate."""
+    """The outcome at one learning rate."""
 
     lr: float
     mean: float
@@ -52,15 +52,15 @@ class Basin:
 
     @property
     def edge(self) -> str:
-        """Which end of what was tried the best lr is, `lowest` or `highest`; empty where it is inside."""
+        """Say whether the best lr is the `lowest` or `highest` that was tried; empty where it is inside."""
         if self.best is None or len(self.tried) < 2:
             return ""
         if self.best.lr == self.tried[-1]:
             return "highest"
         return "lowest" if self.best.lr == self.tried[0] else ""
 
-    def words(self) -> str:
-        """The width in words, such as "x8" or "at least x4"; a dash where one lr was tried."""
+    def width_label(self) -> str:
+        """Format the width, such as "x8" or "at least x4"; a dash where one lr was tried."""
         if self.best is None or len(self.tried) < 2 or not self.width >= 1:
             return "–"
         factor = f"×{self.width:.2g}" if self.width < 100 else f"×{self.width:,.0f}"
@@ -68,14 +68,14 @@ class Basin:
 
 
 def basin(contender: Contender, mode: str) -> Basin:
-    """Metric against lr over all arms of a contender; at each lr the arm with the best mean counts.
+    """Find the basin of a contender over all its arms; at each lr the arm with the best mean counts.
 
     Args:
         contender: With its arms.
         mode: "min" or "max".
 
     Returns:
-        The basin; width as in `Basin.words`. The good region is where the mean is at most `RELATIVE_TOLERANCE` of the
+        The good region is where the mean is at most `RELATIVE_TOLERANCE` of the
         best value worse than the best, joined with the best, linear in ln(lr) between the tried values. A diverged lr
         bounds it.
     """
@@ -116,7 +116,7 @@ def _end(
     *,
     rising: bool,
 ) -> tuple[float, bool]:
-    """Where the good region ends on one side, and whether the grid ended first."""
+    """Find where the good region ends on one side, and whether the grid ended first."""
     side = [point for point in points if (point.lr > best.lr if rising else point.lr < best.lr)]
     side.sort(key=lambda point: point.lr, reverse=not rising)
     inside = best

@@ -1,10 +1,9 @@
-"""The verb `report`: from directories to a table in the terminal and pages on disk."""
+"""Make a report: from directories to a table in the terminal and pages on disk."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from pathlib import Path
 
 from matplotlib.figure import Figure
@@ -14,31 +13,23 @@ from rich.text import Text
 from optrun.artifacts.atomic import replace_text
 from optrun.artifacts.run_manifest import recorded
 from optrun.errors import ConfigError, StorageError
-from optrun.report import html
 from optrun.report.collect import Run, load_runs
 from optrun.report.curves import curves_figure, run_title
 from optrun.report.figures import Picture, pictures
 from optrun.report.findings import Findings, find
-from optrun.report.narrative import headline, notes
+from optrun.report.narrative import headline
+from optrun.report.page import HTML_MARK, MARKDOWN_MARK, render
 from optrun.report.tables import (
     CSV_MARK,
-    arms_table,
-    cost_table,
-    escape_markdown,
     filled,
-    ranking_table,
     run_facts,
     runs_csv,
     runs_table,
     terminal_table,
-    to_markdown,
     to_rich,
 )
-from optrun.report.theme import LIGHT, PAGE, SOFTWARE, Theme, new_figure, plain, save_png, to_svg, write
+from optrun.report.theme import LIGHT, PAGE, SOFTWARE, Theme, new_figure, save_png, write
 from optrun.report.warnings import Warning, find_warnings
-
-MARKDOWN_MARK = "<!-- optrun report -->"
-HTML, MARKDOWN, CSV = "report.html", "report.md", "report.csv"
 
 
 @dataclass(frozen=True)
@@ -100,7 +91,7 @@ def report(
 
 
 def print_report(made: Report, console: Console) -> None:
-    """The report in a terminal: finding, table, warnings, files."""
+    """Print the report in a terminal: finding, table, warnings, files."""
     findings = made.findings
     console.print()
     if len(findings.runs) == 1:
@@ -123,13 +114,9 @@ def print_report(made: Report, console: Console) -> None:
 
 
 def _write(folder: Path, findings: Findings, cautions: Sequence[Warning], drawn: Sequence[Picture]) -> list[Path]:
-    """All files, none of them over a person's own."""
+    """Write all files, none of them over a person's own."""
     images = {picture: folder / f"report-{picture.name}.png" for picture in drawn}
-    pages: dict[Path, Callable[[], str]] = {
-        folder / HTML: lambda: _html(findings, cautions, drawn),
-        folder / MARKDOWN: lambda: _markdown(findings, cautions, images),
-        folder / CSV: lambda: runs_csv(findings),
-    }
+    pages = [folder / name for name in ("report.html", "report.md", "report.csv")]
     try:
         folder.mkdir(parents=True, exist_ok=True)
         for path in [*pages, *images.values()]:
@@ -138,8 +125,8 @@ def _write(folder: Path, findings: Findings, cautions: Sequence[Warning], drawn:
                     f"{path} exists and was not written by optrun report: move it away, or write elsewhere with out=DIR"
                 )
         with recorded(*pages, *images.values()):
-            for path, make in pages.items():
-                replace_text(path, make())
+            for path, content in zip(pages, [*render(findings, cautions, images), runs_csv(findings)], strict=True):
+                replace_text(path, content)
             for picture, path in images.items():
                 figure = picture.draw(LIGHT)
                 if figure.get_suptitle() == "":
@@ -154,14 +141,14 @@ def _write(folder: Path, findings: Findings, cautions: Sequence[Warning], drawn:
 
 
 def is_own(path: Path) -> bool:
-    """Whether an existing file is an earlier report of ours, which may be replaced."""
+    """Tell whether an existing file is an earlier report of ours, which may be replaced."""
     try:
         with path.open("rb") as file:
             start = file.read(4096)
     except OSError:
         return False
     if path.suffix == ".html":
-        return html.MARK.encode() in start
+        return HTML_MARK.encode() in start
     if path.suffix == ".md":
         return start.startswith(MARKDOWN_MARK.encode())
     if path.suffix == ".csv":
@@ -170,134 +157,14 @@ def is_own(path: Path) -> bool:
 
 
 def _run_picture(run: Run) -> Picture:
-    """The curves of a single run."""
-    title = run_title(run.summary, run.config, run.path)
+    """Describe the picture of a single run."""
+    title = run_title(run)
 
     def draw(theme: Theme) -> Figure:
         if not run.log.records:
             return new_figure(9.0, 1.0, theme)
-        return curves_figure(run.log, run.summary, title="" if theme is PAGE else title, theme=theme)
+        return curves_figure(run, title="" if theme is PAGE else title, theme=theme)
 
     return Picture(
         "curves", title, "The thin line is as logged, the thick one smoothed; the ring marks the best.", draw
     )
-
-
-def _title(findings: Findings) -> str:
-    if len(findings.runs) == 1:
-        run = findings.runs[0]
-        return run_title(run.summary, run.config, run.path)
-    models = sorted({str(run.config["model.name"]) for run in findings.runs if "model.name" in run.config})
-    data = sorted({str(run.config["data.name"]) for run in findings.runs if "data.name" in run.config})
-    where = " on ".join(", ".join(names) for names in (models, data) if names)
-    return f"{len(findings.rows)} contenders: {where}" if where else f"{len(findings.rows)} contenders"
-
-
-def _subtitle(findings: Findings) -> str:
-    runs = findings.runs
-    states: dict[str, int] = {}
-    for run in runs:
-        state = "diverged" if run.diverged else run.status
-        states[state] = states.get(state, 0) + 1
-    counted = ", ".join(f"{number} {state}" for state, number in states.items())
-    made = datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC")
-    total = "1 run" if len(runs) == 1 else f"{len(runs):,} runs"
-    return f"{total} ({counted}), compared by {findings.metric}, {made}"
-
-
-def _commands(findings: Findings) -> list[tuple[str, str, str]]:
-    """Name, what it is, and shell line of each contender's best configuration."""
-    found = []
-    for row in findings.rows:
-        runs = [run for run in row.arm.runs if run not in row.arm.repeated]
-        seeds = sorted({run.seed for run in runs if run.seed is not None})
-        line = runs[0].command(seeds=seeds) if runs else ""
-        if line:
-            changed = {key: value for run in runs for key, value in run.changed.items()}
-            what = [f"{len(seeds)} seeds"] if len(seeds) > 1 else []
-            if changed:
-                what.append("changed when resumed: " + ", ".join(f"{key}={value}" for key, value in changed.items()))
-            found.append((row.name, plain("; ".join(what)), plain(line)))
-    return found
-
-
-def _footer(findings: Findings) -> str:
-    """What the runs ran on, as far as all say the same."""
-    parts = []
-    for section in ("versions", "hardware"):
-        values = [run.summary.get(section) for run in findings.runs]
-        first = next((value for value in values if isinstance(value, dict)), None)
-        if first and all(value == first for value in values if value):
-            words = (f"{key} {value}" for key, value in first.items() if isinstance(value, (str, int, float)))
-            parts.append(", ".join(words))
-    return ". ".join(["Made by optrun report from the files of the runs alone", *parts]) + "."
-
-
-def _html(findings: Findings, cautions: Sequence[Warning], drawn: Sequence[Picture]) -> str:
-    single = len(findings.runs) == 1
-    svgs = [
-        (picture.title, to_svg(picture.draw(PAGE), name=picture.name, label=picture.title), picture.caption)
-        for picture in drawn
-    ]
-    sections = [html.Section("Care", html.warning_list([(caution.kind, caution.text) for caution in cautions]))]
-    if single:
-        facts = run_facts(findings.runs[0], findings.metric, findings.mode)
-        sections = [html.Section("The run", html.facts(facts)), *sections]
-    else:
-        sections += [html.Section("Result", html.table(ranking_table(findings)))]
-    sections += [html.Section("Curves" if single else "Pictures", html.figures(svgs))]
-    if not single:
-        sections += [html.Section("Speed, memory, sensitivity", html.table(cost_table(findings)))]
-    sections += [html.Section("Run it again", html.commands(_commands(findings)))]
-    if not single:
-        arms = html.table(arms_table(findings), fold="All configurations")
-        listed = runs_table(findings.runs, findings.keys, findings.metric, findings.mode)
-        sections += [
-            html.Section("Every configuration", arms),
-            html.Section("Every run", html.table(listed, fold="All runs")),
-            html.Section("How to read this", html.paragraphs(notes(findings))),
-        ]
-    return html.page(
-        title=_title(findings),
-        subtitle=_subtitle(findings),
-        lead="" if single else headline(findings),
-        sections=sections,
-        footer=_footer(findings),
-    )
-
-
-def _markdown(findings: Findings, cautions: Sequence[Warning], images: dict[Picture, Path]) -> str:
-    single = len(findings.runs) == 1
-    parts = [MARKDOWN_MARK, f"# {escape_markdown(_title(findings))}", escape_markdown(_subtitle(findings))]
-    if single:
-        facts = run_facts(findings.runs[0], findings.metric, findings.mode)
-        parts.append(to_markdown(facts))
-    else:
-        parts += [f"**{escape_markdown(headline(findings))}**", "## Result", to_markdown(ranking_table(findings))]
-    if cautions:
-        parts.append("## Care")
-        parts.append("\n".join(f"- **{item.kind}**: {escape_markdown(item.text)}" for item in cautions))
-    for picture, path in images.items():
-        parts += [f"![{escape_markdown(picture.title)}]({path.name})", escape_markdown(picture.caption)]
-    if not single:
-        parts += ["## Speed, memory, sensitivity", to_markdown(cost_table(findings))]
-    parts.append("## Run it again")
-    for name, what, line in _commands(findings):
-        fence = "`" * max(3, 1 + max((len(run) for run in _backticks(line)), default=0))
-        title = ", ".join(escape_markdown(words) for words in (name, what) if words)
-        parts.append(f"{title}:\n\n{fence}sh\n{line}\n{fence}")
-    if not single:
-        parts += ["## How to read this", "\n".join(f"- {escape_markdown(note)}" for note in notes(findings))]
-    return "\n\n".join(parts) + "\n"
-
-
-def _backticks(line: str) -> list[str]:
-    """Runs of backticks in a line."""
-    found, current = [], ""
-    for letter in line + " ":
-        if letter == "`":
-            current += letter
-        elif current:
-            found.append(current)
-            current = ""
-    return found

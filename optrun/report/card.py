@@ -1,4 +1,4 @@
-"""The model card of a trained model: `README.md` beside the weights, in the form the Hugging Face hub reads."""
+"""Write the model card of a trained model: `README.md` beside the weights, in the form the Hugging Face hub reads."""
 
 from __future__ import annotations
 
@@ -8,9 +8,11 @@ from collections.abc import Mapping
 from typing import Any
 
 import yaml  # type: ignore[import-untyped,unused-ignore]
+from markupsafe import Markup
 
-from optrun.report.tables import Table, escape_markdown, to_markdown, value
-from optrun.report.theme import count, duration, plain
+from optrun.formatting import count, duration, plain
+from optrun.report.tables import NONE, Table, value
+from optrun.report.templating import fill_markdown
 
 _TASKS = {
     # task: (pipeline tag, auto class, what a person calls it)
@@ -32,7 +34,7 @@ _NEVER = ("path", "token", "password", "secret")  # keys that say where, or to w
 
 
 def model_card(summary: Mapping[str, Any], config: Mapping[str, Any], *, name: str = "") -> str:
-    """The text of `model/README.md`.
+    """Write the text of `model/README.md`.
 
     Args:
         summary: As in `summary.json`; what is missing is left out.
@@ -43,24 +45,33 @@ def model_card(summary: Mapping[str, Any], config: Mapping[str, Any], *, name: s
         Markdown with YAML metadata on top: library, tags, pipeline, base model where it is a hub name, metrics.
     """
     task = str(_get(config, "task", "kind") or _get(config, "task", "name") or "")
-    tag, auto_class, words = _TASKS.get(task, ("", "AutoModel", escape_markdown(task.replace("_", " "))))
+    tag, auto_class, noun = _TASKS.get(task, ("", "AutoModel", task.replace("_", " ")))
     heading = plain(name) or _heading(config)
-    parts = [
-        _front_matter(summary, config, heading, task, tag),
-        f"# {escape_markdown(heading)}",
-        _introduction(summary, config, words),
-        "## Results",
-        _results(summary),
-        "## Use",
-        _usage(auto_class, task),
-        "## Training",
-        _training(summary, config),
-    ]
-    return "\n\n".join(part for part in parts if part) + "\n"
+    parameters = _get(summary, "model", "parameters")
+    weights, stopped = _completeness(summary)
+    return fill_markdown(
+        "card.md",
+        metadata=Markup(_metadata(summary, config, heading, task, tag)),
+        heading=heading,
+        kind=_text(summary, "model", "class"),
+        parameters=count(parameters) if isinstance(parameters, int) else "",
+        noun=noun,
+        origin=_origin(config),
+        dataset=_dataset(config),
+        examples=_examples(summary),
+        weights=weights,
+        stopped=stopped,
+        results=_results(summary),
+        main_metric=_text(summary, "main_metric", "name"),
+        usage=_usage(auto_class, task),
+        command=" ".join(_text(summary, "command").splitlines()),
+        settings=_settings(config),
+        facts=_facts(summary),
+    )
 
 
-def _front_matter(summary: Mapping[str, Any], config: Mapping[str, Any], heading: str, task: str, tag: str) -> str:
-    """The YAML block that the hub reads."""
+def _metadata(summary: Mapping[str, Any], config: Mapping[str, Any], heading: str, task: str, tag: str) -> str:
+    """Make the YAML that the hub reads."""
     optimizer = str(_get(config, "optimizer", "name") or "")
     metadata: dict[str, Any] = {"library_name": "transformers"}
     if tag:
@@ -86,38 +97,30 @@ def _front_matter(summary: Mapping[str, Any], config: Mapping[str, Any], heading
                 ],
             }
         ]
-    text = yaml.safe_dump(metadata, sort_keys=False, allow_unicode=True, width=1000)
-    return f"---\n{text}---"
+    return str(yaml.safe_dump(metadata, sort_keys=False, allow_unicode=True, width=1000)).rstrip()
 
 
-def _introduction(summary: Mapping[str, Any], config: Mapping[str, Any], words: str) -> str:
-    """One paragraph: what it is and what it was trained on."""
-    kind = _get(summary, "model", "class")
-    size = _get(summary, "model", "parameters")
-    lead = f"A `{_code(kind)}`" if kind else "A transformers model"
-    if isinstance(size, int):
-        lead += f" with {count(size)} parameters"
-    base = _origin(config)
-    origin = f"fine-tuned from `{_code(base)}`" if base else "trained from scratch"
-    data = escape_markdown(_dataset(config))
-    sentences = [f"{lead} for {words}, {origin} on {data}." if words else f"{lead}, {origin} on {data}."]
+def _examples(summary: Mapping[str, Any]) -> str:
+    """Say how many examples were trained and evaluated on."""
     train, evaluated = _get(summary, "data", "train_examples"), _get(summary, "data", "eval_examples")
-    if isinstance(train, int) and isinstance(evaluated, int):
-        held = f"{evaluated:,} for evaluation" if evaluated else "none for evaluation"
-        sentences.append(f"{train:,} training examples and {held}.")
+    if not (isinstance(train, int) and isinstance(evaluated, int)):
+        return ""
+    return f"{train:,} training examples and {f'{evaluated:,}' if evaluated else 'none'} for evaluation."
+
+
+def _completeness(summary: Mapping[str, Any]) -> tuple[str, str]:
+    """Say of which step the weights are, and how the training ended, where that was not its end."""
     status, step, limit = summary.get("status"), summary.get("global_step"), summary.get("max_steps")
     if isinstance(step, int) and isinstance(limit, int) and step < limit:
-        place = f"step {step:,} of {limit:,}"
-        went_on = status == "finished"
-        sentences.append(f"These are the weights of {place}." if went_on else f"**The training stopped at {place}.**")
-    elif status and status not in ("finished", "running"):
-        sentences.append(f"**The training ended as: {escape_markdown(str(status))}.**")
-    sentences.append("Trained with optrun.")
-    return " ".join(sentences)
+        reached = f"step {step:,} of {limit:,}"
+        if status == "finished":
+            return f"These are the weights of {reached}.", ""
+        return "", f"The training stopped at {reached}."
+    return "", f"The training ended as: {status}." if status and status not in ("finished", "running") else ""
 
 
-def _results(summary: Mapping[str, Any]) -> str:
-    """Last and best value of every evaluation metric, as far as these weights were trained."""
+def _results(summary: Mapping[str, Any]) -> Table:
+    """Tabulate last and best value of every evaluation metric, as far as these weights were trained."""
     best = _get(summary, "metrics", "best")
     table = Table(["metric, on the evaluation split", "last", "best", "at step"], [False, True, True, True])
     for key, number in _evaluation(summary, finite=False).items():
@@ -127,19 +130,15 @@ def _results(summary: Mapping[str, Any]) -> str:
             [
                 key.removeprefix("eval/"),
                 value(number),
-                value(float(top_value)) if isinstance(top_value, (int, float)) else "–",
-                f"{top_step:,}" if isinstance(top_step, int) else "–",
+                value(float(top_value)) if isinstance(top_value, (int, float)) else NONE,
+                f"{top_step:,}" if isinstance(top_step, int) else NONE,
             ]
         )
-    if not table.rows:
-        return "Not evaluated."
-    main = _get(summary, "main_metric", "name")
-    note = f"\n\nThe best checkpoint was chosen by `{_code(main)}` on this same split." if main else ""
-    return to_markdown(table) + note
+    return table
 
 
 def _usage(auto_class: str, task: str) -> str:
-    """A snippet that loads the model from this folder."""
+    """Write a snippet that loads the model from this folder."""
     processor = "AutoImageProcessor" if task == "image_classification" else "AutoTokenizer"
     variable = "processor" if task == "image_classification" else "tokenizer"
     lines = [
@@ -164,11 +163,11 @@ def _usage(auto_class: str, task: str) -> str:
             "print(tokenizer.decode(model(**inputs).logits[masked].argmax(-1)))",
         ],
     }
-    return "```python\n" + "\n".join(lines + more.get(task, [])) + "\n```"
+    return "\n".join(lines + more.get(task, []))
 
 
-def _training(summary: Mapping[str, Any], config: Mapping[str, Any]) -> str:
-    """Command, hyper-parameters, time, versions."""
+def _settings(config: Mapping[str, Any]) -> Table:
+    """Tabulate the hyper-parameters."""
     table = Table(["setting", "value"], [False, False])
     for key in ("lr", "seed"):
         if config.get(key) is not None:
@@ -186,27 +185,23 @@ def _training(summary: Mapping[str, Any], config: Mapping[str, Any]) -> str:
                 if key not in ("name", "default_lr") and item not in (None, "", [], {}) and not key.endswith(_NEVER)
             )
             table.rows.append([group, f"{chosen['name']} ({options})" if options else str(chosen["name"])])
-    parts = []
-    command = summary.get("command")
-    if command:
-        line = str(command).replace("\n", " ")
-        fence = "```" if "```" not in line else "~~~"
-        parts.append(f"{fence}sh\n{line}\n{fence}")
-    if table.rows:
-        parts.append(to_markdown(table))
+    return table
+
+
+def _facts(summary: Mapping[str, Any]) -> list[str]:
+    """List wall time, hardware and versions, as far as they are known."""
     facts = []
     seconds = summary.get("wall_seconds")
     if isinstance(seconds, (int, float)) and math.isfinite(seconds):
         facts.append(f"{duration(seconds)} of wall time")
-    hardware = _words(summary.get("hardware"))
-    if hardware:
-        facts.append(f"hardware: {hardware}")
-    versions = _words(summary.get("versions"))
-    if versions:
-        facts.append(f"versions: {versions}")
-    if facts:
-        parts.append("\n".join(f"- {escape_markdown(fact)}" for fact in facts))
-    return "\n\n".join(parts)
+    for section in ("hardware", "versions"):
+        values = summary.get(section)
+        if isinstance(values, Mapping):
+            scalars = [
+                f"{key} {item}" for key, item in values.items() if isinstance(item, (str, int, float)) and item != ""
+            ]
+            facts += [f"{section}: {', '.join(scalars)}"] if scalars else []
+    return facts
 
 
 def _heading(config: Mapping[str, Any]) -> str:
@@ -216,7 +211,7 @@ def _heading(config: Mapping[str, Any]) -> str:
 
 
 def _origin(config: Mapping[str, Any]) -> str:
-    """What a fine-tuned model began as: its hub name, or the last piece of a local folder; empty from scratch."""
+    """Name what a fine-tuned model began as: its hub name, or the last piece of a local folder; empty from scratch."""
     path = _get(config, "model", "path")
     if _get(config, "model", "name") != "pretrained" or not isinstance(path, str):
         return ""
@@ -224,13 +219,13 @@ def _origin(config: Mapping[str, Any]) -> str:
 
 
 def _base_model(config: Mapping[str, Any]) -> str:
-    """The hub name the model began as; nothing for a local folder, whose name means nothing to others."""
+    """Find the hub name the model began as; nothing for a local folder, whose name means nothing to others."""
     path = _get(config, "model", "path")
     return str(path) if _origin(config) and _HUB_NAME.fullmatch(str(path)) else ""
 
 
 def _dataset(config: Mapping[str, Any]) -> str:
-    """What the data are called."""
+    """Name the data."""
     data = str(_get(config, "data", "name") or "unknown data")
     if data == "stdlib":
         return "the source text of Python's standard library"
@@ -258,21 +253,12 @@ def _evaluation(summary: Mapping[str, Any], *, finite: bool = True) -> dict[str,
     return {key: number for key, number in found.items() if math.isfinite(number)} if finite else found
 
 
-def _words(section: Any) -> str:
-    """A flat mapping as words."""
-    if not isinstance(section, Mapping):
-        return ""
-    return ", ".join(
-        f"{key} {item}" for key, item in section.items() if isinstance(item, (str, int, float)) and item != ""
-    )
+def _text(section: Mapping[str, Any], *keys: str) -> str:
+    """Look up a nested value as text; empty where there is none."""
+    return str(_get(section, *keys) or "")
 
 
-def _code(content: Any) -> str:
-    """Text between backticks."""
-    return plain(str(content)).replace("`", "'")
-
-
-def _get(value: Any, *keys: str) -> Any:
+def _get(value: object, *keys: str) -> Any:
     for key in keys:
         value = value.get(key) if isinstance(value, Mapping) else None
     return value

@@ -1,14 +1,14 @@
-"""Run directories -> `Run` rows. Reads files only, and shows what is missing or torn instead of failing on it."""
+"""Read run directories; what is missing or torn is shown, instead of failing on it."""
 
 from __future__ import annotations
 
 import math
 import shlex
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,10 +17,11 @@ from optrun.artifacts.metrics import MetricsLog, read_metrics, read_summary
 from optrun.artifacts.run_check import problems_of
 from optrun.artifacts.run_dir import CONFIG, HYDRA, METRICS, SUMMARY, RunDir, find_runs
 from optrun.errors import EXIT_NONFINITE, NewerFormatError
+from optrun.formatting import plain
 from optrun.report.config_file import flatten, read_config
-from optrun.report.theme import plain
 
 Array = NDArray[np.float64]
+T = TypeVar("T")
 
 STATUSES = ("finished", "running", "interrupted", "failed")
 _DIVERGED_FACTOR = 1.5  # a loss that ends this much above where it began did not merely fail to learn
@@ -44,7 +45,7 @@ class Run:
     log: MetricsLog
     """`metrics.jsonl`."""
     problems: list[str] = field(default_factory=list)
-    """One sentence per file that is missing, torn or unreadable."""
+    """One message per file that is missing, torn or unreadable."""
     overrides: list[str] = field(default_factory=list)
     """What was typed to get this configuration."""
     described: bool = True
@@ -87,11 +88,6 @@ class Run:
         """Whether the run says that it came to its end."""
         return self.status == "finished"
 
-    @property
-    def whole_schedule(self) -> bool:
-        """Whether the last step of the schedule was taken."""
-        return self.finished and (self.max_steps is None or self.global_step >= self.max_steps)
-
     def series(self, name: str) -> tuple[Array, Array]:
         """Steps and values of one metric, by rising step; shapes (n,) and (n,)."""
         steps, values = self.log.series(name)
@@ -118,11 +114,8 @@ class Run:
 
     def best(self, name: str, mode: str) -> tuple[float, int] | None:
         """Best finite value of a metric and its step."""
-        steps, values = self.series(name)
-        keep = np.isfinite(values)
-        if keep.any():
-            index = int(np.argmin(values[keep]) if mode == "min" else np.argmax(values[keep]))
-            return float(values[keep][index]), int(steps[keep][index])
+        if (logged := best_point(*self.series(name), mode)) is not None:
+            return logged[1], int(logged[0])
         value, step = (number(_inside(self.summary, "metrics", "best", name, leaf)) for leaf in ("value", "step"))
         return (value, int(step)) if value is not None and step is not None and math.isfinite(value) else None
 
@@ -179,7 +172,7 @@ class Run:
         return self.max_steps * size * micro
 
     def command(self, *, seeds: Iterable[int] = ()) -> str:
-        """The shell line that makes this run again.
+        """Compose the shell line that makes this run again.
 
         Args:
             seeds: More than one: the line is a sweep over these seeds instead of the run's own.
@@ -188,18 +181,18 @@ class Run:
         overrides = [item for item in self.overrides if not item.lstrip("+").startswith(("resume=", "hydra."))]
         if not overrides and typed and len(seeds) < 2:
             return str(self.summary["command"])
-        words = ["optrun"]
+        line = ["optrun"]
         if len(seeds) > 1:
-            words.append("-m")
+            line.append("-m")
             overrides = [item for item in overrides if not item.startswith("seed=")]
             overrides.append("seed=" + ",".join(str(seed) for seed in seeds))
         name = self.summary.get("config_name")
         if name and name != "config":
-            words += ["-cn", str(name)]
-        words += _config_dir(typed)
+            line += ["-cn", str(name)]
+        line += _config_dir(typed)
         if "hydra.mode=RUN" in typed:  # the recipe is a sweep, of which this is one point
-            words += ["hydra/sweeper=grid", "hydra.sweeper.grids=[]"] if len(seeds) > 1 else ["hydra.mode=RUN"]
-        return shlex.join(words + overrides)
+            line += ["hydra/sweeper=grid", "hydra.sweeper.grids=[]"] if len(seeds) > 1 else ["hydra.mode=RUN"]
+        return shlex.join(line + overrides)
 
     @property
     def changed(self) -> dict[str, Any]:
@@ -213,17 +206,26 @@ class Run:
         return found
 
 
-def number(value: Any) -> float | None:
-    """A float where there is a number, else None; booleans are no numbers."""
+def best_point(steps: Array, values: Array, mode: str) -> tuple[float, float] | None:
+    """Find step and value of the best finite value; None where there is none. `mode` is "min" or "max"."""
+    finite = np.flatnonzero(np.isfinite(values))
+    if not len(finite):
+        return None
+    index = finite[np.argmin(values[finite]) if mode == "min" else np.argmax(values[finite])]
+    return float(steps[index]), float(values[index])
+
+
+def number(value: object) -> float | None:
+    """Convert a number to float; None for anything else, booleans among it."""
     return float(value) if isinstance(value, (int, float)) and not isinstance(value, bool) else None
 
 
 def load_run(path: Path, *, label: str | None = None) -> Run:
-    """Read one run directory; what cannot be read becomes a sentence in `problems`."""
+    """Read one run directory; what cannot be read becomes a message in `problems`."""
     files = RunDir(path)
     problems: list[str] = []
 
-    def attempt(read: Any, file: Path, absent: Any) -> Any:
+    def attempt(read: Callable[[Path], T], file: Path, absent: T) -> T:
         try:
             return read(file)
         except FileNotFoundError:
@@ -262,7 +264,7 @@ def load_runs(directories: Iterable[Path]) -> list[Run]:
 
 
 def _labels(paths: list[Path]) -> list[str]:
-    """Paths without the folders that all share."""
+    """Shorten paths by the folders that all share."""
     parts = [path.resolve().parts for path in paths]
     shared = 0
     if len(parts) > 1:
@@ -273,8 +275,8 @@ def _labels(paths: list[Path]) -> list[str]:
     return ["/".join(part[shared:]) for part in parts]
 
 
-def _typed(command: Any) -> list[str]:
-    """The words of a command line that a run noted."""
+def _typed(command: object) -> list[str]:
+    """Split the command line that a run noted."""
     try:
         return shlex.split(str(command or ""))
     except ValueError:  # a quotation mark without its partner: not written by optrun
@@ -282,16 +284,16 @@ def _typed(command: Any) -> list[str]:
 
 
 def _config_dir(typed: list[str]) -> list[str]:
-    """`--config-dir DIR`, if that is among the words."""
-    for index, word in enumerate(typed):
-        name, equals, value = word.partition("=")
+    """Find `--config-dir DIR` among the arguments."""
+    for index, argument in enumerate(typed):
+        name, equals, value = argument.partition("=")
         if name in ("--config-dir", "-cd") and (equals or index + 1 < len(typed)):
             return ["--config-dir", value if equals else typed[index + 1]]
     return []
 
 
 def _hydra_overrides(path: Path) -> list[str]:
-    """What Hydra noted of the command line, for a run that wrote no summary."""
+    """Read the overrides that Hydra noted, for a run that wrote no summary."""
     try:
         text = (path / HYDRA / "overrides.yaml").read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError):
@@ -300,7 +302,7 @@ def _hydra_overrides(path: Path) -> list[str]:
 
 
 def _config_from(overrides: list[str]) -> dict[str, Any]:
-    """The little that the command line says about a run without `config.yaml`."""
+    """Collect the little that the command line says about a run without `config.yaml`."""
     config: dict[str, Any] = {}
     for item in overrides:
         key, equals, value = item.lstrip("+").partition("=")
@@ -314,14 +316,14 @@ def _config_from(overrides: list[str]) -> dict[str, Any]:
 
 
 def _inside(value: Any, *keys: str) -> Any:
-    """A nested value, or None where the path breaks off."""
+    """Look up a nested value; None where the path breaks off."""
     for key in keys:
         value = value.get(key) if isinstance(value, dict) else None
     return value
 
 
 def _between(steps: Array, logged: Array, values: Array) -> Array:
-    """Values at steps, in between those logged and not beyond."""
+    """Interpolate values at steps, in between those logged and not beyond."""
     if not len(logged):
         return np.full(len(steps), np.nan)
     result = np.interp(steps, logged, values)

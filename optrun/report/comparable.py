@@ -1,24 +1,23 @@
-"""Whether numbers of runs may stand in one ranking: the same task, judged on the same rows."""
+"""Decide whether runs may stand in one ranking: the same task, judged on the same rows."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
+from optrun.formatting import plain
 from optrun.report.collect import Run
-from optrun.report.theme import plain
 
 _SOURCE = ("name", "path", "subset", "revision", "eval_split", "max_eval_examples", "eval_text_column", "label_column")
 
 
 def incomparable(runs: Sequence[Run]) -> str:
-    """Why runs with a score cannot be ranked against each other; empty where they can.
+    """Say why runs with a score cannot be ranked against each other; empty where they can.
 
     Another length of texts or another tokenizer makes other examples of the same evaluation rows, and is what a sweep
     may be about; other rows are not.
 
     Returns:
-        A sentence with the tasks, or the data.
+        A clause that names the tasks, or the data.
     """
     tasks = sorted({_task(run) for run in runs if run.config.get("task.name")})
     if len(tasks) > 1:
@@ -28,9 +27,9 @@ def incomparable(runs: Sequence[Run]) -> str:
         by_seed.setdefault(run.seed, []).append(run)
     # A split that is cut with the seed differs between seeds by design.
     for alike in by_seed.values():
-        said = _other_rows(alike)
-        if said:
-            return said
+        reason = _other_rows(alike)
+        if reason:
+            return reason
     return ""
 
 
@@ -40,9 +39,9 @@ def _task(run: Run) -> str:
 
 
 def _other_rows(runs: Sequence[Run]) -> str:
-    """As `incomparable`, of runs with one seed."""
-    examples: dict[tuple[Any, ...], set[str]] = {}
-    prepared: dict[tuple[Any, ...], set[str]] = {}
+    """Say why runs of one seed were evaluated on other rows; empty where they were not."""
+    examples: dict[tuple[object, ...], set[str]] = {}
+    prepared: dict[tuple[object, ...], set[str]] = {}
     for run in runs:
         digest = _evaluated(run)
         if digest:
@@ -59,13 +58,13 @@ def _other_rows(runs: Sequence[Run]) -> str:
 
 
 def _evaluated(run: Run) -> str:
-    """The digest of the evaluation examples; empty where it is not known."""
+    """Read the digest of the evaluation examples; empty where it is not known."""
     data = run.summary.get("data")
     return str(data.get("fingerprint", "")).partition("-")[2] if isinstance(data, dict) else ""
 
 
-def _rows(run: Run) -> tuple[Any, ...]:
-    """The configuration that says which rows are evaluation rows."""
+def _rows(run: Run) -> tuple[object, ...]:
+    """Collect the configuration that says which rows are evaluation rows."""
     config = run.config
     if config.get("data.eval") is not None:
         source = [str(config["data.eval"])]

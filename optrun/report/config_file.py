@@ -1,4 +1,4 @@
-"""`config.yaml` of a run as plain nested mappings and as flat dotted keys."""
+"""Read `config.yaml` of a run as nested mappings and as flat dotted keys."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def read_config(path: Path | str) -> dict[str, Any]:
 
 
 def flatten(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Dotted keys and their leaves; a list is one leaf, an empty mapping too.
+    """Flatten to dotted keys and their leaves; a list is one leaf, an empty mapping too.
 
     A choice that goes by a name of its own is told with its kind: the library's `lamb` is not ours.
 

@@ -1,11 +1,9 @@
-"""`curves.png`: one run at a glance, drawn from its `metrics.jsonl`."""
+"""Draw `curves.png`: one run at a glance."""
 
 from __future__ import annotations
 
-import contextlib
 import math
 import re
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,21 +12,17 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
-from optrun.artifacts.metrics import MetricsLog, read_metrics, read_summary
 from optrun.artifacts.run_dir import RunDir
-from optrun.errors import NewerFormatError
-from optrun.report.config_file import flatten, read_config
+from optrun.formatting import duration, plain, rate
+from optrun.report.collect import Run, best_point, load_run
 from optrun.report.theme import (
     LIGHT,
     Theme,
     count_axis,
-    duration,
     legend,
     new_figure,
     number_axis,
-    plain,
     save_png,
-    short,
     style_axes,
     write,
 )
@@ -44,39 +38,29 @@ def draw_curves(run_dir: Path | str) -> Path:
     """Draw the picture of one run: losses, evaluation metrics, learning rates, gradient norm.
 
     Args:
-        run_dir: A run directory with `metrics.jsonl`; `summary.json` adds the title where it is readable.
+        run_dir: A run directory with `metrics.jsonl`; summary and configuration add the title where they are readable.
 
     Returns:
         The path of `curves.png`, replaced by one rename.
 
     Raises:
-        OSError: `metrics.jsonl` cannot be read or the picture cannot be written.
+        OSError: There is no `metrics.jsonl`, or the picture cannot be written.
     """
-    run = RunDir(run_dir)
-    log = read_metrics(run.metrics)
-    summary: dict[str, Any] = {}
-    with contextlib.suppress(OSError, ValueError, NewerFormatError):
-        summary = read_summary(run.summary)
-    config: dict[str, Any] = {}
-    with contextlib.suppress(OSError, ValueError):
-        config = flatten(read_config(run.config))
-    title = run_title(summary, config, run.path)
-    return save_png(curves_figure(log, summary, title=title, theme=LIGHT), run.curves)
+    files = RunDir(run_dir)
+    files.metrics.stat()
+    run = load_run(files.path)
+    return save_png(curves_figure(run, title=run_title(run), theme=LIGHT), files.curves)
 
 
-def curves_figure(log: MetricsLog, summary: Mapping[str, Any], *, title: str, theme: Theme) -> Figure:
-    """The figure behind `curves.png`.
+def curves_figure(run: Run, *, title: str, theme: Theme) -> Figure:
+    """Draw losses over the whole width; below them evaluation metrics, learning rates and gradient norm, where logged.
 
     Args:
-        log: The metrics of one run.
-        summary: Its summary, or an empty mapping.
+        run: What its files say.
         title: One line above all panels.
         theme: Colours.
-
-    Returns:
-        Losses over the whole width; below them evaluation metrics, learning rates and gradient norm, as far as logged.
     """
-    names = log.names()
+    names = run.log.names()
     metrics = evaluation_names(names)
     rates = [name for name in names if name.startswith("lr/")]
     if "train/lr" in names:
@@ -89,21 +73,21 @@ def curves_figure(log: MetricsLog, summary: Mapping[str, Any], *, title: str, th
     grid = figure.add_gridspec(2 if any(small) else 1, columns, height_ratios=[1.45, 1] if any(small) else [1])
 
     loss = figure.add_subplot(grid[0, :])
-    _draw_loss(loss, log, summary, theme)
+    _draw_loss(loss, run, theme)
     column = 0
     if metrics:
-        _draw_metrics(figure.add_subplot(grid[1, column]), log, metrics, summary, theme)
+        _draw_metrics(figure.add_subplot(grid[1, column]), run, metrics, theme)
         column += 1
     if rates:
-        _draw_rates(figure.add_subplot(grid[1, column]), log, rates, theme)
+        _draw_rates(figure.add_subplot(grid[1, column]), run, rates, theme)
         column += 1
     if small[2]:
-        _draw_grad_norm(figure.add_subplot(grid[1, column]), log, theme)
+        _draw_grad_norm(figure.add_subplot(grid[1, column]), run, theme)
     return figure
 
 
 def evaluation_names(names: list[str]) -> list[str]:
-    """Evaluation metrics that belong into one panel: those on a common scale, bounded ones first.
+    """Choose the evaluation metrics that belong into one panel: those on a common scale, bounded ones first.
 
     Example:
         >>> evaluation_names(["train/loss", "eval/loss", "eval/accuracy", "eval/f1", "eval/perplexity", "eval/seconds"])
@@ -122,7 +106,7 @@ def evaluation_names(names: list[str]) -> list[str]:
 
 
 def smooth(values: Array, width: float) -> Array:
-    """Local linear regression over neighbouring points with Gaussian weights.
+    """Smooth by local linear regression over neighbouring points with Gaussian weights.
 
     It does not lag, follows the steep start of a loss curve up to its first point, and steps over values that are not
     finite.
@@ -159,21 +143,16 @@ def smooth(values: Array, width: float) -> Array:
     return result
 
 
-def _series(log: MetricsLog, name: str) -> tuple[Array, Array]:
-    steps, values = log.series(name)
-    return np.asarray(steps, dtype=np.float64), np.asarray(values, dtype=np.float64)
-
-
 def _needs_log(values: Array) -> bool:
-    """Whether a linear axis would press almost everything against its bottom."""
+    """Tell whether a linear axis would press almost everything against its bottom."""
     finite = values[np.isfinite(values)]
     return len(finite) > 2 and finite.min() > 0 and bool(finite.max() > 30 * np.median(finite))
 
 
-def _draw_loss(ax: Axes, log: MetricsLog, summary: Mapping[str, Any], theme: Theme) -> None:
+def _draw_loss(ax: Axes, run: Run, theme: Theme) -> None:
     style_axes(ax, theme, title="Loss", xlabel="optimizer step")
-    steps, train = _series(log, "train/loss")
-    eval_steps, evaluated = _series(log, "eval/loss")
+    steps, train = run.series("train/loss")
+    eval_steps, evaluated = run.series("eval/loss")
     everything = np.concatenate([train, evaluated])
     finite = everything[np.isfinite(everything)]
     if not len(everything):
@@ -197,17 +176,8 @@ def _draw_loss(ax: Axes, log: MetricsLog, summary: Mapping[str, Any], theme: The
     if (best := best_point(eval_steps, evaluated, "min")) is not None:
         _ring(ax, best, theme.series[1], label=f"best {best[1]:.4g} at step {best[0]:,.0f}")
     _mark_non_finite(ax, [(steps, train), (eval_steps, evaluated)], theme)
-    _mark_resumes(ax, summary, theme)
+    _mark_resumes(ax, run, theme)
     legend(ax, theme, above=True)
-
-
-def best_point(steps: Array, values: Array, mode: str) -> tuple[float, float] | None:
-    """Step and value of the best finite value, or None where there is none; `mode` is "min" or "max"."""
-    finite = np.flatnonzero(np.isfinite(values))
-    if not len(finite):
-        return None
-    index = finite[np.argmin(values[finite]) if mode == "min" else np.argmax(values[finite])]
-    return float(steps[index]), float(values[index])
 
 
 def _ring(ax: Axes, point: tuple[float, float], colour: str, *, label: str | None = None) -> None:
@@ -218,7 +188,7 @@ def _ring(ax: Axes, point: tuple[float, float], colour: str, *, label: str | Non
 
 
 def _mark_non_finite(ax: Axes, lines: list[tuple[Array, Array]], theme: Theme) -> None:
-    """A cross on the upper edge for every value that is NaN or infinite."""
+    """Draw a cross on the upper edge for every value that is NaN or infinite."""
     steps = np.concatenate([s[~np.isfinite(v)] for s, v in lines])
     if len(steps):
         ax.plot(
@@ -227,9 +197,9 @@ def _mark_non_finite(ax: Axes, lines: list[tuple[Array, Array]], theme: Theme) -
         )  # fmt: skip
 
 
-def _mark_resumes(ax: Axes, summary: Mapping[str, Any], theme: Theme) -> None:
-    """A dotted line where a later process took over."""
-    entries = summary.get("resumes")
+def _mark_resumes(ax: Axes, run: Run, theme: Theme) -> None:
+    """Draw a dotted line where a later process took over."""
+    entries = run.summary.get("resumes")
     steps = [
         entry[key]
         for entry in (entries if isinstance(entries, list) else [])
@@ -241,18 +211,18 @@ def _mark_resumes(ax: Axes, summary: Mapping[str, Any], theme: Theme) -> None:
         ax.axvline(step, color=theme.muted, linestyle=":", linewidth=1.1, label="resumed" if index == 0 else None)
 
 
-def _draw_metrics(ax: Axes, log: MetricsLog, names: list[str], summary: Mapping[str, Any], theme: Theme) -> None:
-    main = summary.get("main_metric")
+def _draw_metrics(ax: Axes, run: Run, names: list[str], theme: Theme) -> None:
+    main = run.summary.get("main_metric")
     marked = main["name"] if isinstance(main, dict) and main.get("name") in names else names[0]
     mode = metric_mode(marked)
-    best = best_point(*_series(log, marked), mode)
-    words = marked.rsplit("/", 1)[-1].replace("_", " ")
-    title = f"Evaluation {words}" if len(names) == 1 else "Evaluation metrics"
-    subtitle = f"best {words} {best[1]:.4g} at step {best[0]:,.0f}" if best else "no finite value"
+    best = best_point(*run.series(marked), mode)
+    shown = marked.rsplit("/", 1)[-1].replace("_", " ")
+    title = f"Evaluation {shown}" if len(names) == 1 else "Evaluation metrics"
+    subtitle = f"best {shown} {best[1]:.4g} at step {best[0]:,.0f}" if best else "no finite value"
     style_axes(ax, theme, title=title, subtitle=subtitle, xlabel="optimizer step")
     everything: list[float] = []
     for index, name in enumerate(names):
-        steps, values = _series(log, name)
+        steps, values = run.series(name)
         everything += [value for value in values if math.isfinite(value)]
         colour = theme.series[(index + 1) % len(theme.series)]
         size = 4.0 if len(values) < 40 else 0.0
@@ -262,13 +232,13 @@ def _draw_metrics(ax: Axes, log: MetricsLog, names: list[str], summary: Mapping[
             _ring(ax, best, colour)
     number_axis(ax, everything, log=_needs_log(np.asarray(everything)))
     count_axis(ax)
-    _mark_non_finite(ax, [_series(log, name) for name in names], theme)
+    _mark_non_finite(ax, [run.series(name) for name in names], theme)
     if len(names) > 1:
         legend(ax, theme, loc="best")
 
 
 def metric_mode(name: str) -> str:
-    """Whether less or more of a metric is better: "min" or "max", by its name.
+    """Guess by its name whether less ("min") or more ("max") of a metric is better.
 
     Example:
         >>> metric_mode("eval/loss"), metric_mode("eval/accuracy")
@@ -277,20 +247,20 @@ def metric_mode(name: str) -> str:
     return "min" if _LESS_IS_BETTER.search(name) else "max"
 
 
-def _draw_rates(ax: Axes, log: MetricsLog, names: list[str], theme: Theme) -> None:
-    """Every distinct learning rate; many groups become shades from the highest to the lowest."""
+def _draw_rates(ax: Axes, run: Run, names: list[str], theme: Theme) -> None:
+    """Draw every distinct learning rate; many groups become shades from the highest to the lowest."""
     distinct: dict[tuple[float, ...], tuple[str, Array, Array]] = {}
     for name in names:
-        steps, values = _series(log, name)
+        steps, values = run.series(name)
         distinct.setdefault(tuple(values), (name, steps, values))
     lines = sorted(distinct.values(), key=lambda line: -float(np.nanmax(line[2])) if len(line[2]) else 0.0)
     peaks = [float(np.nanmax(values)) for _, _, values in lines if np.isfinite(values).any()]
     everything = np.concatenate([values for _, _, values in lines])
     finite = everything[np.isfinite(everything)]
     wide = len(peaks) > 1 and min(peaks) > 0 and max(peaks) / min(peaks) > 100
-    subtitle = f"highest logged {short(max(peaks))}" if peaks else "no finite value"
+    subtitle = f"highest logged {rate(max(peaks))}" if peaks else "no finite value"
     if len(lines) > 1 and peaks:
-        subtitle = f"{len(lines)} different, peaks {short(min(peaks))} to {short(max(peaks))}"
+        subtitle = f"{len(lines)} different, peaks {rate(min(peaks))} to {rate(max(peaks))}"
     style_axes(ax, theme, title="Learning rate", subtitle=subtitle, xlabel="optimizer step")
     for index, (name, steps, values) in enumerate(lines):
         label = "lr" if name == "train/lr" else name.removeprefix("lr/")
@@ -312,8 +282,8 @@ def _draw_rates(ax: Axes, log: MetricsLog, names: list[str], theme: Theme) -> No
         legend(ax, theme, loc="best")
 
 
-def _draw_grad_norm(ax: Axes, log: MetricsLog, theme: Theme) -> None:
-    steps, values = _series(log, "train/grad_norm")
+def _draw_grad_norm(ax: Axes, run: Run, theme: Theme) -> None:
+    steps, values = run.series("train/grad_norm")
     few = len(values) < 12
     finite = values[np.isfinite(values)]
     subtitle = "global, before clipping" + (
@@ -329,23 +299,21 @@ def _draw_grad_norm(ax: Axes, log: MetricsLog, theme: Theme) -> None:
     _mark_non_finite(ax, [(steps, values)], theme)
 
 
-def run_title(summary: Mapping[str, Any], config: Mapping[str, Any], path: Path) -> str:
-    """What was trained, how, how far, on one line; `config` with dotted keys."""
-    chosen = {group: str(config.get(f"{group}.name") or "") for group in ("model", "data", "optimizer")}
-    pieces = [" on ".join(name for name in (chosen["model"], chosen["data"]) if name)]
-    if optimizer := chosen["optimizer"]:
-        lr = config.get("lr")
-        pieces.append(f"{optimizer}, lr {short(lr)}" if isinstance(lr, (int, float)) else optimizer)
+def run_title(run: Run) -> str:
+    """Say on one line what was trained, how, and how far."""
+    model, data = (str(run.config.get(f"{group}.name") or "") for group in ("model", "data"))
+    pieces = [" on ".join(name for name in (model, data) if name)]
+    if run.optimizer:
+        pieces.append(f"{run.optimizer}, lr {rate(run.lr)}" if run.lr is not None else run.optimizer)
     if not any(pieces):
-        pieces = [path.resolve().name]
-    step, limit = summary.get("global_step"), summary.get("max_steps")
+        pieces = [run.path.resolve().name]
+    step, limit = run.summary.get("global_step"), run.summary.get("max_steps")
     if isinstance(step, int):
         whole = not isinstance(limit, int) or step == limit
         pieces.append(f"{step:,} steps" if whole else f"{step:,} of {limit:,} steps")
-    seconds = summary.get("wall_seconds")
-    if isinstance(seconds, (int, float)) and math.isfinite(seconds):
-        pieces.append(duration(seconds))
-    status = summary.get("status")
+    if run.wall_seconds is not None and math.isfinite(run.wall_seconds):
+        pieces.append(duration(run.wall_seconds))
+    status = run.summary.get("status")
     if status and status != "finished":
         pieces.append(str(status))
     return plain("  ·  ".join(piece for piece in pieces if piece))

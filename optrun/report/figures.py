@@ -40,14 +40,14 @@ class Picture:
     """One figure, to be drawn under any theme."""
 
     name: str
-    """A word for file names and anchors."""
+    """For file names and anchors."""
     title: str
     caption: str
     draw: Callable[[Theme], Figure]
 
 
 def pictures(findings: Findings) -> list[Picture]:
-    """The pictures that this comparison has data for."""
+    """List the pictures that this comparison has data for."""
     rows = [row for row in findings.rows if row.arm.runs][:SHOWN]
     left_out = len(findings.rows) - len(rows)
     note = f" The best {len(rows)} of {len(findings.rows)} are drawn." if left_out else ""
@@ -56,60 +56,40 @@ def pictures(findings: Findings) -> list[Picture]:
     axis = _progress(rows)
     same = " Batch sizes differ, so the axis is the data seen." if axis == "epoch" else ""
     found: list[Picture] = []
+
+    def add(name: str, title: str, caption: str, draw: Callable[[Theme], Figure]) -> None:
+        found.append(Picture(name, title, caption + note, draw))
+
     if any(row.rank for row in rows):
-        found.append(
-            Picture(
-                "results",
-                f"Final {metric} ({arrow})",
-                "Dots are seeds, the line is the mean, the bar its 95 % bootstrap interval, for the best configuration "
-                f"of each.{note}",
-                lambda theme: _draw_results(rows, findings, theme),
-            )
+        caption = (
+            "Dots are seeds, the line is the mean, the bar its 95 % bootstrap interval, for the best configuration "
         )
+        add("results", f"Final {metric} ({arrow})", f"{caption}of each.", lambda to: _draw_results(rows, findings, to))
     if _has(rows, metric):
-        caption = "Best configuration of each; the line is the mean over seeds, the band spans all seeds." + same + note
-        found.append(
-            Picture(
-                "metric",
-                f"{metric} during training",
-                caption,
-                lambda theme: _draw_curves(rows, metric, findings.mode, theme, axis=axis),
-            )
+        caption = "Best configuration of each; the line is the mean over seeds, the band spans all seeds." + same
+        mode = findings.mode
+        add("metric", f"{metric} during training", caption, lambda to: _draw_curves(rows, metric, mode, to, axis=axis))
+        caption = (
+            "As above, against the time since the start of the run. Runs side by side on one machine slow each other."
         )
-        found.append(
-            Picture(
-                "time",
-                f"{metric} against wall time",
-                "As above, against the time since the start of the run. Runs side by side on one machine slow each "
-                f"other.{note}",
-                lambda theme: _draw_curves(rows, metric, findings.mode, theme, axis="time"),
-            )
+        add(
+            "time", f"{metric} against wall time", caption, lambda to: _draw_curves(rows, metric, mode, to, axis="time")
         )
-    if _has(rows, "train/loss"):
-        found.append(
-            Picture(
-                "train-loss",
-                "train/loss during training",
-                "Smoothed; the line is the mean over seeds, the band spans all seeds." + same + note,
-                lambda theme: _draw_curves(rows, "train/loss", "min", theme, axis=axis),
-            )
-        )
+    if _has(rows, loss := "train/loss"):
+        caption = "Smoothed; the line is the mean over seeds, the band spans all seeds." + same
+        add("train-loss", f"{loss} during training", caption, lambda to: _draw_curves(rows, loss, "min", to, axis=axis))
     if any(len(row.basin.tried) > 1 for row in rows):
-        found.append(
-            Picture(
-                "basin",
-                f"Final {metric} against learning rate",
-                "Each point is the mean over seeds at one lr, the bar spans the seeds, the ring is the best. The thick "
-                "part of a line stays within 2 % of its best: its width is how far lr may be off. A cross marks an lr "
-                f"at which a run diverged.{note}",
-                lambda theme: _draw_basins(rows, findings, theme),
-            )
+        caption = (
+            "Each point is the mean over seeds at one lr, the bar spans the seeds, the ring is the best. The thick "
+            "part of a line stays within 2 % of its best: its width is how far lr may be off. A cross marks an lr "
+            "at which a run diverged."
         )
+        add("basin", f"Final {metric} against learning rate", caption, lambda to: _draw_basins(rows, findings, to))
     return found
 
 
 def _progress(rows: Sequence[Row]) -> Axis:
-    """How far training is: in optimizer steps, or in data where a step is not the same for all."""
+    """Choose the x axis: optimizer steps, or data seen where a step is not the same for all."""
     sizes = ("training.per_device_train_batch_size", "training.gradient_accumulation_steps")
     runs = [run for row in rows for run in row.arm.runs]
     alike = len({tuple(str(run.config.get(key)) for key in sizes) for run in runs}) <= 1
@@ -251,7 +231,7 @@ def _draw_basins(rows: Sequence[Row], findings: Findings, theme: Theme) -> Figur
             continue
         lrs = np.array([point.lr for point in basin.points])
         means = np.array([point.mean for point in basin.points])
-        label = f"{_name(row.name)}  {basin.words()}" if len(basin.tried) > 1 else _name(row.name)
+        label = f"{_name(row.name)}  {basin.width_label()}" if len(basin.tried) > 1 else _name(row.name)
         marker = MARKERS[index % len(MARKERS)]
         ax.plot(lrs, means, color=colour, linewidth=1.4, marker=marker, markersize=5, label=label)
         for point in basin.points:

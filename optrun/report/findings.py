@@ -1,4 +1,4 @@
-"""Everything a report says, as data: runs joined to arms, arms to contenders, tests, basins, targets."""
+"""Find what a report says, as data: runs joined to arms, arms to contenders, tests, basins, targets."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ class Findings:
     """Why nothing is ranked although there are scores; empty where that is not so."""
 
     def ranked_arms(self) -> list[Arm]:
-        """All arms, best mean first, those without a score last."""
+        """Sort all arms, best mean first, those without a score last."""
         sign = 1.0 if self.mode == "min" else -1.0
         return sorted(self.arms, key=lambda arm: (not arm.scores, sign * arm.mean if arm.scores else 0.0))
 
@@ -142,7 +142,7 @@ def find(
 
 
 def choose_metric(runs: Sequence[Run], metric: str | None) -> tuple[str, str]:
-    """The metric to compare by and its mode.
+    """Choose the metric to compare by and its mode.
 
     Raises:
         ConfigError: A metric was asked for that no run has.
@@ -164,7 +164,7 @@ def choose_metric(runs: Sequence[Run], metric: str | None) -> tuple[str, str]:
 
 
 def _intervals(arms: Sequence[Arm]) -> dict[int, tuple[float, float]]:
-    """Bootstrap intervals of all arms; those with equally many seeds in one call."""
+    """Compute bootstrap intervals of all arms; those with equally many seeds in one call."""
     result = {id(arm): (float("nan"), float("nan")) for arm in arms}
     by_size: dict[int, list[Arm]] = {}
     for arm in arms:
@@ -177,7 +177,7 @@ def _intervals(arms: Sequence[Arm]) -> dict[int, tuple[float, float]]:
 
 
 def _unique(labels: Sequence[str]) -> list[str]:
-    """Labels with a number where two would read the same."""
+    """Number labels where two would read the same."""
     seen: Counter[str] = Counter()
     result = []
     for label in labels:

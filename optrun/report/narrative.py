@@ -1,14 +1,19 @@
-"""What a report says in sentences: the finding, and how to read it."""
+"""Say in sentences what a report found, of what, and how to read it."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from datetime import UTC, datetime
+
+from optrun.formatting import plain
+from optrun.report.curves import run_title
 from optrun.report.findings import Findings
 from optrun.report.statistics import ALPHA, BETTER, MIN_SEEDS, NO_DIFFERENCE, WORSE
-from optrun.report.tables import mean_sd, value
+from optrun.report.tables import mean_sd, states, value
 
 
 def headline(findings: Findings) -> str:
-    """The finding in a few sentences, no stronger than the tests allow."""
+    """Say the finding in a few sentences, no stronger than the tests allow."""
     ranked = [row for row in findings.rows if row.rank]
     if findings.incomparable:
         return f"Nothing is ranked: {findings.incomparable}. Make a report of each kind by itself."
@@ -37,7 +42,7 @@ def headline(findings: Findings) -> str:
 
 
 def notes(findings: Findings) -> list[str]:
-    """How the numbers came about and what they do not say; one paragraph each."""
+    """Explain how the numbers came about and what they do not say; one paragraph each."""
     less = "lower" if findings.mode == "min" else "higher"
     found = [
         f"Score: the last {findings.metric} of a finished run, on the evaluation split; {less} is better. "
@@ -91,3 +96,57 @@ def notes(findings: Findings) -> list[str]:
 
 def _list(keys: list[str]) -> str:
     return keys[0] if len(keys) == 1 else ", ".join(keys[:-1]) + " and " + keys[-1]
+
+
+def title(findings: Findings) -> str:
+    """Name the one run, or say how many contenders were compared on what."""
+    if len(findings.runs) == 1:
+        return run_title(findings.runs[0])
+    models = sorted({str(run.config["model.name"]) for run in findings.runs if "model.name" in run.config})
+    data = sorted({str(run.config["data.name"]) for run in findings.runs if "data.name" in run.config})
+    where = " on ".join(", ".join(names) for names in (models, data) if names)
+    return f"{len(findings.rows)} contenders: {where}" if where else f"{len(findings.rows)} contenders"
+
+
+def subtitle(findings: Findings) -> str:
+    """Say how many runs there are in which state, and when the report was made."""
+    total = "1 run" if len(findings.runs) == 1 else f"{len(findings.runs):,} runs"
+    made = datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC")
+    return f"{total} ({states(findings.runs)}), compared by {findings.metric}, {made}"
+
+
+@dataclass(frozen=True)
+class Command:
+    """How to run one contender's best configuration again."""
+
+    name: str
+    note: str
+    line: str
+    """For a shell, quoted."""
+
+
+def commands(findings: Findings) -> list[Command]:
+    """List the shell line of each contender's best configuration."""
+    found = []
+    for row in findings.rows:
+        runs = [run for run in row.arm.runs if run not in row.arm.repeated]
+        seeds = sorted({run.seed for run in runs if run.seed is not None})
+        if runs and (line := runs[0].command(seeds=seeds)):
+            changes = {key: value for run in runs for key, value in run.changed.items()}
+            changed = ", ".join(f"{key}={value}" for key, value in changes.items())
+            note = [f"{len(seeds)} seeds"] if len(seeds) > 1 else []
+            note += [f"changed when resumed: {changed}"] if changed else []
+            found.append(Command(row.name, "; ".join(note), plain(line)))
+    return found
+
+
+def footer(findings: Findings) -> str:
+    """Say what the runs ran on, as far as all agree."""
+    parts = []
+    for section in ("versions", "hardware"):
+        values = [run.summary.get(section) for run in findings.runs]
+        first = next((value for value in values if isinstance(value, dict)), None)
+        if first and all(value == first for value in values if value):
+            scalars = (f"{key} {value}" for key, value in first.items() if isinstance(value, (str, int, float)))
+            parts.append(", ".join(scalars))
+    return ". ".join(["Made by optrun report from the files of the runs alone", *parts]) + "."

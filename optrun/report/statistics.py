@@ -1,4 +1,4 @@
-"""Is one better than the other? Means, intervals, paired tests over seeds, and a verdict in words.
+"""Test whether one is better than the other: means, intervals, paired tests over seeds, and a verdict.
 
 Everything here works on numbers alone and knows nothing of runs.
 
@@ -66,7 +66,7 @@ class Comparison:
 
 
 def bootstrap_intervals(samples: Array, *, resamples: int = 2000, seed: int = 0) -> tuple[Array, Array]:
-    """Bootstrap intervals (percentile) of the means of many samples of one size.
+    """Compute bootstrap intervals (percentile) of the means of many samples of one size.
 
     With few seeds such an interval is too narrow: at five normal values it holds the true mean in about 84 of 100
     cases, at ten in about 90. The verdicts use t tests, which keep their rate at any size.
@@ -105,7 +105,7 @@ class _Tests:
 
 
 def paired_tests(differences: Array) -> _Tests:
-    """Two-sided paired t tests, many at once.
+    """Run two-sided paired t tests, many at once.
 
     Args:
         differences: Shape (m, n): m comparisons over n seeds each, n >= 2.
@@ -135,7 +135,7 @@ def paired_tests(differences: Array) -> _Tests:
 
 
 def holm(p: Sequence[float] | Array) -> Array:
-    """Holm's step-down correction, which holds the chance of any false rejection, whatever the dependence.
+    """Correct p values by Holm's step-down method: it bounds the chance of any false rejection.
 
     Args:
         p: Shape (m,); NaN marks a test that was not made and does not count.
@@ -230,7 +230,7 @@ def compare(
 def _test_all(
     scores: Mapping[str, Mapping[int, float]], pairs: Sequence[tuple[str, str]]
 ) -> dict[tuple[str, str], _Tests]:
-    """Tests for every pair with enough seeds in common; pairs of one size in one call."""
+    """Test every pair with enough seeds in common; pairs of one size in one call."""
     by_size: dict[int, list[tuple[tuple[str, str], list[float]]]] = {}
     for first, second in pairs:
         seeds = sorted(set(scores[first]) & set(scores[second]))
@@ -246,13 +246,13 @@ def _test_all(
 
 
 def _detectable(spread: float, n: int, alpha: float) -> float:
-    """The difference that the test finds with a chance of 0.8, were the spread over seeds the one observed."""
+    """Compute the difference that the test finds with a chance of 0.8, were the spread over seeds the one observed."""
     return _noncentrality(n, alpha) * spread / math.sqrt(n)
 
 
 @functools.cache
 def _noncentrality(n: int, alpha: float) -> float:
-    """The delta at which a noncentral t of n - 1 degrees of freedom exceeds t_{1 - alpha/2} with a chance of 0.8."""
+    """Solve for the delta at which a noncentral t of n - 1 degrees exceeds t_{1 - alpha/2} with a chance of 0.8."""
     critical = stats.t.ppf(1 - alpha / 2, n - 1)
     return float(optimize.brentq(lambda delta: stats.nct.sf(critical, n - 1, delta) - POWER, 0.0, 4 * critical + 4))
 

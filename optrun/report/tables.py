@@ -1,11 +1,12 @@
-"""Findings -> tables of words, and those as rich, CSV and Markdown."""
+"""Tabulate findings, and render tables for the terminal, as Markdown and as CSV."""
 
 from __future__ import annotations
 
 import csv
 import io
 import math
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -13,11 +14,11 @@ from rich import box
 from rich.table import Table as RichTable
 from rich.text import Text
 
+from optrun.formatting import duration, plain, size
 from optrun.report.arms import Arm, describe
 from optrun.report.collect import Run
 from optrun.report.findings import Findings, Row
 from optrun.report.statistics import BETTER, NO_DIFFERENCE, REFERENCE, WORSE
-from optrun.report.theme import duration, plain
 
 NONE = "–"
 CSV_MARK = "optrun_report"
@@ -26,7 +27,7 @@ CSV_MARK = "optrun_report"
 
 @dataclass
 class Table:
-    """Words in rows, with what a renderer needs to lay them out."""
+    """Cells of text in rows, with what a renderer needs to lay them out."""
 
     columns: list[str]
     numeric: list[bool]
@@ -37,7 +38,7 @@ class Table:
 
 
 def ranking_table(findings: Findings) -> Table:
-    """One row per contender: result and verdict."""
+    """Tabulate result and verdict, one row per contender."""
     tuned = bool(findings.tuned_keys)
     unit = findings.metric
     head = ["#", "contender", *(["best with"] if tuned else []), f"{unit} (mean ± sd)", "verdict", "seeds"]
@@ -62,7 +63,7 @@ def ranking_table(findings: Findings) -> Table:
 
 
 def cost_table(findings: Findings) -> Table:
-    """One row per contender: how fast, how dear, how sensitive to lr."""
+    """Tabulate speed, cost and sensitivity to lr, one row per contender."""
     columns = ["contender", "steps to target", "time to target", "lr basin", "wall time", "tokens/s"]
     columns += ["peak memory", "optimizer state", "diverged"]
     table = Table(columns, [False, *[True] * 8])
@@ -78,7 +79,7 @@ def cost_table(findings: Findings) -> Table:
                 row.name,
                 steps + reached,
                 seconds,
-                row.basin.words(),
+                row.basin.width_label(),
                 _middle([run.wall_seconds for run in runs if run.finished], duration),
                 _middle([run.perf("tokens_per_second") for run in runs], lambda value: f"{value:,.0f}"),
                 _middle([run.perf("peak_memory_bytes") for run in runs], size),
@@ -91,23 +92,19 @@ def cost_table(findings: Findings) -> Table:
 
 
 def arms_table(findings: Findings) -> Table:
-    """One row per configuration, best first."""
+    """Tabulate every configuration, best first."""
     columns = ["configuration", f"{findings.metric} (mean ± sd)", "95 % interval", "seeds", "states"]
     table = Table(columns, [False, True, True, True, False])
     chosen = {id(row.arm) for row in findings.rows if row.rank}
     for arm in findings.ranked_arms():
-        states: dict[str, int] = {}
-        for run in arm.runs:
-            state = "diverged" if run.diverged else run.status
-            states[state] = states.get(state, 0) + 1
-        words = ", ".join(f"{number} {state}" for state, number in states.items())
-        table.rows.append([arm.label or NONE, mean_sd(arm), interval(*findings.intervals[id(arm)]), seeds(arm), words])
+        score = [mean_sd(arm), interval(*findings.intervals[id(arm)]), seeds(arm)]
+        table.rows.append([arm.label or NONE, *score, states(arm.runs)])
         table.styles.append("best" if id(arm) in chosen else "" if arm.scores else "muted")
     return table
 
 
 def runs_table(runs: Sequence[Run], keys: Sequence[str], metric: str, mode: str) -> Table:
-    """One row per run, as its files tell it."""
+    """Tabulate every run as its files tell it."""
     columns = ["run", "settings", "seed", "status", "step", f"last {metric}", "best", "at step", "wall time", "note"]
     table = Table(columns, [False, False, True, False, True, True, True, True, True, False])
     for run in runs:
@@ -134,7 +131,7 @@ def runs_table(runs: Sequence[Run], keys: Sequence[str], metric: str, mode: str)
 
 
 def filled(table: Table) -> Table:
-    """The columns in which something stands, for a terminal that has no room for the others."""
+    """Keep the columns in which something stands, for a terminal that has no room for the others."""
     kept = [index for index in range(len(table.columns)) if any(row[index] not in ("", NONE) for row in table.rows)]
     return Table(
         [table.columns[index] for index in kept],
@@ -145,7 +142,7 @@ def filled(table: Table) -> Table:
 
 
 def run_facts(run: Run, metric: str, mode: str) -> Table:
-    """One run in a few lines: a name and a value each."""
+    """Tabulate one run: a name and a value each."""
     table = Table(["", ""], [False, False])
     best = run.best(metric, mode)
     chosen: list[str] = ["model.name", "data.name", "optimizer.name", "lr"]
@@ -178,7 +175,7 @@ def run_facts(run: Run, metric: str, mode: str) -> Table:
 
 
 def terminal_table(findings: Findings) -> Table:
-    """The ranking with the columns that fit a terminal."""
+    """Reduce the ranking to the columns that fit a terminal."""
     full, cost = ranking_table(findings), cost_table(findings)
     tuned = bool(findings.tuned_keys)
     keep = list(range(5 + tuned))  # up to the seeds
@@ -194,7 +191,7 @@ def terminal_table(findings: Findings) -> Table:
 
 
 def to_rich(table: Table, *, title: str | None = None, width: int | None = None) -> RichTable:
-    """A table for the terminal; names are text, never markup.
+    """Render a table for the terminal; names are text, never markup.
 
     Args:
         table: What to show.
@@ -215,7 +212,7 @@ def to_rich(table: Table, *, title: str | None = None, width: int | None = None)
 
 
 def _fitted(table: Table, width: int) -> list[int]:
-    """Widths of as many columns as fit: no word breaks, and numbers stay on one line; some names are too long for that.
+    """Fit as many columns as there is room for: no word breaks, numbers stay on one line; long names may fold.
 
     rich by itself narrows every column at once, down to pieces of words.
     """
@@ -239,7 +236,7 @@ def _fitted(table: Table, width: int) -> list[int]:
 
 
 def to_markdown(table: Table) -> str:
-    """A GitHub table; nothing in a name can end its cell or become markup."""
+    """Render a GitHub table; nothing in a name can end its cell or become markup."""
     head = "| " + " | ".join(escape_markdown(column) for column in table.columns) + " |"
     rule = "| " + " | ".join("---:" if numeric else "---" for numeric in table.numeric) + " |"
     rows = ["| " + " | ".join(escape_markdown(cell) for cell in row) + " |" for row in table.rows]
@@ -247,7 +244,7 @@ def to_markdown(table: Table) -> str:
 
 
 def escape_markdown(text: str) -> str:
-    r"""Text that Markdown shows as it stands.
+    r"""Escape text so that Markdown shows it as it stands.
 
     Example:
         >>> escape_markdown("a|b <c>")
@@ -260,7 +257,7 @@ def escape_markdown(text: str) -> str:
 
 
 def runs_csv(findings: Findings) -> str:
-    """Every run as one line of numbers, for further work; the last column marks the file as a report's."""
+    """Write every run as one line of CSV; the last column marks the file as a report's."""
     rank: dict[int, tuple[int | None, str]] = {}
     for row in findings.rows:
         for arm in row.contender.arms:
@@ -275,14 +272,14 @@ def runs_csv(findings: Findings) -> str:
     named = [f"{name} {findings.metric}" if name in ("last", "best") else name for name in numbers]
     writer.writerow([*fixed, *keys, *named, *perf, "message", "path", CSV_MARK])
     for run in findings.runs:
-        place, contender = rank.get(id(run), (None, ""))
+        position, contender = rank.get(id(run), (None, ""))
         best = run.best(findings.metric, findings.mode) or (None, None)
-        line: list[Any] = [
+        line: list[object] = [
             run.label,
             run.status,
             run.diverged,
             contender,
-            place,
+            position,
             run.seed,
             run.global_step,
             run.max_steps,
@@ -295,14 +292,14 @@ def runs_csv(findings: Findings) -> str:
 
 
 def value(number: float) -> str:
-    """A metric value with four to five significant digits."""
+    """Format a metric with four decimals, or four significant digits where that says more."""
     if not math.isfinite(number):
         return "NaN" if math.isnan(number) else "inf" if number > 0 else "-inf"
     return f"{number:.4f}" if 0.01 <= abs(number) < 1000 else f"{number:.4g}"
 
 
 def mean_sd(arm: Arm) -> str:
-    """Mean and standard deviation over seeds, with as many decimals."""
+    """Format mean and standard deviation over seeds, with as many decimals."""
     if not arm.scores:
         return NONE
     mean = value(arm.mean)
@@ -313,37 +310,35 @@ def mean_sd(arm: Arm) -> str:
 
 
 def interval(low: float, high: float) -> str:
-    """An interval, or a dash."""
+    """Format an interval; a dash where there is none."""
     return NONE if math.isnan(low) else f"[{value(low)}, {value(high)}]"
 
 
+def states(runs: Sequence[Run]) -> str:
+    """Count runs by how they ended."""
+    counted = Counter("diverged" if run.diverged else run.status for run in runs)
+    return ", ".join(f"{number} {state}" for state, number in counted.items())
+
+
 def seeds(arm: Arm) -> str:
-    """How many seeds have a score, and of how many."""
+    """Say how many seeds have a score, and of how many."""
     return str(len(arm.scores)) if len(arm.scores) == len(arm.runs) else f"{len(arm.scores)} of {len(arm.runs)}"
 
 
 def signed(number: float, digits: int = 4) -> str:
-    """A number with its sign, a true minus among them."""
+    """Format a number with its sign, a true minus among them."""
     if math.isnan(number):
         return NONE
     return f"{number:+.{digits}f}".replace("-", "−")
 
 
 def p_value(p: float) -> str:
-    """A p value as it is printed."""
+    """Format a p value."""
     return "< 0.001" if p < 0.001 else f"{p:.3f}"
 
 
-def size(number: float) -> str:
-    """Bytes in words: 26.0 MB is 26 million bytes."""
-    for unit, factor in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
-        if number >= factor:
-            return f"{number / factor:,.1f} {unit}"
-    return f"{number:.0f} B"
-
-
 def verdict(row: Row, *, short: bool = False) -> str:
-    """The verdict in words; unless short, for no difference, what could have been seen."""
+    """Name the verdict; unless short, with the difference that could have been seen where none was."""
     if row.versus is None or row.rank is None:
         return "not ranked"
     if not short and row.versus.verdict == NO_DIFFERENCE and not math.isnan(row.versus.detectable):
@@ -364,10 +359,10 @@ def _tuned(row: Row, findings: Findings) -> dict[str, Any]:
     return {key: row.arm.settings[key] for key in findings.tuned_keys if key in row.arm.settings}
 
 
-def _middle(numbers: Sequence[float | None], show: Any) -> str:
-    """The median of what is known, in words."""
+def _middle(numbers: Sequence[float | None], show: Callable[[float], str]) -> str:
+    """Format the median of what is known."""
     known = sorted(number for number in numbers if number is not None and math.isfinite(number))
     if not known:
         return NONE
     half = len(known) // 2
-    return str(show(known[half] if len(known) % 2 else (known[half - 1] + known[half]) / 2))
+    return show(known[half] if len(known) % 2 else (known[half - 1] + known[half]) / 2)

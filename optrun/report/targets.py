@@ -1,4 +1,4 @@
-"""How many steps and seconds until a level of the metric was reached."""
+"""Measure steps and seconds until a level of the metric was reached."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class TimeToTarget:
 
 
 def first_reached(run: Run, metric: str, mode: str, target: float) -> tuple[float, float] | None:
-    """Step and seconds of the first evaluation at least as good as the target; None where there is none."""
+    """Find step and seconds of the first evaluation at least as good as the target; None where there is none."""
     steps, values = run.series(metric)
     good = np.isfinite(values) & (values <= target if mode == "min" else values >= target)
     if not good.any():
@@ -36,7 +36,7 @@ def first_reached(run: Run, metric: str, mode: str, target: float) -> tuple[floa
 
 
 def time_to_target(arm: Arm, metric: str, mode: str, target: float) -> TimeToTarget:
-    """Median steps and seconds to a target over the seeds of an arm.
+    """Take median steps and seconds to a target over the seeds of an arm.
 
     No interpolation: a level counts as reached at the evaluation that saw it, so steps are whole evaluation intervals.
     """
@@ -49,7 +49,7 @@ def time_to_target(arm: Arm, metric: str, mode: str, target: float) -> TimeToTar
 
 
 def choose_target(arms: Sequence[Arm], mode: str) -> float:
-    """The level that every arm ends at or beyond on average: the worst of their means; NaN without scores."""
+    """Choose the level that every arm ends at or beyond on average: the worst of their means; NaN without scores."""
     means = [arm.mean for arm in arms if arm.scores]
     if not means:
         return float("nan")

@@ -14,14 +14,19 @@ import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import matplotlib as mpl
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
+from matplotlib.text import Text
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter, NullLocator
+
+from optrun.formatting import count, rate
+
+TextT = TypeVar("TextT", bound=Text)
 
 SOFTWARE = "optrun report"
 """Written into every picture; a file that carries it may be replaced by a newer one."""
@@ -72,14 +77,14 @@ _VARIABLES = {
 
 
 def css_variables(theme: Theme) -> str:
-    """The declarations that give `to_svg` pictures their colours under one theme."""
+    """Declare the CSS variables that give `to_svg` pictures their colours under one theme."""
     names = {"ink": theme.ink, "muted": theme.muted, "grid": theme.grid, "paper": theme.paper, "alarm": theme.alarm}
     names |= {f"series-{index}": colour for index, colour in enumerate(theme.series)}
     return " ".join(f"--{name}: {colour};" for name, colour in names.items())
 
 
 def new_figure(width: float, height: float, theme: Theme) -> Figure:
-    """An empty figure of a size in inches, laid out so that labels do not overlap."""
+    """Make an empty figure of a size in inches, laid out so that labels do not overlap."""
     engine = ConstrainedLayoutEngine(w_pad=0.12, h_pad=0.12, wspace=0.03, hspace=0.04)
     figure = Figure(figsize=(width, height), layout=engine, facecolor=theme.paper)
     FigureCanvasAgg(figure)
@@ -89,7 +94,7 @@ def new_figure(width: float, height: float, theme: Theme) -> Figure:
 def style_axes(
     ax: Axes, theme: Theme, *, title: str = "", subtitle: str = "", xlabel: str = "", ylabel: str = ""
 ) -> None:
-    """Quiet axes: a light grid behind the data, no box, title and subtitle on the left above it."""
+    """Style axes quietly: a light grid behind the data, no box, title and subtitle on the left above it."""
     ax.set_facecolor("none")
     for side in ("top", "right"):
         ax.spines[side].set_visible(False)
@@ -103,13 +108,13 @@ def style_axes(
         pad = 22 if subtitle else 9
         write(ax.set_title(title, loc="left", fontsize=10.5, color=theme.ink, fontweight="bold", pad=pad))
     if subtitle:
-        place: dict[str, Any] = {
+        position: dict[str, Any] = {
             "xy": (0, 1),
             "xycoords": "axes fraction",
             "xytext": (0, 9),
             "textcoords": "offset points",
         }
-        write(ax.annotate(subtitle, fontsize=8.5, color=theme.muted, ha="left", va="bottom", **place))
+        write(ax.annotate(subtitle, fontsize=8.5, color=theme.muted, ha="left", va="bottom", **position))
     if xlabel:
         write(ax.set_xlabel(xlabel, fontsize=9, color=theme.muted))
     if ylabel:
@@ -117,14 +122,14 @@ def style_axes(
     ax.margins(x=0.02)
 
 
-def write(text: Any) -> Any:
+def write(text: TextT) -> TextT:
     """Take a text literally: names of runs may hold dollar signs, which are no formulas."""
     text.set_parse_math(False)
     return text
 
 
 def legend(ax: Axes, theme: Theme, **options: Any) -> None:
-    """A legend without a box, over paper; with `above=True` in the title line, where no data can be."""
+    """Add a legend without a box, over paper; with `above=True` in the title line, where no data can be."""
     handles, labels = ax.get_legend_handles_labels()
     if not handles:
         return
@@ -139,13 +144,13 @@ def legend(ax: Axes, theme: Theme, **options: Any) -> None:
 
 
 def count_axis(ax: Axes) -> None:
-    """Whole numbers on the x axis: steps."""
+    """Put whole numbers on the x axis: steps."""
     ax.xaxis.set_major_locator(MaxNLocator(nbins=6, integer=True, steps=[1, 2, 2.5, 5, 10]))
     ax.xaxis.set_major_formatter(FuncFormatter(lambda value, _: count(value)))
 
 
 def number_axis(ax: Axes, values: Sequence[float], *, log: bool = False) -> None:
-    """Short tick labels on the y axis, linear or logarithmic."""
+    """Put short tick labels on the y axis, linear or logarithmic."""
     if log:
         log_axis(ax, "y", values)
         return
@@ -153,13 +158,13 @@ def number_axis(ax: Axes, values: Sequence[float], *, log: bool = False) -> None
     spread = max(values, default=1.0) - min(values, default=0.0)
     largest = max((abs(value) for value in values), default=1.0)
     if largest and (largest < 1e-2 or largest >= 1e5):
-        ax.yaxis.set_major_formatter(FuncFormatter(lambda value, _: short(value)))
+        ax.yaxis.set_major_formatter(FuncFormatter(lambda value, _: rate(value)))
     elif spread >= 1000:
         ax.yaxis.set_major_formatter(FuncFormatter(lambda value, _: count(value)))
 
 
 def log_axis(ax: Axes, which: str, values: Sequence[float]) -> None:
-    """A logarithmic axis whose ticks are readable over a narrow range as well as a wide one.
+    """Make an axis logarithmic, with ticks that are readable over a narrow range as well as a wide one.
 
     Args:
         ax: The axes.
@@ -171,67 +176,14 @@ def log_axis(ax: Axes, which: str, values: Sequence[float]) -> None:
     ratio = max(values) / min(values) if len(values) else 10.0
     subs = (1.0, 2.0, 3.0, 4.0, 6.0, 8.0) if ratio < 8 else (1.0, 2.0, 5.0) if ratio < 60 else (1.0, 3.0)
     axis.set_major_locator(LogLocator(base=10, subs=subs if ratio < 2000 else (1.0,), numticks=12))
-    axis.set_major_formatter(FuncFormatter(lambda value, _: short(value)))
+    axis.set_major_formatter(FuncFormatter(lambda value, _: rate(value)))
     axis.set_minor_locator(NullLocator())
     axis.set_minor_formatter(NullFormatter())
 
 
-def plain(text: str) -> str:
-    r"""One line without control characters, which could move a terminal's cursor or break a page.
-
-    Example:
-        >>> plain("a\x1b[2Jb"), plain("two\nlines")
-        ('a?[2Jb', 'two lines')
-    """
-    line = " ".join(text.split())
-    return "".join(letter if letter.isprintable() else "?" for letter in line)
-
-
-def short(value: float) -> str:
-    """A number in few characters, as people write learning rates.
-
-    Example:
-        >>> short(0.0002), short(0.05), short(3.0), short(123456.0), short(0.0)
-        ('2e-4', '0.05', '3', '1.2e5', '0')
-    """
-    if value == 0:
-        return "0"
-    if 1e-2 <= abs(value) < 1e5:
-        return f"{value:.3g}" if abs(value) < 1000 else f"{value:.0f}"
-    mantissa, exponent = f"{value:.1e}".split("e")
-    return f"{mantissa.removesuffix('.0')}e{int(exponent)}"
-
-
-def count(value: float) -> str:
-    """A count in few characters.
-
-    Example:
-        >>> count(250.0), count(1500.0), count(20000.0), count(3000000.0)
-        ('250', '1,500', '20k', '3M')
-    """
-    for size, letter in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
-        if abs(value) >= size and abs(value) >= 1e4:
-            return f"{value / size:.3g}{letter}"
-    return f"{value:,.6g}"
-
-
-def duration(seconds: float) -> str:
-    """Seconds in words.
-
-    Example:
-        >>> duration(0.42), duration(7.31), duration(112.4), duration(7500)
-        ('0.42 s', '7.3 s', '1 min 52 s', '2 h 05 min')
-    """
-    if seconds < 60:
-        return f"{seconds:.2f} s" if seconds < 1 else f"{seconds:.1f} s"
-    if seconds < 3600:
-        return f"{int(seconds) // 60} min {int(seconds) % 60:02d} s"
-    return f"{int(seconds) // 3600:,} h {int(seconds) % 3600 // 60:02d} min"
-
-
 @contextlib.contextmanager
 def _any_letters() -> Iterator[None]:
-    """A letter that the font lacks becomes a box, without a warning on every use."""
+    """Draw a letter that the font lacks as a box, without a warning on every use."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="Glyph .* missing from")
         yield
@@ -257,11 +209,11 @@ def save_png(figure: Figure, path: Path, *, dpi: int = 160) -> Path:
 
 
 def to_svg(figure: Figure, *, name: str, label: str) -> str:
-    """The figure as an inline `<svg>` element that asks for nothing outside itself.
+    """Render the figure as an inline `<svg>` element that asks for nothing outside itself.
 
     Args:
         figure: Drawn with the theme `PAGE`.
-        name: A word that is unique in the page; keeps the ids of several pictures apart.
+        name: Unique in the page; keeps the ids of several pictures apart.
         label: What a screen reader says.
 
     Returns:

@@ -1,4 +1,4 @@
-"""What a reader must know before quoting a comparison."""
+"""Find what a reader must know before quoting a comparison."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from optrun.formatting import rate
 from optrun.report.collect import Run
 from optrun.report.findings import Findings
 from optrun.report.statistics import MIN_SEEDS
-from optrun.report.theme import short
 
 _ALIKE = 1.4
 """So much may runs of one configuration differ in speed before their times say nothing."""
@@ -20,7 +20,7 @@ class Warning:
     """One reason for care."""
 
     kind: str
-    """A word to find it by: edge, single-lr, budget, tuning, seeds, few-seeds, schedule, unfinished, diverged, failed,
+    """One of edge, single-lr, budget, tuning, seeds, few-seeds, schedule, unfinished, diverged, failed,
     repeated, task, data, code, hardware, speed, metric, files."""
     text: str
     """One or two sentences with what to do."""
@@ -29,7 +29,7 @@ class Warning:
 
 
 def find_warnings(findings: Findings) -> list[Warning]:
-    """Every reason for care in a comparison, the gravest first."""
+    """List every reason for care in a comparison, the gravest first."""
     checks: tuple[Callable[[Findings], Iterable[Warning]], ...] = (
         _edge, _budget, _schedule, _task, _data, _code, _seeds, _diverged, _failed, _unfinished, _single_lr, _tuning,
         _repeated, _metric, _hardware, _speed, _files,
@@ -41,10 +41,10 @@ def _edge(findings: Findings) -> Iterable[Warning]:
     for row in findings.rows:
         edge, best = row.basin.edge, row.basin.best
         if edge and best is not None and "lr" in findings.tuned_keys:
-            further = short(best.lr * 2 if edge == "highest" else best.lr / 2)
+            further = rate(best.lr * 2 if edge == "highest" else best.lr / 2)
             yield Warning(
                 "edge",
-                f"{row.name}: its best lr {short(best.lr)} is the {edge} of {len(row.basin.tried)} tried, so its true "
+                f"{row.name}: its best lr {rate(best.lr)} is the {edge} of {len(row.basin.tried)} tried, so its true "
                 f"best may lie outside the grid. Extend the grid, for instance with lr={further}.",
             )
 
@@ -126,40 +126,25 @@ def _schedule(findings: Findings) -> Iterable[Warning]:
 
 def _unfinished(findings: Findings) -> Iterable[Warning]:
     runs = [run for run in findings.runs if run.status in ("running", "interrupted", "unknown") and not run.diverged]
-    if runs:
-        yield Warning(
-            "unfinished",
-            f"{_count(runs)} not finished and so not ranked: {_runs(runs)}.",
-            tuple(run.label for run in runs),
-        )
+    yield from _about("unfinished", runs, "{count} not finished and so not ranked: {runs}.")
 
 
 def _diverged(findings: Findings) -> Iterable[Warning]:
     runs = [run for run in findings.runs if run.diverged]
-    if runs:
-        reason = f" ({runs[0].diverged})" if len(runs) == 1 else ""
-        yield Warning(
-            "diverged",
-            f"{_count(runs)} diverged{reason} and so have no score: {_runs(runs)}.",
-            tuple(run.label for run in runs),
-        )
+    reason = f" ({runs[0].diverged})" if len(runs) == 1 else ""
+    yield from _about("diverged", runs, "{count} diverged{reason} and so have no score: {runs}.", reason=reason)
 
 
 def _failed(findings: Findings) -> Iterable[Warning]:
     runs = [run for run in findings.runs if run.status == "failed" and not run.diverged]
-    if runs:
-        reason = f" First message: {runs[0].message}" if runs[0].message else ""
-        yield Warning("failed", f"{_count(runs)} failed: {_runs(runs)}.{reason}", tuple(run.label for run in runs))
+    reason = f" First message: {runs[0].message}" if runs and runs[0].message else ""
+    yield from _about("failed", runs, "{count} failed: {runs}.{reason}", reason=reason)
 
 
 def _repeated(findings: Findings) -> Iterable[Warning]:
     runs = [run for arm in findings.arms for run in arm.repeated]
-    if runs:
-        yield Warning(
-            "repeated",
-            f"{_count(runs)} repeated later with the same configuration and seed; the later one counts: {_runs(runs)}.",
-            tuple(run.label for run in runs),
-        )
+    text = "{count} repeated later with the same configuration and seed; the later one counts: {runs}."
+    yield from _about("repeated", runs, text)
 
 
 def _task(findings: Findings) -> Iterable[Warning]:
@@ -216,12 +201,7 @@ def _speed(findings: Findings) -> Iterable[Warning]:
 
 def _metric(findings: Findings) -> Iterable[Warning]:
     lacking = [run for run in findings.runs if run.finished and not run.diverged and run.last(findings.metric) is None]
-    if lacking:
-        yield Warning(
-            "metric",
-            f"{_count(lacking)} finished without {findings.metric}: {_runs(lacking)}.",
-            tuple(run.label for run in lacking),
-        )
+    yield from _about("metric", lacking, "{count} finished without {metric}: {runs}.", metric=findings.metric)
 
 
 def _files(findings: Findings) -> Iterable[Warning]:
@@ -237,7 +217,7 @@ def _ranked_runs(findings: Findings) -> list[Run]:
     return [run for row in findings.rows for run in row.arm.runs if run.score(findings.metric) is not None]
 
 
-def _values(runs: Iterable[Run], get: Callable[[Run], Any]) -> list[str]:
+def _values(runs: Iterable[Run], get: Callable[[Run], object]) -> list[str]:
     """Distinct known values, sorted."""
     return sorted({str(value) for run in runs if (value := get(run)) is not None})
 
@@ -251,17 +231,17 @@ def _first(runs: Sequence[Run], get: Callable[[Run], int | None]) -> int | None:
     return next((value for run in runs if (value := get(run)) is not None), None)
 
 
-def _count(runs: Sequence[Run]) -> str:
-    return "1 run" if len(runs) == 1 else f"{len(runs)} runs"
+def _about(kind: str, runs: Sequence[Run], text: str, **details: str) -> Iterable[Warning]:
+    """Warn about some runs, if there are any; `text` may hold {count}, {runs} and details."""
+    if runs:
+        labels = tuple(run.label for run in runs)
+        count = "1 run" if len(runs) == 1 else f"{len(runs)} runs"
+        yield Warning(kind, text.format(count=count, runs=_listed(labels), **details), labels)
 
 
-def _runs(runs: Sequence[Run]) -> str:
-    return _listed([run.label for run in runs])
-
-
-def _listed(words: Sequence[str], limit: int = 5) -> str:
-    more = f" and {len(words) - limit} more" if len(words) > limit else ""
-    return ", ".join(words[:limit]) + more
+def _listed(names: Sequence[str], limit: int = 5) -> str:
+    more = f" and {len(names) - limit} more" if len(names) > limit else ""
+    return ", ".join(names[:limit]) + more
 
 
 def _numbers(values: Sequence[int]) -> str:

@@ -43,6 +43,9 @@ def test_from_an_empty_directory(installed: Path, tmp_path: Path) -> None:
     done = run(installed, tmp_path, *TINY_GPT, "training.max_steps=2", "data.max_eval_examples=8")
     assert done.returncode == 0, done.stderr
     assert summary(next(tmp_path.glob("outputs/*/*")))["status"] == "finished"
+    done = run(installed, tmp_path, "report", "outputs")
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "outputs" / "report.html").is_file()
     for name in store.recipe_names():
         done = run(installed, tmp_path, "-cn", name, "--cfg", "job")
         assert done.returncode == 0, done.stderr

@@ -27,7 +27,7 @@ KILLS = int(os.environ.get("OPTRUN_KILLS", "20"))
 
 def certify(cwd: Path, *words: str) -> tuple[int, str, str]:
     env = {"PYTHONPATH": os.pathsep.join(sys.path), "OMP_NUM_THREADS": "1"}
-    done = optrun_process("certify", "resume", *words, cwd=cwd, env=env, timeout=1500)
+    done = optrun_process("certify", "resume", *words, cwd=cwd, env=env, timeout=1500, module="tests.faults.slow_disk")
     return done.returncode, done.stdout, done.stderr
 
 

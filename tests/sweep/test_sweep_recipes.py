@@ -46,6 +46,7 @@ def test_batches_see_the_same_examples() -> None:
         assert job.values["data"]["max_train_examples"] % batch == 0
 
 
+@pytest.mark.slow
 def test_every_optimizer_runs(place: Path) -> None:
     """Without -m: the recipe says that it is a sweep. The command line wins over its grids."""
     words = [*TINY_GPT, "training.max_steps=2", "data.max_train_examples=32", "data.max_eval_examples=4"]

@@ -76,7 +76,7 @@ def test_a_narrow_terminal_shows_fewer_columns_and_breaks_no_word(tmp_path: Path
         heads = [len(line.rstrip()) for line in said.splitlines()]
         assert "…" not in said
         assert max(heads) <= width
-        assert ("MB" in said) is ("state" in said), "a column is shown whole or not at all"
+        assert ("MiB" in said) is ("state" in said), "a column is shown whole or not at all"
 
 
 def test_an_optimizer_stands_at_its_best_lr_with_most_seeds(tmp_path: Path, make_run: MakeRun) -> None:
@@ -111,7 +111,7 @@ def test_the_width_of_a_basin_is_that_of_its_parabola(tmp_path: Path, make_run: 
     assert basin.low == pytest.approx(1e-3 / half, rel=0.01)
     assert basin.width == pytest.approx(half**2, rel=0.02)
     assert (basin.edge, basin.open_low, basin.open_high) == ("", False, False)
-    assert basin.words() == "×7.8"
+    assert basin.width_label() == "×7.8"
 
 
 def test_a_basin_that_the_grid_cuts_is_open_and_one_that_divergence_ends_is_not(
@@ -123,7 +123,7 @@ def test_a_basin_that_the_grid_cuts_is_open_and_one_that_divergence_ends_is_not(
     basin = next(row.basin for row in _find(tmp_path).rows if row.name == "adamw")
     assert basin.diverged == (4e-3,)
     assert (basin.low, basin.high, basin.open_low, basin.open_high) == (1e-3, 2e-3, True, False)
-    assert basin.words() == "≥ ×2"
+    assert basin.width_label() == "≥ ×2"
 
 
 def test_first_reached_counts_evaluations_and_time(tmp_path: Path, make_run: MakeRun) -> None:

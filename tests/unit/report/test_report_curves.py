@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from optrun.report.curves import best_point, draw_curves, smooth
+from optrun.report.collect import best_point
+from optrun.report.curves import draw_curves, smooth
 
 
 def _look(path: Path) -> np.ndarray:

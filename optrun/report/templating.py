@@ -1,0 +1,57 @@
+"""Fill the templates beside this file with text that nobody vouches for.
+
+Names of runs, labels and messages come from outside. Every value is escaped by default, for HTML or for Markdown; only
+what is `Markup` (inline pictures, tables, code blocks, made here) goes through as it is.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from functools import cache
+
+from jinja2 import Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup
+
+from optrun.formatting import plain
+from optrun.report.tables import escape_markdown, to_markdown
+
+
+def fill_html(template: str, **content: object) -> str:
+    """Fill a template whose values become HTML text."""
+    return _environment(plain).get_template(template).render(**content).strip() + "\n"
+
+
+def fill_markdown(template: str, **content: object) -> str:
+    """Fill a template whose values become Markdown text, as GitHub and the hub show it."""
+    return _environment(_markdown).get_template(template).render(**content).strip() + "\n"
+
+
+@cache
+def _environment(finalize: Callable[[str], str]) -> Environment:
+    """Build an environment that passes every value through `finalize` and, unless that made markup, escapes HTML."""
+    environment = Environment(
+        loader=PackageLoader("optrun.report"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        finalize=lambda value: value if isinstance(value, Markup) else finalize(str(value)),
+    )
+    environment.filters |= {"table": lambda table: Markup(to_markdown(table)), "fenced": _fenced, "code": _code}
+    return environment
+
+
+def _markdown(text: str) -> Markup:
+    return Markup(escape_markdown(text))
+
+
+def _fenced(text: str, language: str = "sh") -> Markup:
+    """Put text into a code block whose fence is longer than any run of backticks in it."""
+    fence = "`" * max(3, 1 + max(map(len, re.findall("`+", text)), default=0))
+    return Markup(f"{fence}{language}\n{text}\n{fence}")
+
+
+def _code(text: str) -> Markup:
+    """Put text between backticks."""
+    return Markup("`" + plain(text).replace("`", "'") + "`")

@@ -1,0 +1,148 @@
+"""What the documentation tells people to type works: every command is composed, and run where that is quick."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import re
+import shutil
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from optrun.commands.verbs import VERBS
+from tests.docs.commands import PAGES, ROOT, SHELLS, Command, blocks, commands
+from tests.running import optrun, write_labelled, write_text
+
+OWN_TESTS = {"docs/quickstart.md"}
+"""Pages that a test of their own runs from top to bottom, as they stand."""
+HARMLESS = {".", "cd", "eval", "export", "git", "python3", "cat", "cp", "mkdir"}
+RUN, SWEEP = "outputs/2026-01-02/03-04-05", "outputs/sweeps/2026-01-02/03-04-05"
+SMALL = {"training.max_steps": "2", "data.max_eval_examples": "8"}
+"""What is put into every command that trains, so that it takes seconds."""
+
+
+def pages(*, run: bool) -> list[object]:
+    named = [(page, commands(page)) for page in PAGES]
+    return [
+        pytest.param(found, id=page.relative_to(ROOT).as_posix())
+        for page, found in named
+        if found and not (run and page.relative_to(ROOT).as_posix() in OWN_TESTS)
+    ]
+
+
+def test_every_command_stands_in_a_block_that_is_found() -> None:
+    hidden = [
+        f"{block.page}:{block.line}"
+        for page in PAGES
+        for block in blocks(page)
+        if block.language not in SHELLS and re.match(r"\$? ?(optrun|make|pip|python) ", block.body)
+    ]
+    assert hidden == [], "begin the block with ```bash"
+    assert sum(len(commands(page)) for page in PAGES) > 40
+
+
+@pytest.mark.parametrize("found", pages(run=False))
+def test_every_command_is_one(found: list[Command], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for command in found:
+        program, *arguments = command.arguments
+        if program == "optrun":
+            _composes(command, arguments)
+        elif program == "make":
+            targets = re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.M)
+            assert {one for one in arguments if "=" not in one} <= set(targets), command
+        elif program == "python":
+            _is_module_or_file(command, arguments)
+        elif program == "pip":
+            extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+            asked = [name for one in arguments for group in re.findall(r"\[(.*?)\]", one) for name in group.split(",")]
+            assert set(asked) <= set(extras), command
+        else:
+            assert program in HARMLESS, f"{command}: say in this test how it is checked"
+
+
+def _composes(command: Command, arguments: list[str]) -> None:
+    """The names and types of all overrides are right, whatever files they name."""
+    overrides = [one for one in arguments if "=" in one and not one.startswith("-")]
+    if arguments and not arguments[0].startswith("-") and "=" not in arguments[0]:
+        assert arguments[0] in VERBS, command
+        if arguments[0] not in ("explain", "certify"):
+            return
+        arguments = overrides
+    if "-m" in arguments:  # Hydra composes no sweep: one of its jobs, what is searched left out
+        arguments = [one for one in swept(arguments, 1, 1) if one != "-m" and "interval(" not in one]
+    if not {"--help", "--version", "--cfg", "--info", "-sc", "--plugin"} & set(arguments):
+        assert optrun(*arguments, "--cfg", "job") == 0, command
+
+
+def _is_module_or_file(command: Command, arguments: list[str]) -> None:
+    if arguments[0] == "-m":
+        assert importlib.util.find_spec(arguments[1]) is not None, command
+    for one in arguments[2:] if arguments[0] == "-m" else arguments[:1]:
+        if one.startswith("tests/") or one.endswith(".py"):
+            assert (ROOT / one.partition("::")[0]).exists(), command
+
+
+@pytest.fixture(scope="module")
+def workplace(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the files and runs that the pages speak of."""
+    folder = tmp_path_factory.mktemp("documentation")
+    before = Path.cwd()
+    os.chdir(folder)
+    try:
+        for name in ("train", "dev"):
+            csv = write_labelled(folder, name=f"{name}.csv")
+            csv.with_suffix(".tsv").write_text(csv.read_text().replace(",", "\t"))
+        shutil.copy(write_text(folder), "my.txt")
+        shutil.copy("my.txt", "shakespeare.txt")
+        tiny = ["data=files", "data.train=my.txt", *(f"{key}={value}" for key, value in SMALL.items())]
+        assert optrun(*tiny, f"hydra.run.dir={RUN}") == 0
+        assert optrun("-m", "lr=1e-3,2e-3", *tiny, f"hydra.sweep.dir={SWEEP}") == 0
+        classes = ["task=sequence_classification", "model=bert_tiny", "data=files", "data.train=train.csv"]
+        assert optrun(*classes, "training.max_steps=1", "hydra.run.dir=classifier") == 0
+        for model in ("MODEL", "sentence-transformers/all-MiniLM-L6-v2"):
+            shutil.copytree("classifier/model", model)
+    finally:
+        os.chdir(before)
+    return folder
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("found", pages(run=True))
+def test_every_command_runs(found: list[Command], workplace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(workplace)
+    for command in found:
+        program, *arguments = command.arguments
+        if program == "optrun" and not command.not_run and arguments[:1] != ["certify"]:  # tests/faults/test_kills.py
+            assert optrun(*small(arguments)) == 0, command
+            monkeypatch.chdir(workplace)
+
+
+def small(arguments: list[str]) -> list[str]:
+    """The same command on the files of the test, with few steps and two jobs."""
+    arguments = [one.replace("outputs/sweeps/DATE/TIME", SWEEP).replace("outputs/DATE/TIME", RUN) for one in arguments]
+    verb = arguments[0] if arguments and arguments[0] in VERBS else ""
+    if verb or {"--help", "--version", "--cfg", "--info", "-sc"} & set(arguments):
+        return arguments
+    resumed = any(one.startswith("resume=") for one in arguments)
+    put = {} if resumed and not any(one.startswith("training.max_steps=") for one in arguments) else dict(SMALL)
+    if resumed and put:
+        put = {"training.max_steps": "4"}
+    kept = [one for one in arguments if one.partition("=")[0] not in put]
+    if "-m" in arguments:
+        kept = swept(kept, 2, 1)
+    return [*kept, *(f"{key}={value}" for key, value in put.items())]
+
+
+def swept(arguments: list[str], first: int, others: int) -> list[str]:
+    """So many values of the first key that is swept, and so many of the others."""
+    found = []
+    for one in arguments:
+        key, _, value = one.partition("=")
+        if "," in value and not re.search(r"[(\[{]", value):
+            one = f"{key}={','.join(value.split(',')[:first])}"
+            first = others
+        found.append(one)
+    return found
