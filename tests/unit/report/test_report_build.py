@@ -22,7 +22,7 @@ from optrun.report.statistics import WORSE
 from optrun.report.tables import ranking_table, to_markdown
 
 MakeRun = Callable[..., Path]
-HOSTILE = '<script>alert("x")</script>|[red]$\\frac`\x1b[2J\n-->'
+HOSTILE = '<script>alert("x")</script>|[red]$\\frac`\x1b[2J\n-->{{ 7 * 7 }}{count}'
 
 
 def _sweep(folder: Path, make_run: MakeRun) -> Path:
@@ -165,6 +165,7 @@ def test_hostile_names_stay_text(tmp_path: Path, make_run: MakeRun) -> None:
     html = made.files[0].read_text()
     assert "<script>alert" not in html
     assert "\x1b" not in html
+    assert "{{ 7 * 7 }}{count}" in html
     assert _Page(html).tags.count("script") == 1
     assert "<script>" not in made.files[1].read_text().replace("```sh", "```").split("```")[0]
     assert "\x1b" not in stream.getvalue()
