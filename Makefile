@@ -28,6 +28,8 @@ lint: setup  ## style
 	$(BIN)/python -m ruff check . && $(BIN)/python -m ruff format --check .
 types: setup ## mypy --strict
 	$(BIN)/python -m mypy
+smoke: setup ## some of every room, under half a minute: after every edit
+	$(PYTEST) @tests/smoke.txt
 unit: setup  ## tests, without the long proofs
 	$(PYTEST) -n 2 -m "not slow and not gpu"
 test-slow: setup ## the long proofs: kill loops, sweeps, the whole zoo
@@ -41,4 +43,4 @@ docs: setup  ## docs/configuration.md anew, and the API reference from the docst
 	$(BIN)/python -m pdoc --docformat google -o build/api optrun '!optrun.__main__'
 wheel: setup ## dist/
 	$(BIN)/python -m build --wheel
-.PHONY: help run test setup format lint types unit test-slow test-gpu test-full docs wheel
+.PHONY: help run test setup format lint types smoke unit test-slow test-gpu test-full docs wheel

@@ -11,15 +11,25 @@ import importlib
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import MISSING, dataclass, fields, is_dataclass
+from functools import cache
 from types import MappingProxyType, NoneType
-from typing import Any, TypeVar, get_args, get_type_hints
+from typing import TYPE_CHECKING, Any, TypeVar, get_args, get_type_hints
 
 from optrun.errors import ConfigError, did_you_mean
+
+if TYPE_CHECKING:
+    from importlib.metadata import EntryPoint
 
 Target = TypeVar("Target", bound=Callable[..., Any])
 
 KINDS = ("optimizer", "scheduler", "task", "metric", "data", "tracker", "callback")
-"""What can be registered. The decorator of each is `register_<kind>`, its entry-point group `optrun.<kind>s`."""
+"""What can be registered. The decorator of each is `register_<kind>`."""
+
+ENTRY_POINTS = {kind: "optrun.data" if kind == "data" else f"optrun.{kind}s" for kind in KINDS}
+"""The entry-point group of each kind, by which installed packages bring rows."""
+
+GROUPS = {"optimizer": "optimizer", "scheduler": "scheduler", "task": "task", "data": "data", "tracking": "tracker"}
+"""Configuration groups whose choices are rows, and the kind of these."""
 
 BASES = {
     "optimizer": "optrun.config.schema.optimizer:OptimizerConfig",
@@ -69,8 +79,24 @@ def _imported(target: str) -> Any:
     return getattr(importlib.import_module(module), attribute)
 
 
+class _Schemas(dict[str, type[Any]]):
+    """Schemas by name. Looking a name up imports the entry point that brings it; iterating shows what is loaded."""
+
+    def __init__(self, kind: str) -> None:
+        self.kind = kind
+
+    def __contains__(self, name: object) -> bool:
+        return super().__contains__(name) or (isinstance(name, str) and find(self.kind, name) is not None)
+
+    def __missing__(self, name: str) -> type[Any]:
+        row = find(self.kind, name)
+        if row is None:
+            raise KeyError(name)
+        return row.schema
+
+
 _ROWS: dict[str, dict[str, Choice]] = {kind: {} for kind in KINDS}
-_SCHEMAS: dict[str, dict[str, type[Any]]] = {kind: {} for kind in KINDS}
+_SCHEMAS: dict[str, dict[str, type[Any]]] = {kind: _Schemas(kind) for kind in KINDS}
 _origin: list[str] = []
 """Who is being loaded; the last counts."""
 
@@ -111,6 +137,50 @@ def own(kind: str, rows: Mapping[str, tuple[type[Any], str]]) -> dict[str, type[
 def schemas(kind: str) -> dict[str, type[Any]]:
     """The schemas of a kind by name; the dict grows as rows are added, and is not for writing."""
     return _SCHEMAS[kind]
+
+
+def names(kind: str) -> list[str]:
+    """Every name of a kind, those of entry points that nobody has chosen among them."""
+    return [*_ROWS[kind], *(name for name in _declared()[kind] if name not in _ROWS[kind])]
+
+
+def find(kind: str, name: str) -> Choice | None:
+    """The row of a name; the entry point of an installed package is imported for it.
+
+    Raises:
+        ConfigError: The entry point fails, registers nothing of this name, or two packages have one.
+    """
+    row = _ROWS[kind].get(name)
+    points = _declared()[kind].get(name, []) if row is None else []
+    if not points:
+        return row
+    where = [f"{point.dist.name} {point.dist.version}" if point.dist else "an unknown package" for point in points]
+    if len(points) > 1:
+        raise ConfigError(f"{kind}={name}: {' and '.join(where)} both bring one. Keep one of them installed.")
+    said = f"{kind}={name}: the entry point {ENTRY_POINTS[kind]}: {name} = {points[0].value} of {where[0]}"
+    try:
+        with origin(where[0]):
+            points[0].load()
+    except ConfigError as error:
+        raise ConfigError(f"{said}: {error}") from error
+    except (Exception, SystemExit) as error:
+        raise ConfigError(f"{said} fails at import: {type(error).__name__}: {error}".rstrip(": .") + ".") from error
+    if name not in _ROWS[kind]:
+        raise ConfigError(f"{said} registers no such name: expected @optrun.register_{kind}({name!r}, ...) in it.")
+    return _ROWS[kind][name]
+
+
+@cache
+def _declared() -> dict[str, dict[str, list[EntryPoint]]]:
+    """By kind and name, what installed packages bring; nothing of them is imported."""
+    from importlib.metadata import entry_points
+
+    found = entry_points()
+    declared: dict[str, dict[str, list[EntryPoint]]] = {kind: {} for kind in KINDS}
+    for kind, group in ENTRY_POINTS.items():
+        for point in found.select(group=group):
+            declared[kind].setdefault(point.name, []).append(point)
+    return declared
 
 
 def choices(kind: str) -> Mapping[str, Choice]:
@@ -208,8 +278,8 @@ def register_scheduler(name: str, *, schema: type[Any]) -> Callable[[Target], Ta
         schema: A dataclass on `optrun.config.schema.scheduler.SchedulerConfig`; its defaults are the values.
 
     Returns:
-        The decorator of a function (configuration, num_training_steps, final) -> curve, which is itself a function
-        global_step -> multiplier of the peak lr; `final` is `min_lr` as a multiplier.
+        The decorator of a function (step, config=..., decay_steps=...) -> multiplier of the peak lr. Steps count from
+        the end of the warm-up, `decay_steps` is the rest of the run; warm-up and `min_lr` come by themselves.
     """
     return register("scheduler", name, schema)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,11 +12,17 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+# A run flushes some sixty times: in memory that takes no time. What is told of a disk, the tests say for themselves.
+if Path("/dev/shm").is_dir() and shutil.disk_usage("/dev/shm").free > 6 * 2**30:
+    os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", "/dev/shm")
 
 import pytest
 import torch
 
+from tests import compose_cache
+
 torch.set_num_threads(1)
+compose_cache.install()
 
 
 @pytest.fixture(autouse=True)
@@ -30,11 +37,26 @@ def _same_random_state() -> Iterator[None]:
 def _shared_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """One cache for tokenizers and tokens per session, so that nothing is read from or left in the user's own."""
     before = os.environ.get("OPTRUN_CACHE")
-    folder = Path(before) if before else tmp_path_factory.mktemp("optrun-cache")
+    base = tmp_path_factory.getbasetemp()
+    shared = base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
+    folder = Path(before) if before else shared / "optrun-cache"
+    folder.mkdir(exist_ok=True)
     os.environ["OPTRUN_CACHE"] = str(folder)
     yield folder
     if before is None:
         del os.environ["OPTRUN_CACHE"]
+
+
+@pytest.fixture
+def no_pictures(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Drawing takes longer than the runs of most tests, which look at no picture; those that do ask for `pictures`."""
+    if "pictures" not in request.fixturenames:
+        monkeypatch.setattr("optrun.run.train.draw_curves", lambda path: None)
+
+
+@pytest.fixture
+def pictures() -> None:
+    """Runs draw `curves.png`, as a user's do."""
 
 
 @pytest.fixture

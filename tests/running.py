@@ -85,10 +85,10 @@ def optrun(*words: str) -> int:
 
 
 def optrun_process(
-    *words: str, cwd: Path, env: dict[str, str] | None = None, timeout: float = 300
+    *words: str, cwd: Path, env: dict[str, str] | None = None, timeout: float = 300, module: str = "optrun"
 ) -> subprocess.CompletedProcess[str]:
     """Run in a process of its own."""
-    with session([sys.executable, "-m", "optrun", *words], cwd, env, stderr=subprocess.PIPE) as process:
+    with session([sys.executable, "-m", module, *words], cwd, env, stderr=subprocess.PIPE) as process:
         out, err = process.communicate(timeout=timeout)
         return subprocess.CompletedProcess(process.args, process.returncode, out, err)
 

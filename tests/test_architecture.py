@@ -24,10 +24,10 @@ ALLOWED: dict[str, set[str]] = {
     "data": {"config", "errors"},
     "param_groups": {"config", "errors"},
     "report": {"artifacts", "bounded_yaml", "errors", "formatting"},
-    "scheduler": {"config", "errors"},
+    "scheduler": {"config", "errors", "registry"},
     "tracking": {"artifacts", "config", "errors"},
     "model": {"config", "data", "errors"},
-    "optimizer": {"config", "errors", "param_groups"},  # AdamWDL's ratio function, one pure function
+    "optimizer": {"config", "errors", "param_groups", "registry"},  # AdamWDL's ratio function, one pure function
     "task": {"config", "data", "errors", "formatting"},
     "training": {"artifacts", "config", "data", "errors", "formatting"},
     "explain": {
@@ -41,8 +41,8 @@ ALLOWED: dict[str, set[str]] = {
     "certify": {"artifacts", "errors", "run"},
     "sweep": {"artifacts", "config", "errors", "formatting", "run", "training"},
     "commands": {
-        "artifacts", "certify", "config", "data", "errors", "explain", "formatting", "optimizer", "plugins", "report",
-        "run", "sweep", "tracking", "training",
+        "artifacts", "certify", "config", "data", "errors", "explain", "formatting", "optimizer", "plugins", "registry",
+        "report", "run", "sweep", "tracking", "training",
     },
     "cli": {"commands", "errors", "plugins"},
     "__main__": {"cli"},

@@ -22,7 +22,8 @@ _KILLS_PER_RUN = 8
 class Certificate:
     """What was done, what was compared, and what came out."""
 
-    words: list[str]
+    argv: list[str]
+    """Arguments after `optrun`."""
     steps: int
     seed: int
     config_digest: str
@@ -55,7 +56,7 @@ class Certificate:
             "claim": "resume after SIGKILL is bit-equal to an uninterrupted run",
             "holds": self.difference is None,
             "difference": self.difference,
-            "words": self.words,
+            "words": self.argv,
             "config_digest": self.config_digest,
             "steps": self.steps,
             "seed": self.seed,
@@ -71,13 +72,13 @@ class Certificate:
 
 
 def certify(
-    main: Main, words: Sequence[str], *, steps: int, kills: int, seed: int, folder: Path, watch: Callable[[str], None]
+    main: Main, argv: Sequence[str], *, steps: int, kills: int, seed: int, folder: Path, watch: Callable[[str], None]
 ) -> Certificate:
     """Run a configuration undisturbed, then killed and resumed until so many kills are reached; compare.
 
     Args:
         main: Runs a command line and returns its exit code.
-        words: A command line that trains `steps` steps, saves and logs at each, and names neither place nor resume.
+        argv: A command line that trains `steps` steps, saves and logs at each; no directory and no resume in it.
         steps: Optimizer steps of each run.
         kills: In all.
         seed: Chooses the moments.
@@ -96,17 +97,17 @@ def certify(
     watch("the run without a kill")
     straight = RunDir(folder / "straight")
     imported = folder / "imported"
-    child = Child(main, [*words, f"hydra.run.dir={straight.path}"], folder / "straight.log", imported)
+    child = Child(main, [*argv, f"hydra.run.dir={straight.path}"], folder / "straight.log", imported)
     try:
         code = child.wait()
     finally:
         child.kill()
     if code != 0:
-        raise TrialFailed(f"the run ends with exit code {code} although nobody killed it:\n{child.said()}")
+        raise TrialFailed(f"the run ends with exit code {code} although nobody killed it:\n{child.last_lines()}")
     import_all(imported)
     summary = read_summary(straight.summary)
     paper = Certificate(
-        list(words),
+        list(argv),
         steps,
         seed,
         str(summary["config_digest"]),
@@ -117,7 +118,7 @@ def certify(
     def seen(kill: Kill) -> None:
         watch(f"kill {len(trials.kills)} of {kills}: {kill.fell}")
 
-    trials = Trials(main, list(words), folder, _tempo(straight, time.monotonic() - begun), random.Random(seed), seen)
+    trials = Trials(main, list(argv), folder, _tempo(straight, time.monotonic() - begun), random.Random(seed), seen)
     paper.kills = trials.kills
     try:
         while len(trials.kills) < kills and paper.difference is None:

@@ -45,27 +45,27 @@ class Kill:
 
 
 class Child:
-    """`optrun WORDS` in a forked process, in a group of its own.
+    """`optrun ARGS` in a forked process, in a group of its own.
 
     What is heavy has been imported by the parent, which has computed nothing yet: that makes forking safe, and a trial
     fast.
 
     Args:
         main: Runs a command line and returns its exit code.
-        words: The command line.
+        argv: Arguments after `optrun`.
         log: Takes its output.
         imported: Takes the names of all modules it has imported at its end; None: they are not asked for.
     """
 
-    def __init__(self, main: Main, words: list[str], log: Path, imported: Path | None = None) -> None:
+    def __init__(self, main: Main, argv: list[str], log: Path, imported: Path | None = None) -> None:
         self.log = log
         self.imported = imported
         self.code: int | None = None
         self.process = os.fork()
         if self.process == 0:
-            self._become(main, words)
+            self._become(main, argv)
 
-    def _become(self, main: Main, words: list[str]) -> None:
+    def _become(self, main: Main, argv: list[str]) -> None:
         code = 1
         try:
             os.setpgid(0, 0)
@@ -76,7 +76,7 @@ class Child:
             # The parent's own may lead elsewhere, and hold text that is not of this process.
             sys.stdout, sys.stderr = (os.fdopen(number, "w", buffering=1, encoding="utf-8") for number in (1, 2))
             try:
-                code = main(words)
+                code = main(argv)
             except SystemExit as stopped:
                 code = int(stopped.code or 0)
             if self.imported is not None:
@@ -110,8 +110,8 @@ class Child:
                 os.kill(self.process, signal.SIGKILL)
             self.wait()
 
-    def said(self) -> str:
-        """The end of what it said."""
+    def last_lines(self) -> str:
+        """The end of its output."""
         return "\n".join(self.log.read_text(errors="replace").strip().splitlines()[-15:])
 
 
@@ -148,7 +148,7 @@ class Trials:
 
     Args:
         main: Runs a command line and returns its exit code.
-        words: The command line of the run, without its directory.
+        argv: The command line of the run, without its directory.
         folder: Where runs go.
         tempo: Of the undisturbed run.
         rng: Chooses the moments.
@@ -158,14 +158,14 @@ class Trials:
     def __init__(
         self,
         main: Main,
-        words: list[str],
+        argv: list[str],
         folder: Path,
         tempo: Tempo,
         rng: random.Random,
         watch: Callable[[Kill], None],
     ) -> None:
         self.main = main
-        self.words = words
+        self.argv = argv
         self.folder = folder
         self.tempo = tempo
         self.rng = rng
@@ -185,7 +185,7 @@ class Trials:
         while True:
             before, resumes = committed(run), _resumes(run)
             child = Child(
-                self.main, [*self.words, f"hydra.run.dir={run.path}", "resume=auto"], self.folder / f"{name}.log"
+                self.main, [*self.argv, f"hydra.run.dir={run.path}", "resume=auto"], self.folder / f"{name}.log"
             )
             self.starts += 1
             try:
@@ -198,7 +198,7 @@ class Trials:
                     code = child.wait()
                     self._refuse_wrong_start(run, before, resumes)
                     if code != 0:
-                        raise TrialFailed(f"a start of the run ended with exit code {code}:\n{child.said()}")
+                        raise TrialFailed(f"a start of the run ended with exit code {code}:\n{child.last_lines()}")
                     _refuse_damage(run)
                     return run
             finally:

@@ -4,35 +4,23 @@ from __future__ import annotations
 
 import functools
 import json
+import shutil
 import sys
 import tempfile
 import time
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from optrun.commands import train
-from optrun.commands.arguments import Words, parse_arguments
 from optrun.commands.messages import guarded
+from optrun.commands.parser import VerbParser
 from optrun.errors import EXIT_DONE, EXIT_FAILED, ConfigError, printable, refuse_url
 
 if TYPE_CHECKING:
     from optrun.certify.resume import Certificate
+    from optrun.config.request import CommandLine
 
-USAGE = """
-optrun certify resume [-cn RECIPE] [KEY=VALUE ...] [--steps N] [--kills N] [--seed N] [--out FILE] [--json]
-
-Trains this configuration for a few steps (12) in a temporary folder, once undisturbed, then killed (8 times, SIGKILL)
-at random moments, most of them inside a save, and resumed. Weights, optimizer state, schedule, loss scale, random
-states, sample order, counters and metrics lines must be equal to the last bit. Prints the certificate and writes it as
-JSON, or names the first tensor that differs. Exit code 0: it holds; 1: it does not.
-
-  --out FILE  where the certificate goes (default: outputs/certificates/)
-  --json      print it as JSON instead of tables
-"""
-OPTIONS = {
-    "--steps": True, "--kills": True, "--seed": True, "--out": True, "--json": False,
-    "--config-name": True, "--config-dir": True,
-}  # fmt: skip
 _FORCED = {
     "training.logging_steps": "1",
     "training.max_seconds": "null",
@@ -41,26 +29,52 @@ _FORCED = {
 }
 
 
+def parser() -> VerbParser:
+    """Build the parser of the verb."""
+    made = VerbParser(
+        "certify",
+        "resume [KEY=VALUE ...]",
+        """
+Trains this configuration for a few steps in a temporary folder, once undisturbed, then killed (SIGKILL) at random
+moments, most of them inside a save, and resumed. Weights, optimizer state, schedule, loss scale, random states, sample
+order, counters and metrics lines must be equal to the last bit. Prints the certificate and writes it as JSON, or names
+the first tensor that differs. Exit code 0: it holds; 1: it does not.
+""",
+        overrides=True,
+    )
+    made.add_recipe_options()
+    made.add_argument("--steps", metavar="N", help="optimizer steps of each run (default: 12)")
+    made.add_argument("--kills", metavar="N", help="kills in all (default: 8)")
+    made.add_argument("--seed", metavar="N", help="chooses the moments (default: 0)")
+    made.add_argument("--out", metavar="FILE", help="where the certificate goes (default: outputs/certificates/)")
+    made.add_argument("--json", action="store_true", help="print it as JSON instead of tables")
+    return made
+
+
 def run(argv: list[str]) -> int:
-    """Prove and tell.
+    """Prove, and print the certificate.
 
     Returns:
         0 where the claim holds, else 1.
     """
-    words = parse_arguments("certify", argv, USAGE, OPTIONS)
-    if words is None:
+    arguments = parser().parse(argv)
+    if arguments is None:
         return EXIT_DONE
-    if words.positional != ["resume"]:
+    options = arguments.options
+    if arguments.positional != ["resume"]:
         raise ConfigError("optrun certify takes the claim to prove: optrun certify resume [KEY=VALUE ...]")
-    steps, kills, seed = (_whole(words, name, least) for name, least in (("steps", 2), ("kills", 1), ("seed", 0)))
-    refuse_url("--out", words.flags.get("--out"))
-    command, replaced = command_line(words, steps)
+    steps = _whole("steps", options.steps or "12", 2)
+    kills = _whole("kills", options.kills or "8", 1)
+    seed = _whole("seed", options.seed or "0", 0)
+    refuse_url("--out", options.out)
+    command, replaced = command_line(arguments.command_line(argv), steps)
 
     from rich.console import Console
 
     from optrun.certify.resume import certify
+    from optrun.commands import train
 
-    console = Console(stderr="--json" in words.flags)
+    console = Console(stderr=options.json)
     for note in replaced:
         console.print(printable(note), markup=False, highlight=False, soft_wrap=True)
     folder = Path(tempfile.mkdtemp(prefix="optrun-certify-"))
@@ -75,84 +89,74 @@ def run(argv: list[str]) -> int:
             watch=lambda text: status.update(f"certify resume · {text}"),
         )
     text = json.dumps(paper.to_dict(), indent=2)
-    if "--json" in words.flags:
+    if options.json:
         sys.stdout.write(text + "\n")
     else:
         show(console, paper)
-    place = words.flags.get("--out")
-    if place is not None or "--json" not in words.flags:
-        out = Path(place) if place else Path("outputs", "certificates", time.strftime("resume-%Y-%m-%d-%H-%M-%S.json"))
+    if options.out is not None or not options.json:
+        stamped = time.strftime("resume-%Y-%m-%d-%H-%M-%S.json")
+        out = Path(options.out) if options.out else Path("outputs", "certificates", stamped)
         out.parent.mkdir(parents=True, exist_ok=True)
         out.write_text(text + "\n", encoding="utf-8")
         console.print(f"written to {out}", markup=False, highlight=False, soft_wrap=True)
     if paper.difference is not None:
         console.print(f"the runs are kept in {folder}", markup=False, highlight=False, soft_wrap=True)
         return EXIT_FAILED
-    import shutil
-
     shutil.rmtree(folder)
     return EXIT_DONE
 
 
-def _whole(words: Words, name: str, least: int) -> int:
-    given = words.flags.get(f"--{name}") or {"steps": "12", "kills": "8", "seed": "0"}[name]
+def _whole(name: str, given: str, least: int) -> int:
     if not given.isdecimal() or int(given) < least:
         raise ConfigError(f"optrun certify --{name} {given}: expected a whole number, {least} or more.")
     return int(given)
 
 
-def command_line(words: Words, steps: int) -> tuple[list[str], list[str]]:
-    """What is run: the user's words, with what a proof needs in their place.
+def command_line(asked: CommandLine, steps: int) -> tuple[list[str], list[str]]:
+    """Build the command line of the trials: what was asked for, with what a proof needs.
 
     Args:
-        words: Of the verb.
+        asked: Of the verb.
         steps: Of each run.
 
     Returns:
-        The words, and a sentence for each of the user's that another one took the place of.
+        Arguments after `optrun`, and a note for each override of the user's that another one replaces.
 
     Raises:
-        ConfigError: A word that has no meaning here, or a configuration that does not compose.
+        ConfigError: An override that has no meaning here, or a configuration that does not compose.
     """
-    from optrun.config import overrides as words_of
     from optrun.config import store
-    from optrun.config.safety import refuse_stored_trust
+    from optrun.config.compose import compose_request
 
-    forced = {**_FORCED, "training.max_steps": str(steps)}
-    kept, replaced = [], []
-    for word in words.overrides:
-        key = word.split("=", 1)[0].lstrip("+")
-        if key == "resume" or key.startswith("hydra."):
-            raise ConfigError(f"{word}: certify chooses where it runs and resumes by itself; leave it out.")
-        if key == "checkpoint":
-            if word == "checkpoint=none":
-                raise ConfigError(f"{word}: nothing is saved, so there is nothing to resume from.")
-        elif key.startswith("tracking."):
-            replaced.append(f"{word}: nothing is tracked here")
-            continue
-        elif key == "training.num_train_epochs":
-            replaced.append(f"{word}: certify takes training.max_steps={steps} (--steps)")
-            continue
-        elif key in forced:
-            if word.partition("=")[2] != forced[key]:
-                way = " (--steps)" if key == "training.max_steps" else ""
-                replaced.append(f"{word}: certify takes {key}={forced[key]}{way}")
-            continue
-        kept.append(word)
-    own = [*kept, *(f"{key}={value}" for key, value in forced.items())]
-    name = words.flags.get("--config-name") or store.DEFAULT_CONFIG
-    directory = words.flags.get("--config-dir")
-    hydra = store.open_hydra(directory)
-    checked = words_of.checked(hydra, name, own, sweep=False)
-    cfg = store.without_hydra(store.compose(hydra, name, checked))
-    refuse_stored_trust(cfg, checked)
-    config = store.typed(cfg)
-    if not config.checkpoint.enabled:
+    own, replaced = _with_forced(asked.overrides, {**_FORCED, "training.max_steps": str(steps)})
+    request = compose_request(store.open_hydra(asked.config_dir), replace(asked, overrides=own))
+    if not request.config.checkpoint.enabled:
         raise ConfigError("checkpoint=none: nothing is saved, so there is nothing to resume from.")
-    options = ["-cn", name]
-    if directory is not None:
-        options += ["--config-dir", str(Path(directory).resolve())]
+    options = ["-cn", asked.config_name]
+    if asked.config_dir is not None:
+        options += ["--config-dir", str(Path(asked.config_dir).resolve())]
     return [*options, *own], replaced
+
+
+def _with_forced(overrides: Sequence[str], forced: Mapping[str, str]) -> tuple[list[str], list[str]]:
+    from optrun.config.overrides import is_hydra
+
+    kept, replaced = [], []
+    for token in overrides:
+        key = token.split("=", 1)[0].lstrip("+")
+        if key == "resume" or is_hydra(key):
+            raise ConfigError(f"{token}: certify chooses where it runs and resumes by itself; leave it out.")
+        if key.startswith("tracking."):
+            replaced.append(f"{token}: nothing is tracked here")
+        elif key == "training.num_train_epochs":
+            replaced.append(f"{token}: certify takes training.max_steps={forced['training.max_steps']} (--steps)")
+        elif key in forced:
+            if token.partition("=")[2] != forced[key]:
+                option = " (--steps)" if key == "training.max_steps" else ""
+                replaced.append(f"{token}: certify takes {key}={forced[key]}{option}")
+        else:
+            kept.append(token)
+    return [*kept, *(f"{key}={value}" for key, value in forced.items())], replaced
 
 
 def show(console: object, paper: Certificate) -> None:
@@ -168,7 +172,7 @@ def show(console: object, paper: Certificate) -> None:
 
     assert isinstance(console, Console)
     table = Table(
-        title=Text(printable(" ".join(paper.words)), style="dim"), title_justify="left", caption_justify="left"
+        title=Text(printable(" ".join(paper.argv)), style="dim"), title_justify="left", caption_justify="left"
     )
     for name in ("compared", "values", "digest of the undisturbed run", "after kill and resume"):
         table.add_column(name, justify="right" if name == "values" else "left")

@@ -1,7 +1,7 @@
 """What the TAB key offers: verbs, options, recipes, choices, keys, values and paths; never an error in a prompt.
 
 Hydra installs the shell's function, which asks with the line so far in `COMP_LINE`. Hydra's own answers know nothing of
-verbs, and read every word as `key=value`. Only keys are asked of Hydra here: importing it takes longer than the rest.
+verbs, and read every token as `key=value`. Only keys are asked of Hydra here: importing it takes longer than the rest.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
+from optrun.commands.parser import VerbParser, is_override
 from optrun.config.original_cwd import PATHS
 from optrun.config.paths import config_dir, recipes_dir
 from optrun.errors import EXIT_DONE
@@ -24,14 +25,19 @@ _SAFE = re.compile(r"[\w./=+,@%~:-]+")
 """What is offered: bash splits candidates at blanks and expands them, so that a file's name could be a command."""
 _FOLDERS = ("hydra.run.dir", "hydra.sweep.dir")
 _FILES = (*PATHS, "out", *_FOLDERS)
-_OF_OPTIONS = {"-c": "--cfg", "-i": "--info", "-p": "--package", "-cn": "--config-name", "-cd": "--config-dir"}
-OPTION = "--plugin"
+PLUGIN = "--plugin"
+"""Taken out of every command line by `optrun.plugins`."""
+_LONG_OPTIONS = {"-c": "--cfg", "-i": "--info", "-p": "--package", "-cn": "--config-name", "-cd": "--config-dir"}
 _VALUES = {
     "--cfg": ["job", "hydra", "all"],
     "--info": ["all", "config", "defaults", "defaults-tree", "plugins", "searchpath"],
     "-sc": ["install=bash", "install=fish", "uninstall=bash", "uninstall=fish"],
 }
-_TRAIN = "optrun train [KEY=VALUE ...] -m -cn --config-dir --cfg --resolve --package --info --help --hydra-help -sc"
+_TRAIN_OPTIONS = (
+    "-m", "-cn", "--config-dir", "--cfg", "--resolve", "--package", "--info", "--help", "--hydra-help", "-sc",
+    PLUGIN,
+)  # fmt: skip
+"""Of `optrun` without a verb; Hydra's parser knows them, and importing it takes longer than answering."""
 
 
 def run(argv: list[str]) -> int:
@@ -58,69 +64,46 @@ def run(argv: list[str]) -> int:
 
 
 def candidates(line: str) -> list[str]:
-    """What the last word of a line may become.
+    """Complete the last token of a line.
 
     Args:
-        line: The command so far, the program's name first; a blank at its end begins a new word.
+        line: The command so far, the program's name first; a blank at its end begins a new token.
     """
-    words = line.split()
-    current = "" if line[-1:].isspace() or not words else words.pop()
-    if OPTION in words[:-1]:
+    tokens = line.split()
+    current = "" if line[-1:].isspace() or not tokens else tokens.pop()
+    if PLUGIN in tokens[:-1]:
         from optrun import plugins
 
-        plugins.take(words)
-    program = next((index for index, word in enumerate(words) if Path(word).name == "optrun"), 0)
-    found = _next_word(words[program + 1 :], current)
-    return sorted({word for word in found if word.startswith(current) and _SAFE.fullmatch(word)})
+        plugins.take(tokens)
+    program = next((index for index, token in enumerate(tokens) if Path(token).name == "optrun"), 0)
+    found = _next_token(tokens[program + 1 :], current)
+    return sorted({token for token in found if token.startswith(current) and _SAFE.fullmatch(token)})
 
 
-def _next_word(before: list[str], current: str) -> Iterable[str]:
+def _next_token(before: list[str], current: str) -> Iterable[str]:
     from optrun.commands.verbs import VERBS
 
     verb = before[0] if before and before[0] in VERBS else None
-    takes = _usage(_TRAIN if verb is None else importlib.import_module(VERBS[verb]).USAGE)
+    parser: VerbParser | None = None if verb is None else importlib.import_module(VERBS[verb]).parser()
+    values = {**dict.fromkeys(_TRAIN_OPTIONS), PLUGIN: "FILE"} if parser is None else parser.option_values()
     option, joined, _ = current.partition("=")
     if current.startswith("-") and joined:
         return [f"{option}={value}" for value in _of_option(option, before, current[len(option) + 1 :])]
-    last = _OF_OPTIONS.get(before[-1], before[-1]) if before else ""
-    if last in {*_OF_OPTIONS.values(), *_VALUES} or takes.values.get(last) == "FILE":
+    last = _LONG_OPTIONS.get(before[-1], before[-1]) if before else ""
+    if last in {*_LONG_OPTIONS.values(), *_VALUES} or values.get(last) == "FILE":
         return _of_option(last, before, current)
-    if last in takes.values:
+    if values.get(last) is not None:
         return []
     if current.startswith("-"):
-        return takes.options
-    if joined and not _is_path(option):
+        return values
+    if joined and is_override(current):
         return [f"{option}={value}" for value in _of_key(option.lstrip("+~"), before, current[len(option) + 1 :])]
-    found = [*takes.words, *(_keys(before, current) if takes.keys else [])]
-    if takes.folders:
+    found = [] if parser is None else [*parser.claims, *(f"{key}=" for key in parser.keys)]
+    if parser is None or parser.takes_overrides:
+        found += _keys(before, current)
+    if parser is not None and parser.takes_paths:
         found += _paths(current, folders=True)
     return found if verb is not None or before else [*found, *VERBS]
-
-
-def _is_path(text: str) -> bool:
-    return "/" in text and not text.lstrip("+~").startswith("hydra/")
-
-
-class _Usage:
-    """What a verb takes, by the first line of its help.
-
-    Example:
-        >>> _usage("optrun explain [-cn RECIPE] [KEY=VALUE ...] [--all]").options
-        ['-cn', '--all', '--plugin', '--help']
-    """
-
-    def __init__(self, pieces: list[str]) -> None:
-        self.options = [piece for piece in pieces if piece.startswith("-")]
-        after = zip(pieces, [*pieces[1:], ""], strict=True)
-        self.values = {piece: value for piece, value in after if piece.startswith("-") and value.isupper()}
-        self.keys = "KEY=VALUE" in pieces
-        self.folders = any(re.search(r"DIR|CHECKPOINT|DEST", piece) and "=" not in piece for piece in pieces)
-        self.words = [re.sub(r"=.*", "=", piece) for piece in pieces if piece[0].islower()]
-
-
-def _usage(text: str) -> _Usage:
-    pieces = re.findall(r"[^\s\[\]]+", text.strip().splitlines()[0])[2:]
-    return _Usage([*pieces, OPTION, "FILE", *([] if "--help" in pieces else ["--help"])])
 
 
 def _of_option(option: str, before: list[str], value: str) -> Iterable[str]:
@@ -135,9 +118,9 @@ def _of_option(option: str, before: list[str], value: str) -> Iterable[str]:
 
 def _given(before: list[str], option: str) -> str | None:
     """The value of an option on the line."""
-    for index, word in enumerate(before):
-        name, joined, value = word.partition("=")
-        if _OF_OPTIONS.get(name, name) == option:
+    for index, token in enumerate(before):
+        name, joined, value = token.partition("=")
+        if _LONG_OPTIONS.get(name, name) == option:
             return value if joined else next(iter(before[index + 1 :]), None)
     return None
 
@@ -145,9 +128,9 @@ def _given(before: list[str], option: str) -> str | None:
 def _paths(text: str, *, folders: bool = False) -> list[str]:
     """Files below a path that is being typed; a folder ends with a slash, so that one can go on."""
     head, name = os.path.split(text)
-    place = Path(head or ".").expanduser()
+    folder = Path(head or ".").expanduser()
     shown = text[: len(text) - len(name)]
-    found = [path for path in place.iterdir() if path.name.startswith(name)] if place.is_dir() else []
+    found = [path for path in folder.iterdir() if path.name.startswith(name)] if folder.is_dir() else []
     found = [path for path in found if name.startswith(".") or not path.name.startswith(".")]
     return [f"{shown}{path.name}{'/' if path.is_dir() else ''}" for path in found if path.is_dir() or not folders]
 
@@ -162,11 +145,10 @@ def _groups(before: list[str]) -> dict[str, list[str]]:
     for root in (config_dir(), *([Path(own)] if own else [])):
         for path in root.glob("*/*.yaml"):
             found.setdefault(path.parent.name, []).append(path.stem)
-    if OPTION in before:
-        from optrun.config.groups import KINDS, complete_choices
+    from optrun import registry
 
-        for group in KINDS:
-            found[group] += complete_choices(group)
+    for group, kind in registry.GROUPS.items():
+        found[group] += [name for name in registry.names(kind) if name not in found[group]]
     return found
 
 
@@ -175,8 +157,8 @@ def _of_key(key: str, before: list[str], text: str) -> Iterable[str]:
     cut = text.rfind(",") + 1
     done, value = text[:cut], text[cut:]
     if key in _FILES or key == "resume":
-        words = ["latest", "auto"] if key == "resume" else []
-        return [f"{done}{found}" for found in [*words, *_paths(value, folders=key in _FOLDERS)]]
+        named = ["latest", "auto"] if key == "resume" else []
+        return [f"{done}{found}" for found in [*named, *_paths(value, folders=key in _FOLDERS)]]
     choices = _groups(before).get(key)
     return [f"{done}{found}" for found in choices or _known_values(key, before)]
 
@@ -234,8 +216,9 @@ def _hydra(before: list[str]) -> Any:
 def _configuration(before: list[str]) -> Any:
     """The configuration so far: the recipe with the choices on the line, without those that do not exist."""
     from optrun.config import store
+    from optrun.config.request import DEFAULT_CONFIG
 
     hydra, groups = _hydra(before), _groups(before)
-    words: Mapping[str, str] = dict(word.split("=", 1) for word in before if "=" in word)
-    chosen = [f"{group}={name}" for group, name in words.items() if name in groups.get(group, [])]
-    return store.compose(hydra, _given(before, "--config-name") or store.DEFAULT_CONFIG, chosen)
+    given: Mapping[str, str] = dict(token.split("=", 1) for token in before if "=" in token)
+    chosen = [f"{group}={name}" for group, name in given.items() if name in groups.get(group, [])]
+    return store.compose(hydra, _given(before, "--config-name") or DEFAULT_CONFIG, chosen)

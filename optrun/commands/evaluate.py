@@ -4,64 +4,130 @@ from __future__ import annotations
 
 import json
 import sys
+from typing import TYPE_CHECKING
 
-from optrun.commands.arguments import parse_arguments
+from optrun.commands.parser import VerbParser
 from optrun.errors import EXIT_DONE, ConfigError
 
-USAGE = """
-optrun evaluate RUN_DIR|CHECKPOINT [KEY=VALUE ...] [--json]
+if TYPE_CHECKING:
+    from pathlib import Path
 
+    from optrun.run.evaluate import Evaluated
+
+_GROUPS = ("data", "model", "task")
+_KEYS = (
+    "seed",
+    "training.dataloader_num_workers",
+    "training.device",
+    "training.per_device_eval_batch_size",
+    "training.precision",
+)
+"""What an evaluation goes by besides whole groups."""
+
+
+def parser() -> VerbParser:
+    """Build the parser of the verb."""
+    made = VerbParser(
+        "evaluate",
+        "RUN_DIR|CHECKPOINT [KEY=VALUE ...]",
+        """
 Metrics of a checkpoint (of a run: its newest) on the evaluation split, with the configuration it was trained with and
 the changes given here, such as data.eval=other.tsv. Tokenizer and classes are those it was trained with. Nothing is
-written. --json prints one JSON object.
-"""
+written.
+""",
+        overrides=True,
+    )
+    made.add_argument("--json", action="store_true", help="print one JSON object")
+    return made
 
 
 def run(argv: list[str]) -> int:
-    """Evaluate and tell.
+    """Evaluate and print the metrics.
 
     Returns:
         0.
     """
-    words = parse_arguments("evaluate", argv, USAGE, {"--json": False})
-    if words is None:
+    arguments = parser().parse(argv)
+    if arguments is None:
         return EXIT_DONE
-    if len(words.positional) != 1:
+    if len(arguments.positional) != 1:
         raise ConfigError(
             "optrun evaluate takes one run directory or checkpoint: optrun evaluate RUN_DIR [KEY=VALUE ...]"
         )
-    from optrun.artifacts.checkpoint import read_state
-    from optrun.config import saved, store
-    from optrun.config.original_cwd import original_cwd, rebase_paths
-    from optrun.run.resume.target import checkpoint_of
-
-    run_dir, checkpoint = checkpoint_of(words.positional[0])
-    hydra = store.open_hydra()
-    before = saved.with_schemas(read_state(checkpoint)["config"], str(checkpoint))
-    rebase_paths(before, original_cwd(run_dir.hydra))
-    after = saved.changed(hydra, before, words.overrides)
-    from optrun.config.safety import refuse_stored_trust
-
-    refuse_stored_trust(after, words.overrides)
-    config = store.typed(after)
-
-    from rich.console import Console
-    from rich.table import Table
-
+    checkpoint, found = evaluate(arguments.positional[0], arguments.overrides)
     from optrun.data.cache import discarded
-    from optrun.formatting import number
-    from optrun.run.evaluate import evaluate_checkpoint
 
-    found = evaluate_checkpoint(config, run_dir, checkpoint)
-    for sentence in [*discarded(), *([] if found.warning is None else [found.warning])]:
-        sys.stderr.write(f"optrun: {sentence}\n")
-    if "--json" in words.flags:
+    for note in [*discarded(), *([] if found.warning is None else [found.warning])]:
+        sys.stderr.write(f"optrun: {note}\n")
+    if arguments.options.json:
         from optrun.artifacts.metrics import to_json
 
         numbers = {"checkpoint": str(checkpoint), "step": found.step, "examples": found.examples, **found.metrics}
-        print(json.dumps(to_json(numbers)))  # noqa: T201
+        sys.stdout.write(json.dumps(to_json(numbers)) + "\n")
         return EXIT_DONE
-    console = Console()
+    _show(checkpoint, found)
+    return EXIT_DONE
+
+
+def evaluate(path: str, overrides: list[str]) -> tuple[Path, Evaluated]:
+    """Evaluate a checkpoint with the configuration it was trained with.
+
+    Args:
+        path: A checkpoint, or a run directory: its newest whole one.
+        overrides: Changes to the configuration.
+
+    Returns:
+        The checkpoint, and its metrics.
+
+    Raises:
+        ConfigError: An override that does not fit, or means nothing to an evaluation; data that does not fit.
+        CheckpointError: There is no whole checkpoint.
+    """
+    from optrun.artifacts.checkpoint import read_state
+    from optrun.config import saved, store
+    from optrun.config.original_cwd import original_cwd, rebase_paths
+    from optrun.config.safety import refuse_stored_trust
+    from optrun.run.resume.target import checkpoint_of
+
+    refuse_meaningless(overrides)
+    run_dir, checkpoint = checkpoint_of(path)
+    hydra = store.open_hydra()
+    before = saved.with_schemas(read_state(checkpoint)["config"], str(checkpoint))
+    rebase_paths(before, original_cwd(run_dir.hydra))
+    after = saved.changed(hydra, before, overrides)
+    refuse_stored_trust(after, overrides)
+    config = store.typed(after)
+
+    from optrun.run.evaluate import evaluate_checkpoint
+
+    return checkpoint, evaluate_checkpoint(config, run_dir, checkpoint)
+
+
+def refuse_meaningless(overrides: list[str]) -> None:
+    """Refuse overrides of what only training goes by; a key that does not exist is left to who changes the values.
+
+    Raises:
+        ConfigError: Naming the first such key.
+    """
+    from optrun.config.overrides import is_hydra, parse
+    from optrun.config.schema.run import RunConfig
+
+    for override in parse(overrides):
+        key = override.key_or_group
+        known = is_hydra(key) or key.split(".")[0] in RunConfig.__dataclass_fields__
+        if known and key not in _KEYS and key.split(".")[0] not in _GROUPS:
+            raise ConfigError(
+                f"{override.input_line}: has no effect on an evaluation, which trains nothing; leave it out. optrun "
+                f"evaluate takes keys of {', '.join(_GROUPS)}, and {', '.join(_KEYS)}."
+            )
+
+
+def _show(checkpoint: Path, found: Evaluated) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    from optrun.formatting import number
+
     table = Table(
         title=f"{checkpoint} · step {found.step:,} · {found.examples:,} examples",
         title_justify="left",
@@ -71,5 +137,4 @@ def run(argv: list[str]) -> int:
     table.add_column("value", justify="right")
     for name, value in found.metrics.items():
         table.add_row(name, number(value))
-    console.print(table)
-    return EXIT_DONE
+    Console().print(table)

@@ -2,51 +2,55 @@
 
 from __future__ import annotations
 
-from optrun.commands.arguments import parse_arguments
+from optrun.commands.parser import VerbParser
 from optrun.errors import EXIT_DONE, ConfigError
 
-USAGE = """
-optrun explain [-cn RECIPE] [KEY=VALUE ...] [--all] [--json] [--png FILE]
 
+def parser() -> VerbParser:
+    """Build the parser of the verb."""
+    made = VerbParser(
+        "explain",
+        "[KEY=VALUE ...]",
+        """
 Builds the model as shapes alone and says, without training and whatever its size: every parameter group with layer, lr
 at its peak, weight decay, adaptation, parameters and the bytes its state will take; the schedule as a curve.
-
-  --all       every tensor, not every group
-  --json      one JSON object
-  --png FILE  the schedule and the peaks of the groups as a picture
-"""
-OPTIONS = {"--all": False, "--json": False, "--png": True, "--config-name": True, "--config-dir": True}
+""",
+        overrides=True,
+    )
+    made.add_recipe_options()
+    made.add_argument("--all", action="store_true", help="every tensor, not every group")
+    made.add_argument("--json", action="store_true", help="print one JSON object")
+    made.add_argument("--png", metavar="FILE", help="the schedule and the peaks of the groups as a picture")
+    return made
 
 
 def run(argv: list[str]) -> int:
-    """Explain.
+    """Explain a configuration.
 
     Returns:
         0.
     """
-    words = parse_arguments("explain", argv, USAGE, OPTIONS)
-    if words is None:
+    arguments = parser().parse(argv)
+    if arguments is None:
         return EXIT_DONE
-    if words.positional:
-        raise ConfigError(f"optrun explain {words.positional[0]}: expected key=value. See optrun explain --help")
-    resume = [word for word in words.overrides if word.lstrip("+").startswith("resume=") and word != "resume=null"]
-    if resume:
-        raise ConfigError(
-            f"{resume[0]}: explain shows what a configuration means, not a run. Leave it out; what a run computes "
-            "stands in its config.yaml."
-        )
-    from optrun.config import overrides as words_of
+    if arguments.positional:
+        raise ConfigError(f"optrun explain {arguments.positional[0]}: expected key=value. See optrun explain --help")
     from optrun.config import store
-    from optrun.config.safety import refuse_stored_trust
+    from optrun.config.compose import compose_request
+    from optrun.config.overrides import is_hydra
 
-    flags = words.flags
-    hydra = store.open_hydra(flags.get("--config-dir"))
-    name = flags.get("--config-name") or store.DEFAULT_CONFIG
-    checked = words_of.checked(hydra, name, words.overrides, sweep=False)
-    cfg = store.without_hydra(store.compose(hydra, name, checked))
-    refuse_stored_trust(cfg, checked)
-    config = store.typed(cfg)
+    for token in arguments.overrides:
+        if token.lstrip("+").startswith("resume=") and token != "resume=null":
+            raise ConfigError(
+                f"{token}: explain shows what a configuration means, not a run. Leave it out; what a run computes "
+                "stands in its config.yaml."
+            )
+        if is_hydra(token) and not token.startswith("hydra.searchpath="):
+            raise ConfigError(f"{token}: explain starts no run, so it has no effect; leave it out.")
+    command_line = arguments.command_line(argv)
+    request = compose_request(store.open_hydra(command_line.config_dir), command_line)
+    options = arguments.options
     from optrun import explain
 
-    explain.run(config, all_tensors="--all" in flags, as_json="--json" in flags, png=flags.get("--png"))
+    explain.run(request.config, all_tensors=options.all, as_json=options.json, png=options.png)
     return EXIT_DONE

@@ -4,30 +4,36 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from optrun.commands.arguments import parse_arguments
+from optrun.commands.parser import VerbParser
 from optrun.errors import EXIT_DONE, ConfigError, refuse_url
 
-USAGE = """
-optrun export RUN_DIR|CHECKPOINT DEST
 
+def parser() -> VerbParser:
+    """Build the parser of the verb."""
+    return VerbParser(
+        "export",
+        "RUN_DIR|CHECKPOINT DEST",
+        """
 Writes the model of a checkpoint (of a run: its newest) in save_pretrained form: config.json, model.safetensors,
 tokenizer, model card. transformers.AutoModel...from_pretrained(DEST) loads it. DEST must be new or empty.
-"""
+""",
+    )
 
 
 def run(argv: list[str]) -> int:
-    """Export.
+    """Export a checkpoint.
 
     Returns:
         0.
     """
-    words = parse_arguments("export", argv, USAGE)
-    if words is None:
+    arguments = parser().parse(argv)
+    if arguments is None:
         return EXIT_DONE
-    if words.overrides or len(words.positional) != 2:
+    if len(arguments.positional) != 2:
         raise ConfigError("optrun export takes a checkpoint and a destination: optrun export RUN_DIR|CHECKPOINT DEST")
-    refuse_url("DEST", words.positional[1])
-    source, destination = words.positional[0], Path(words.positional[1]).expanduser()
+    source, target = arguments.positional
+    refuse_url("DEST", target)
+    destination = Path(target).expanduser()
     if destination.exists() and (not destination.is_dir() or any(destination.iterdir())):
         raise ConfigError(f"{destination}: is there already, and nothing is overwritten. Choose a new folder.")
     from rich.console import Console

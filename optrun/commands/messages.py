@@ -12,7 +12,7 @@ from collections.abc import Callable
 from types import FrameType
 from typing import Any, Self
 
-from optrun.errors import ConfigError, OptrunError, StorageError, printable
+from optrun.errors import EXIT_STOPPED_EARLY, ConfigError, OptrunError, StorageError, printable
 
 _STORAGE = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EROFS, errno.ESTALE}
 """What the operating system says of a disk, also where it names no file."""
@@ -68,16 +68,16 @@ def _storage(error: OSError, argv: list[str]) -> int:
         return say(StorageError(f"{error.filename}: {error.strerror}."), argv, error)
     if error.errno not in _STORAGE:
         raise error
-    said = f"storage refused: {error.strerror}. Make room, or choose another directory."
-    return say(StorageError(said), argv, error)
+    refused = StorageError(f"storage refused: {error.strerror}. Make room, or choose another directory.")
+    return say(refused, argv, error)
 
 
 def say(error: OptrunError, argv: list[str], cause: BaseException | None = None) -> int:
-    """Write an error for a person.
+    """Print an error on stderr.
 
     Args:
         error: What ended the command.
-        argv: Words after `optrun`.
+        argv: Arguments after `optrun`.
         cause: What it stands for, where that is another error.
 
     Returns:
@@ -85,22 +85,21 @@ def say(error: OptrunError, argv: list[str], cause: BaseException | None = None)
     """
     if os.environ.get("HYDRA_FULL_ERROR") == "1":
         traceback.print_exception(cause or error)
-    word = "stopped" if error.exit_code == 75 else "error"
-    sys.stderr.write(f"optrun: {word}: {printable(_with_place(error, argv))}\n")
+    kind = "stopped" if error.exit_code == EXIT_STOPPED_EARLY else "error"
+    sys.stderr.write(f"optrun: {kind}: {printable(_located(error, argv))}\n")
     if isinstance(error, ConfigError):
         sys.stderr.write("optrun --help lists every choice and value\n")
     sys.stderr.flush()
     return error.exit_code
 
 
-def _with_place(error: OptrunError, argv: list[str]) -> str:
+def _located(error: OptrunError, argv: list[str]) -> str:
     """The message, behind the line of the user's file where the value stands that it is about."""
-    said = str(error)
-    if not isinstance(error, ConfigError) or any(
-        said.startswith(f"{word.split('=')[0].lstrip('+')}=") for word in argv
-    ):
-        return said
-    from optrun.config.yaml_files import stands
+    message = str(error)
+    typed = any(message.startswith(f"{token.split('=')[0].lstrip('+')}=") for token in argv)
+    if not isinstance(error, ConfigError) or typed:
+        return message
+    from optrun.config.yaml_files import location
 
-    place = stands(said)
-    return said if place is None else f"{place}: {said}"
+    position = location(message)
+    return message if position is None else f"{position}: {message}"

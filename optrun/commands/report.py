@@ -4,50 +4,53 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from optrun.commands.arguments import parse_arguments
-from optrun.errors import EXIT_DONE, ConfigError, did_you_mean, refuse_url
+from optrun.commands.parser import VerbParser
+from optrun.errors import EXIT_DONE, ConfigError, refuse_url
 
-USAGE = """
-optrun report DIR [DIR ...] [out=DIR] [baseline=NAME] [metric=NAME] [by=KEY,KEY]
+KEYS = ("baseline", "by", "metric", "out")
 
+
+def parser() -> VerbParser:
+    """Build the parser of the verb."""
+    return VerbParser(
+        "report",
+        "DIR [DIR ...] [out=DIR] [baseline=NAME] [metric=NAME] [by=KEY,KEY]",
+        """
 Compares runs, sweeps, or folders of them: a ranked table here, report.html, report.md and report.csv on disk (in the
 first DIR, or in out). Reads files only.
 
   baseline  the contender that the others are tested against; else the best
   metric    the metric to compare by, such as eval/loss; else the main metric of the runs
   by        configuration keys that tell contenders apart; else all that differ, but lr and the optimizer's own
-"""
-
-
-OPTIONS = ("baseline", "by", "metric", "out")
+""",
+        keys=KEYS,
+    )
 
 
 def run(argv: list[str]) -> int:
-    """Compare and tell.
+    """Compare, print the table and write the report.
 
     Returns:
         0.
     """
-    words = parse_arguments("report", argv, USAGE, keys=OPTIONS)
-    if words is None:
+    arguments = parser().parse(argv)
+    if arguments is None:
         return EXIT_DONE
     given: dict[str, str] = {}
-    for word in words.overrides:
-        key, _, value = word.partition("=")
-        if key not in OPTIONS:
-            raise ConfigError(f"optrun report {word}: no such key. {did_you_mean(key, OPTIONS)}")
+    for token in arguments.overrides:
+        key, _, value = token.partition("=")
         if key in given:
             raise ConfigError(f"optrun report: {key} is given twice: which one is meant?")
         given[key] = value
-    if not words.positional:
+    if not arguments.positional:
         raise ConfigError("optrun report takes directories: optrun report DIR [DIR ...]")
     from rich.console import Console
 
     from optrun.report.build import report
 
-    refuse_url("DIR", words.positional)
+    refuse_url("DIR", arguments.positional)
     refuse_url("out", given.get("out"))
-    folders = [Path(word).expanduser() for word in words.positional]
+    folders = [Path(path).expanduser() for path in arguments.positional]
     for folder in folders:
         if not folder.is_dir():
             raise ConfigError(f"{folder}: no such directory.")

@@ -2,66 +2,83 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from hydra._internal.hydra import Hydra
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from rich.console import Console
 
-from optrun.config import overrides as words_of
-from optrun.config import saved
+from optrun.commands.single_run import Caller
+from optrun.config import overrides, saved
 from optrun.config.compose_errors import interpolation
+from optrun.config.hydra_internals import Hydra
+from optrun.config.request import CommandLine
 from optrun.config.schema.optimizer import PytorchOptimizerConfig
 from optrun.config.schema.sweeper import GridConfig, OptunaConfig, SweeperConfig
 from optrun.errors import EXIT_STOPPED_EARLY, ConfigError, StorageError, printable, refuse_url
 from optrun.sweep import jobs as jobs_of
-from optrun.sweep.driver import Driver, Stop, SweepCommand, clean
+from optrun.sweep.command import SweepCommand
+from optrun.sweep.driver import Driver, Stop, clean
 from optrun.sweep.folder import SweepDir
 from optrun.sweep.halving import through_rungs
 from optrun.sweep.view import make_view, short
 from optrun.tracking import require_tracker
 
 
-def sweep(hydra: Hydra, line: SweepCommand, cfg: DictConfig) -> int:
+@dataclass(frozen=True)
+class SweepOutcome:
+    """How a sweep ended."""
+
+    folder: Path
+    exit_code: int
+    """0 where every job finished, 1 where one failed, 75 where it was stopped with everything saved."""
+    jobs: tuple[str, ...]
+    """Folders of the jobs, below `folder`."""
+
+
+def sweep(
+    hydra: Hydra, command_line: CommandLine, cfg: DictConfig, caller: Caller, *, sweeps_by_itself: bool
+) -> SweepOutcome:
     """Run every combination or trial that is not done yet, then compare.
 
     Args:
-        hydra: Composes.
-        line: The command line, checked.
+        hydra: Over the user's folders.
+        command_line: Its overrides are checked.
         cfg: Composed for the sweep, Hydra's node in it.
-
-    Returns:
-        0 where every run finished, 1 where one failed, 75 where a signal ended the sweep with everything saved.
+        caller: Who asked for it.
+        sweeps_by_itself: Whether the recipe is a sweep without `-m`.
 
     Raises:
         ConfigError: A key, choice or combination that does not exist; nothing was started.
     """
+    command = SweepCommand(**vars(command_line), sweeps_by_itself=sweeps_by_itself)
     options = sweeper_options(cfg)
-    compose = jobs_of.Composer(hydra, line.config_name)
-    grids = [_checked(hydra, line, options.params, grid) for grid in _grids(options)]
-    console = Console()
+    compose = jobs_of.Composer(hydra, command.config_name)
+    grids = [_checked(hydra, command, options.params, grid) for grid in _grids(options)]
+    jobs: list[jobs_of.Job] = []
     if isinstance(options, OptunaConfig):
         from optrun.sweep.search import Search
 
         search = Search(hydra, compose, options, grids[0])
-        jobs: list[jobs_of.Job] = []
-        _refuse_early([search.example], line)
+        judged = [search.example]
     else:
-        jobs = jobs_of.build_jobs(compose, (words for grid in grids for words in jobs_of.combinations(hydra, grid)))
-        _refuse_early(jobs, line)
-    if isinstance(options, OptunaConfig) or options.rungs:
-        _refuse_unjudged([search.example] if isinstance(options, OptunaConfig) else jobs)
+        search = None
+        points = (point for grid in grids for point in jobs_of.combinations(hydra, grid))
+        judged = jobs = jobs_of.build_jobs(compose, points)
+    _refuse_early(judged, command)
+    if search is not None or options.rungs:
+        _refuse_unjudged(judged)
     folder = _folder(cfg)
-    place = SweepDir(folder)
-    place.prepare()
-    clean(place)
-    with Stop() as stop:
-        view = make_view(console, f"optrun · sweep · {folder}")
-        driver = Driver(place, line, options, view, stop)
+    directory = SweepDir(folder)
+    directory.prepare()
+    clean(directory)
+    with Stop(owns_process=caller.owns_process) as stop:
+        view = make_view(caller.console, f"optrun · sweep · {folder}")
+        driver = Driver(directory, command, options, view, stop)
         try:
-            if isinstance(options, OptunaConfig):
+            if search is not None:
                 search(driver)
             else:
                 driver.add(jobs)
@@ -72,7 +89,8 @@ def sweep(hydra: Hydra, line: SweepCommand, cfg: DictConfig) -> int:
             driver.close()
             if driver.board.jobs:  # a start that was refused leaves the result of the one before
                 driver.write_result()
-        return _close(driver, folder, console)
+        code = _close(driver, folder, caller.console)
+    return SweepOutcome(folder, code, tuple(job.name for job in driver.board.jobs))
 
 
 def sweeper_options(cfg: DictConfig) -> SweeperConfig:
@@ -110,24 +128,24 @@ def _grids(options: SweeperConfig) -> list[dict[str, Any]]:
     return (options.grids or [{}]) if isinstance(options, GridConfig) else [{}]
 
 
-def _checked(hydra: Hydra, line: SweepCommand, params: dict[str, Any], grid: dict[str, Any]) -> list[str]:
-    """The words of one grid: the file's under the grid's under the command line's, all known by name."""
-    own = [word for word in line.words if not words_of.is_hydra(word)]
-    subdir = [word for word in line.words if word.startswith("hydra.sweep.subdir=")]
+def _checked(hydra: Hydra, command: SweepCommand, params: dict[str, Any], grid: dict[str, Any]) -> list[str]:
+    """The overrides of one grid: the file's under the grid's under the command line's, all known by name."""
+    own = [token for token in command.overrides if not overrides.is_hydra(token)]
+    subdir = [token for token in command.overrides if token.startswith("hydra.sweep.subdir=")]
     if subdir:
         raise ConfigError(
             f"{subdir[0]}: the folder of a job is named by what the job is; hydra.sweep.dir=DIR moves all."
         )
-    below = jobs_of.merged(jobs_of.param_words(params), jobs_of.param_words(grid, "hydra.sweeper.grids"))
-    return words_of.checked(hydra, line.config_name, jobs_of.merged(below, own), sweep=True)
+    below = jobs_of.merged(jobs_of.param_overrides(params), jobs_of.param_overrides(grid, "hydra.sweeper.grids"))
+    return overrides.checked(hydra, command.config_name, jobs_of.merged(below, own), sweep=True)
 
 
-def _refuse_early(jobs: list[jobs_of.Job], line: SweepCommand) -> None:
-    """What every job would refuse by itself, before the first of them starts."""
+def _refuse_early(jobs: list[jobs_of.Job], command: SweepCommand) -> None:
+    """Refuse what every job would refuse by itself, before the first of them starts."""
     from optrun.config.safety import refuse_stored_trust
 
     for job in jobs:
-        refuse_stored_trust(OmegaConf.create(dict(job.values)), line.words)
+        refuse_stored_trust(OmegaConf.create(dict(job.values)), command.overrides)
     for job in {str([job.values[group] for group in ("tracking", "optimizer")]): job for job in jobs}.values():
         config = saved.with_schemas(job.values, job.label)
         require_tracker(OmegaConf.to_object(config.tracking))  # type: ignore[arg-type]
@@ -164,13 +182,13 @@ def _folder(cfg: DictConfig) -> Path:
     clocked = "now:" in str(OmegaConf.to_container(cfg.hydra.sweep, resolve=False)["dir"])  # type: ignore[index,call-overload]
     if folder.exists() and not folder.is_dir():
         raise ConfigError(f"hydra.sweep.dir={folder}: this is a file.")
-    number, place = 2, folder
+    number, free = 2, folder
     while True:
         try:
-            place.mkdir(parents=True, exist_ok=not clocked)
-            return place
+            free.mkdir(parents=True, exist_ok=not clocked)
+            return free
         except FileExistsError:
-            place, number = folder.with_name(f"{folder.name}-{number}"), number + 1
+            free, number = folder.with_name(f"{folder.name}-{number}"), number + 1
         except OSError as error:
             raise StorageError(f"hydra.sweep.dir={folder}: {error.strerror}. Choose another directory.") from error
 
@@ -204,8 +222,8 @@ def _close(driver: Driver, folder: Path, console: Console) -> int:
     for job in driver.board.jobs:
         state = driver.board.states[job.name]
         if state.status == "failed":
-            line = f"failed: {job.label}: {short(state.message)}  ({driver.sweep.run(job.name).log})"
-            console.print(printable(line), markup=False, highlight=False, soft_wrap=True)
+            failure = f"failed: {job.label}: {short(state.message)}  ({driver.sweep.run(job.name).log})"
+            console.print(printable(failure), markup=False, highlight=False, soft_wrap=True)
     if code == EXIT_STOPPED_EARLY:
         console.print(
             f"stopped; what ran is saved. The same command with hydra.sweep.dir={folder} goes on.",

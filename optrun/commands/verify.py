@@ -5,34 +5,39 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from optrun.commands.arguments import parse_arguments
+from optrun.commands.parser import VerbParser
 from optrun.errors import EXIT_DONE, EXIT_NO_CHECKPOINT, CheckpointError, ConfigError, printable
 
-USAGE = """
-optrun verify RUN_DIR|CHECKPOINT [...]
 
+def parser() -> VerbParser:
+    """Build the parser of the verb."""
+    return VerbParser(
+        "verify",
+        "RUN_DIR|CHECKPOINT [...]",
+        """
 Reads every file of a checkpoint, or of a run with all its checkpoints, and holds it against the manifests: size,
 checksum, and every tensor; files of a run that are missing, or that nothing of optrun's put there, are named as well.
 What a run that goes on, or was killed, wrote after its last checkpoint is not covered yet: that is said, and no damage.
 Nothing is changed. Exit code 0: all whole; 4: file and tensor are named.
-"""
+""",
+    )
 
 
 def run(argv: list[str]) -> int:
-    """Check and tell.
+    """Check, and name what is damaged.
 
     Returns:
         0 where everything is whole, else 4.
     """
-    words = parse_arguments("verify", argv, USAGE)
-    if words is None:
+    arguments = parser().parse(argv)
+    if arguments is None:
         return EXIT_DONE
-    if words.overrides or not words.positional:
+    if not arguments.positional:
         raise ConfigError("optrun verify takes run directories or checkpoints: optrun verify RUN_DIR|CHECKPOINT")
-    return max(_verify(word) for word in words.positional)
+    return max(_verify(path) for path in arguments.positional)
 
 
-def _verify(word: str) -> int:
+def _verify(path: str) -> int:
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text
@@ -45,7 +50,7 @@ def _verify(word: str) -> int:
     from optrun.formatting import size
     from optrun.run.resume.target import locate
 
-    target = locate(word)
+    target = locate(path)
     folders = [target.checkpoint] if target.checkpoint is not None else checkpoint_folders(target.run)[::-1]
     table = Table(
         title=Text(printable(str(target.checkpoint or target.run.path))), title_justify="left", title_style="dim"
@@ -101,8 +106,8 @@ def _verify(word: str) -> int:
     for reason in dict.fromkeys(of_run.open.values()):
         listed = ", ".join(name for name, said in of_run.open.items() if said == reason)
         console.print(Text(printable(f"{listed}: {reason}")), soft_wrap=True)
-    for sentence in wrong:
-        sys.stderr.write(f"optrun: {printable(sentence)}\n")
+    for problem in wrong:
+        sys.stderr.write(f"optrun: {printable(problem)}\n")
     return EXIT_NO_CHECKPOINT if wrong else EXIT_DONE
 
 

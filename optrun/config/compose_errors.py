@@ -7,12 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import yaml  # type: ignore[import-untyped,unused-ignore]
-from hydra._internal.hydra import Hydra
 from hydra.errors import MissingConfigException
 from omegaconf import DictConfig, ListConfig
 from omegaconf.errors import ConfigKeyError, InterpolationResolutionError, OmegaConfBaseException
 
 from optrun.config.groups import GROUPS
+from optrun.config.hydra_internals import Hydra
 from optrun.config.keys import all_keys, node_at, unknown_hydra_group, unknown_key
 from optrun.config.safety import code_refusal
 from optrun.config.schema import sweeper

@@ -50,13 +50,9 @@ def choices_with(group: str, key: str) -> list[str]:
     )
 
 
-KINDS = {"optimizer": "optimizer", "scheduler": "scheduler", "task": "task", "data": "data", "tracking": "tracker"}
-"""Groups whose choices can be registered, and the kind of their rows."""
-
-
 def complete_choices(group: str) -> dict[str, registry.Choice]:
     """The choices of a group that came by registration and have no YAML: their values are their schemas' defaults."""
-    rows = registry.choices(KINDS[group]) if group in KINDS else {}
+    rows = registry.choices(registry.GROUPS[group]) if group in registry.GROUPS else {}
     return {name: row for name, row in rows.items() if row.origin is not None}
 
 

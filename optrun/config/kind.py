@@ -45,7 +45,7 @@ def kind_of(group: str, schemas: Schemas, config: Any) -> str:
         )
     if name in kinds:
         return name
-    if name in schemas and not getattr(schema, "named_by_library", False):
+    if not getattr(schema, "named_by_library", False) and name in schemas:
         raise ConfigError(
             f"{group}.name={name}: that is the name of another {group}, and this one is {kinds[0]}. "
             f"{group}={name} chooses it; a name of your own is one that no other has."

@@ -1,9 +1,9 @@
 """The command line's `key=value`, checked by name before Hydra composes anything."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from hydra._internal.hydra import Hydra
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import IntervalSweep, Override
 from hydra.errors import HydraException
@@ -11,72 +11,61 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from optrun.config import store
+from optrun.config.hydra_internals import Hydra
 from optrun.config.keys import all_keys, node_at, open_prefix, unknown_hydra_group, unknown_hydra_key, unknown_key
 from optrun.config.schema.optimizer import refuse_few_bits
 from optrun.config.types import expected_type, in_yaml
 from optrun.errors import ConfigError, did_you_mean, nearest
 
 
-def parse(overrides: list[str]) -> list[Override]:
-    """Read `key=value` words.
+def parse(tokens: Sequence[str]) -> list[Override]:
+    """Parse `key=value` tokens.
 
     Raises:
-        ConfigError: For a word that is none, with what to quote.
+        ConfigError: For a token that is none, with what to quote.
     """
     parser = OverridesParser.create()
-    parsed = []
-    for word in overrides:
-        if "=" not in word and not word.startswith("~"):
-            raise ConfigError(f"{word!r}: expected key=value. {_verb_hint(word)}")
+    parsed: list[Override] = []
+    for token in tokens:
+        if "=" not in token and not token.startswith("~"):
+            raise ConfigError(f"{token!r}: expected key=value.")
         try:
-            parsed += parser.parse_overrides([word])
+            parsed += parser.parse_overrides([token])
         except HydraException as error:
-            key, _, value = word.partition("=")
+            key, _, value = token.partition("=")
             hint = f"A value with = , ( ) [ ] {{ }} or spaces is quoted twice: {key}='\"{value}\"'."
             if value[:1] in ("[", "{"):
-                hint = f"In a list or a mapping such a word is quoted: {key}='[\"a=b\"]', {key}='{{x: \"a=b\"}}'."
-            raise ConfigError(f"{word!r} cannot be read: {_unreadable(error)}. {hint}") from error
+                hint = f"In a list or a mapping such a text is quoted: {key}='[\"a=b\"]', {key}='{{x: \"a=b\"}}'."
+            raise ConfigError(f"{token!r} cannot be read: {_unreadable(error)}. {hint}") from error
         if not parsed[-1].key_or_group:
-            raise ConfigError(f"{word!r}: expected key=value, and there is no key.")
+            raise ConfigError(f"{token!r}: expected key=value, and there is no key.")
     return parsed
 
 
 def _unreadable(error: HydraException) -> str:
     """What Hydra's parser says, without its frame."""
     frame = ("Error parsing override", "See https://", "Available:")
-    said = [line.strip() for line in str(error).splitlines() if line.strip(" ^") and not line.startswith(frame)]
-    return said[0].removeprefix("LexerNoViableAltException: ") if said else "Hydra's grammar does not have it"
+    lines = [line.strip() for line in str(error).splitlines() if line.strip(" ^") and not line.startswith(frame)]
+    return lines[0].removeprefix("LexerNoViableAltException: ") if lines else "Hydra's grammar does not have it"
 
 
-def _verb_hint(word: str) -> str:
-    close = nearest(word, VERBS)
-    return (
-        f"Did you mean the command {close[0]}?"
-        if close
-        else f"Commands: {', '.join(VERBS)}; without one, optrun trains."
-    )
-
-
-VERBS = ("certify", "evaluate", "explain", "export", "report", "verify")
-
-
-def checked(hydra: Hydra, config_name: str, overrides: list[str], *, sweep: bool) -> list[str]:
-    """Refuse by name what Hydra would refuse at length, or not at all.
+def checked(hydra: Hydra, config_name: str, tokens: Sequence[str], *, sweep: bool) -> list[str]:
+    """Check overrides by name: Hydra would refuse some at length, and others not at all.
 
     Args:
         hydra: Composes the choices.
         config_name: The primary configuration.
-        overrides: Words of the command line.
+        tokens: The `key=value` arguments of the command line.
         sweep: True under `-m`, where a value may be a list of values.
 
     Returns:
-        The words for Hydra. Keys below an open mapping, such as `model.config.n_layer`, need no `+`.
+        The overrides for Hydra. Keys below an open mapping, such as `model.config.n_layer`, need no `+`.
 
     Raises:
         ConfigError: For a key or choice that does not exist, with the nearest names; for a value of the wrong type; for
             a list of values without `-m`; for the same key twice.
     """
-    parsed = parse(overrides)
+    parsed = parse(tokens)
     refuse_twice(parsed)
     choices = [override for override in parsed if _is_choice(override)]
     for override in choices:
@@ -84,20 +73,20 @@ def checked(hydra: Hydra, config_name: str, overrides: list[str], *, sweep: bool
     settled = [f"{override.key_or_group}={_first(override)}" for override in choices]
     base = store.without_hydra(store.compose(hydra, config_name, settled))
     _check_hydra_keys(hydra, config_name, parsed)
-    words = []
-    for word, override in zip(overrides, parsed, strict=True):
+    found = []
+    for token, override in zip(tokens, parsed, strict=True):
         key = override.key_or_group
         if key.startswith("hydra/"):
             _check_hydra_choice(hydra, override)
         if override in choices or key == "hydra" or key.startswith(("hydra.", "hydra/")):
-            words.append(word)
+            found.append(token)
             continue
-        words.append(_check_value(base, word, override, sweep=sweep))
-    return words
+        found.append(_check_value(base, token, override, sweep=sweep))
+    return found
 
 
 def refuse_twice(parsed: list[Override]) -> None:
-    """Refuse a key that is given twice, and two keys of which one would not count.
+    """Refuse a key that is given twice, and two keys of which one would have no effect.
 
     Raises:
         ConfigError: Naming it.
@@ -126,7 +115,7 @@ def _values(override: Override) -> list[Any]:
 
 
 def _typed_values(override: Override) -> list[Any]:
-    """Every value of a word; the two ends of an interval, which only a search walks."""
+    """Every value of an override; the two ends of an interval, which only a search walks."""
     if not override.is_sweep_override():
         return [override.value()]
     swept = override.value()
@@ -146,12 +135,14 @@ def _check_choice(hydra: Hydra, override: Override, *, sweep: bool) -> None:
     _refuse_list_without_sweep(override, sweep=sweep)
     if override.is_sweep_override() and not override.is_discrete_sweep():
         raise ConfigError(f"{override.input_line}: {group} is a choice of names, not a range of numbers.")
-    options = hydra.config_loader.get_group_options(group)
-    if override.is_delete() or override.is_add():
+    known = None if override.is_delete() or override.is_add() else store.GROUPS[group]
+    unknown = _values(override) if known is None else [value for value in _values(override) if value not in known]
+    options = hydra.config_loader.get_group_options(group) if unknown else []
+    if known is None:
         raise ConfigError(
             f"{override.input_line}: a run needs one {group}. Write {group}=NAME; {did_you_mean('', options)}"
         )
-    for value in _values(override):
+    for value in unknown:
         if value not in options:
             if group == "optimizer":
                 refuse_few_bits(group, str(value))
@@ -204,21 +195,21 @@ def _refuse_list_without_sweep(override: Override, *, sweep: bool) -> None:
         )
 
 
-def _check_value(base: DictConfig, word: str, override: Override, *, sweep: bool) -> str:
+def _check_value(base: DictConfig, token: str, override: Override, *, sweep: bool) -> str:
     key = override.key_or_group
     _refuse_list_without_sweep(override, sweep=sweep)
     prefix = open_prefix(base, key)
     if prefix is not None:
-        return word if override.is_add() or override.is_force_add() or override.is_delete() else f"++{word}"
+        return token if override.is_add() or override.is_force_add() or override.is_delete() else f"++{token}"
     if key not in all_keys(base):
         raise unknown_key(base, key)
     if override.is_delete():
-        raise ConfigError(f"{word}: {key} cannot be taken away; give it a value, or null where the comment allows it.")
+        raise ConfigError(f"{token}: {key} cannot be taken away; give it a value, or null where the comment allows it.")
     for value in _typed_values(override):
         assign(base, key, _plain(value))
     node = node_at(base, key)
     whole = isinstance(node, DictConfig) and OmegaConf.get_type(node) is dict  # open: Hydra adds to it, or refuses
-    return f"{'++' if whole else ''}{key}={word.split('=', 1)[1]}"
+    return f"{'++' if whole else ''}{key}={token.split('=', 1)[1]}"
 
 
 def _plain(value: Any) -> Any:
@@ -244,14 +235,14 @@ def assign(cfg: DictConfig, key: str, value: Any) -> None:
         raise ConfigError(f"{key}={in_yaml(value)}: expected {expected_type(error)}.") from error
 
 
-def is_hydra(word: str) -> bool:
-    """Whether a word is for Hydra and not for the run.
+def is_hydra(token: str) -> bool:
+    """Whether an override is for Hydra and not for the run.
 
     Example:
         >>> is_hydra("hydra/launcher=joblib"), is_hydra("lr=0.1")
         (True, False)
     """
-    return word.lstrip("+~").startswith(("hydra.", "hydra/", "hydra="))
+    return token.lstrip("+~").startswith(("hydra.", "hydra/", "hydra="))
 
 
 def quote_path(folder: Path) -> str:

@@ -1,4 +1,4 @@
-"""What a person asked for: the configuration of a run and the command line it came from."""
+"""What a person asked for: the command line, and the configuration that it composes to."""
 
 from __future__ import annotations
 
@@ -8,18 +8,31 @@ from typing import Any
 
 from optrun.config.schema.run import RunConfig
 
+DEFAULT_CONFIG = "config"
+"""The primary configuration where no recipe is named."""
+
 
 @dataclass(frozen=True, kw_only=True)
-class Request:
-    """One run, asked for."""
+class CommandLine:
+    """What was typed, taken apart; nothing is composed yet."""
+
+    argv: Sequence[str] = ()
+    """Command-line arguments after `optrun`."""
+    config_name: str = DEFAULT_CONFIG
+    """Of the primary configuration: `config`, or a recipe."""
+    names_config: bool = False
+    """Whether it was named, with `-cn`."""
+    config_dir: str | None = None
+    """`--config-dir`: a folder of choices and recipes of the user's own."""
+    overrides: Sequence[str] = ()
+    """The `key=value` arguments among them."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Request(CommandLine):
+    """One run, asked for; the overrides are checked."""
 
     config: RunConfig
     """Typed and checked."""
     values: Mapping[str, Any]
     """The same, resolved and plain."""
-    argv: Sequence[str]
-    """Command-line arguments after `optrun`."""
-    config_name: str
-    """Of the primary configuration: `config`, or a recipe."""
-    overrides: Sequence[str]
-    """The `key=value` arguments among them, checked."""

@@ -7,14 +7,15 @@ in a configuration is written into the run directory.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
+from optrun.config.hydra_internals import CORE_PLUGINS
 from optrun.errors import ConfigError
 
-_PLUGINS = ("hydra._internal.core_plugins.", "hydra_plugins.")
+_PLUGINS = (CORE_PLUGINS, "hydra_plugins.")
 """Where the launchers and sweepers lie that are found by name."""
 _BUILT_BY_HYDRA = ("hydra.launcher._target_", "hydra.sweeper._target_")
 _SECRET = re.compile(r"(^|[_-])(token|api_?key|secret(_?key)?|access_?key|passw(or)?d|credentials?)$", re.IGNORECASE)
@@ -84,14 +85,18 @@ def _leaves(cfg: DictConfig) -> Iterator[tuple[str, Any]]:
     yield from walk(OmegaConf.to_container(cfg, resolve=False), "")
 
 
-def refuse_stored_trust(cfg: DictConfig, words: list[str]) -> None:
+def refuse_stored_trust(cfg: DictConfig, typed: Sequence[str]) -> None:
     """Code that comes with a model runs when this command line says so, not because a file does.
+
+    Args:
+        cfg: Composed.
+        typed: The overrides that a person typed.
 
     Raises:
         ConfigError: `model.trust_remote_code` is on, and not by this command line.
     """
     if OmegaConf.select(cfg, "model.trust_remote_code") and not any(
-        word.lstrip("+").startswith("model.trust_remote_code=") for word in words
+        token.lstrip("+").startswith("model.trust_remote_code=") for token in typed
     ):
         raise ConfigError(
             "model.trust_remote_code=true stands in a configuration file; it counts only on the command line, where "

@@ -5,7 +5,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from hydra._internal.hydra import Hydra
 from hydra.core.override_parser.types import Override
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
@@ -13,10 +12,12 @@ from omegaconf.errors import OmegaConfBaseException
 from optrun.bounded_yaml import UnboundedYamlError, interpolation_in, read_text
 from optrun.config import store
 from optrun.config.groups import default_values
+from optrun.config.hydra_internals import Hydra
 from optrun.config.keys import all_keys as keys_of
 from optrun.config.keys import open_prefix, unknown_key
 from optrun.config.kind import KIND, kind_of, saved_kind, with_kind
 from optrun.config.overrides import assign, parse, refuse_twice
+from optrun.config.request import DEFAULT_CONFIG
 from optrun.config.schema.run import RunConfig
 from optrun.errors import ConfigError, did_you_mean
 
@@ -89,7 +90,7 @@ def changed(hydra: Hydra, cfg: DictConfig, overrides: list[str]) -> DictConfig:
     Args:
         hydra: Composes choices of groups.
         cfg: The saved configuration, with schemas.
-        overrides: `key=value` words; `resume` and Hydra's own are the caller's.
+        overrides: Of the command line; `resume` and Hydra's own are the caller's.
 
     Raises:
         ConfigError: As on a fresh command line.
@@ -100,6 +101,8 @@ def changed(hydra: Hydra, cfg: DictConfig, overrides: list[str]) -> DictConfig:
     for override in parsed:
         if override.is_sweep_override():
             raise ConfigError(f"{override.input_line}: several values are a sweep, which cannot be resumed as one run.")
+        if override.is_delete():
+            raise ConfigError(f"{override.input_line}: what a run has cannot be taken away from it; give it a value.")
     for override in (override for override in parsed if override.key_or_group in store.GROUPS):
         _change_choice(hydra, result, override)
     for override in (override for override in parsed if override.key_or_group not in store.GROUPS):
@@ -115,7 +118,7 @@ def _change_choice(hydra: Hydra, cfg: DictConfig, override: Override) -> None:
     options = hydra.config_loader.get_group_options(group)
     if value not in options:
         raise ConfigError(f"{group}={value}: no such {group}. {did_you_mean(value, options)}")
-    chosen = store.without_hydra(store.compose(hydra, store.DEFAULT_CONFIG, [f"{group}={value}"]))
+    chosen = store.without_hydra(store.compose(hydra, DEFAULT_CONFIG, [f"{group}={value}"]))
     kinds = [kind_of(group, store.GROUPS[group], tree[group]) for tree in (chosen, cfg)]
     if kinds[0] == kinds[1] and OmegaConf.to_container(chosen[group]).get("name") in (cfg[group].name, "???"):  # type: ignore[union-attr]
         return  # the choice that stands already, with the values that were given to it then
@@ -123,7 +126,7 @@ def _change_choice(hydra: Hydra, cfg: DictConfig, override: Override) -> None:
 
 
 def plain(cfg: DictConfig) -> dict[str, Any]:
-    """Resolved plain values; words for Enums; the kind of each choice that has another name.
+    """Resolved plain values; names for Enums; the kind of each choice that has another name.
 
     Raises:
         ConfigError: A choice that is built on none of ours, or a value that would be resolved once more when read.

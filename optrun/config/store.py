@@ -4,9 +4,6 @@ import copy
 import warnings
 from pathlib import Path
 
-from hydra._internal.config_loader_impl import ConfigLoaderImpl
-from hydra._internal.hydra import Hydra
-from hydra._internal.utils import create_config_search_path
 from hydra.core.config_search_path import ConfigSearchPath, SearchPathQuery
 from hydra.core.config_store import ConfigStore
 from hydra.core.global_hydra import GlobalHydra
@@ -16,19 +13,20 @@ from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
+from optrun import registry
 from optrun.config.compose_errors import interpolation, refusal
 from optrun.config.groups import GROUPS as GROUPS
-from optrun.config.groups import complete_choices
+from optrun.config.hydra_internals import ConfigLoaderImpl, Hydra, create_config_search_path
 from optrun.config.keys import missing_keys
 from optrun.config.kind import kind_of
 from optrun.config.paths import config_dir, recipes_dir
+from optrun.config.registered import publish
 from optrun.config.safety import refuse_code, refuse_secrets
 from optrun.config.schema import sweeper
 from optrun.config.schema.run import RunConfig
 from optrun.config.yaml_files import READ, Repository, shown
 from optrun.errors import ConfigError, refuse_url
 
-DEFAULT_CONFIG = "config"
 _NEEDED_AT_ONCE = ("resume", "hydra.mode", "hydra.run.dir", "hydra.sweep.dir")
 """Keys that are looked at as soon as a configuration is composed, so that an interpolation in them has to hold."""
 
@@ -59,9 +57,7 @@ def register_schemas() -> None:
     for group, choices in GROUPS.items():
         for choice, schema in choices.items():
             store.store(group=group, name=f"{choice}_schema", node=schema, provider="optrun")
-        for choice, row in complete_choices(group).items():
-            node = OmegaConf.merge(OmegaConf.structured(row.schema), row.values())
-            store.store(group=group, name=choice, node=node, provider=str(row.origin))
+        publish(group)
     for choice, kind in sweeper.SCHEMAS.items():
         store.store(group="hydra/sweeper", name=f"{choice}_schema", node=kind, provider="optrun")
 
@@ -93,6 +89,8 @@ class _Loader(ConfigLoaderImpl):
     ) -> list[str]:
         """Choices of a group, without the schemas."""
         options = super().get_group_options(group_name, results_filter, config_name, overrides)
+        if group_name in registry.GROUPS and results_filter in (None, ObjectType.CONFIG):
+            options = sorted({*options, *registry.names(registry.GROUPS[group_name])})
         return [option for option in options if not option.endswith(("_schema", "_config_"))]  # and Hydra's dummy
 
 

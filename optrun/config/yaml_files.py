@@ -8,7 +8,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import yaml  # type: ignore[import-untyped,unused-ignore]
-from hydra._internal.config_repository import ConfigRepository
 from hydra.core.config_search_path import ConfigSearchPath
 from hydra.core.object_type import ObjectType
 from hydra.plugins.config_source import ConfigResult
@@ -17,7 +16,9 @@ from omegaconf.errors import OmegaConfBaseException
 
 from optrun.bounded_yaml import UnboundedYamlError, read_text
 from optrun.config.groups import GROUPS
+from optrun.config.hydra_internals import ConfigRepository
 from optrun.config.paths import config_dir
+from optrun.config.registered import publish_chosen
 from optrun.errors import ConfigError
 
 READ: dict[str, Path] = {}
@@ -46,6 +47,8 @@ class Repository(ConfigRepository):
             ConfigError: It is no YAML mapping in UTF-8, or would put its values elsewhere; with file and line.
         """
         source = self._find_object_source(config_path, ObjectType.CONFIG)
+        if source is None and publish_chosen(config_path):
+            return super().load_config(config_path)
         if source is None or source.scheme() != "file":
             return super().load_config(config_path)
         path = READ[config_path] = Path(source.path, f"{config_path.removesuffix('.yaml')}.yaml")
@@ -171,18 +174,18 @@ def line_of(path: Path, key: str, config_path: str = "") -> int | None:
     )
 
 
-def mentioned(word: str) -> str | None:
-    """File and line of a word in the defaults list of a user's file."""
+def mentioned(name: str) -> str | None:
+    """Locate a name in the defaults list of a user's file."""
     for path in users_files().values():
         for key, value, line in entries(path):
             piece = f"{key.rsplit('.', 1)[-1]} {value.value if isinstance(value, yaml.ScalarNode) else ''}"
-            if key.startswith("defaults.") and word in re.split(r"[\s@]+/?", piece):
+            if key.startswith("defaults.") and name in re.split(r"[\s@]+/?", piece):
                 return shown(path, line)
     return None
 
 
-def stands(message: str) -> str | None:
-    """File and line of the key that a refusal begins with, where a user's file sets it.
+def location(message: str) -> str | None:
+    """Locate the key that a refusal begins with, where a user's file sets it.
 
     Args:
         message: Such as `lr=-1: expected ...`.

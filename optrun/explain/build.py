@@ -27,7 +27,8 @@ from optrun.optimizer.build import build_optimizer
 from optrun.optimizer.footprint import state_bytes
 from optrun.param_groups import build_param_groups
 from optrun.scheduler import build_scheduler
-from optrun.scheduler.build import config_of_group, num_warmup_steps_of
+from optrun.scheduler.build import config_of_group
+from optrun.scheduler.builders import num_warmup_steps_of
 from optrun.task.build import task_class
 
 
@@ -61,7 +62,7 @@ def explain(config: RunConfig, model: nn.Module | None = None) -> Facts:
     except (TypeError, ValueError) as error:
         raise error if isinstance(error, OptrunError) else ConfigError(str(error)) from error
     curves, curve_of = curves_of(scheduler, optimizer, config.scheduler, steps)
-    tensors = _tensors(config, optimizer, state_bytes(config.optimizer, groups), curves, curve_of)
+    tensors = _tensors(config, optimizer, state_bytes(optimizer), curves, curve_of)
     climb = num_warmup_steps_of(config.scheduler, steps)
     params = dict(model.named_parameters())
     notes += _tied(model, params)

@@ -10,7 +10,8 @@ from torch.optim import Optimizer
 from optrun.config.schema.scheduler import PiecewiseConfig, SchedulerConfig
 from optrun.explain.facts import CurveFacts
 from optrun.scheduler import Scheduler
-from optrun.scheduler.build import config_of_group, num_warmup_steps_of
+from optrun.scheduler.build import config_of_group
+from optrun.scheduler.builders import num_warmup_steps_of
 from optrun.scheduler.curves import Curve
 
 ASSUMED_STEPS = 1000

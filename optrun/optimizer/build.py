@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from enum import Enum
+from functools import partial
 from typing import Any
 
 from torch import Tensor
@@ -12,11 +13,14 @@ from torch.optim import Optimizer
 
 from optrun.config.kind import kind_of
 from optrun.config.schema.optimizer import SCHEMAS, OptimizerConfig, PytorchOptimizerConfig
-from optrun.errors import ConfigError, did_you_mean
+from optrun.errors import ConfigError
+from optrun.optimizer.base import NamedOptimizer
 from optrun.optimizer.composite import Composite
 from optrun.optimizer.foreign import build_pytorch_optimizer, library_class
 from optrun.optimizer.groups import given_names
-from optrun.optimizer.table import CLASSES
+from optrun.optimizer.plain import build_plain, tried
+from optrun.optimizer.rehearsal import Build
+from optrun.optimizer.table import class_of, is_own
 from optrun.param_groups.roles import LORA, is_lora
 
 COMPANION = "adamw"
@@ -58,7 +62,7 @@ def build_optimizer(
     """Build what `config` names.
 
     Args:
-        config: A configuration, or a name out of `CLASSES` to be built with its class's defaults.
+        config: A configuration, or the name of a choice to be built with its class's defaults.
         param_groups: Group dicts with (name, parameter) pairs, options and descriptive keys, as `build_param_groups`
             returns them. A group may name another `optimizer` for itself.
         lr: Base learning rate; groups with a scale of their own fold it in.
@@ -78,8 +82,7 @@ def build_optimizer(
         ('Lamb', 0.05)
     """
     if isinstance(config, str):
-        if config not in CLASSES:
-            raise ConfigError(f"optimizer={config}: there is no such optimizer. {did_you_mean(config, SCHEMAS)}")
+        class_of(config)
         choice, given = config, options
     else:
         choice, given = choice_of(config), options_of(config) | options
@@ -89,12 +92,20 @@ def build_optimizer(
             return build_pytorch_optimizer(
                 config.name, param_groups, lr=lr, divide=hidden_and_rest, weight_decay=decay, **kwargs
             )
+        cls = class_of(choice)
+        if not issubclass(cls, NamedOptimizer):
+            return build_plain(choice, cls, param_groups, lr=lr, **given)
         groups, members = divided(choice, given, param_groups)
+        build: Build = partial(Composite, lr=lr, members=members)
         if len(members) == 1 and all(group["optimizer"] == choice for group in groups):
             for group in groups:
                 del group["optimizer"]
-            return CLASSES[choice](groups, lr=lr, **given)
-        return Composite(groups, lr=lr, members=members)
+            build = partial(cls, lr=lr, **given)
+        names = {*members, *(group.get("optimizer", choice) for group in groups)}
+        if all(is_own(name) for name in names if class_of(name)):
+            return build(groups)
+        hint = "Mend it, or take another optimizer."
+        return tried(build, groups, key=f"optimizer={choice}", owner=cls.__name__, hint=hint)
     except ConfigError:
         raise
     except (TypeError, ValueError) as error:

@@ -8,11 +8,10 @@ from typing import Any
 
 import torch
 
-from optrun.errors import did_you_mean
 from optrun.optimizer import arguments
 from optrun.optimizer.base import NamedOptimizer, Numeric, Params
 from optrun.optimizer.groups import given_names, listed_params, refuse_repeats
-from optrun.optimizer.table import CLASSES
+from optrun.optimizer.table import member_class
 
 
 class Composite(NamedOptimizer):
@@ -24,7 +23,7 @@ class Composite(NamedOptimizer):
     Args:
         params: Group dicts, each with a key `optimizer`; without one it goes to the first member.
         lr: Base learning rate of all members.
-        members: From names in `optrun.optimizer.table.CLASSES` to their keywords; a name that is not listed here may
+        members: From names of optimizers to their keywords; a name that is not listed here may
             still be used by a group, with its class's defaults.
 
     Raises:
@@ -44,7 +43,7 @@ class Composite(NamedOptimizer):
         if not members:
             raise ValueError("members: expected at least one optimizer by name, got none.")
         for name in members:
-            _class_of(name)
+            member_class(name)
         self.members: dict[str, NamedOptimizer] = {}
         self._options = {name: dict(options) for name, options in members.items()}
         self._main = next(iter(members))
@@ -123,7 +122,7 @@ class Composite(NamedOptimizer):
 
     def _add_member(self, name: str, groups: list[dict[str, Any]]) -> None:
         options: dict[str, Any] = {"lr": self._base_functions.get("lr", self.defaults["lr"])}
-        member = _class_of(name)(groups, **{**options, **self._options.get(name, {})})
+        member = member_class(name)(groups, **{**options, **self._options.get(name, {})})
         member.state = self.state
         member._lr_driven_by = self._lr_driven_by
         self.members[name] = member
@@ -185,9 +184,3 @@ class Composite(NamedOptimizer):
         for name, member in self.members.items():
             groups = [group for group in self.param_groups if group["optimizer"] == name]
             member.__setstate__({"state": self.state, "param_groups": groups})
-
-
-def _class_of(name: Any) -> type[NamedOptimizer]:
-    if name not in CLASSES:
-        raise ValueError(f"optimizer={name}: there is no such optimizer. {did_you_mean(str(name), CLASSES)}")
-    return CLASSES[name]

@@ -1,91 +1,104 @@
-"""How many bytes of state each parameter will take, known before there is any: for tables, on the meta device too."""
+"""How many bytes of state each parameter will take: seen by a step of the optimizer's twin, over shapes alone."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import copy
+from collections import defaultdict
+from collections.abc import Callable
 from typing import Any
 
+import torch
 from torch import Tensor
+from torch.nn import Parameter
+from torch.optim import Optimizer
 
-from optrun.config.schema.optimizer import OptimizerConfig, PytorchOptimizerConfig
-from optrun.optimizer.batches import working_dtype
-from optrun.optimizer.build import choice_of, divided, options_of
+from optrun.optimizer.rehearsal import apart, one_step
 
-STEP = 4
-"""torch keeps a parameter's step as one float32; ours is a Python number."""
+_SIDE = 3
+"""Shortest side of a stand-in; each dimension has another, by which it is found again in the state."""
 
 
-def state_bytes(config: OptimizerConfig | str, param_groups: Sequence[Mapping[str, Any]]) -> dict[str, int | None]:
+def state_bytes(optimizer: Optimizer) -> dict[str, int | None]:
     """Bytes of optimizer state by parameter name, once every parameter has had a gradient.
 
     Args:
-        config: As for `build_optimizer`.
-        param_groups: Group dicts with (name, parameter) pairs; parameters may be on the meta device.
+        optimizer: Over parameters with names, on any device, meta too; it is left as it is.
 
     Returns:
-        Bytes of the whole tensor, not of a shard; None for optimizers of other libraries, which are not known here.
+        Bytes of the whole tensor, not of a shard; None where a step over shapes, and one over small numbers, fail.
 
     Example:
-        >>> import torch
-        >>> state_bytes("lamb", [{"params": [("weight", torch.empty(10, 10, device="meta"))]}])
+        >>> from optrun.optimizer import Lamb
+        >>> state_bytes(Lamb([("weight", torch.empty(10, 10, device="meta"))]))
         {'weight': 800}
     """
-    if isinstance(config, PytorchOptimizerConfig):
-        return {name: None for group in param_groups for name, _ in group["params"]}
-    choice, options = (config, {}) if isinstance(config, str) else (choice_of(config), options_of(config))
-    groups, members = divided(choice, options, param_groups)
-    return {
-        name: _SIZES[group["optimizer"]](param, {**members.get(group["optimizer"], {}), **group})
-        for group in groups
-        for name, param in group["params"]
+    alike = {
+        name: (param, (index, param.shape, param.dtype))
+        for index, group in enumerate(optimizer.param_groups)
+        for name, param in zip(group["param_names"], group["params"], strict=True)
     }
+    first = {kind: param for param, kind in reversed(alike.values())}
+    for stand_in, size in ((_shape_alone, _nbytes), (_small, _nbytes_of_small)):
+        try:
+            with apart():
+                twin, params = _twin(optimizer, stand_in)
+                for param in first.values():
+                    params[param].grad = torch.ones_like(params[param])
+                one_step(twin, 1.0)
+        except Exception:  # it looks at values, of which shapes have none; or it needs what a twin has not
+            continue
+        sizes = {kind: _total(twin.state.get(params[param], {}), param, size) for kind, param in first.items()}
+        return {name: sizes[kind] for name, (_, kind) in alike.items()}
+    return dict.fromkeys(alike)
 
 
-def _own(param: Tensor, options: Mapping[str, Any]) -> int:
-    dtype = working_dtype(param.dtype)
-    master = bool(options.get("master_weights")) and param.dtype != dtype
-    return (2 + master) * param.numel() * dtype.itemsize
+def _shape_alone(param: Tensor) -> Tensor:
+    return torch.empty(param.shape, dtype=param.dtype, device="meta")
 
 
-def _adam(param: Tensor, options: Mapping[str, Any]) -> int:
-    return (2 + bool(options.get("amsgrad"))) * param.numel() * param.itemsize + STEP
+def _small(param: Tensor) -> Tensor:
+    return torch.ones([_SIDE + place for place in range(param.dim())], dtype=param.dtype)
 
 
-def _nadam(param: Tensor, options: Mapping[str, Any]) -> int:
-    return _adam(param, options) + STEP  # the running product of its momentum schedule
+def _twin(optimizer: Optimizer, stand_in: Callable[[Tensor], Tensor]) -> tuple[Optimizer, dict[Tensor, Tensor]]:
+    """A copy with no state and no hooks of others, over other parameters."""
+    params: dict[Tensor, Tensor] = {}
+    twin: Optimizer = object.__new__(type(optimizer))
+    memo: dict[int, Any] = {id(optimizer): twin, id(optimizer.state): (state := _empty())}
+    for param in (param for group in optimizer.param_groups for param in group["params"]):
+        params[param] = memo[id(param)] = Parameter(stand_in(param))
+    left = {key: value for key, value in vars(optimizer).items() if "hooks" not in key and key != "step"}
+    vars(twin).update(copy.deepcopy(left, memo))
+    twin.__setstate__({"state": state, "param_groups": twin.param_groups})  # which makes the hooks anew
+    return twin, params
 
 
-def _sgd(param: Tensor, options: Mapping[str, Any]) -> int:
-    return param.numel() * param.itemsize if options.get("momentum") else 0
+def _empty() -> defaultdict[Tensor, Any]:
+    return defaultdict(dict)
 
 
-def _rmsprop(param: Tensor, options: Mapping[str, Any]) -> int:
-    averages = 1 + bool(options.get("momentum")) + bool(options.get("centered"))
-    return averages * param.numel() * param.itemsize + STEP
+def _total(state: dict[str, Any], param: Tensor, size: Callable[[Tensor, Tensor], int | None]) -> int | None:
+    sizes = [size(value, param) for value in _tensors(state)]
+    known = [count for count in sizes if count is not None]
+    return sum(known) if len(known) == len(sizes) else None
 
 
-def _adafactor(param: Tensor, _: Mapping[str, Any]) -> int:
-    if param.dim() <= 1:
-        return param.numel() * param.itemsize + STEP
-    rows, columns = param.shape[-2:]
-    return param.numel() // max(rows * columns, 1) * (rows + columns) * param.itemsize + STEP
+def _tensors(value: Any) -> list[Tensor]:
+    if isinstance(value, Tensor):
+        return [value]
+    inner = value.values() if isinstance(value, dict) else value if isinstance(value, list | tuple) else ()
+    return [tensor for entry in inner for tensor in _tensors(entry)]
 
 
-def _muon(param: Tensor, _: Mapping[str, Any]) -> int:
-    return param.numel() * param.itemsize
+def _nbytes(value: Tensor, _param: Tensor) -> int:
+    return value.numel() * value.itemsize
 
 
-_SIZES: dict[str, Callable[[Tensor, Mapping[str, Any]], int]] = {
-    "lamb": _own,
-    "adamax": _own,
-    "adamwdl": _own,
-    "lazy_adam": _own,
-    "adamw": _adam,
-    "adam": _adam,
-    "sgd": _sgd,
-    "rmsprop": _rmsprop,
-    "nadam": _nadam,
-    "radam": _adam,
-    "adafactor": _adafactor,
-    "muon": _muon,
-}
+def _nbytes_of_small(value: Tensor, param: Tensor) -> int | None:
+    """With every side of the stand-in replaced by the parameter's; None for a side that is none of these."""
+    count = value.itemsize
+    for side in value.shape:
+        if side != 1 and not 0 <= side - _SIDE < param.dim():
+            return None
+        count *= 1 if side == 1 else param.shape[side - _SIDE]
+    return count

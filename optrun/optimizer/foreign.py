@@ -6,6 +6,7 @@ import importlib
 import importlib.util
 import inspect
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from torch.optim import Optimizer
@@ -14,9 +15,8 @@ from optrun.config.schema.optimizer import SCHEMAS, refuse_few_bits
 from optrun.errors import ConfigError, did_you_mean
 from optrun.optimizer.arguments import known_keys
 from optrun.optimizer.averaged import averages
-from optrun.optimizer.groups import DESCRIPTIVE_KEYS
 from optrun.optimizer.library import FLAGS, LIBRARY, MARKED, PROJECTED, REFUSED, SWITCHES, TAKES_LOSS, WANTED
-from optrun.optimizer.rehearsal import rehearse
+from optrun.optimizer.plain import ALWAYS_READ, refuse_group_keys, refuse_unread_keys, tried, without_no_decay
 
 Divide = Callable[[Mapping[str, Any]], tuple[list[Any], list[Any]]]
 """A group's (name, parameter) pairs: hidden matrices, and the rest."""
@@ -83,18 +83,10 @@ def build_pytorch_optimizer(
     groups = [{**group, **group.get("kwargs", {})} for group in param_groups]
     for group in groups:
         group.pop("kwargs", None)
-    if "weight_decay" not in keywords:
-        for entry in (options, *groups):
-            if entry.get("weight_decay") == 0:
-                del entry["weight_decay"]
+    options = without_no_decay(options, keywords)
     known_keys(options, keywords | set(PROJECTED.get(kind, ())), f"pytorch_optimizer's {cls.__name__}")
-    for group in groups:
-        if "optimizer" in group:
-            raise ConfigError(
-                f"a parameter group asks for optimizer={group['optimizer']}, which goes with optrun's own optimizers "
-                "and torch's, not with optimizer=pytorch_optimizer."
-            )
-        known_keys(group, {*keywords, *own, *DESCRIPTIVE_KEYS, "params"}, f"a parameter group of {cls.__name__}")
+    groups = [without_no_decay(group, keywords) for group in groups]
+    refuse_group_keys("pytorch_optimizer", cls, groups, keywords | own)
     _refuse_without(name, cls, groups, options)
     groups, options = _divided(name, cls, groups, options, lr, divide)
 
@@ -106,17 +98,14 @@ def build_pytorch_optimizer(
         assert isinstance(built, Optimizer)
         return built
 
-    try:
-        built = build(groups)
-        _refuse_unread(built, groups, options, own)
-        rehearse(build, groups)
-    except Exception as error:  # whatever it raises, it does so before anything is trained
-        said = str(error) if isinstance(error, ConfigError) else f"it fails: {type(error).__name__}: {error}"
-        raise ConfigError(
-            f"optimizer.name={name}: tried on small parameters, pytorch_optimizer's {cls.__name__} cannot be used like "
-            f"this: {said.rstrip('.')}. Change optimizer.kwargs, or take another optimizer."
-        ) from error
-    return built
+    return tried(
+        build,
+        groups,
+        refuse=partial(_refuse_unread, groups=groups, options=options, own=own),
+        key=f"optimizer.name={name}",
+        owner=f"pytorch_optimizer's {cls.__name__}",
+        hint="Change optimizer.kwargs, or take another optimizer.",
+    )
 
 
 def _is_optimizer(value: Any) -> bool:
@@ -220,14 +209,12 @@ def _refuse_no_projection(name: str, group: Mapping[str, Any]) -> None:
 
 
 def _refuse_unread(
-    built: Optimizer, groups: Sequence[Mapping[str, Any]], options: Mapping[str, Any], own: frozenset[str]
+    built: Optimizer, *, groups: Sequence[Mapping[str, Any]], options: Mapping[str, Any], own: frozenset[str]
 ) -> None:
     """Raise for what the constructor swallowed: a switch it does not keep, a key of a group that it keeps on itself."""
-    read = {*built.defaults, *own, *DESCRIPTIVE_KEYS, "params", "lr", "weight_decay"}
     for key in options.keys() & SWITCHES:
-        if key not in read and not hasattr(built, key):
+        if key not in {*built.defaults, *own, *ALWAYS_READ} and not hasattr(built, key):
             raise ConfigError(f"it has no option {key}, which would be ignored")
+    signature = set(inspect.signature(type(built)).parameters)
     for group in groups:
-        known = read | set(inspect.signature(type(built)).parameters) if group.get("use_muon") else read
-        for key in group.keys() - known:
-            raise ConfigError(f"it takes {key} for all parameters alike: that of a rule would be ignored")
+        refuse_unread_keys(built, group, own | signature if group.get("use_muon") else own)

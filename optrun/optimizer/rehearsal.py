@@ -85,7 +85,7 @@ def rehearse(build: Build, groups: Sequence[Mapping[str, Any]]) -> None:
             last bit; the message is the second half of a sentence.
     """
     kinds = _kinds(groups)
-    with _apart():
+    with apart():
         straight = _Trial(build, kinds)
         straight.steps(0, _WHOLE)
         differs = _first_difference(straight, _resumed(build, kinds))
@@ -102,7 +102,8 @@ def _kinds(groups: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
     found: dict[Any, Mapping[str, Any]] = {}
     for group in groups:
         pairs = {param.dim(): (name, param) for name, param in reversed(list(group["params"]))}
-        key = (frozenset(group), bool(group.get("weight_decay")), frozenset(pairs), group.get("use_muon"))
+        flags = (group.get("use_muon"), group.get("optimizer"))
+        key = (frozenset(group), bool(group.get("weight_decay")), frozenset(pairs), flags)
         found.setdefault(key, {**group, "params": list(pairs.values())})
     return list(found.values())
 
@@ -172,7 +173,7 @@ def _same_weights(build: Build, kinds: Sequence[Mapping[str, Any]], scale: float
 
 
 @contextmanager
-def _apart() -> Iterator[None]:
+def apart() -> Iterator[None]:
     """Nothing of what is tried is noticed outside: no random number drawn, no warning."""
     before = random.getstate(), np.random.get_state()
     try:

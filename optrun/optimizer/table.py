@@ -2,24 +2,53 @@
 
 from __future__ import annotations
 
-from optrun.optimizer.adamax import Adamax
-from optrun.optimizer.adamwdl import AdamWDL
-from optrun.optimizer.base import NamedOptimizer
-from optrun.optimizer.lamb import Lamb
-from optrun.optimizer.lazy_adam import LazyAdam
-from optrun.optimizer.torch_named import SGD, Adafactor, Adam, AdamW, Muon, NAdam, RAdam, RMSprop
+from torch.optim import Optimizer
 
-CLASSES: dict[str, type[NamedOptimizer]] = {
-    "lamb": Lamb,
-    "adamax": Adamax,
-    "adamwdl": AdamWDL,
-    "lazy_adam": LazyAdam,
-    "adamw": AdamW,
-    "adam": Adam,
-    "sgd": SGD,
-    "rmsprop": RMSprop,
-    "nadam": NAdam,
-    "radam": RAdam,
-    "adafactor": Adafactor,
-    "muon": Muon,
-}
+from optrun import registry
+from optrun.config.schema.optimizer import SCHEMAS
+from optrun.errors import ConfigError, did_you_mean
+from optrun.optimizer.base import NamedOptimizer
+
+LIBRARY_CHOICE = "pytorch_optimizer"
+"""The one choice that is no class, but many of a library."""
+
+
+def class_of(name: str) -> type[Optimizer]:
+    """The class behind `optimizer=NAME`.
+
+    Raises:
+        ConfigError: There is none, or what was registered under the name is no torch optimizer.
+
+    Example:
+        >>> class_of("lamb").__name__
+        'Lamb'
+    """
+    if name not in SCHEMAS or name == LIBRARY_CHOICE:
+        near = did_you_mean(name, [known for known in registry.names("optimizer") if known != LIBRARY_CHOICE])
+        raise ConfigError(f"optimizer={name}: there is no such optimizer. {near}")
+    row = registry.choices("optimizer")[name]
+    cls = row.load()
+    if not isinstance(cls, type) or not issubclass(cls, Optimizer):
+        raise ConfigError(f"optimizer={name}: {row.origin} registered {cls!r}: expected a torch optimizer's class.")
+    return cls
+
+
+def member_class(name: str) -> type[NamedOptimizer]:
+    """The class behind a name that a parameter group gives, beside other optimizers.
+
+    Raises:
+        ConfigError: As `class_of`; or it is a plain torch optimizer, which cannot share state and steps.
+    """
+    cls = class_of(name)
+    if not issubclass(cls, NamedOptimizer):
+        raise ConfigError(
+            f"optimizer={name}: {cls.__name__} goes with no other optimizer in one run. Expected a class that builds "
+            "on optrun.optimizer.base.NamedOptimizer; or choose it for all parameters."
+        )
+    return cls
+
+
+def is_own(name: str) -> bool:
+    """Whether a choice is optrun's own, and so held by its tests."""
+    row = registry.choices("optimizer").get(name)
+    return row is not None and row.origin is None

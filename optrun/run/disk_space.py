@@ -10,32 +10,23 @@ import torch
 from optrun.artifacts.checkpoint import MARGIN
 from optrun.artifacts.run_dir import RunDir, checkpoint_folders
 from optrun.config.schema.checkpoint import CheckpointConfig
-from optrun.config.schema.optimizer import OptimizerConfig
 from optrun.formatting import size
 from optrun.model.weights import model_tensors
 from optrun.optimizer.footprint import state_bytes
 
 
-def checkpoint_bytes(model: Any, config: OptimizerConfig, optimizer: torch.optim.Optimizer) -> int:
+def checkpoint_bytes(model: Any, optimizer: torch.optim.Optimizer) -> int:
     """About how large a checkpoint will be, known before the optimizer has any state.
 
     Args:
         model: What is trained.
-        config: Of the optimizer.
         optimizer: Over the model's parameters, with names.
 
     Returns:
         Bytes; for an optimizer whose state is not known beforehand, twice the weights are assumed for it.
     """
     weights: int = sum(tensor.numel() * tensor.element_size() for tensor in model_tensors(model).values())
-    groups = [
-        {**group, "params": list(zip(group["param_names"], group["params"], strict=True))}
-        for group in optimizer.param_groups
-    ]
-    try:
-        known = [count for count in state_bytes(config, groups).values() if count is not None]
-    except (ValueError, TypeError, KeyError):  # an optimizer built otherwise than from these groups
-        known = []
+    known = [count for count in state_bytes(optimizer).values() if count is not None]
     trained = [param for group in optimizer.param_groups for param in group["params"]]
     if len(known) < len(trained):
         known = [2 * param.numel() * param.element_size() for param in trained]

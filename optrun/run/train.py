@@ -69,6 +69,7 @@ def train(
     resume: ResumePoint | None = None,
     *,
     stop_at: int | None = None,
+    owns_process: bool = True,
 ) -> Outcome:
     """Train, evaluate, checkpoint, and write the run directory.
 
@@ -78,13 +79,14 @@ def train(
         display: Shows progress and notes.
         resume: Where to go on; None: from the start.
         stop_at: Pause after this many optimizer steps, evaluated and saved; the schedule stays that of the whole run.
+        owns_process: Whether a second signal may end the process.
 
     Raises:
         StoppedEarly: At `stop_at`, by a signal, or because the time is up.
         OptrunError: With the exit code that belongs to it; `summary.json` tells the same.
     """
     begun = time.monotonic()
-    with RunLock(run.lock), SignalHandler() as signal_handler:
+    with RunLock(run.lock), SignalHandler(owns_process=owns_process) as signal_handler:
         refuse_links(run)
         if resume is None and (run.metrics.exists() or run.checkpoints.exists()):
             raise ConfigError(f"{run.path}: another process has run in this directory meanwhile. Choose another one.")
@@ -265,7 +267,7 @@ class _Training:
         model, train_step = setup.model, setup.train_step
         if config.checkpoint.enabled:
             make_checkpoints_dir(run)
-            each = checkpoint_bytes(model, config.optimizer, train_step.optimizer)
+            each = checkpoint_bytes(model, train_step.optimizer)
             warning = space_warning(run, config.checkpoint, each)
             if warning is not None:
                 display.note(warning)

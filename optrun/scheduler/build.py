@@ -1,26 +1,23 @@
-"""Configuration -> scheduler: the table of curves, and how warm-up, floor and groups come together."""
+"""Configuration -> scheduler: which curve each group follows."""
 
 from __future__ import annotations
 
-import math
 import numbers
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from functools import partial
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal
 
 from torch.optim import Optimizer
 
+from optrun import registry
 from optrun.config.choice import choice
-from optrun.config.schema import scheduler as configs
+from optrun.config.kind import kind_of
 from optrun.config.schema.scheduler import SCHEMAS, FloorConfig, PlateauConfig, SchedulerConfig, WeightDecayCurve
 from optrun.errors import ConfigError
-from optrun.scheduler import curves
+from optrun.scheduler import builders, curves
 from optrun.scheduler.curves import Curve
 from optrun.scheduler.plateau import Plateau
 from optrun.scheduler.scheduler import GroupSchedule, Scheduler
-
-DEFAULT_RATIO = 0.1
-"""Share of the run where a curve needs a stretch (the climb of inverse_sqrt, the way down of wsd) and none is given."""
 
 
 def build_scheduler(
@@ -121,7 +118,10 @@ def build_curve(config: SchedulerConfig, *, num_training_steps: int, lr: float) 
         >>> [curve(global_step) for global_step in range(4)]
         [0.0, 0.5, 1.0, 0.5]
     """
-    return _BUILDERS[type(config)](config, num_training_steps, _final(config, lr))
+    row = registry.choices("scheduler")[kind_of("scheduler", SCHEMAS, config)]
+    builder = row.load() if row.origin is None else partial(builders.registered, row.load())
+    curve: Curve = builder(config, num_training_steps, _final(config, lr))
+    return curve
 
 
 def warmup_note(config: SchedulerConfig, num_training_steps: int) -> str | None:
@@ -141,23 +141,6 @@ def warmup_note(config: SchedulerConfig, num_training_steps: int) -> str | None:
         f"warning: scheduler.num_warmup_steps={climb} and the run has {num_training_steps} steps: lr never reaches its "
         "peak. scheduler.warmup_ratio=0.1 fits any length"
     )
-
-
-def num_warmup_steps_of(config: SchedulerConfig, num_training_steps: int) -> int:
-    """Length of the climb in steps, whichever way it was given.
-
-    Example:
-        >>> num_warmup_steps_of(choice("scheduler", SCHEMAS, "cosine", {"warmup_ratio": 0.1}), 25)
-        3
-    """
-    if config.num_warmup_steps is not None:
-        return config.num_warmup_steps
-    ratio = config.warmup_ratio
-    if ratio is None:
-        if not isinstance(config, configs.InverseSqrtConfig):
-            return 0
-        ratio = DEFAULT_RATIO
-    return math.ceil(ratio * num_training_steps)
 
 
 def _base_lr(groups: list[dict[str, Any]]) -> float:
@@ -222,144 +205,3 @@ def _weight_decay_curve(config: SchedulerConfig, num_training_steps: int) -> Cur
     shape = curves.linear if config.weight_decay_curve is WeightDecayCurve.linear else curves.cosine
     assert config.weight_decay_final_ratio is not None
     return partial(shape, decay_steps=num_training_steps, final=config.weight_decay_final_ratio)
-
-
-Builder: TypeAlias = Callable[[Any, int, float], Curve]
-"""(configuration, num_training_steps, final) -> curve."""
-
-
-def _constant(config: SchedulerConfig, total: int, _unused: float) -> Curve:
-    return curves.after_warmup(curves.constant, num_warmup_steps_of(config, total))
-
-
-def _linear(config: configs.LinearConfig, total: int, final: float) -> Curve:
-    climb = num_warmup_steps_of(config, total)
-    return curves.after_warmup(partial(curves.linear, decay_steps=_rest(total, climb), final=final), climb)
-
-
-def _cosine(config: configs.CosineConfig, total: int, final: float) -> Curve:
-    climb = num_warmup_steps_of(config, total)
-    body = partial(
-        curves.cosine,
-        decay_steps=config.decay_steps or _rest(total, climb),
-        final=final,
-        num_cycles=config.num_cycles,
-        restarts=config.restarts,
-        cycle_mult=config.cycle_mult,
-        cycle_decay=config.cycle_decay,
-    )
-    return curves.after_warmup(body, climb)
-
-
-def _polynomial(config: configs.PolynomialConfig, total: int, final: float) -> Curve:
-    climb = num_warmup_steps_of(config, total)
-    body = partial(
-        curves.polynomial,
-        decay_steps=config.decay_steps or _rest(total, climb),
-        final=final,
-        power=config.power,
-        cycle=config.cycle,
-    )
-    return curves.after_warmup(body, climb)
-
-
-def _inverse_sqrt(config: configs.InverseSqrtConfig, total: int, final: float) -> Curve:
-    climb = num_warmup_steps_of(config, total)
-    return curves.floored(partial(curves.inverse_sqrt, num_warmup_steps=climb), final, since=climb)
-
-
-def _noam(config: configs.NoamConfig, total: int, final: float) -> Curve:
-    climb = num_warmup_steps_of(config, total)
-    return curves.floored(partial(curves.noam, num_warmup_steps=climb, d_model=config.d_model), final, since=climb)
-
-
-def _wsd(config: configs.WsdConfig, total: int, final: float) -> Curve:
-    climb = num_warmup_steps_of(config, total)
-    decay = config.num_decay_steps
-    if decay is None:
-        decay = math.ceil((config.decay_ratio if config.decay_ratio is not None else DEFAULT_RATIO) * total)
-    body = partial(
-        curves.wsd,
-        num_stable_steps=max(total - climb - decay, 0),
-        num_decay_steps=min(decay, _rest(total, climb)),
-        final=final,
-        shape=config.decay_shape.value,
-    )
-    return curves.after_warmup(body, climb)
-
-
-def _step(config: configs.StepConfig, total: int, final: float) -> Curve:
-    body = partial(curves.step, step_size=config.step_size, gamma=config.gamma)
-    return curves.after_warmup(curves.floored(body, final), num_warmup_steps_of(config, total))
-
-
-def _multistep(config: configs.MultistepConfig, total: int, final: float) -> Curve:
-    climb = num_warmup_steps_of(config, total)
-    milestones = config.milestones
-    if milestones is None:
-        milestones = [climb + math.ceil(share * _rest(total, climb)) for share in (0.5, 0.75)]
-    _not_in_warmup("scheduler.milestones", milestones, climb)
-    body = partial(curves.multistep, milestones=milestones, gamma=config.gamma, boundary=config.boundary.value)
-    return curves.during_warmup(curves.floored(body, final), climb)
-
-
-def _piecewise(config: configs.PiecewiseConfig, total: int, _unused: float) -> Curve:
-    climb = num_warmup_steps_of(config, total)
-    if config.boundaries is not None:
-        _not_in_warmup("scheduler.boundaries", config.boundaries, climb)
-    elif len(config.values) < total:
-        raise ConfigError(
-            f"scheduler.values: {len(config.values)} values for a run of {total} steps. "
-            "Give one per step, or scheduler.boundaries."
-        )
-    body = partial(curves.piecewise, values=config.values, boundaries=config.boundaries, boundary=config.boundary.value)
-    return curves.during_warmup(body, climb)
-
-
-def _exponential(config: configs.ExponentialConfig, total: int, final: float) -> Curve:
-    return _over_decay_steps(curves.exponential, config, total, final)
-
-
-def _inverse_time(config: configs.InverseTimeConfig, total: int, final: float) -> Curve:
-    return _over_decay_steps(curves.inverse_time, config, total, final)
-
-
-def _over_decay_steps(
-    function: Callable[..., float], config: configs.ExponentialConfig, total: int, final: float
-) -> Curve:
-    climb = num_warmup_steps_of(config, total)
-    body = partial(
-        function,
-        decay_rate=config.decay_rate,
-        decay_steps=config.decay_steps or _rest(total, climb),
-        staircase=config.staircase,
-    )
-    return curves.after_warmup(curves.floored(body, final), climb)
-
-
-def _rest(total: int, climb: int) -> int:
-    """Steps of the run that lie behind the warm-up; 1 in a run that ends within it, so that the climb has its peak."""
-    return max(total - climb, 1)
-
-
-def _not_in_warmup(key: str, steps: list[int], climb: int) -> None:
-    early = [at for at in steps if at < climb]
-    if early:
-        raise ConfigError(f"{key}={steps}: {early[0]} lies in the warm-up, which lasts until step {climb}.")
-
-
-_BUILDERS: dict[type[SchedulerConfig], Builder] = {
-    configs.ConstantConfig: _constant,
-    configs.LinearConfig: _linear,
-    configs.CosineConfig: _cosine,
-    configs.PolynomialConfig: _polynomial,
-    configs.InverseSqrtConfig: _inverse_sqrt,
-    configs.WsdConfig: _wsd,
-    configs.NoamConfig: _noam,
-    configs.StepConfig: _step,
-    configs.MultistepConfig: _multistep,
-    configs.PiecewiseConfig: _piecewise,
-    configs.ExponentialConfig: _exponential,
-    configs.InverseTimeConfig: _inverse_time,
-    configs.PlateauConfig: _constant,
-}

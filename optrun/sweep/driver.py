@@ -8,9 +8,9 @@ import os
 import secrets
 import signal
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
 from types import FrameType, TracebackType
 from typing import Any, Self
 
@@ -19,6 +19,7 @@ from optrun.artifacts.metrics import to_json
 from optrun.config.schema.sweeper import SweeperConfig
 from optrun.errors import EXIT_DONE, EXIT_FAILED, EXIT_STOPPED_EARLY, LockedError, OptrunError
 from optrun.sweep import launch as launching
+from optrun.sweep.command import SweepCommand
 from optrun.sweep.folder import JobState, SweepDir
 from optrun.sweep.jobs import Job
 from optrun.sweep.view import Board, PlainView
@@ -28,41 +29,25 @@ _IDLE_LAUNCHES = 3
 _A_DAY = 86_400
 
 
-ALONE = "hydra.mode=RUN"
-"""Word that makes one run of a recipe which is a sweep."""
-
-
-@dataclass
-class SweepCommand:
-    """The command line of a sweep, apart from the jobs."""
-
-    config_name: str
-    config_dir: str | None
-    hydra_words: list[str] = field(default_factory=list)
-    words: list[str] = field(default_factory=list)
-    """Every `key=value` word that a person typed."""
-    sweeps_by_itself: bool = False
-    """Whether the recipe is a sweep without `-m`."""
-
-    @property
-    def options(self) -> list[str]:
-        """What stands before the overrides in a command that makes one job alone."""
-        name = [] if self.config_name == "config" else ["-cn", self.config_name]
-        folder = [] if self.config_dir is None else ["--config-dir", self.config_dir]
-        return [*name, *folder, *([ALONE] if self.sweeps_by_itself else [])]
-
-
 class Stop:
-    """A request to end the sweep: the first is for saving, a second ends everything at once."""
+    """A request to end the sweep: the first is for saving, a second ends everything at once.
 
-    def __init__(self) -> None:
+    Outside the main thread, where Python takes no signals, there are none.
+
+    Args:
+        owns_process: Whether a second request ends this process; else it raises KeyboardInterrupt.
+    """
+
+    def __init__(self, *, owns_process: bool = True) -> None:
+        self.owns_process = owns_process
         self.requested = False
         self.group: int | None = None
         """Process group of the running launch."""
         self._before: dict[signal.Signals, Any] = {}
 
     def __enter__(self) -> Self:
-        for number in (signal.SIGINT, signal.SIGTERM):
+        main = threading.current_thread() is threading.main_thread()
+        for number in (signal.SIGINT, signal.SIGTERM) if main else ():
             self._before[number] = signal.signal(number, self._ask)
         return self
 
@@ -76,6 +61,8 @@ class Stop:
         if self.requested:
             if self.group is not None:
                 os.killpg(self.group, signal.SIGKILL)
+            if not self.owns_process:
+                raise KeyboardInterrupt
             sys.stderr.write("\nstopped at once: nothing new was saved\n")
             sys.stderr.flush()
             os._exit(128 + number)
@@ -87,9 +74,9 @@ class Driver:
 
     Args:
         sweep: The sweep directory.
-        line: The command line.
+        command: What started the sweep.
         options: Of the sweeper.
-        view: Eyes.
+        view: Shows progress.
         stop: Requests by signal.
         sleep: Waits that many seconds.
     """
@@ -97,14 +84,14 @@ class Driver:
     def __init__(
         self,
         sweep: SweepDir,
-        line: SweepCommand,
+        command: SweepCommand,
         options: SweeperConfig,
         view: PlainView,
         stop: Stop,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
         self.sweep = sweep
-        self.line = line
+        self.command = command
         self.options = options
         self.view = view
         self.stop = stop
@@ -117,7 +104,7 @@ class Driver:
         self._suspects: list[str] = []
         self.out_of_time: set[str] = set()
         """Jobs whose `training.max_seconds` is spent; the next start goes on with them."""
-        self._told: set[str] = set()
+        self._announced: set[str] = set()
 
     # What is known --------------------------------------------------------------------------------------------------
 
@@ -134,22 +121,22 @@ class Driver:
             if state.status == "failed" and self.options.retry_failed:
                 self._retry[job.name] = record.attempts
             elif state.ended:
-                self._told.add(job.name)
+                self._announced.add(job.name)
             if record.stopped_at is not None and not state.ended:
                 self.board.resting.add(job.name)
 
     def refresh(self, jobs: Iterable[Job] | None = None) -> None:
-        """Read where the jobs stand, and tell of those that ended."""
+        """Read where the jobs stand, and show those that ended."""
         for job in self.board.jobs if jobs is None else jobs:
             name = job.name
-            if name in self._told:
+            if name in self._announced:
                 continue
             record = self.sweep.read_record(name)
             state = self.board.states[name] = self.sweep.state(name)
             running = record.open is not None and (record.open == self.token or self.sweep.held(name))
             (self.board.running.add if running else self.board.running.discard)(name)
             if state.ended and not running and self._retry.get(name) != record.attempts:
-                self._told.add(name)
+                self._announced.add(name)
                 self.view.ended(job, state, self.board, str(self.sweep.run(name).log))
                 self.write_result()
         self.view.update(self.board)
@@ -210,13 +197,9 @@ class Driver:
         launch = launching.Launch(
             folder=str(self.sweep.path.resolve()),
             token=self.token,
-            config_name=self.line.config_name,
-            config_dir=self.line.config_dir,
-            hydra_words=self.line.hydra_words,
-            options=self.line.options,
-            trusting=self.line.words,
+            command=self.command,
             names=[job.name for job in batch],
-            words=[list(job.words) for job in batch],
+            overrides=[list(job.overrides) for job in batch],
             stop_at=stop_at,
             retry=self._retry,
         )
@@ -274,10 +257,9 @@ class Driver:
                 f"the process of this job died twice, last after step {state.step}: {why or 'no reason given.'} "
                 "Killed for memory? Try a smaller training.per_device_train_batch_size with more "
                 "training.gradient_accumulation_steps.",
-                dict(job.values),
-                list(job.words),
-                self.line.config_name,
-                self.line.options,
+                job.values,
+                job.overrides,
+                self.command,
             )
             return
         if job.name not in self._suspects:
@@ -329,7 +311,7 @@ class Driver:
                 {
                     "name": job.name,
                     "config_digest": job.digest,
-                    "overrides": list(job.words),
+                    "overrides": list(job.overrides),
                     "status": "stopped at a rung" if job.name in self.board.resting else state.status,
                     "global_step": state.step,
                     "max_steps": state.total,

@@ -14,8 +14,8 @@ from optrun.sweep.driver import Driver
 from optrun.sweep.jobs import Job
 
 
-class Told(Protocol):
-    """Hears of values at rungs."""
+class RungReport(Protocol):
+    """Is called with the values at rungs."""
 
     def __call__(self, job: Job, step: int, value: float | None) -> None:
         """The best value of a job until a step, NaN where it was no number; None: it has none."""
@@ -35,14 +35,14 @@ def survivors(values: Mapping[str, float | None], mode: str, factor: int) -> lis
     """
     sign = 1 if mode == "min" else -1
     ranked = sorted(
-        (sign * value, place, name)
-        for place, (name, value) in enumerate(values.items())
+        (sign * value, index, name)
+        for index, (name, value) in enumerate(values.items())
         if value is not None and value == value
     )
     return [name for _, _, name in ranked[: max(1, len(values) // factor)]]
 
 
-def through_rungs(driver: Driver, jobs: Sequence[Job], told: Told | None = None) -> None:
+def through_rungs(driver: Driver, jobs: Sequence[Job], report: RungReport | None = None) -> None:
     """Bring jobs to their end, rung by rung.
 
     Nobody is ranked before all have reached the rung: where the time of one is up, the next start goes on with it. A
@@ -52,7 +52,7 @@ def through_rungs(driver: Driver, jobs: Sequence[Job], told: Told | None = None)
     Args:
         driver: Of the sweep; has the rungs among its options.
         jobs: They compete with each other.
-        told: Hears of every value at a rung.
+        report: Called with every value at a rung.
     """
     alive = list(jobs)
     for rung in driver.options.rungs:
@@ -61,9 +61,9 @@ def through_rungs(driver: Driver, jobs: Sequence[Job], told: Told | None = None)
             return
         found = {job.name: _at_rung(driver, job, rung) for job in alive}
         values = {name: value for name, value in found.items() if value is not None}
-        if told is not None:
+        if report is not None:
             for job in alive:
-                told(job, rung, values.get(job.name))
+                report(job, rung, values.get(job.name))
         mode = next((state.mode for state in driver.board.states.values() if state.metric), "min")
         kept = set(survivors(values, mode, driver.options.reduction_factor))
         weak = [job for job in alive if job.name in values.keys() - kept and not driver.board.states[job.name].ended]

@@ -9,14 +9,14 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from hydra._internal.hydra import Hydra
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override, OverrideType
 from omegaconf import DictConfig
 
 from optrun.artifacts.provenance import config_digest
 from optrun.config import keys, saved, store
-from optrun.config import overrides as words_of
+from optrun.config.hydra_internals import Hydra
+from optrun.config.overrides import assign
 from optrun.errors import ConfigError
 
 
@@ -27,70 +27,70 @@ class Job:
     name: str
     """Its folder: a pure function of the resolved configuration."""
     digest: str
-    words: tuple[str, ...]
-    """`key=value` words that make it."""
+    overrides: tuple[str, ...]
+    """What makes it, as `key=value`."""
     values: Mapping[str, Any]
     """Resolved and plain."""
     label: str
     """What tells it from the others, for people."""
 
 
-def param_words(params: Mapping[str, Any], key: str = "hydra.sweeper.params") -> list[str]:
-    """A mapping of the sweeper's as words of the command line.
+def param_overrides(params: Mapping[str, Any], key: str = "hydra.sweeper.params") -> list[str]:
+    """Write a mapping of the sweeper's as overrides.
 
     Raises:
         ConfigError: A value that is a list or a mapping.
 
     Example:
-        >>> param_words({"lr": "1e-3,2e-3", "seed": 1})
+        >>> param_overrides({"lr": "1e-3,2e-3", "seed": 1})
         ['lr=1e-3,2e-3', 'seed=1']
     """
-    words = []
+    overrides = []
     for name, value in params.items():
         if isinstance(value, list | tuple | Mapping):
             raise ConfigError(f"{key}.{name}={value}: expected a text as on the command line, such as '1e-3,2e-3'.")
-        words.append(f"{name}={'null' if value is None else value}")
-    return words
+        overrides.append(f"{name}={'null' if value is None else value}")
+    return overrides
 
 
 def merged(lower: Iterable[str], upper: Iterable[str]) -> list[str]:
-    """Words of a file under words of the command line, which win by key.
+    """Merge overrides of a file with those of the command line, which win by key.
 
     Example:
         >>> merged(["lr=1,2", "seed=0,1"], ["lr=3"])
         ['seed=0,1', 'lr=3']
     """
     above = list(upper)
-    taken = {_key(word) for word in above}
-    return [word for word in lower if _key(word) not in taken] + above
+    taken = {_key(token) for token in above}
+    return [token for token in lower if _key(token) not in taken] + above
 
 
-def _key(word: str) -> str:
-    return word.split("=", 1)[0].lstrip("+~")
+def _key(token: str) -> str:
+    return token.split("=", 1)[0].lstrip("+~")
 
 
-def parse(hydra: Hydra, words: Sequence[str]) -> list[Override]:
-    """Read words of a sweep, `glob()` among them."""
-    parsed: list[Override] = OverridesParser.create(config_loader=hydra.config_loader).parse_overrides(list(words))
+def parse(hydra: Hydra, tokens: Sequence[str]) -> list[Override]:
+    """Parse overrides of a sweep, `glob()` among them."""
+    parsed: list[Override] = OverridesParser.create(config_loader=hydra.config_loader).parse_overrides(list(tokens))
     return parsed
 
 
-def combinations(hydra: Hydra, words: Sequence[str]) -> list[list[str]]:
-    """The words of every job of one grid, the last key varying fastest.
+def combinations(hydra: Hydra, tokens: Sequence[str]) -> list[list[str]]:
+    """Expand one grid into the overrides of each job, the last key varying fastest.
 
     Raises:
         ConfigError: A range without single values, which only a search can walk.
     """
     axes = []
-    for word, override in zip(words, parse(hydra, words), strict=True):
+    for token, override in zip(tokens, parse(hydra, tokens), strict=True):
         if not override.is_sweep_override():
-            axes.append([word])
+            axes.append([token])
         elif override.is_discrete_sweep():
             key = override.get_key_element()
             axes.append([f"{key}={value}" for value in override.sweep_string_iterator()])
         else:
             raise ConfigError(
-                f"{word}: an interval has no single values to combine. Add hydra/sweeper=optuna to search."
+                f"{token}: an interval has no single values to combine. Add hydra/sweeper=optuna to search."
             )
     return [list(found) for found in itertools.product(*axes)]
 
@@ -109,24 +109,24 @@ class Composer:
         self._bases: dict[tuple[str, ...], DictConfig] = {}
         self._keys: dict[tuple[str, ...], list[str]] = {}
 
-    def __call__(self, words: Sequence[str]) -> dict[str, Any]:
-        """The resolved values of one job.
+    def __call__(self, tokens: Sequence[str]) -> dict[str, Any]:
+        """Compose and resolve the values of one job.
 
         Raises:
             ConfigError: A key or choice that this combination does not have, or a value of another type.
         """
         changes, settled = [], []
-        for word, override in zip(words, parse(self.hydra, words), strict=True):
-            # Hydra merges a mapping into what is there; that is its business.
+        for token, override in zip(tokens, parse(self.hydra, tokens), strict=True):
+            # A mapping is left to Hydra, which merges it into what is there.
             whole = override.key_or_group in store.GROUPS or isinstance(override.value(), dict)
             simple = override.type == OverrideType.CHANGE and not whole
-            (changes.append(override) if simple else settled.append(word))
+            (changes.append(override) if simple else settled.append(token))
         try:
             cfg = self._with(tuple(settled), changes)
             store.refuse_dangling(cfg)
             return saved.plain(cfg)
         except ConfigError as error:
-            raise ConfigError(f"{error} In the job {' '.join(words)}.") from error
+            raise ConfigError(f"{error} In the job {' '.join(tokens)}.") from error
 
     def _with(self, settled: tuple[str, ...], changes: list[Override]) -> DictConfig:
         if settled not in self._bases:
@@ -137,36 +137,36 @@ class Composer:
             key = override.key_or_group
             if key not in self._keys[settled]:
                 raise keys.unknown_key(cfg, key)
-            words_of.assign(cfg, key, override.value())
+            assign(cfg, key, override.value())
         return cfg
 
 
-def build_jobs(compose: Composer, lines: Iterable[Sequence[str]]) -> list[Job]:
-    """Jobs of many lines; lines that mean the same run are one job.
+def build_jobs(compose: Composer, points: Iterable[Sequence[str]]) -> list[Job]:
+    """Build the jobs of many points; points that mean the same run are one job.
 
     Args:
         compose: Resolves.
-        lines: The words of each.
+        points: The overrides of each.
 
     Raises:
         ConfigError: As `Composer`.
     """
     found: dict[str, tuple[tuple[str, ...], dict[str, Any]]] = {}
-    for line in lines:
-        values = compose(line)
-        found.setdefault(config_digest(values), (tuple(line), values))
-    common = set.intersection(*(set(words) for words, _ in found.values())) if found else set()
+    for point in points:
+        values = compose(point)
+        found.setdefault(config_digest(values), (tuple(point), values))
+    common = set.intersection(*(set(overrides) for overrides, _ in found.values())) if found else set()
     made = []
-    for digest, (words, values) in found.items():
+    for digest, (overrides, values) in found.items():
         name = job_name(values, digest)
-        label = label_of([word for word in words if word not in common])
-        made.append(Job(name, digest, words, values, label or name))
+        label = label_of([token for token in overrides if token not in common])
+        made.append(Job(name, digest, overrides, values, label or name))
     return made
 
 
-def label_of(words: Sequence[str]) -> str:
-    """Words as a person reads them in a list."""
-    return " ".join(word.lstrip("+") for word in words)
+def label_of(overrides: Sequence[str]) -> str:
+    """Write overrides as a person reads them in a list."""
+    return " ".join(token.lstrip("+") for token in overrides)
 
 
 def job_name(values: Mapping[str, Any], digest: str) -> str:

@@ -18,25 +18,22 @@ from pathlib import Path
 
 from optrun.artifacts.atomic import replace_text
 from optrun.config import store
+from optrun.config.hydra_internals import Callbacks
 from optrun.config.overrides import quote_path
+from optrun.sweep.command import SweepCommand
 from optrun.sweep.folder import SweepDir
 
 
 @dataclass
 class Launch:
-    """What a launch is to do."""
+    """The jobs of one call of a launcher; written as JSON for the process that makes it."""
 
     folder: str
     token: str
-    config_name: str
-    config_dir: str | None
-    hydra_words: list[str]
-    """Words of the command line that are Hydra's."""
-    options: list[str]
-    trusting: list[str]
+    command: SweepCommand
     names: list[str]
     """Of the jobs."""
-    words: list[list[str]]
+    overrides: list[list[str]]
     """Of each job."""
     stop_at: int | None
     retry: dict[str, int]
@@ -107,8 +104,14 @@ def done_file(spec: Path) -> Path:
 
 
 def write_spec(path: Path, launch: Launch) -> None:
-    """Write what `main` reads."""
+    """Write a launch as JSON."""
     path.write_text(json.dumps(asdict(launch)), encoding="utf-8")
+
+
+def read_spec(path: Path) -> Launch:
+    """Read a launch."""
+    values = json.loads(path.read_text(encoding="utf-8"))
+    return Launch(**{**values, "command": SweepCommand(**values["command"])})
 
 
 def main(spec: Path) -> int:
@@ -117,7 +120,7 @@ def main(spec: Path) -> int:
     Returns:
         0; 1 where the launcher failed, with the reason in a file.
     """
-    launch = Launch(**json.loads(spec.read_text(encoding="utf-8")))
+    launch = read_spec(spec)
     sweep = SweepDir(Path(launch.folder))
     over = _follow(sweep.stop(launch.token))
     try:
@@ -134,25 +137,23 @@ def main(spec: Path) -> int:
 
 
 def _launch(launch: Launch, sweep: SweepDir) -> None:
-    from hydra._internal.callbacks import Callbacks
     from hydra.core.plugins import Plugins
     from hydra.types import HydraContext, RunMode
 
     from optrun.sweep.worker import SweepTask
 
-    hydra = store.open_hydra(launch.config_dir)
+    command = launch.command
+    hydra = store.open_hydra(command.config_dir)
     cfg = store.compose(
         hydra,
-        launch.config_name,
-        [*launch.hydra_words, "hydra.mode=MULTIRUN", f"hydra.sweep.dir={quote_path(sweep.path)}"],
+        command.config_name,
+        [*command.hydra_overrides, "hydra.mode=MULTIRUN", f"hydra.sweep.dir={quote_path(sweep.path)}"],
         RunMode.MULTIRUN,
     )
     task = SweepTask(
         folder=launch.folder,
         token=launch.token,
-        config_name=launch.config_name,
-        options=launch.options,
-        trusting=launch.trusting,
+        command=command,
         stop_at=launch.stop_at,
         retry=launch.retry,
     )
@@ -162,8 +163,8 @@ def _launch(launch: Launch, sweep: SweepDir) -> None:
         config=cfg,
     )
     jobs = [
-        [*words, f"hydra.sweep.subdir={quote_path(Path(name))}"]
-        for name, words in zip(launch.names, launch.words, strict=True)
+        [*overrides, f"hydra.sweep.subdir={quote_path(Path(name))}"]
+        for name, overrides in zip(launch.names, launch.overrides, strict=True)
     ]
     launcher.launch(jobs, initial_job_idx=0)
 

@@ -10,12 +10,12 @@ import contextlib
 import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
-
-from hydra._internal.hydra import Hydra
 
 from optrun.artifacts.lock import RunLock
 from optrun.artifacts.provenance import identity
+from optrun.config.hydra_internals import Hydra
 from optrun.config.kind import KIND
 from optrun.config.saved import flat
 from optrun.config.schema.sweeper import OptunaConfig, Sampler
@@ -30,7 +30,7 @@ try:
     from optuna.trial import FrozenTrial, TrialState
 
     from optrun.sweep import study as study_of
-    from optrun.sweep.space import some, space_of, word
+    from optrun.sweep.space import any_value, space_of, written
 except ImportError as error:
     raise ConfigError("hydra/sweeper=optuna needs Optuna: install optrun[sweep].") from error
 
@@ -46,7 +46,7 @@ SAMPLERS: dict[Sampler, Callable[[int, int], Any]] = {
     Sampler.random: lambda seed, number: optuna.samplers.RandomSampler(seed=seed + number),
     Sampler.gp: lambda seed, number: optuna.samplers.GPSampler(seed=seed + number),
     Sampler.cmaes: lambda seed, number: optuna.samplers.CmaEsSampler(seed=seed + number),
-    # A low-discrepancy sequence is one sequence: its place in it stands in the storage.
+    # A low-discrepancy sequence is one sequence: the storage knows how far it has come.
     Sampler.qmc: lambda seed, number: optuna.samplers.QMCSampler(seed=seed),  # noqa: ARG005
 }
 
@@ -55,26 +55,26 @@ class Search:
     """A study over the values that are ranges or lists.
 
     Args:
-        hydra: Reads the words.
-        compose: Resolves the words of a trial.
+        hydra: Parses the overrides.
+        compose: Resolves the overrides of a trial.
         options: Of the sweeper.
-        words: Fixed ones and ranges, checked by name.
+        overrides: Fixed ones and ranges, checked by name.
 
     Raises:
         ConfigError: Nothing to search over, or a range that means nothing.
     """
 
-    def __init__(self, hydra: Hydra, compose: Composer, options: OptunaConfig, words: Sequence[str]) -> None:
+    def __init__(self, hydra: Hydra, compose: Composer, options: OptunaConfig, overrides: Sequence[str]) -> None:
         try:
             with _no_experimental_warnings():
                 SAMPLERS[options.sampler](options.seed, 0)
         except ImportError as error:
             package = getattr(error, "name", None) or str(error).splitlines()[0]
             raise ConfigError(f"hydra.sweeper.sampler={options.sampler.value} needs more: {package}") from error
-        parsed = list(zip(words, parse(hydra, words), strict=True))
+        parsed = list(zip(overrides, parse(hydra, overrides), strict=True))
         self.compose = compose
         self.options = options
-        self.fixed = [word for word, override in parsed if not override.is_sweep_override()]
+        self.fixed = [token for token, override in parsed if not override.is_sweep_override()]
         swept = [override for _, override in parsed if override.is_sweep_override()]
         if not swept:
             raise ConfigError(
@@ -82,7 +82,7 @@ class Search:
                 "lr='tag(log, interval(1e-4, 1e-1))' or optimizer=lamb,adamw."
             )
         self.space = space_of(swept, lambda params: flat(self._job(params).values))
-        self.example = self._job({key: some(found) for key, found in self.space.items()})
+        self.example = self._job({key: any_value(found) for key, found in self.space.items()})
         """A trial that may never be: what is common to all can be seen in it."""
 
     def __call__(self, driver: Driver) -> None:
@@ -101,10 +101,10 @@ class Search:
     # The study ------------------------------------------------------------------------------------------------------
 
     def _open(self, sweep: SweepDir) -> Any:
-        place = study_of.STORAGE if self.options.storage else str(sweep.study)
+        name = study_of.STORAGE if self.options.storage else str(sweep.study)
         with _asking(sweep):
             found = study_of.open_study(self.options.storage or f"sqlite:///{sweep.study.resolve()}", self.mode())
-            study_of.refuse_other(found, place, self.space, self.shared())
+            study_of.refuse_other(found, name, self.space, self.shared())
         return found
 
     def shared(self) -> dict[str, Any]:
@@ -113,7 +113,7 @@ class Search:
         Values that follow from a searched number, as `model.config.n_positions` does from `data.max_length`, are not
         among them: the range may change while the study lasts.
         """
-        ends = {key: getattr(found, "high", some(found)) for key, found in self.space.items()}
+        ends = {key: getattr(found, "high", any_value(found)) for key, found in self.space.items()}
         one, other = (flat(identity(values)) for values in (self.example.values, self._job(ends).values))
         searched = {key.lstrip("+") for key in self.space}
         alike = {key: value for key, value in one.items() if key not in searched and other.get(key) == value}
@@ -135,9 +135,9 @@ class Search:
         return "max" if task.get(KIND, task["name"]) in _JUDGED_BY_SCORE else "min"
 
     def _job(self, params: Mapping[str, Any]) -> Job:
-        words = [word(key, value) for key, value in params.items()]
-        job = build_jobs(self.compose, [[*self.fixed, *words]])[0]
-        return Job(job.name, job.digest, job.words, job.values, label_of(words))
+        proposed = [written(key, value) for key, value in params.items()]
+        job = build_jobs(self.compose, [[*self.fixed, *proposed]])[0]
+        return replace(job, label=label_of(proposed))
 
     def _whole(self, trial: FrozenTrial) -> bool:
         return study_of.whole(trial, self.space) and study_of.proposed(trial)
@@ -211,11 +211,11 @@ class Search:
         numbers = {job.name: [number for number, other in wave if other.name == job.name] for job in jobs}
         driver.add(jobs)
 
-        def told(job: Job, step: int, value: float | None) -> None:
+        def report(job: Job, step: int, value: float | None) -> None:
             for number in numbers[job.name]:
                 _report(study, number, step, value)
 
-        through_rungs(driver, jobs, told)
+        through_rungs(driver, jobs, report)
         for job in jobs:
             state = driver.board.states[job.name]
             self._check_mode(state)

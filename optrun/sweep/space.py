@@ -1,4 +1,4 @@
-"""The space of a search: words of Hydra's grammar as distributions of Optuna's."""
+"""The space of a search: sweeps in Hydra's grammar as distributions of Optuna's."""
 
 from __future__ import annotations
 
@@ -14,27 +14,27 @@ from optrun.errors import ConfigError
 _WHOLE_ENDS = re.compile(r"interval\(\s*(?:\w+\s*=\s*)?[+-]?[\d_]+\s*,\s*(?:\w+\s*=\s*)?[+-]?[\d_]+\s*\)")
 
 Resolve = Callable[[Mapping[str, Any]], Mapping[str, Any]]
-"""Values of some searched words to every value of the configuration, by dotted name."""
+"""Values of some searched keys to every value of the configuration, by dotted name."""
 
 
 def space_of(swept: Sequence[Override], resolve: Resolve) -> dict[str, Any]:
     """What is searched, by key as on the command line; where the run takes whole numbers, they are whole.
 
     Args:
-        swept: Words with several values.
+        swept: Overrides with several values.
         resolve: Composes.
 
     Raises:
         ConfigError: A range that means nothing.
     """
     space = {str(override.get_key_element()): distribution(override) for override in swept}
-    lowest = {key: some(found) for key, found in space.items()}
+    lowest = {key: any_value(found) for key, found in space.items()}
     numbers = [key for key, found in space.items() if isinstance(found, FloatDistribution)]
-    with_words = resolve(lowest)
+    with_numbers = resolve(lowest)
     without = resolve({key: value for key, value in lowest.items() if key not in numbers})
     for override in swept:
         key, name = str(override.get_key_element()), override.key_or_group
-        if key in numbers and _is_whole(override, space[key], without.get(name), with_words.get(name)):
+        if key in numbers and _is_whole(override, space[key], without.get(name), with_numbers.get(name)):
             space[key] = _whole_numbers(space[key])
     return space
 
@@ -43,12 +43,12 @@ def _is_whole(override: Override, found: Any, before: Any, after: Any) -> bool:
     """Whether a key takes whole numbers.
 
     A schema makes the low end what the key takes. An open mapping keeps what it is given: there the value counts that
-    stands without the word, and where there is none, whether both ends were written as whole numbers.
+    stands without the override, and where there is none, whether both ends were written as whole numbers.
 
     Args:
-        override: The word.
+        override: The sweep.
         found: What it means if it is not.
-        before: The value of the key without the word; None: it has none.
+        before: The value of the key without the override; None: it has none.
         after: The low end, written without a point where that is possible, as the configuration took it.
     """
     if type(after) is not int or (found.step is not None and found.step != int(found.step)):
@@ -62,7 +62,7 @@ def _is_whole(override: Override, found: Any, before: Any, after: Any) -> bool:
 
 
 def distribution(override: Override) -> Any:
-    """A word of Hydra's grammar as a distribution of Optuna's.
+    """Translate a sweep of Hydra's grammar to a distribution of Optuna's.
 
     `interval(a, b)` is a number in between, and `int(interval(a, b))` a whole one; `tag(log, ...)` makes either
     logarithmic; `range(a, b, step)` keeps its grid; everything else is a choice.
@@ -103,13 +103,13 @@ def _grid(value: RangeSweep) -> Any:
     return FloatDistribution(float(start), float(start + (count - 1) * step), step=float(step))
 
 
-def some(found: Any) -> Any:
+def any_value(found: Any) -> Any:
     """Any value of a distribution, to see what a trial resolves to; whole where it can be, which every number takes."""
     if isinstance(found, CategoricalDistribution):
         return found.choices[0]
     return int(found.low) if found.low == int(found.low) else found.low
 
 
-def word(key: str, value: Any) -> str:
-    """A value of a trial as on the command line."""
+def written(key: str, value: Any) -> str:
+    """Write a value of a trial as on the command line."""
     return f"{key}={value!r}" if isinstance(value, float) else f"{key}={value}"

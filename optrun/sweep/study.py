@@ -45,12 +45,12 @@ def proposed(trial: FrozenTrial) -> bool:
     return _AGAIN not in trial.user_attrs
 
 
-def refuse_other(study: Any, place: str, space: Mapping[str, Any], shared: Mapping[str, Any]) -> None:
+def refuse_other(study: Any, storage: str, space: Mapping[str, Any], shared: Mapping[str, Any]) -> None:
     """A study compares like with like; what it searches and shares is kept with it at the first start.
 
     Args:
         study: Changed where it does not say yet what its trials share.
-        place: How a message names it, and what to choose another of.
+        storage: How a message names it, and what to choose another of.
         space: Distributions by key.
         shared: What every trial has alike, by dotted name, plain.
 
@@ -59,7 +59,7 @@ def refuse_other(study: Any, place: str, space: Mapping[str, Any], shared: Mappi
     """
     for trial in study.get_trials(deepcopy=False):
         if trial.params:
-            _refuse_other_space(trial, place, space)
+            _refuse_other_space(trial, storage, space)
     now = {key: json.dumps(value, sort_keys=True, default=str) for key, value in shared.items()}
     then = study.user_attrs.get(_SHARED)
     if then is None:
@@ -67,22 +67,22 @@ def refuse_other(study: Any, place: str, space: Mapping[str, Any], shared: Mappi
         return
     other = [key for key in {**then, **now} if then.get(key) != now.get(key)]
     if other:
-        said = ", ".join(f"{key}={then.get(key, 'null')} then, {now.get(key, 'null')} now" for key in other[:_SHOWN])
+        listed = ", ".join(f"{key}={then.get(key, 'null')} then, {now.get(key, 'null')} now" for key in other[:_SHOWN])
         more = f" and {len(other) - _SHOWN} more" if len(other) > _SHOWN else ""
         raise ConfigError(
-            f"{place}: another configuration than this study began with: {said}{more}. A study compares trials that "
-            f"share all but what is searched: {_elsewhere(place)}"
+            f"{storage}: another configuration than this study began with: {listed}{more}. A study compares trials "
+            f"that share all but what is searched: {_elsewhere(storage)}"
         )
 
 
-def _refuse_other_space(trial: FrozenTrial, place: str, space: Mapping[str, Any]) -> None:
+def _refuse_other_space(trial: FrozenTrial, storage: str, space: Mapping[str, Any]) -> None:
     if not whole(trial, space):
         if trial.state == TrialState.RUNNING:
             return
         gone = sorted(set(trial.params) ^ set(space))
         raise ConfigError(
-            f"{place}: this study searched over {', '.join(sorted(trial.params))}, and now {', '.join(gone)} differs. "
-            f"A study keeps its space: {_elsewhere(place)}"
+            f"{storage}: this study searched over {', '.join(sorted(trial.params))}, and now {', '.join(gone)} "
+            f"differs. A study keeps its space: {_elsewhere(storage)}"
         )
     for key, now in space.items():
         then = trial.distributions[key]
@@ -90,13 +90,13 @@ def _refuse_other_space(trial: FrozenTrial, place: str, space: Mapping[str, Any]
             check_distribution_compatibility(then, now)
         except ValueError as error:
             raise ConfigError(
-                f"{place}: {key.lstrip('+')} was searched over {described(then)}, and now over {described(now)}. A "
-                f"study keeps its choices and scales: {_elsewhere(place)}"
+                f"{storage}: {key.lstrip('+')} was searched over {described(then)}, and now over {described(now)}. A "
+                f"study keeps its choices and scales: {_elsewhere(storage)}"
             ) from error
 
 
-def _elsewhere(place: str) -> str:
-    also = f" and another {STORAGE}" if place == STORAGE else ""
+def _elsewhere(storage: str) -> str:
+    also = f" and another {STORAGE}" if storage == STORAGE else ""
     return f"give what it began with, or choose another hydra.sweep.dir{also}."
 
 
@@ -125,8 +125,8 @@ def tell_again(study: Any, trial: FrozenTrial, value: float) -> None:
         trial: Failed or pruned.
         value: What its job came to in the end.
     """
-    told = {known.user_attrs.get(_AGAIN) for known in study.get_trials(deepcopy=False)}
-    if trial.number in told or trial.state == TrialState.COMPLETE:
+    repeated = {known.user_attrs.get(_AGAIN) for known in study.get_trials(deepcopy=False)}
+    if trial.number in repeated or trial.state == TrialState.COMPLETE:
         return
     study.add_trial(
         optuna.trial.create_trial(

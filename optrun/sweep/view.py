@@ -1,4 +1,4 @@
-"""What a person sees of a sweep: a live table on a terminal, one line per event everywhere else. Eyes only."""
+"""What a person sees of a sweep: a live table on a terminal, one line per event everywhere else."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ class Board:
         )
 
     def best_line(self) -> str:
-        """The best so far, in words; empty where there is none."""
+        """Describe the best job so far; empty where there is none."""
         found = self.best()
         if found is None:
             return ""
@@ -117,7 +117,7 @@ class PlainView:
         self.eta = Eta()
 
     def note(self, text: str) -> None:
-        """A sentence."""
+        """Print a note."""
         self.console.print(printable(text), markup=False, highlight=False, soft_wrap=True)
 
     def ended(self, job: Job, state: JobState, board: Board, log: str) -> None:

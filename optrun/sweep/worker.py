@@ -1,4 +1,4 @@
-"""One job, as a launcher calls it: look, take, train or go on, and write down how it ended."""
+"""One job, as a launcher calls it: hold it, train or go on, and record how it ended."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
@@ -28,6 +28,7 @@ from optrun.artifacts.run_manifest import recorded
 from optrun.config import saved, store
 from optrun.config.request import Request
 from optrun.errors import EXIT_STOPPED_EARLY, ConfigError, LockedError, OptrunError, StoppedEarly, is_out_of_memory
+from optrun.sweep.command import SweepCommand
 from optrun.sweep.folder import Record, SweepDir
 
 _LOOK_SECONDS = 0.2
@@ -41,11 +42,7 @@ class SweepTask:
     folder: str
     token: str
     """The sweep process that asked."""
-    config_name: str
-    options: list[str]
-    """Words that come before the overrides on a command line, such as `-cn NAME`."""
-    trusting: list[str]
-    """Words of the sweep's own command line."""
+    command: SweepCommand
     stop_at: int | None = None
     """Pause after this many optimizer steps; None: go to the end."""
     retry: dict[str, int] = field(default_factory=dict)
@@ -58,26 +55,26 @@ class SweepTask:
             cfg: The job's composed configuration.
 
         Returns:
-            One word: what was done. What became of the job is in its directory.
+            What was done, for the launcher's log. What became of the job is in its directory.
         """
         run = RunDir(Path(HydraConfig.get().runtime.output_dir))
-        words = [str(word) for word in OmegaConf.to_container(HydraConfig.get().overrides.task)]  # type: ignore[union-attr]
+        overrides = [str(token) for token in HydraConfig.get().overrides.task]
         sweep = SweepDir(Path(self.folder))
         parent = os.getppid()
         if sweep.stop(self.token).exists():
             return "left"
         try:
-            with _patient(sweep, run.path.name) as record:
-                return self._take(sweep, run, record, store.without_hydra(cfg), words)
+            with _hold_job(sweep, run.path.name) as record:
+                return self._take(sweep, run, record, store.without_hydra(cfg), overrides)
         except LockedError:
             return "held"
         finally:
-            _tidy()
-            if _pooled() and os.getppid() != parent:
+            _release_memory()
+            if _in_joblib_pool() and os.getppid() != parent:
                 # Its driver is dead: joblib's worker would wait for ever for a job that nobody is there to give.
                 os._exit(EXIT_STOPPED_EARLY)
 
-    def _take(self, sweep: SweepDir, run: RunDir, record: Record, own: DictConfig, words: list[str]) -> str:
+    def _take(self, sweep: SweepDir, run: RunDir, record: Record, own: DictConfig, overrides: list[str]) -> str:
         name = run.path.name
         state = sweep.state(name)
         if state.status == "finished":
@@ -92,18 +89,18 @@ class SweepTask:
         sweep.write_record(name, record)
         values = saved.plain(own)
         try:
-            with _watching(sweep.stop(self.token)):
-                self._train(run, own, values, words)
-            said = "finished"
+            with _stopped_with_sweep(sweep.stop(self.token)):
+                self._train(run, own, values, overrides)
+            done = "finished"
         except LockedError:
             raise
         except StoppedEarly:
-            said = "stopped"
+            done = "stopped"
         except OptrunError as error:
-            said = self._failed(sweep, run, values, words, str(error))
+            done = self._failed(sweep, run, values, overrides, str(error))
         except Exception as error:
             _log(run, traceback.format_exc())
-            said = self._failed(sweep, run, values, words, sentence_of(error))
+            done = self._failed(sweep, run, values, overrides, describe_failure(error))
         finally:
             record.open = None
             sweep.write_record(name, record)
@@ -112,9 +109,9 @@ class SweepTask:
             # Its best may be of later: a job that was cut further on, or ended, without rungs.
             record.rungs[str(self.stop_at)] = sweep.best_until(name, self.stop_at)
             sweep.write_record(name, record)
-        return said
+        return done
 
-    def _train(self, run: RunDir, own: DictConfig, values: dict[str, Any], words: list[str]) -> None:
+    def _train(self, run: RunDir, own: DictConfig, values: dict[str, Any], overrides: list[str]) -> None:
         from rich.console import Console
 
         from optrun.config.safety import refuse_stored_trust
@@ -123,7 +120,7 @@ class SweepTask:
         from optrun.run.train import train
         from optrun.training.display import PlainDisplay
 
-        refuse_stored_trust(own, self.trusting)
+        refuse_stored_trust(own, self.command.overrides)
         config = store.typed(own)
         if self.stop_at is not None and not config.checkpoint.enabled:
             raise ConfigError("hydra.sweeper.rungs: survivors go on from checkpoints; checkpoint=none saves none.")
@@ -139,18 +136,19 @@ class SweepTask:
         request = Request(
             config=config,
             values=values,
-            argv=[*self.options, *words],
-            config_name=self.config_name,
-            overrides=words,
+            argv=self.command.job_argv(overrides),
+            config_name=self.command.config_name,
+            config_dir=self.command.config_dir,
+            overrides=overrides,
         )
         refuse_links(run)
         with outcome.run_log(run):
             outcome.introduce(display, config, run)
             train(request, run, display, resume, stop_at=self.stop_at)
 
-    def _failed(self, sweep: SweepDir, run: RunDir, values: dict[str, Any], words: list[str], why: str) -> str:
+    def _failed(self, sweep: SweepDir, run: RunDir, values: dict[str, Any], overrides: list[str], why: str) -> str:
         _log(run, f"failed: {why}")
-        record_failure(sweep, run.path.name, why, values, words, self.config_name, self.options)
+        record_failure(sweep, run.path.name, why, values, overrides, self.command)
         return "failed"
 
 
@@ -167,9 +165,8 @@ def record_failure(
     name: str,
     why: str,
     values: Mapping[str, Any],
-    words: list[str],
-    config_name: str,
-    options: list[str],
+    overrides: Sequence[str],
+    command: SweepCommand,
 ) -> None:
     """Give a job that failed its row in the result; the caller holds the job.
 
@@ -178,9 +175,8 @@ def record_failure(
         name: Of the job.
         why: One or two sentences.
         values: Its resolved configuration.
-        words: Its `key=value` words.
-        config_name: The primary configuration.
-        options: Words before the overrides.
+        overrides: Its own.
+        command: Of the sweep.
     """
     import shlex
 
@@ -198,9 +194,9 @@ def record_failure(
             "started_at": now,
             "updated_at": now,
             "wall_seconds": 0.0,
-            "command": shlex.join(["optrun", *options, *words]),
-            "config_name": config_name,
-            "overrides": list(words),
+            "command": shlex.join(["optrun", *command.job_argv(overrides)]),
+            "config_name": command.config_name,
+            "overrides": list(overrides),
             "config_digest": config_digest(values),
             "metrics": {"last": {}, "best": {}},
             "resumes": [],
@@ -210,13 +206,13 @@ def record_failure(
         run.config.write_text(OmegaConf.to_yaml(OmegaConf.create(dict(values))), encoding="utf-8")
 
 
-def sentence_of(error: BaseException) -> str:
-    r"""What a failure says in a table: kind and first line; running out of memory in words of its own.
+def describe_failure(error: BaseException) -> str:
+    r"""Describe an error for a table: kind and first line, or that memory ran out.
 
     Example:
-        >>> sentence_of(MemoryError())
+        >>> describe_failure(MemoryError())
         'out of memory'
-        >>> sentence_of(RuntimeError("shapes differ\nin many ways"))
+        >>> describe_failure(RuntimeError("shapes differ\nin many ways"))
         'RuntimeError: shapes differ'
     """
     lines = str(error).strip().splitlines()
@@ -234,7 +230,7 @@ def _newest(run: RunDir) -> int | None:
 
 
 @contextlib.contextmanager
-def _patient(sweep: SweepDir, name: str) -> Iterator[Record]:
+def _hold_job(sweep: SweepDir, name: str) -> Iterator[Record]:
     """Hold a job; somebody who only looks whether it is held is waited for."""
     for left in reversed(range(_TRIES)):
         try:
@@ -251,7 +247,7 @@ def _patient(sweep: SweepDir, name: str) -> Iterator[Record]:
 
 
 @contextlib.contextmanager
-def _watching(stop: Path) -> Iterator[None]:
+def _stopped_with_sweep(stop: Path) -> Iterator[None]:
     """Ask this process to stop, as by SIGTERM, when the sweep is stopped or the process that started it is gone.
 
     SIGUSR2, with which SLURM by way of submitit announces the end of its patience, counts as such a request too.
@@ -285,7 +281,7 @@ def _log(run: RunDir, text: str) -> None:
         file.write(f"{time.strftime('%Y-%m-%d %H:%M:%S')}  {text}\n")
 
 
-def _tidy() -> None:
+def _release_memory() -> None:
     """Leave nothing of a job to the next one in the same process."""
     logging.getLogger("optrun").handlers.clear()
     gc.collect()
@@ -295,6 +291,6 @@ def _tidy() -> None:
         torch.cuda.empty_cache()
 
 
-def _pooled() -> bool:
-    """Is this a process of joblib's pool, and not the sweep's own (whose parent, a closed shell, may come and go)?"""
+def _in_joblib_pool() -> bool:
+    """Whether this is a process of joblib's pool, and not the sweep's own, whose parent, a shell, may come and go."""
     return multiprocessing.current_process().name.startswith("LokyProcess")

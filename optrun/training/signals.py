@@ -25,9 +25,13 @@ class SignalHandler:
     """Takes the signals while the `with` block lasts.
 
     Outside the main thread, where Python takes no signals, it asks for nothing.
+
+    Args:
+        owns_process: Whether a second request to stop ends this process; else it raises KeyboardInterrupt.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, owns_process: bool = True) -> None:
+        self._owns_process = owns_process
         self.stop_signal: signal.Signals | None = None
         self.save_requested = False
         self._before: dict[signal.Signals, object] = {}
@@ -81,6 +85,8 @@ class SignalHandler:
         if os.getpid() != self._process:
             return  # a loader worker just forked: the main process answers, and still wants its batches
         if self.stop_signal is not None:
+            if not self._owns_process:
+                raise KeyboardInterrupt
             for worker in multiprocessing.active_children():
                 worker.kill()
             os.write(2, b"\nstopped at once: nothing new was saved\n")

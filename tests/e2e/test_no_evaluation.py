@@ -37,7 +37,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def test_a_last_fit_on_all_rows(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_last_fit_on_all_rows(here: Path, pictures: None, capsys: pytest.CaptureFixture[str]) -> None:
     assert optrun(*FIT, "hydra.run.dir=run") == 0
     said = capsys.readouterr().out
     assert "trained on all rows, evaluated on none" in said

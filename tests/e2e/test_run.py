@@ -72,7 +72,7 @@ def test_a_sample_that_fails_does_not_keep_the_model_back(
     assert "## Sample" not in Path("run/model/README.md").read_text()
 
 
-def test_the_run_directory_tells_its_story(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_run_directory_tells_its_story(tmp_path: Path, pictures: None, capsys: pytest.CaptureFixture[str]) -> None:
     words = [*language(tmp_path), "optimizer=lamb", "lr=2e-3", "task.prompt=the quick", "run_name=story"]
     words = [word for word in words if word != "task.sample_tokens=0"]
     assert optrun(*words) == 0

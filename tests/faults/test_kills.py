@@ -16,8 +16,8 @@ from optrun.artifacts.checkpoint import load_checkpoint, save_checkpoint
 from optrun.artifacts.retention import latest_whole
 from optrun.artifacts.run_dir import RunDir
 from optrun.certify.compare import compare
-from optrun.commands.arguments import Words
 from optrun.commands.certify import command_line
+from optrun.config.request import CommandLine
 from tests.faults.runs import STEPS, Go, Straight
 from tests.faults.syscalls import Syscalls, die, in_child
 from tests.running import TINY_BERT, optrun, optrun_process, write_labelled
@@ -27,7 +27,7 @@ KILLS = int(os.environ.get("OPTRUN_KILLS", "20"))
 
 def certify(cwd: Path, *words: str) -> tuple[int, str, str]:
     env = {"PYTHONPATH": os.pathsep.join(sys.path), "OMP_NUM_THREADS": "1"}
-    done = optrun_process("certify", "resume", *words, cwd=cwd, env=env, timeout=1500)
+    done = optrun_process("certify", "resume", *words, cwd=cwd, env=env, timeout=1500, module="tests.faults.slow_disk")
     return done.returncode, done.stdout, done.stderr
 
 
@@ -106,7 +106,7 @@ def test_the_first_tensor_that_differs_is_named(straight: Straight, tmp_path: Pa
 
 def test_what_a_proof_replaces_is_told() -> None:
     given = ["lr=1e-3", "training.num_train_epochs=3", "training.max_steps=500", "tracking.run=x"]
-    own, replaced = command_line(Words(["resume"], given), steps=7)
+    own, replaced = command_line(CommandLine(overrides=given), steps=7)
     assert "training.max_steps=7" in own
     assert "training.num_train_epochs=3" not in own
     assert [sentence.split(":")[0] for sentence in replaced] == given[1:]

@@ -27,7 +27,7 @@ from optrun.artifacts.metrics import MetricsWriter, read_metrics
 from optrun.artifacts.retention import latest_whole
 from optrun.artifacts.run_dir import RunDir
 from optrun.artifacts.run_manifest import RunManifest
-from optrun.commands.train import refuse_used
+from optrun.commands.single_run import refuse_used
 from optrun.data.loader import BatchLoader
 from optrun.errors import StorageError
 from optrun.run.console import run_log

@@ -162,8 +162,12 @@ def test_what_would_be_ignored_is_refused() -> None:
     groups = [{"params": list(Small().named_parameters()), "optimizer": "sgd"}]
     with pytest.raises(ConfigError, match=r"asks for optimizer=sgd"):
         build_optimizer(config_of("lion").optimizer, groups, lr=0.1)
-    assert set(state_bytes(config_of("lion").optimizer, [{"params": list(Small().named_parameters())}]).values()) == {
-        None
+
+
+@pytest.mark.parametrize(("name", "moments"), [("lion", 1), ("adabelief", 2)])
+def test_the_state_of_one_is_known_before_a_step(name: str, moments: int) -> None:
+    assert state_bytes(build(name)) == {
+        key: 4 * moments * param.numel() for key, param in Small().named_parameters() if param.requires_grad
     }
 
 

@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import os
 import random
+import re
 import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from optrun.artifacts import async_writer as saver_of
 from optrun.artifacts.run_check import problems_of
 from optrun.artifacts.run_dir import RunDir
 from tests.running import records, summary
@@ -32,22 +37,66 @@ def wait(pid: int, seconds: float) -> int | None:
     return None
 
 
+def at_checkpoint(number: int, act: Callable[[], object]) -> None:
+    """Do something right after the commit of a checkpoint of a job that is not at its end; in this process for ever.
+
+    Args:
+        number: Of such checkpoints since now.
+        act: Called in the thread that saves.
+    """
+    original, seen = saver_of.save_checkpoint, [0]
+
+    def save(*args: Any, **kwargs: Any) -> Path:
+        folder: Path = original(*args, **kwargs)
+        if folder.name != f"step-{STEPS:08d}":
+            seen[0] += 1
+            if seen[0] == number:
+                act()
+        return folder
+
+    saver_of.save_checkpoint = save
+
+
+def committed(step: int) -> set[str]:
+    """Names of the jobs that have the checkpoint of a step."""
+    return {path.parents[1].name for path in Path("sweep").glob(f"*/checkpoints/step-{step:08d}")}
+
+
 @pytest.mark.slow
 def test_killed_ten_times(place: Path) -> None:
+    """Five times by the clock, five times right behind a committed checkpoint: on no machine a matter of luck.
+
+    A sweep that waits for the clock stands still at its second such checkpoint, so that ten starts never finish it.
+    """
+    begun = time.monotonic()
     assert sweep(*GRID, folder="straight") == 0
+    job_seconds = (time.monotonic() - begun) / 24
     chance = random.Random(5)
-    kills, logged = 0, 0
-    while kills < 10:
-        pid = forked.fork(lambda: (os.setpgid(0, 0), sweep(*GRID))[1], place / "log")
-        while not list(Path("sweep").glob(".sweep/launch-*.json")):  # past the composing
-            code = wait(pid, 0.05)
+    kills = ["clock", "checkpoint"] * 5
+    chance.shuffle(kills)
+    logged = 0
+    cut: set[str] = set()
+
+    def run(kill: str, checkpoint: int) -> int:
+        os.setpgid(0, 0)
+        at_checkpoint(checkpoint, lambda: time.sleep(600) if kill == "clock" else os.killpg(0, signal.SIGKILL))
+        return sweep(*GRID)
+
+    for kill in kills:
+        pid = forked.fork(partial(run, kill, 2 if kill == "clock" else chance.randint(1, 2)), place / "log")
+        if kill == "clock":
+            while not list(Path("sweep").glob(".sweep/launch-*.json")):  # past the composing
+                code = wait(pid, 0.05)
+                assert code is None, (place / "log").read_text()[-2000:]
+            code = wait(pid, chance.uniform(0, 4 * job_seconds))
             assert code is None, (place / "log").read_text()[-2000:]
-        assert wait(pid, chance.uniform(0.3, 2.5)) is None, "it finished before it could be killed often enough"
-        os.killpg(pid, signal.SIGKILL)
-        os.waitpid(pid, 0)
+            os.killpg(pid, signal.SIGKILL)
+            os.waitpid(pid, 0)
+        else:
+            assert wait(pid, 240) == -signal.SIGKILL, (place / "log").read_text()[-2000:]
+            cut |= committed(SAVE) - committed(STEPS)
         for spec in Path("sweep").glob(".sweep/launch-*.json"):
             spec.unlink()
-        kills += 1
         # What a checkpoint holds is in the metrics, and stays there.
         now = sum(len(records(path.parent)) for path in Path("sweep").glob("*/metrics.jsonl"))
         assert now >= logged - SAVE, (now, logged)
@@ -60,14 +109,16 @@ def test_killed_ten_times(place: Path) -> None:
         for resumed in summary(job)["resumes"]:
             assert resumed["from_step"] <= STEPS
         assert problems_of(RunDir(job)) == []
-    taken_up = sum(len(summary(job)["resumes"]) for job in jobs())
-    assert 0 < taken_up <= 10, "only what was cut was taken up"
+    taken_up = {job.name: len(summary(job)["resumes"]) for job in jobs() if summary(job)["resumes"]}
+    assert len(cut) == 5
+    assert cut <= set(taken_up), "what was cut behind a checkpoint was taken up there"
+    assert sum(taken_up.values()) <= 10, "only what was cut was taken up"
     assert [row["status"] for row in result().values()] == ["finished"] * 24
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("launcher", ["basic", "joblib"])
-def test_the_real_program(launcher: str, place: Path) -> None:
+def test_the_real_program(launcher: str, place: Path, request: pytest.FixtureRequest) -> None:
     """As a person runs it: the worker is killed, then the sweep itself, then the same line again."""
     words = [*forked.JOB, "lr=1e-3,2e-3", "seed=0,1", "hydra.sweep.dir=sweep", f"hydra/launcher={launcher}"]
     if launcher == "joblib":
@@ -76,26 +127,30 @@ def test_the_real_program(launcher: str, place: Path) -> None:
 
     def begin() -> subprocess.Popen[bytes]:
         with (place / "out").open("ab") as out:
-            return subprocess.Popen(
+            started = subprocess.Popen(
                 [sys.executable, "-m", "optrun", "-m", *words],
                 stdout=out,
                 stderr=out,
                 env={**os.environ, "PYTHONPATH": str(Path(forked.__file__).parents[2])},
             )
+        request.addfinalizer(lambda: (started.kill(), started.wait()))
+        return started
 
-    def worker() -> int:
-        """A process that trains: the lock of a job that has begun says which."""
+    def worker(after: int = 0) -> int:
+        """A process that trains, another than the one that was killed: the lock of a job that has begun says which."""
         while True:
             for lock in Path("sweep").glob("*/.lock"):
                 if (lock.parent / "metrics.jsonl").is_file() and summary(lock.parent)["status"] == "running":
-                    return int(lock.read_text().split('"pid": ')[1].split(",")[0])
+                    found = re.search(r'"pid": (\d+),', lock.read_text())  # it may just be written
+                    if found and int(found[1]) != after and Path("/proc", found[1]).exists():
+                        return int(found[1])
             assert process.poll() is None, (place / "out").read_text()[-3000:]
             time.sleep(0.02)
 
     process = begin()
-    os.kill(worker(), signal.SIGKILL)
-    time.sleep(0.5)
-    last = worker()
+    first = worker()
+    os.kill(first, signal.SIGKILL)
+    last = worker(first)
     process.kill()
     process.wait()
     patience = time.monotonic() + 30

@@ -10,7 +10,7 @@ from omegaconf import OmegaConf
 
 from optrun.config import store
 from optrun.report.collect import load_runs
-from optrun.sweep.jobs import Composer, Job, build_jobs, combinations, merged, param_words
+from optrun.sweep.jobs import Composer, Job, build_jobs, combinations, merged, param_overrides
 from tests.running import TINY_GPT, optrun, records
 from tests.sweep.forked import jobs, result
 
@@ -19,8 +19,8 @@ def expanded(name: str, *words: str) -> list[Job]:
     """The jobs of a recipe."""
     hydra = store.open_hydra()
     node = OmegaConf.to_container(store.compose(hydra, name, ["hydra.mode=MULTIRUN"]).hydra.sweeper)
-    below = param_words(node["params"])
-    grids = [merged(below, [*param_words(grid), *words]) for grid in node["grids"] or [{}]]
+    below = param_overrides(node["params"])
+    grids = [merged(below, [*param_overrides(grid), *words]) for grid in node["grids"] or [{}]]
     return build_jobs(Composer(hydra, name), (line for grid in grids for line in combinations(hydra, grid)))
 
 
@@ -46,6 +46,7 @@ def test_batches_see_the_same_examples() -> None:
         assert job.values["data"]["max_train_examples"] % batch == 0
 
 
+@pytest.mark.slow
 def test_every_optimizer_runs(place: Path) -> None:
     """Without -m: the recipe says that it is a sweep. The command line wins over its grids."""
     words = [*TINY_GPT, "training.max_steps=2", "data.max_train_examples=32", "data.max_eval_examples=4"]

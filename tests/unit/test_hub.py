@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import json
+import os
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, HTTPServer
@@ -11,7 +15,6 @@ import pytest
 from huggingface_hub import constants
 
 from optrun.data import hub_access as hub
-from tests.running import optrun_process
 
 
 @pytest.fixture(autouse=True)
@@ -84,38 +87,56 @@ class _Refusing(BaseHTTPRequestHandler):
         pass
 
 
-@pytest.mark.parametrize(
-    ("words", "facts"),
-    [
-        (
-            ["model=pretrained", "model.path=some/gated"],
-            ["model.path=some/gated", "gate", "huggingface.co/some/"],
-        ),
-        (
-            ["model=pretrained", "model.path=some/thing"],
-            ["model.path=some/thing", "nothing of this name", "hf auth login"],
-        ),
-        (["model=bert_tiny", "model.tokenizer=some/gated"], ["model.tokenizer=some/gated", "gate", "HF_TOKEN"]),
-        (["model=bert_tiny", "model.tokenizer=some/thing"], ["model.tokenizer=some/thing", "nothing of this name"]),
-        (["model=bert_tiny", "data=hub", "data.path=some/gated"], ["data.path=some/gated", "gate"]),
-        (["model=bert_tiny", "data=hub", "data.path=some/thing"], ["data.path=some/thing", "nothing of this name"]),
-    ],
-    ids=lambda case: case[-1] if case[0].startswith("model=") else "",
-)
-def test_a_name_that_the_hub_does_not_give(words: list[str], facts: list[str], tmp_path: Path) -> None:
-    """In a process of its own, since the libraries read the endpoint once: our sentence, and nothing around it."""
-    data = [] if "data=hub" in words else ["data=files", "data.train=not-read.csv"]
+CASES = [
+    (["model=pretrained", "model.path=some/gated"], ["model.path=some/gated", "gate", "huggingface.co/some/"]),
+    (["model=pretrained", "model.path=some/thing"], ["model.path=some/thing", "nothing of this name", "hf auth login"]),
+    (["model=bert_tiny", "model.tokenizer=some/gated"], ["model.tokenizer=some/gated", "gate", "HF_TOKEN"]),
+    (["model=bert_tiny", "model.tokenizer=some/thing"], ["model.tokenizer=some/thing", "nothing of this name"]),
+    (["model=bert_tiny", "data=hub", "data.path=some/gated"], ["data.path=some/gated", "gate"]),
+    (["model=bert_tiny", "data=hub", "data.path=some/thing"], ["data.path=some/thing", "nothing of this name"]),
+]
+EACH_FORKED = """
+import json, os, sys
+from optrun import cli
+import datasets, transformers.models.auto.modeling_auto, optrun.run.train
+for number, words in enumerate(json.loads(sys.argv[1])):
+    if os.fork() == 0:
+        for name, descriptor in (("out", 1), ("err", 2)):
+            os.dup2(os.open(f"{number}.{name}", os.O_WRONLY | os.O_CREAT), descriptor)
+        sys.exit(cli.run(words))
+    with open(f"{number}.code", "w") as file:
+        file.write(str(os.waitstatus_to_exitcode(os.wait()[1])))
+"""
+
+
+@pytest.fixture(scope="module")
+def refused(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What each case said, in a process of its own, since the libraries read the endpoint once."""
+    folder = tmp_path_factory.mktemp("refused")
+    data = [[] if "data=hub" in words else ["data=files", "data.train=not-read.csv"] for words, _ in CASES]
+    lines = [["task=sequence_classification", *case[0], *more] for case, more in zip(CASES, data, strict=True)]
     with HTTPServer(("127.0.0.1", 0), _Refusing) as server:
         thread = threading.Thread(target=server.serve_forever)
         thread.start()
-        env = {"HF_ENDPOINT": f"http://127.0.0.1:{server.server_port}", "HF_HUB_OFFLINE": "0", "HF_HOME": str(tmp_path)}
-        done = optrun_process("task=sequence_classification", *words, *data, cwd=tmp_path, env=env)
+        env = {"HF_ENDPOINT": f"http://127.0.0.1:{server.server_port}", "HF_HUB_OFFLINE": "0", "HF_HOME": str(folder)}
+        command = [sys.executable, "-W", "ignore::DeprecationWarning", "-c", EACH_FORKED, json.dumps(lines)]
+        done = subprocess.run(
+            command, cwd=folder, env={**os.environ, **env}, capture_output=True, text=True, check=False
+        )
         server.shutdown()
         thread.join()
-    assert done.returncode == 2
-    message, hint = done.stderr.splitlines()
-    for fact in facts:
+    assert done.returncode == 0, done.stderr
+    return folder
+
+
+@pytest.mark.parametrize("number", range(len(CASES)), ids=[words[-1] for words, _ in CASES])
+def test_a_name_that_the_hub_does_not_give(number: int, refused: Path) -> None:
+    """Our sentence, and nothing around it."""
+    said = {name: (refused / f"{number}.{name}").read_text() for name in ("code", "out", "err")}
+    assert said["code"] == "2"
+    message, hint = said["err"].splitlines()
+    for fact in CASES[number][1]:
         assert fact in message
     assert len(message) < 250
     assert hint == "optrun --help lists every choice and value"
-    assert len(done.stdout.splitlines()) == 1
+    assert len(said["out"].splitlines()) == 1

@@ -1,0 +1,129 @@
+"""`optrun resume=...`: go on with a run, in its directory and with its configuration."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from optrun.artifacts.metrics import read_summary
+from optrun.artifacts.run_dir import RunDir
+from optrun.commands.single_run import Caller, execute, start
+from optrun.config import overrides, saved, store
+from optrun.config.compose import request_of
+from optrun.config.hydra_internals import Hydra
+from optrun.config.original_cwd import original_cwd, rebase_paths
+from optrun.config.request import CommandLine
+from optrun.errors import ConfigError, refuse_url
+
+if TYPE_CHECKING:
+    from optrun.run.resume.target import Target
+    from optrun.run.train import Outcome
+
+_OUTPUTS = Path("outputs")
+"""Where `latest` and `auto` look, unless `hydra.run.dir` names another directory."""
+
+
+def is_resume(token: str) -> bool:
+    """Whether an override is `resume=...`."""
+    return token.split("=", 1)[0].lstrip("+") == "resume"
+
+
+def resume_value(tokens: Sequence[str]) -> str | None:
+    """Read the value of `resume=`; None where it is absent or null.
+
+    Raises:
+        ConfigError: It has several values.
+    """
+    for override in overrides.parse([token for token in tokens if is_resume(token)]):
+        if override.is_sweep_override():
+            raise ConfigError(f"{override.input_line}: one run at a time can be resumed.")
+        return None if override.value() is None else str(override.value())
+    return None
+
+
+def resume(hydra: Hydra, command_line: CommandLine, value: str, caller: Caller) -> Outcome:
+    """Go on with a run.
+
+    Args:
+        hydra: Over the user's folders.
+        command_line: The overrides are changes; not checked yet.
+        value: RUN_DIR, CHECKPOINT, `latest` or `auto`.
+        caller: Who asked for it.
+
+    Raises:
+        ConfigError: There is no such run, or a change does not fit it.
+        OptrunError: As `execute`.
+    """
+    from optrun.run.resume.target import find_target
+
+    given_dir = _run_dir(command_line)
+    target = find_target(value, run_dir=given_dir, outputs=_OUTPUTS)
+    if target is None:  # resume=auto, and nothing to resume
+        checked = overrides.checked(hydra, command_line.config_name, command_line.overrides, sweep=False)
+        cfg = store.compose(hydra, command_line.config_name, checked)
+        # That took a moment, in which another process may have begun there, and ended.
+        target = find_target(value, run_dir=given_dir, outputs=_OUTPUTS)
+        if target is None:
+            return start(hydra, replace(command_line, overrides=checked), cfg, caller)
+    return _go_on(hydra, command_line, target, caller, start_over=value in ("latest", "auto"))
+
+
+def _go_on(hydra: Hydra, command_line: CommandLine, target: Target, caller: Caller, *, start_over: bool) -> Outcome:
+    from optrun.run.resume.checkpoint import ResumePoint
+    from optrun.run.resume.saved_config import configuration_of
+
+    changes = _changes(command_line)
+    if command_line.names_config:
+        _refuse_other_recipe(target.run, command_line.config_name)
+    kept, mended = configuration_of(target.run, [override.key_or_group for override in overrides.parse(changes)])
+    before = saved.with_schemas(kept, str(target.run.config))
+    began = original_cwd(target.run.hydra)
+    rebase_paths(before, began)
+    request = request_of(command_line, saved.changed(hydra, before, changes), changes)
+    said = [] if mended is None else [mended]
+    point = ResumePoint(
+        target.checkpoint, began, saved=bool(before.checkpoint.enabled), start_over=start_over, said=said
+    )
+    return execute(request, target.run, caller, point)
+
+
+def _run_dir(command_line: CommandLine) -> Path | None:
+    """`hydra.run.dir` where the command line names one."""
+    given = overrides.parse([token for token in command_line.overrides if token.startswith("hydra.run.dir=")])
+    if not given:
+        return None
+    path = str(given[-1].value())
+    refuse_url("hydra.run.dir", path)
+    return Path(path)
+
+
+def _changes(command_line: CommandLine) -> list[str]:
+    """The overrides that change the configuration of the run.
+
+    Raises:
+        ConfigError: One is for Hydra, which starts nothing here.
+    """
+    kept = [token for token in command_line.overrides if not is_resume(token)]
+    for token in kept:
+        if overrides.is_hydra(token) and not token.startswith("hydra.run.dir="):
+            raise ConfigError(f"{token}: has no effect on a run that goes on; leave it out.")
+    return [token for token in kept if not overrides.is_hydra(token)]
+
+
+def _refuse_other_recipe(run: RunDir, config_name: str) -> None:
+    """A run goes on with its own configuration: a recipe that it was not started from would be left unread.
+
+    Raises:
+        ConfigError: `-cn` names another one than the run began with.
+    """
+    try:
+        began = read_summary(run.summary).get("config_name", config_name)
+    except (OSError, ValueError):
+        return  # it did not get as far as its first step
+    if began != config_name:
+        raise ConfigError(
+            f"-cn {config_name}: the run in {run.path} began with {began} and goes on with the configuration it has. "
+            "Leave -cn out, and give what should change as key=value."
+        )

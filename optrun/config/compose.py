@@ -1,0 +1,41 @@
+"""From a command line to the request for one run."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from omegaconf import DictConfig
+
+from optrun.config import overrides, saved, store
+from optrun.config.hydra_internals import Hydra
+from optrun.config.request import CommandLine, Request
+from optrun.config.safety import refuse_stored_trust
+
+
+def compose_request(hydra: Hydra, command_line: CommandLine) -> Request:
+    """Compose, check and resolve the configuration of one run.
+
+    Raises:
+        ConfigError: A key, choice or value that does not exist or does not fit.
+    """
+    checked = overrides.checked(hydra, command_line.config_name, command_line.overrides, sweep=False)
+    return request_of(command_line, store.compose(hydra, command_line.config_name, checked), checked)
+
+
+def request_of(command_line: CommandLine, cfg: DictConfig, checked: Sequence[str]) -> Request:
+    """Type, check and resolve what has been composed.
+
+    Args:
+        command_line: Where it came from.
+        cfg: A composed configuration, with or without Hydra's node.
+        checked: The overrides as `overrides.checked` returns them.
+
+    Raises:
+        ConfigError: A mandatory value is missing or one is out of range, or a file says what only a person may say.
+    """
+    own = store.without_hydra(cfg)
+    config = store.typed(own)
+    refuse_stored_trust(own, checked)
+    typed_line = vars(replace(command_line, overrides=checked))
+    return Request(**typed_line, config=config, values=saved.plain(own))

@@ -1,0 +1,36 @@
+"""The command line of a sweep, which every job of it knows."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from optrun.config.overrides import is_hydra
+from optrun.config.request import DEFAULT_CONFIG, CommandLine
+
+_ALONE = "hydra.mode=RUN"
+"""Makes one run of a recipe that is a sweep."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SweepCommand(CommandLine):
+    """What was typed to start a sweep; the overrides are checked. Travels to other processes as plain values."""
+
+    sweeps_by_itself: bool = False
+    """Whether the recipe is a sweep without `-m`."""
+
+    @property
+    def hydra_overrides(self) -> list[str]:
+        """The overrides that are Hydra's and not the jobs'."""
+        return [token for token in self.overrides if is_hydra(token)]
+
+    def job_argv(self, overrides: Sequence[str]) -> list[str]:
+        """Arguments after `optrun` that make one job alone.
+
+        Example:
+            >>> SweepCommand(config_name="mine", config_dir="conf").job_argv(["lr=0.1"])
+            ['-cn', 'mine', '--config-dir', 'conf', 'lr=0.1']
+        """
+        name = [] if self.config_name == DEFAULT_CONFIG else ["-cn", self.config_name]
+        folder = [] if self.config_dir is None else ["--config-dir", self.config_dir]
+        return [*name, *folder, *([_ALONE] if self.sweeps_by_itself else []), *overrides]

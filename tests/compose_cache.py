@@ -1,0 +1,145 @@
+"""Compose each shipped configuration once per test process: Hydra reads thirty files for it, several times a run.
+
+A composition is a function of search path, schemas, name and overrides. Where all files are the checkout's own or
+Hydra's, which no test changes, a second one is a copy of the first, also in a forked process. What a test's own folder
+takes part in, what names its files in messages and what is refused is composed anew each time. Programs that a test
+starts compose as they do for a user.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import hashlib
+import os
+import pickle
+import shutil
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from hydra._internal.config_loader_impl import ConfigLoaderImpl
+from hydra._internal.config_repository import CachingConfigRepository, ConfigRepository
+from hydra.core.config_store import ConfigStore
+from hydra.core.default_element import ResultDefault
+from hydra.core.object_type import ObjectType
+from hydra.core.utils import JobRuntime
+from hydra.plugins.config_source import ConfigResult
+from hydra.types import RunMode
+from omegaconf import DictConfig, OmegaConf
+
+CHECKOUT = Path(__file__).resolve().parents[1]
+_FILES: dict[tuple[Any, ...], bytes] = {}
+_KINDS: dict[int, type] = {}  # held, so that no later class has the id of one of these
+
+
+def install() -> None:
+    """Put the copies before Hydra's own functions, for as long as this process lives."""
+    folder = Path(tempfile.mkdtemp(prefix="composed-", dir="/dev/shm" if Path("/dev/shm").is_dir() else None))
+    owner = os.getpid()
+    atexit.register(lambda: os.getpid() == owner and shutil.rmtree(folder, ignore_errors=True))
+    # Each composition copies its repository, and with it the store of all schemas, which hands out copies itself.
+    ConfigStore.__deepcopy__ = lambda self, memo: self  # type: ignore[attr-defined]
+    ConfigStore.store = _store_once(ConfigStore.store)  # type: ignore[method-assign]
+    ConfigRepository.load_config = _read_once(ConfigRepository.load_config)  # type: ignore[method-assign]
+    ConfigLoaderImpl.load_configuration = _compose_once(  # type: ignore[method-assign]
+        ConfigLoaderImpl.load_configuration, folder
+    )
+    ConfigLoaderImpl._compose_config_from_defaults_list = _merge_once(  # type: ignore[method-assign]
+        ConfigLoaderImpl._compose_config_from_defaults_list
+    )
+
+
+def _ours(path: str) -> bool:
+    return Path(path).resolve().is_relative_to(CHECKOUT)
+
+
+def _store_once(original: Any) -> Any:
+    def store(
+        self: ConfigStore,
+        name: str,
+        node: Any,
+        group: str | None = None,
+        package: str | None = None,
+        provider: str | None = None,
+    ) -> None:
+        there = self._open(f"{group or ''}/{name.removesuffix('.yaml')}.yaml")
+        given = (node, package, provider)
+        if there is None or (OmegaConf.get_type(there.node), there.package, there.provider) != given:
+            original(self, name, node, group, package, provider)
+
+    return store
+
+
+def _read_once(original: Any) -> Any:
+    def load_config(self: ConfigRepository, config_path: str) -> ConfigResult | None:
+        source = self._find_object_source(config_path, ObjectType.CONFIG)
+        if source is None or not (source.scheme() == "pkg" or (source.scheme() == "file" and _ours(source.path))):
+            return original(self, config_path)
+        key = (source.scheme(), source.path, source.provider, config_path)
+        if key not in _FILES:
+            _FILES[key] = pickle.dumps(original(self, config_path))
+        return pickle.loads(_FILES[key])
+
+    return load_config
+
+
+def _compose_once(original: Any, folder: Path) -> Any:
+    def load_configuration(
+        self: ConfigLoaderImpl,
+        config_name: str | None,
+        overrides: list[str],
+        run_mode: RunMode,
+        from_shell: bool = True,
+        validate_sweep_overrides: bool = True,
+    ) -> DictConfig:
+        path = [(part.provider, str(part.path)) for part in self.config_search_path.get_path()]
+        files = [name.removeprefix("file://") for _, name in path if name.startswith("file://")]
+        given = (config_name, overrides, run_mode, from_shell, validate_sweep_overrides)
+        # What is said of a recipe names the file that was read for it.
+        if config_name != "config" or "hydra.searchpath" in " ".join(overrides) or not all(map(_ours, files)):
+            return original(self, *given)
+        key = repr((given, path, _schemas(ConfigStore.instance().repo), JobRuntime.instance().get("name")))
+        known = folder / hashlib.sha256(key.encode()).hexdigest()
+        with contextlib.suppress(OSError):
+            copy: DictConfig = pickle.loads(known.read_bytes())
+            copy.hydra.runtime.cwd = os.getcwd()  # noqa: PTH109 - as Hydra writes it
+            return copy
+        cfg: DictConfig = original(self, *given)
+        if not cfg.hydra.job.env_copy:  # nothing of this moment is in it
+            with contextlib.suppress(OSError):
+                aside = known.with_suffix(f".{os.getpid()}")
+                aside.write_bytes(pickle.dumps(cfg))
+                aside.rename(known)
+        return cfg
+
+    return load_configuration
+
+
+def _merge_once(original: Any) -> Any:
+    """The files of a composition, merged, before the values of the command line."""
+
+    def merge(self: ConfigLoaderImpl, defaults: list[ResultDefault], repo: CachingConfigRepository) -> DictConfig:
+        sources = [(source.scheme(), source.path) for source in repo.get_sources()]
+        if not all(_ours(path) for scheme, path in sources if scheme == "file"):
+            return original(self, defaults, repo)
+        key = ("merged", repr(defaults), repr(sources), repr(_schemas(ConfigStore.instance().repo)))
+        if key not in _FILES:
+            _FILES[key] = pickle.dumps(original(self, defaults, repo))
+        return pickle.loads(_FILES[key])
+
+    return merge
+
+
+def _schemas(entries: dict[str, Any]) -> list[Any]:
+    """What the store holds: the class of each schema; of what has none, its values."""
+    found: list[Any] = []
+    for name, entry in entries.items():
+        found.append(name)
+        if isinstance(entry, dict):
+            found += _schemas(entry)
+        else:
+            kind = OmegaConf.get_type(entry.node)
+            _KINDS[id(kind)] = kind
+            found.append(id(kind) if kind is not dict else OmegaConf.to_yaml(entry.node))
+    return found
