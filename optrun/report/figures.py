@@ -81,8 +81,8 @@ def pictures(findings: Findings) -> list[Picture]:
     if any(len(row.basin.tried) > 1 for row in rows):
         caption = (
             "Each point is the mean over seeds at one lr, the bar spans the seeds, the ring is the best. The thick "
-            "part of a line stays within 2 % of its best: its width is how far lr may be off. A cross marks an lr at "
-            "which a run diverged."
+            "part of a line stays within 2 % of its best: its width is how far lr may be off. A cross marks an lr "
+            "at which a run diverged."
         )
         add("basin", f"Final {metric} against learning rate", caption, lambda to: _draw_basins(rows, findings, to))
     return found
