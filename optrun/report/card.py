@@ -64,7 +64,7 @@ def model_card(summary: Mapping[str, Any], config: Mapping[str, Any], *, name: s
         results=_results(summary),
         main_metric=_text(summary, "main_metric", "name"),
         usage=_usage(auto_class, task),
-        command=" ".join(_text(summary, "command").splitlines()),
+        command=plain(_text(summary, "command")),
         settings=_settings(config),
         facts=_facts(summary),
     )
