@@ -64,7 +64,7 @@ def model_card(summary: Mapping[str, Any], config: Mapping[str, Any], *, name: s
         results=_results(summary),
         main_metric=_text(summary, "main_metric", "name"),
         usage=_usage(auto_class, task),
-        command=plain(_text(summary, "command")),
+        command=" ".join(_text(summary, "command").splitlines()),
         settings=_settings(config),
         facts=_facts(summary),
     )
