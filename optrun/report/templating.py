@@ -14,7 +14,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from optrun.formatting import plain
-from optrun.report.tables import escape_markdown, to_markdown
+from optrun.report.table import escape_markdown, to_markdown
 
 
 def fill_html(template: str, **content: object) -> str:
