@@ -12,7 +12,7 @@ import yaml  # type: ignore[import-untyped,unused-ignore]
 from markupsafe import Markup
 
 from optrun.formatting import count, duration, plain
-from optrun.report.tables import NONE, Table, value
+from optrun.report.table import NONE, Table, value
 from optrun.report.templating import fill_markdown
 
 _METRIC_TYPES = {"accuracy", "f1", "perplexity", "mcc", "matthews_correlation", "pearson", "pearsonr", "spearman",
