@@ -22,6 +22,7 @@ from optrun.data.loader import BatchLoader, EpochPlan, ExampleSource
 from optrun.errors import ConfigError, OptrunError, nearest
 from optrun.optimizer.averaged import evaluation_weights
 from optrun.optimizer.build import build_optimizer
+from optrun.origins import records, require
 from optrun.param_groups import build_param_groups
 from optrun.run.prepare import Prepared
 from optrun.run.resume.config_diff import changes_since, table
@@ -98,6 +99,7 @@ def assemble(
         plan=plan_values(plan, fingerprint),
         tokenizer=vocabulary_digest(prepared.tokenizer),
         environment=environment(device),
+        plugins=records(values),
         model_class=type(model).__name__,
         model_config=json.loads(model.config.to_json_string(use_diff=False)),
     )
@@ -111,7 +113,8 @@ def assemble(
         refuse_other_data(saved, constants, changes)
         state = train_state(saved)
         moved = move(saved.plan, state, plan, fingerprint)
-        notes = [note for note in (table(changes), other_environment(saved, device), moved) if note]
+        others = require(saved.plugins or (), "this run")
+        notes = [note for note in (table(changes), other_environment(saved, device), moved, *others) if note]
         stop = stop_request(saved, changes)
     whole = math.ceil(config.training.num_train_epochs * plan.steps_per_epoch) - state.data_shift
     total = config.training.max_steps or max(1, whole)

@@ -22,6 +22,7 @@ from optrun.config.schema.data import DataConfig
 from optrun.config.schema.run import RunConfig
 from optrun.errors import OptrunError, printable
 from optrun.formatting import duration, number, size
+from optrun.plugins import options
 from optrun.training.display import Display
 
 if TYPE_CHECKING:
@@ -109,10 +110,11 @@ def show(console: Console, outcome: Outcome, data: DataConfig) -> None:
     path = shown_path(outcome.run.path)
     quoted = shlex.quote(path)
     chosen = "best" if summary.get("main_metric") else "last"
+    optrun = shlex.join(["optrun", *options(summary.get("plugins", ()))])
     rows = [
         ("written", path),
-        ("resume", f"optrun resume={quoted} {_prolonging(summary)}"),
-        *_evaluations(f"optrun evaluate {quoted}", data, held_out=bool(summary.get("main_metric"))),
+        ("resume", f"{optrun} resume={quoted} {_prolonging(summary)}"),
+        *_evaluations(f"{optrun} evaluate {quoted}", data, held_out=bool(summary.get("main_metric"))),
         ("export", f"optrun export {shlex.quote(str(Path(path) / 'checkpoints' / chosen))} DEST"),
     ]
     if not outcome.run.checkpoints.is_dir():
