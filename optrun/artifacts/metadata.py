@@ -48,6 +48,8 @@ class CheckpointMetadata:
     """Digest of its vocabulary."""
     environment: dict[str, Any] | None = None
     """Versions and hardware that bit-equality depends on."""
+    plugins: list[dict[str, Any]] | None = None
+    """What outside of optrun the choices came from."""
     model_class: str = ABSENT
     """Of transformers."""
     model_config: dict[str, Any] = ABSENT

@@ -16,8 +16,8 @@ from optrun.commands.verbs import VERBS
 from tests.docs.commands import PAGES, ROOT, SHELLS, Command, blocks, commands
 from tests.running import optrun, optrun_process, sentence, write_labelled, write_text
 
-OWN_TESTS = {"docs/quickstart.md", "docs/extending_tasks.md"}
-"""Pages that a test of their own runs: the last in tests/e2e/test_extending_tasks.py."""
+OWN_TESTS = {"docs/quickstart.md", "docs/extending_tasks.md", "docs/extending_training.md"}
+"""Pages whose commands a test of their own runs, as they stand."""
 HARMLESS = {".", "cd", "eval", "export", "git", "python3", "cat", "cp", "mkdir"}
 RUN, SWEEP = "outputs/2026-01-02/03-04-05", "outputs/sweeps/2026-01-02/03-04-05"
 SMALL = {"training.max_steps": "2", "data.max_eval_examples": "8"}

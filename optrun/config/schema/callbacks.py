@@ -35,10 +35,8 @@ def callback_configs(callbacks: Mapping[str, Any]) -> dict[str, Any]:
 def _typed(name: str, values: Any) -> Any:
     key = f"callbacks.{name}"
     if name not in SCHEMAS:
-        raise ConfigError(
-            f"{key}: no callback of this name is registered. {did_you_mean(name, SCHEMAS)} A file that registers one "
-            "is named on the command line: --plugin FILE.py"
-        )
+        hint = " ".join(["no callback of this name is registered.", did_you_mean(name, SCHEMAS)]).strip()
+        raise ConfigError(f"{key}: {hint} A file that registers one is named on the command line: --plugin FILE.py")
     schema = SCHEMAS[name]
     if values is not None and not isinstance(values, Mapping):
         raise ConfigError(f"{key}={values}: expected a mapping of its keys, such as {key}={_example(schema)}.")
