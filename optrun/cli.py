@@ -37,7 +37,7 @@ def run(argv: list[str]) -> int:
 
 def _run(argv: list[str]) -> int:
     try:
-        if any(token.partition("=")[0] == "--plugin" for token in argv):
+        if any(token.startswith(("--plugin", "--allow-changed-plugins")) for token in argv):
             from optrun import plugins
 
             argv = plugins.take(argv)

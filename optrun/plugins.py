@@ -6,43 +6,29 @@ worker of a sweep, of a data loader) imports the same file.
 
 from __future__ import annotations
 
-import hashlib
 import importlib
 import importlib.util
 import sys
 import traceback
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
 from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 from urllib.parse import quote, unquote
 
 from optrun import registry
 from optrun.errors import ConfigError, refuse_url
+from optrun.origins import ALLOW, allow_changes, digest_of
 
 OPTION = "--plugin"
 
 __path__: list[str] = []  # makes modules of this one possible; `_Files` finds them
 
 
-@dataclass(frozen=True)
-class Plugin:
-    """What was loaded."""
-
-    given: str
-    """As it was written: a file or a module."""
-    path: str
-    """The file, absolute; of a package its `__init__.py`."""
-    sha256: str
-    """Of the file; of a package over all of its Python files."""
-    names: tuple[str, ...]
-    """What it registered, such as `optimizer=my_lion`."""
-
-
-LOADED: dict[str, Plugin] = {}
-"""By module name, in the order of loading."""
+LOADED: dict[str, dict[str, Any]] = {}
+"""What each plugin is recorded as, by its module's name, in the order of loading."""
 
 
 def take(argv: Sequence[str]) -> list[str]:
@@ -57,10 +43,13 @@ def take(argv: Sequence[str]) -> list[str]:
     Raises:
         ConfigError: A plugin cannot be loaded, is given twice, or `--plugin` stands alone.
     """
-    rest, given = [], []
+    rest: list[str] = []
+    given: list[str] = []
     arguments = iter(argv)
     for argument in arguments:
         option, joined, value = argument.partition("=")
+        if argument == ALLOW:
+            continue
         if option != OPTION:
             rest.append(argument)
             continue
@@ -70,68 +59,77 @@ def take(argv: Sequence[str]) -> list[str]:
         if value in given:
             raise ConfigError(f"{OPTION} {value} is given twice.")
         given.append(value)
+    allow_changes(ALLOW in argv)
     for value in given:
         load(value)
     return rest
 
 
-def options() -> list[str]:
-    """The words of a command line that load again what is loaded."""
-    return [word for plugin in LOADED.values() for word in (OPTION, plugin.given)]
+def options(records: Iterable[Mapping[str, Any]]) -> list[str]:
+    """The arguments that load again the plugins among these records."""
+    return [word for record in records if "plugin" in record for word in (OPTION, record["plugin"])]
 
 
-def load(given: str) -> Plugin:
+def load(given: str, path: str | None = None) -> dict[str, Any]:
     """Load a plugin; one that is loaded and did not change stays.
 
     Args:
         given: A file by its path, or an importable module by its name.
+        path: The file, where the current folder may be another than when it was given.
+
+    Returns:
+        As `origins.records`.
 
     Raises:
         ConfigError: There is none, it fails, it registers nothing, or a name that is taken.
     """
     refuse_url(OPTION, given)
     is_file = given.endswith(".py") or "/" in given
-    name, path = _file_module(given) if is_file else _module(given)
-    digest = digest_of(path)
-    known = LOADED.get(name)
-    if known is not None and known.sha256 == digest:
-        return known
-    if known is not None:
+    name, file = _file_module(given, path or given) if is_file else _module(given)
+    digest = digest_of(file)
+    if name in LOADED:
+        if LOADED[name]["sha256"] == digest:
+            return LOADED[name]
         forget(name)
     try:
         with registry.origin(given):
-            _import(name, given, path)
-            names = tuple(
-                f"{kind}={row.name}"
-                for kind in registry.KINDS
-                for row in registry.choices(kind).values()
-                if row.origin == given
+            _import(name, given, file)
+        registry.adopt(name, given)
+        names = registry.names_of(given)
+        if not names:
+            raise ConfigError(
+                f"{OPTION} {given}: it registers nothing. Expected a decorator such as "
+                '@optrun.register_optimizer("my_lion", schema=MyLionConfig).'
             )
-            if not names:
-                raise ConfigError(
-                    f"{OPTION} {given}: it registers nothing. Expected a decorator such as "
-                    '@optrun.register_optimizer("my_lion", schema=MyLionConfig).'
-                )
     except BaseException:
         sys.modules.pop(name, None)
         raise
-    LOADED[name] = Plugin(given, str(path), digest, names)
+    LOADED[name] = {"plugin": given, "path": str(file), "sha256": digest, "names": names}
     return LOADED[name]
 
 
-def digest_of(path: Path) -> str:
-    """sha256 of a plugin's file; of a package over all of its Python files, so that none changes unseen."""
-    if path.name != "__init__.py":
-        return hashlib.sha256(path.read_bytes()).hexdigest()
-    whole = hashlib.sha256()
-    for file in sorted(path.parent.rglob("*.py")):
-        whole.update(f"{file.relative_to(path.parent)}\0".encode())
-        whole.update(hashlib.sha256(file.read_bytes()).digest())
-    return whole.hexdigest()
+def load_again(records: Sequence[Mapping[str, Any]], *, changes_allowed: bool) -> None:
+    """Load in a worker what its sweep loaded.
+
+    Args:
+        records: Of the plugins.
+        changes_allowed: As for `origins.allow_changes`, which is about runs that were begun before.
+
+    Raises:
+        ConfigError: A plugin cannot be loaded, or changed since the sweep began.
+    """
+    allow_changes(changes_allowed)
+    for record in records:
+        now = load(record["plugin"], record["path"])["sha256"]
+        if now != record["sha256"]:
+            raise ConfigError(
+                f"{OPTION} {record['plugin']}: changed since the sweep was started: sha256 {record['sha256'][:12]}, "
+                f"now {now[:12]}. Start the sweep again."
+            )
 
 
-def _file_module(given: str) -> tuple[str, Path]:
-    path = Path(given).expanduser().resolve()
+def _file_module(given: str, where: str) -> tuple[str, Path]:
+    path = Path(where).expanduser().resolve()
     if path.suffix != ".py" or not path.is_file():
         why = "no such file" if not path.exists() else "expected a Python file, FILE.py"
         raise ConfigError(f"{OPTION} {given}: {why}.")
@@ -169,7 +167,7 @@ def _line(error: BaseException, path: Path) -> str:
 
 def forget(name: str) -> None:
     """Take back what a plugin registered, in a process that goes on: its file changed, or nothing is to be left."""
-    registry.remove(LOADED.pop(name).given)
+    registry.remove(LOADED.pop(name)["plugin"])
     sys.modules.pop(name, None)
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import importlib
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import MISSING, dataclass, fields, is_dataclass
+from dataclasses import MISSING, dataclass, fields, is_dataclass, replace
 from functools import cache
 from types import MappingProxyType, NoneType
 from typing import TYPE_CHECKING, Any, TypeVar, get_args, get_type_hints
@@ -144,6 +144,11 @@ def names(kind: str) -> list[str]:
     return [*_ROWS[kind], *(name for name in _declared()[kind] if name not in _ROWS[kind])]
 
 
+def names_of(origin: str) -> list[str]:
+    """What an origin registered, such as `optimizer=my_lion`."""
+    return [f"{kind}={row.name}" for kind in KINDS for row in _ROWS[kind].values() if row.origin == origin]
+
+
 def find(kind: str, name: str) -> Choice | None:
     """The row of a name; the entry point of an installed package is imported for it.
 
@@ -186,6 +191,12 @@ def _declared() -> dict[str, dict[str, list[EntryPoint]]]:
 def choices(kind: str) -> Mapping[str, Choice]:
     """The rows of a kind by name, those added later too."""
     return MappingProxyType(_ROWS[kind])
+
+
+def adopt(module: str, origin: str) -> None:
+    """Give the rows of a module that was imported already, as by unpickling, the origin it is now loaded as."""
+    for rows in _ROWS.values():
+        rows.update({name: replace(row, origin=origin) for name, row in rows.items() if row.origin == module})
 
 
 def remove(origin: str) -> None:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from optrun.commands.parser import VerbParser
 from optrun.errors import EXIT_DONE, ConfigError
+from optrun.origins import require
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -92,7 +93,10 @@ def evaluate(path: str, overrides: list[str]) -> tuple[Path, Evaluated]:
     refuse_meaningless(overrides)
     run_dir, checkpoint = checkpoint_of(path)
     hydra = store.open_hydra()
-    before = saved.with_schemas(read_state(checkpoint)["config"], str(checkpoint))
+    state = read_state(checkpoint)
+    for note in require(state.get("plugins", ()), str(checkpoint)):
+        sys.stderr.write(f"optrun: {note}\n")
+    before = saved.with_schemas(state["config"], str(checkpoint))
     rebase_paths(before, original_cwd(run_dir.hydra))
     after = saved.changed(hydra, before, overrides)
     refuse_stored_trust(after, overrides)

@@ -16,6 +16,7 @@ from optrun.config.hydra_internals import Hydra
 from optrun.config.original_cwd import original_cwd, rebase_paths
 from optrun.config.request import CommandLine
 from optrun.errors import ConfigError, refuse_url
+from optrun.origins import require
 
 if TYPE_CHECKING:
     from optrun.run.resume.target import Target
@@ -72,12 +73,13 @@ def resume(hydra: Hydra, command_line: CommandLine, value: str, caller: Caller) 
 
 def _go_on(hydra: Hydra, command_line: CommandLine, target: Target, caller: Caller, *, start_over: bool) -> Outcome:
     from optrun.run.resume.checkpoint import ResumePoint
-    from optrun.run.resume.saved_config import configuration_of
+    from optrun.run.resume.saved_config import configuration_of, plugins_of
 
     changes = _changes(command_line)
     if command_line.names_config:
         _refuse_other_recipe(target.run, command_line.config_name)
     kept, mended = configuration_of(target.run, [override.key_or_group for override in overrides.parse(changes)])
+    require(plugins_of(target.run), str(target.run.path))
     before = saved.with_schemas(kept, str(target.run.config))
     began = original_cwd(target.run.hydra)
     rebase_paths(before, began)

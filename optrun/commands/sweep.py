@@ -10,6 +10,8 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from rich.console import Console
 
+from optrun import origins, plugins
+from optrun.artifacts.metrics import read_summary
 from optrun.commands.single_run import Caller
 from optrun.config import overrides, saved
 from optrun.config.compose_errors import interpolation
@@ -53,7 +55,12 @@ def sweep(
     Raises:
         ConfigError: A key, choice or combination that does not exist; nothing was started.
     """
-    command = SweepCommand(**vars(command_line), sweeps_by_itself=sweeps_by_itself)
+    command = SweepCommand(
+        **vars(command_line),
+        plugins=list(plugins.LOADED.values()),
+        plugins_may_change=origins.changes_allowed(),
+        sweeps_by_itself=sweeps_by_itself,
+    )
     options = sweeper_options(cfg)
     compose = jobs_of.Composer(hydra, command.config_name)
     grids = [_checked(hydra, command, options.params, grid) for grid in _grids(options)]
@@ -73,6 +80,7 @@ def sweep(
     folder = _folder(cfg)
     directory = SweepDir(folder)
     directory.prepare()
+    _refuse_other_code(directory)
     clean(directory)
     with Stop(owns_process=caller.owns_process) as stop:
         view = make_view(caller.console, f"optrun · sweep · {folder}")
@@ -153,6 +161,20 @@ def _refuse_early(jobs: list[jobs_of.Job], command: SweepCommand) -> None:
             from optrun.optimizer.build import require_optimizer  # needs torch, as the library does
 
             require_optimizer(OmegaConf.to_object(config.optimizer))  # type: ignore[arg-type]
+
+
+def _refuse_other_code(directory: SweepDir) -> None:
+    """Refuse to go on with a sweep whose jobs were trained with code that changed since.
+
+    Raises:
+        ConfigError: Naming the job, what it used, and both digests.
+    """
+    for summary in sorted(directory.path.glob("*/summary.json")):
+        try:
+            recorded = read_summary(summary).get("plugins", ())
+        except (OSError, ValueError):
+            continue  # torn away with its process: the job begins anew
+        origins.require(recorded, str(summary.parent))
 
 
 def _refuse_unjudged(jobs: list[jobs_of.Job]) -> None:

@@ -93,6 +93,8 @@ def unknown_key(base: DictConfig, key: str) -> ConfigError:
         return unknown_hydra_key(keys, key)
     head, _, leaf = key.rpartition(".")
     others = choices_with(head, leaf) if head in GROUPS else []
+    if key.split(".")[0] in ("plugin", "plugins"):
+        return ConfigError(f"{key}: code is named on the command line alone: --plugin FILE.py or --plugin MODULE.")
     found = counterpart(key)
     if found is not None and not others:
         return ConfigError(f"{key}: no such key. {explained(found)}")

@@ -8,14 +8,22 @@ from omegaconf import OmegaConf
 from optrun import registry
 from optrun.config.groups import complete_choices
 
+_PROVIDER = "optrun registry"
+
 
 def publish(group: str) -> None:
-    """Put the registered choices of a group into Hydra's store: their values are their schemas' defaults."""
+    """Put the registered choices of a group into Hydra's store, in place of those that were there.
+
+    Their values are their schemas' defaults.
+    """
+    store = ConfigStore.instance()
+    there = store.repo.get(group, {})
+    for file in [file for file, node in there.items() if getattr(node, "provider", None) == _PROVIDER]:
+        del there[file]
     for name, row in complete_choices(group).items():
-        node = OmegaConf.merge(OmegaConf.structured(row.schema), row.values())
-        ConfigStore.instance().store(group=group, name=name, node=node, provider=str(row.origin))
         schema = OmegaConf.structured(row.schema)
-        ConfigStore.instance().store(group=group, name=f"{name}_schema", node=schema, provider=str(row.origin))
+        store.store(group=group, name=f"{name}_schema", node=schema, provider=_PROVIDER)
+        store.store(group=group, name=name, node=OmegaConf.merge(schema, row.values()), provider=_PROVIDER)
 
 
 def publish_chosen(config_path: str) -> bool:

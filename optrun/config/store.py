@@ -16,6 +16,7 @@ from omegaconf.errors import OmegaConfBaseException
 from optrun import registry
 from optrun.config.compose_errors import interpolation, refusal
 from optrun.config.groups import GROUPS as GROUPS
+from optrun.config.groups import complete_choices
 from optrun.config.hydra_internals import ConfigLoaderImpl, Hydra, create_config_search_path
 from optrun.config.keys import missing_keys
 from optrun.config.kind import kind_of
@@ -56,7 +57,8 @@ def register_schemas() -> None:
     store.store(name="run_schema", node=RunConfig, provider="optrun")
     for group, choices in GROUPS.items():
         for choice, schema in choices.items():
-            store.store(group=group, name=f"{choice}_schema", node=schema, provider="optrun")
+            if choice not in complete_choices(group):
+                store.store(group=group, name=f"{choice}_schema", node=schema, provider="optrun")
         publish(group)
     for choice, kind in sweeper.SCHEMAS.items():
         store.store(group="hydra/sweeper", name=f"{choice}_schema", node=kind, provider="optrun")

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import yaml  # type: ignore[import-untyped,unused-ignore]
 from hydra.core.config_search_path import ConfigSearchPath
+from hydra.core.config_store import ConfigStore
 from hydra.core.object_type import ObjectType
 from hydra.plugins.config_source import ConfigResult
 from omegaconf import DictConfig
@@ -48,6 +49,8 @@ class Repository(ConfigRepository):
         """
         source = self._find_object_source(config_path, ObjectType.CONFIG)
         if source is None and publish_chosen(config_path):
+            for structured in (source for source in self.sources if source.scheme() == "structured"):
+                vars(structured)["store"] = ConfigStore.instance()  # it holds a copy of before this choice came
             return super().load_config(config_path)
         if source is None or source.scheme() != "file":
             return super().load_config(config_path)

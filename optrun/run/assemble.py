@@ -21,6 +21,7 @@ from optrun.data.loader import BatchLoader, EpochPlan
 from optrun.errors import ConfigError, OptrunError, nearest
 from optrun.optimizer.averaged import evaluation_weights
 from optrun.optimizer.build import build_optimizer
+from optrun.origins import records, require
 from optrun.param_groups import build_param_groups
 from optrun.run.prepare import Prepared
 from optrun.run.resume.config_diff import changes_since, table
@@ -86,6 +87,7 @@ def assemble(
         "plan": plan_values(plan, fingerprint),
         "tokenizer": vocabulary_digest(prepared.tokenizer),
         "environment": environment(device),
+        "plugins": records(values),
         "model_class": type(model).__name__,
         "model_config": json.loads(model.config.to_json_string(use_diff=False)),
     }
@@ -97,7 +99,8 @@ def assemble(
         refuse_other_data(snapshot.state, constants, changes)
         state = train_state(snapshot)
         moved = move(snapshot.state["plan"], state, plan, fingerprint)
-        notes = [note for note in (table(changes), other_environment(snapshot, device), moved) if note]
+        others = require(snapshot.state.get("plugins", ()), "this run")
+        notes = [note for note in (table(changes), other_environment(snapshot, device), moved, *others) if note]
     whole = math.ceil(config.training.num_train_epochs * plan.steps_per_epoch) - state.data_shift
     total = config.training.max_steps or max(1, whole)
     ranking = ranking_of(config, task)

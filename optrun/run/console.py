@@ -22,6 +22,7 @@ from optrun.config.schema.data import DataConfig
 from optrun.config.schema.run import RunConfig
 from optrun.errors import OptrunError, printable
 from optrun.formatting import duration, number, size
+from optrun.plugins import options
 from optrun.training.display import Display
 
 if TYPE_CHECKING:
@@ -107,10 +108,11 @@ def show(console: Console, outcome: Outcome, data: DataConfig) -> None:
     place = shown_path(outcome.run.path)
     quoted = shlex.quote(place)
     chosen = "best" if summary.get("main_metric") else "last"
+    optrun = shlex.join(["optrun", *options(summary.get("plugins", ()))])
     rows = [
         ("written", place),
-        ("resume", f"optrun resume={quoted} training.max_steps={2 * int(summary['max_steps'])}"),
-        *_evaluations(f"optrun evaluate {quoted}", data, held_out=bool(summary.get("main_metric"))),
+        ("resume", f"{optrun} resume={quoted} training.max_steps={2 * int(summary['max_steps'])}"),
+        *_evaluations(f"{optrun} evaluate {quoted}", data, held_out=bool(summary.get("main_metric"))),
         ("export", f"optrun export {shlex.quote(str(Path(place) / 'checkpoints' / chosen))} DEST"),
     ]
     if not outcome.run.checkpoints.is_dir():

@@ -16,6 +16,8 @@ from optrun.artifacts.run_dir import MANIFEST, RunDir
 from optrun.config.request import Request
 from optrun.config.saved import flat
 from optrun.errors import EXIT_DONE
+from optrun.origins import records
+from optrun.plugins import OPTION, options
 from optrun.training.device import peak_memory_bytes
 from optrun.training.state import TrainState
 
@@ -50,6 +52,7 @@ class Summary:
         self.state: TrainState | None = None
         self.device = torch.device("cpu")
         self.optimizer: torch.optim.Optimizer | None = None
+        used = records(request.values)
         self.values: dict[str, Any] = {
             "format": SUMMARY_FORMAT,
             "run_id": run_id,
@@ -64,9 +67,10 @@ class Summary:
             "started_at": now(),
             "updated_at": now(),
             "wall_seconds": 0.0,
-            "command": shlex.join(["optrun", *request.argv]),
+            "command": shlex.join(["optrun", *(() if OPTION in request.argv else options(used)), *request.argv]),
             "config_name": request.config_name,
             "overrides": list(request.overrides),
+            "plugins": used,
             "config_digest": provenance.config_digest(request.values),
             "metrics": {"last": {}, "best": {}},
             "resumes": [],

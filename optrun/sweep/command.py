@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from optrun.config.overrides import is_hydra
 from optrun.config.request import DEFAULT_CONFIG, CommandLine
+from optrun.plugins import options
 
 _ALONE = "hydra.mode=RUN"
 """Makes one run of a recipe that is a sweep."""
@@ -16,6 +18,10 @@ _ALONE = "hydra.mode=RUN"
 class SweepCommand(CommandLine):
     """What was typed to start a sweep; the overrides are checked. Travels to other processes as plain values."""
 
+    plugins: Sequence[Mapping[str, Any]] = ()
+    """Records of the plugins that were loaded for it."""
+    plugins_may_change: bool = False
+    """Whether jobs may go on with plugins that changed since they were trained with them."""
     sweeps_by_itself: bool = False
     """Whether the recipe is a sweep without `-m`."""
 
@@ -33,4 +39,4 @@ class SweepCommand(CommandLine):
         """
         name = [] if self.config_name == DEFAULT_CONFIG else ["-cn", self.config_name]
         folder = [] if self.config_dir is None else ["--config-dir", self.config_dir]
-        return [*name, *folder, *([_ALONE] if self.sweeps_by_itself else []), *overrides]
+        return [*options(self.plugins), *name, *folder, *([_ALONE] if self.sweeps_by_itself else []), *overrides]

@@ -20,6 +20,7 @@ from optrun.artifacts.atomic import replace_text
 from optrun.config import store
 from optrun.config.hydra_internals import Callbacks
 from optrun.config.overrides import quote_path
+from optrun.plugins import load_again
 from optrun.sweep.command import SweepCommand
 from optrun.sweep.folder import SweepDir
 
@@ -143,6 +144,7 @@ def _launch(launch: Launch, sweep: SweepDir) -> None:
     from optrun.sweep.worker import SweepTask
 
     command = launch.command
+    load_again(command.plugins, changes_allowed=command.plugins_may_change)
     hydra = store.open_hydra(command.config_dir)
     cfg = store.compose(
         hydra,

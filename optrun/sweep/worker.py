@@ -28,6 +28,7 @@ from optrun.artifacts.run_manifest import recorded
 from optrun.config import saved, store
 from optrun.config.request import Request
 from optrun.errors import EXIT_STOPPED_EARLY, ConfigError, LockedError, OptrunError, StoppedEarly, is_out_of_memory
+from optrun.plugins import load_again
 from optrun.sweep.command import SweepCommand
 from optrun.sweep.folder import Record, SweepDir
 
@@ -120,6 +121,7 @@ class SweepTask:
         from optrun.run.train import train
         from optrun.training.display import PlainDisplay
 
+        load_again(self.command.plugins, changes_allowed=self.command.plugins_may_change)
         refuse_stored_trust(own, self.command.overrides)
         config = store.typed(own)
         if self.stop_at is not None and not config.checkpoint.enabled:

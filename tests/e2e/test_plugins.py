@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import pickle
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,6 +13,7 @@ import pytest
 from optrun import plugins, registry
 from optrun.cli import run
 from optrun.commands.completion import candidates
+from optrun.errors import ConfigError
 
 LION = """
 from dataclasses import dataclass
@@ -55,8 +58,8 @@ def test_its_name_is_a_choice(lion: Path, capsys: pytest.CaptureFixture[str]) ->
     assert run(["--plugin=my_lion.py", "--help"]) == 0
     assert "my_lion" in capsys.readouterr().out
     (loaded,) = plugins.LOADED.values()
-    assert (loaded.path, loaded.names) == (str(lion), ("optimizer=my_lion",))
-    assert loaded.sha256 == plugins.digest_of(lion)
+    assert (loaded["path"], loaded["names"]) == (str(lion), ["optimizer=my_lion"])
+    assert loaded["sha256"] == hashlib.sha256(lion.read_bytes()).hexdigest()
 
 
 def test_its_keys_are_checked(lion: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -80,7 +83,7 @@ def test_completion_offers_it(lion: Path) -> None:
 def test_a_module_is_one_too(lion: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(lion.parent))
     assert run(["--plugin", "my_lion", "optimizer=my_lion", "--cfg", "job"]) == 0
-    assert plugins.LOADED["my_lion"].given == "my_lion"
+    assert plugins.LOADED["my_lion"]["plugin"] == "my_lion"
 
 
 def test_a_changed_file_is_read_again(lion: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -121,3 +124,59 @@ def test_what_is_refused(
     assert "Traceback" not in said
     assert "lamb" not in [row.name for row in registry.choices("optimizer").values() if row.origin is not None]
     assert len(plugins.LOADED) == len([name for name in sys.modules if name.endswith("%2Epy")])
+
+
+def test_a_yaml_names_no_plugin(lion: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    Path("mine").mkdir()
+    Path("mine/evening.yaml").write_text("defaults: [config, _self_]\nplugin: my_lion.py\n")
+    for words in (["--config-dir", "mine", "-cn", "evening"], ["plugin=my_lion.py"]):
+        assert run([*words, "--cfg", "job"]) == 2
+        said = capsys.readouterr().err
+        assert [fact for fact in ("plugin", "--plugin", "command line") if fact not in said] == []
+    assert plugins.LOADED == {}
+
+
+DEAF = """
+    def step(self, closure=None):
+        for param in self.param_groups[0]["params"]:
+            param.data.sub_(0.1 * param.grad)
+"""
+
+
+@pytest.mark.parametrize(
+    ("text", "facts"),
+    [
+        (LION.replace("lr, betas, weight_decay", "lr, weight_decay"), ["optimizer=my_lion", "MyLion", "betas"]),
+        (LION + DEAF, ["optimizer=my_lion: tried on small parameters", "lr and the schedule"]),
+        (LION.replace("(torch.optim.SGD)", ""), ["optimizer=my_lion", "MyLion", "torch optimizer"]),
+    ],
+)
+def test_a_plain_torch_optimizer_is_tried_before_it_trains(
+    lion: Path, text: str, facts: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    lion.write_text(text)
+    assert run(["--plugin", "my_lion.py", "explain", "optimizer=my_lion"]) == 2
+    said = capsys.readouterr().err
+    assert [fact for fact in facts if fact not in said] == []
+
+
+def test_a_worker_refuses_another_file(lion: Path) -> None:
+    record = dict(plugins.load("my_lion.py"))
+    plugins.load_again([record], changes_allowed=False)
+    lion.write_text(LION + "# a word more\n")
+    with pytest.raises(ConfigError, match=r"my_lion\.py: changed since the sweep was started: sha256 \w{12}, now"):
+        plugins.load_again([record], changes_allowed=False)
+    lion.unlink()
+    with pytest.raises(ConfigError, match=r"no such file"):
+        plugins.load_again([record], changes_allowed=False)
+
+
+def test_a_worker_that_got_an_object_of_it_has_its_rows(lion: Path) -> None:
+    """As joblib's do: an object is unpickled, and the plugin loaded afterwards."""
+    record = dict(plugins.load("my_lion.py"))
+    (name,) = plugins.LOADED
+    text = pickle.dumps(registry.schemas("optimizer")["my_lion"](name="my_lion"))
+    plugins.forget(name)
+    assert pickle.loads(text).default_lr == 1e-4
+    plugins.load_again([record], changes_allowed=False)
+    assert plugins.LOADED[name] == record

@@ -83,6 +83,16 @@ def configuration_of(run: RunDir, given: Sequence[str] = ()) -> tuple[dict[str, 
     return kept, None
 
 
+def plugins_of(run: RunDir) -> list[dict[str, Any]]:
+    """What a run recorded of the code of others that it uses, as `optrun.origins.records`."""
+    try:
+        found = read_summary(run.summary).get("plugins", [])
+    except (OSError, ValueError):
+        held = _of_newest_checkpoint(run)
+        found = [] if held is None else read_state(held[0]).get("plugins", [])
+    return found if isinstance(found, list) else []
+
+
 def _taken(why: str, folder: Path) -> str:
     return f"{why} The configuration was taken from {folder}, and is written back."
 

@@ -44,7 +44,7 @@ _WORDS: dict[Any, str] = {
     bool: "true or false",
     1: "a whole number, 1 or more",
 }
-_OPTIONAL: dict[str, Any] = {"trainable": _NAMES, "environment": dict, "tokenizer": str}
+_OPTIONAL: dict[str, Any] = {"trainable": _NAMES, "environment": dict, "tokenizer": str, "plugins": [{"names": _NAMES}]}
 _PLATEAU = {"multiplier": _NUMBER, "num_bad": _COUNT, "cooling": _COUNT}
 
 

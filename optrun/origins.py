@@ -1,0 +1,130 @@
+"""Whose code a run was made with: recorded in the run, and asked for when it is taken up again."""
+
+from __future__ import annotations
+
+import hashlib
+import sys
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from optrun import registry
+from optrun.errors import ConfigError
+
+ALLOW = "--allow-changed-plugins"
+_allowed: list[bool] = [False]
+
+
+def allow_changes(allowed: bool) -> None:
+    """Say whether a run may go on with code that changed since; the command line does."""
+    _allowed[0] = allowed
+
+
+def changes_allowed() -> bool:
+    """Whether `allow_changes` said so."""
+    return _allowed[0]
+
+
+def records(values: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """The code of others that a configuration chooses.
+
+    Args:
+        values: Resolved and plain. A registered name counts wherever it stands: in a group, a rule, a list of metrics.
+
+    Returns:
+        One mapping for each plugin, installed package or module: what to give, `sha256` of its file, and `names`, the
+        registered ones that are used.
+    """
+    used = _texts(values)
+    rows = [row for kind in registry.KINDS for row in registry.choices(kind).values() if row.origin is not None]
+    found: dict[str, dict[str, Any]] = {}
+    for row in rows:
+        if row.name in used:
+            record = found.setdefault(str(row.origin), {**_source(row), "names": []})
+            record["names"].append(f"{row.kind}={row.name}")
+    return list(found.values())
+
+
+def require(recorded: Iterable[Mapping[str, Any]], where: str) -> list[str]:
+    """Refuse to take something up without the code it was made with.
+
+    Args:
+        recorded: As `records`, out of a run; entries that are no such mapping are left out.
+        where: What is taken up, for messages.
+
+    Returns:
+        What is to be said and recorded, where changes were allowed.
+
+    Raises:
+        ConfigError: A name is not registered now, or its code is another.
+    """
+    notes = []
+    for record in recorded:
+        if not isinstance(record, Mapping) or not isinstance(record.get("names"), list):
+            continue
+        for name in record["names"]:
+            kind, _, choice = str(name).partition("=")
+            row = registry.find(kind, choice) if kind in registry.KINDS else None
+            if row is None:
+                raise ConfigError(f"{where}: {name} was registered by {_who(record)}; {_remedy(record)}.")
+            now = _source(row)
+            if now["sha256"] == record.get("sha256"):
+                continue
+            was, new = str(record.get("sha256"))[:12], str(now["sha256"])[:12]
+            said = f"{name}: {_who(now)} changed since: sha256 {was}, now {new}"
+            if not _allowed[0]:
+                raise ConfigError(
+                    f"{where}: {said}. Put back what it was; or go on with what it is, which is recorded, by {ALLOW}."
+                )
+            notes.append(f"{said}; allowed by {ALLOW}")
+            break
+    return notes
+
+
+def digest_of(path: Path) -> str:
+    """sha256 of a file; of a package, over all of its Python files, so that none changes unseen."""
+    if path.name != "__init__.py":
+        return hashlib.sha256(path.read_bytes()).hexdigest()
+    whole = hashlib.sha256()
+    for file in sorted(path.parent.rglob("*.py")):
+        whole.update(f"{file.relative_to(path.parent)}\0".encode())
+        whole.update(hashlib.sha256(file.read_bytes()).digest())
+    return whole.hexdigest()
+
+
+def _source(row: registry.Choice) -> dict[str, Any]:
+    """Where a row comes from: a plugin, a distribution, or a module that the program imported."""
+    plugins = sys.modules.get("optrun.plugins")
+    for record in plugins.LOADED.values() if plugins is not None else ():
+        if record["plugin"] == row.origin:
+            return {key: record[key] for key in ("plugin", "path", "sha256")}
+    name, _, version = str(row.origin).partition(" ")
+    source = {"distribution": name, "version": version} if version else {"module": name}
+    module = str(row.target.__module__)
+    file = getattr(sys.modules.get(module), "__file__", None)
+    return {**source, "module": module, "sha256": digest_of(Path(file)) if file and Path(file).is_file() else None}
+
+
+def _who(record: Mapping[str, Any]) -> str:
+    if "plugin" in record:
+        return str(record["plugin"])
+    if "distribution" in record:
+        return f"the installed package {record['distribution']} {record.get('version')}"
+    return f"the module {record.get('module')}"
+
+
+def _remedy(record: Mapping[str, Any]) -> str:
+    if "plugin" in record:
+        return f"give --plugin {record['plugin']}"
+    if "distribution" in record:
+        return "install it"
+    return f"import it before, or give --plugin {record.get('module')}"
+
+
+def _texts(value: Any) -> set[str]:
+    """Every text in a configuration, keys of mappings among them."""
+    if isinstance(value, str):
+        return {value}
+    if isinstance(value, Mapping):
+        return {str(key) for key in value}.union(*map(_texts, value.values()))
+    return set().union(*map(_texts, value)) if isinstance(value, list | tuple) else set()

@@ -1,0 +1,107 @@
+"""Laws that every optimizer holds to, for authors to run over their own."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import Parameter
+from torch.optim import Optimizer
+
+from optrun.optimizer.build import build_optimizer
+from optrun.optimizer.footprint import state_bytes
+from optrun.optimizer.state import load_named_state, named_state
+
+_SHAPES = {"body.weight": (8, 12), "body.bias": (8,), "gain": (5,)}
+
+
+def check_optimizer(name: str, *, lr: float, **options: Any) -> None:
+    """Hold a registered optimizer to the laws: use it in a test of your own.
+
+    It goes down on a quadratic; a parameter without a gradient stays; groups are as good as several optimizers; its
+    state goes through a checkpoint by name, in any order, and the next steps are the same to the last bit; the memory
+    its state takes is known before a step. Building it has tried already that it obeys `lr` and `weight_decay`.
+
+    Args:
+        name: As in `optimizer=NAME`.
+        lr: At which it goes down on a sum of squares in 60 steps.
+        **options: Keywords of its class.
+
+    Raises:
+        ConfigError: It cannot be built, or fails when it is tried.
+        AssertionError: The first law that it breaks.
+
+    Example:
+        >>> check_optimizer("lamb", lr=0.05, weight_decay=0.0)
+    """
+
+    def build(params: Mapping[str, Tensor]) -> Optimizer:
+        return build_optimizer(name, _groups(params), lr=lr, **options)
+
+    _goes_down(build(params := _params()), params)
+    _leaves_what_has_no_gradient(build(params := _params()), params)
+    together, apart = _params(), _params()
+    several = [build_optimizer(name, [group], lr=lr, **options) for group in _groups(apart)]
+    _steps(together, [build(together)], 0, 4)
+    _steps(apart, several, 0, 4)
+    for key, param in together.items():
+        message = f"{name}: {key} differs when each group has an optimizer of its own"
+        torch.testing.assert_close(apart[key], param, rtol=1e-6, atol=1e-7, msg=message)
+
+    first = build(params := _params())
+    sizes = state_bytes(first)
+    _steps(params, [first], 0, 3)
+    tensors, meta = named_state(first)
+    kept = {key: sum(t.numel() * t.itemsize for at, t in tensors.items() if at.startswith(f"{key}/")) for key in params}
+    assert sizes == kept, f"{name}: state of {sizes} bytes was expected, there are {kept}"
+    again = {key: Parameter(param.detach().clone()) for key, param in reversed(params.items())}
+    second = build(again)
+    load_named_state(second, {key: t.clone() for key, t in tensors.items()}, json.loads(json.dumps(meta)))
+    _steps(params, [first], 3, 6)
+    _steps(again, [second], 3, 6)
+    for key, param in params.items():
+        assert torch.equal(again[key], param), f"{name}: {key} differs after its state went through a checkpoint"
+
+
+def _params() -> dict[str, Parameter]:
+    generator = torch.Generator().manual_seed(0)
+    return {key: Parameter(torch.randn(shape, generator=generator)) for key, shape in _SHAPES.items()}
+
+
+def _groups(params: Mapping[str, Tensor]) -> list[dict[str, Any]]:
+    """Matrices and vectors apart, the latter at half the lr of the former where that can be said."""
+    matrices = [(key, param) for key, param in params.items() if param.dim() > 1]
+    vectors = [(key, param) for key, param in params.items() if param.dim() <= 1]
+    return [{"params": matrices, "role": "matrix"}, {"params": vectors, "role": "bias"}]
+
+
+def _steps(params: Mapping[str, Tensor], optimizers: list[Optimizer], first: int, last: int) -> None:
+    for step in range(first, last):
+        for key, param in params.items():
+            generator = torch.Generator().manual_seed(1000 * step + len(key))
+            param.grad = torch.randn(param.shape, generator=generator)
+        for optimizer in optimizers:
+            optimizer.step()
+
+
+def _goes_down(optimizer: Optimizer, params: Mapping[str, Tensor]) -> None:
+    def loss() -> Tensor:
+        return torch.stack([(param**2).sum() for param in params.values()]).sum()
+
+    before = loss().item()
+    for _ in range(60):
+        optimizer.zero_grad()
+        loss().backward()
+        optimizer.step()
+    after = loss().item()
+    assert after < 0.8 * before, f"a sum of squares goes from {before:.3g} to {after:.3g} in 60 steps"
+
+
+def _leaves_what_has_no_gradient(optimizer: Optimizer, params: Mapping[str, Tensor]) -> None:
+    before = {key: param.detach().clone() for key, param in params.items()}
+    _steps({key: param for key, param in params.items() if key != "gain"}, [optimizer], 0, 2)
+    assert torch.equal(params["gain"], before["gain"]), "a parameter without a gradient was changed"
+    assert not torch.equal(params["body.weight"], before["body.weight"]), "a step changes nothing"
