@@ -8,12 +8,10 @@ starts compose as they do for a user.
 
 from __future__ import annotations
 
-import atexit
 import contextlib
 import hashlib
 import os
 import pickle
-import shutil
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -33,11 +31,13 @@ _FILES: dict[tuple[Any, ...], bytes] = {}
 _KINDS: dict[int, type] = {}  # held, so that no later class has the id of one of these
 
 
-def install() -> None:
-    """Put the copies before Hydra's own functions, for as long as this process lives."""
+def install() -> Path:
+    """Put the copies before Hydra's own functions, for as long as this process lives.
+
+    Returns:
+        The folder that forked processes share, to be removed at the end.
+    """
     folder = Path(tempfile.mkdtemp(prefix="composed-", dir="/dev/shm" if Path("/dev/shm").is_dir() else None))
-    owner = os.getpid()
-    atexit.register(lambda: os.getpid() == owner and shutil.rmtree(folder, ignore_errors=True))
     # Each composition copies its repository, and with it the store of all schemas, which hands out copies itself.
     ConfigStore.__deepcopy__ = lambda self, memo: self  # type: ignore[attr-defined]
     ConfigStore.store = _store_once(ConfigStore.store)  # type: ignore[method-assign]
@@ -48,6 +48,7 @@ def install() -> None:
     ConfigLoaderImpl._compose_config_from_defaults_list = _merge_once(  # type: ignore[method-assign]
         ConfigLoaderImpl._compose_config_from_defaults_list
     )
+    return folder
 
 
 def _ours(path: str) -> bool:

@@ -22,7 +22,7 @@ import torch
 from tests import compose_cache
 
 torch.set_num_threads(1)
-compose_cache.install()
+_COMPOSED = compose_cache.install()
 
 
 @pytest.fixture(autouse=True)
@@ -64,6 +64,11 @@ def memory_path() -> Iterator[Path]:
     """A folder that flushes at once, where there is one: for tests of what is called, not of how long it takes."""
     with tempfile.TemporaryDirectory(dir="/dev/shm" if Path("/dev/shm").is_dir() else None) as folder:
         yield Path(folder)
+
+
+def pytest_unconfigure(config: pytest.Config) -> None:
+    """What was kept of compositions goes."""
+    shutil.rmtree(_COMPOSED, ignore_errors=True)
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
