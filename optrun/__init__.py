@@ -1,17 +1,33 @@
-"""optrun: train transformers with the optimizer you mean."""
+"""optrun: train transformers with the optimizer you mean.
 
-from optrun.registry import (
-    register_callback,
-    register_data,
-    register_metric,
-    register_optimizer,
-    register_scheduler,
-    register_task,
-    register_tracker,
-)
+From Python: `optrun.run`, `optrun.sweep`, `optrun.compose`, `optrun.load_run`; the optimizers are in
+`optrun.optimizer`.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from optrun.api import Result, Run, SweepResult, compose, load_run, run, sweep
+    from optrun.registry import (
+        register_callback,
+        register_data,
+        register_metric,
+        register_optimizer,
+        register_scheduler,
+        register_task,
+        register_tracker,
+    )
 
 __version__ = "0.1.0"
 __all__ = [
+    "Result",
+    "Run",
+    "SweepResult",
+    "compose",
+    "load_run",
     "register_callback",
     "register_data",
     "register_metric",
@@ -19,4 +35,19 @@ __all__ = [
     "register_scheduler",
     "register_task",
     "register_tracker",
+    "run",
+    "sweep",
 ]
+
+_ROOMS = ("run", "sweep")
+"""Are packages, too: they can be called, whichever of them was imported first."""
+
+
+def __getattr__(name: str) -> Any:
+    """Import what `import optrun` does without: neither Hydra nor torch is needed to ask for the version."""
+    if name in _ROOMS:
+        return importlib.import_module(f"optrun.{name}")
+    if name in __all__:
+        module = "optrun.registry" if name.startswith("register_") else "optrun.api"
+        return getattr(importlib.import_module(module), name)
+    raise AttributeError(f"module 'optrun' has no attribute {name!r}")

@@ -17,6 +17,7 @@ ALLOWED: dict[str, set[str]] = {
     "formatting": set(),
     "registry": {"errors"},
     "origins": {"errors", "registry"},
+    "rooms": set(),
     "plugins": {"errors", "origins", "registry"},
     "bounded_yaml": set(),
     "artifacts": {"errors"},
@@ -38,17 +39,18 @@ ALLOWED: dict[str, set[str]] = {
     },
     "run": {
         "artifacts", "clip", "config", "data", "errors", "formatting", "model", "optimizer", "origins", "param_groups",
-        "plugins", "report", "scheduler", "task", "tracking", "training",
+        "plugins", "report", "rooms", "scheduler", "task", "tracking", "training",
     },
     "certify": {"artifacts", "errors", "run"},
-    "sweep": {"artifacts", "config", "errors", "formatting", "plugins", "run", "training"},
+    "sweep": {"artifacts", "config", "errors", "formatting", "plugins", "rooms", "run", "training"},
     "commands": {
         "artifacts", "certify", "config", "data", "errors", "explain", "formatting", "optimizer", "origins", "plugins",
         "registry", "report", "run", "sweep", "tracking", "training",
     },
     "cli": {"commands", "errors", "plugins"},
     "__main__": {"cli"},
-    "__init__": {"registry"},
+    "api": {"artifacts", "commands", "config", "errors", "plugins", "run"},
+    "__init__": {"api", "registry"},
 }  # fmt: skip
 
 

@@ -32,7 +32,7 @@ class Section:
     """The first that differs; None: none does."""
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values."""
+        """Convert to plain values for JSON."""
         return asdict(self)
 
 
@@ -67,7 +67,7 @@ def compare(straight: RunDir, other: RunDir, step: int) -> list[Section]:
 
 
 def _counters(snapshot: Snapshot) -> dict[str, Any]:
-    """Counters but for what depends on the clock."""
+    """Select the counters that do not depend on the clock."""
     train = {key: value for key, value in snapshot.state["train"].items() if key != "seconds"}
     train["last"] = {key: value for key, value in train["last"].items() if not key.startswith("perf/")}
     return train

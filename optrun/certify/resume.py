@@ -20,7 +20,7 @@ _KILLS_PER_RUN = 8
 
 @dataclass
 class Certificate:
-    """What was done, what was compared, and what came out."""
+    """Result of a proof: kills, comparisons and their outcome."""
 
     argv: list[str]
     """Arguments after `optrun`."""
@@ -46,11 +46,11 @@ class Certificate:
 
     @property
     def fell(self) -> Counter[str]:
-        """Where the kills fell."""
+        """Count the kills by where they fell."""
         return Counter(kill.fell for kill in self.kills)
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values."""
+        """Convert to plain values for JSON."""
         return {
             "format": 1,
             "claim": "resume after SIGKILL is bit-equal to an uninterrupted run",

@@ -40,15 +40,16 @@ class Kill:
     """Step of the newest whole checkpoint then; -1 where there was none."""
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values."""
+        """Convert to plain values for JSON."""
         return asdict(self)
 
 
 class Child:
     """`optrun ARGS` in a forked process, in a group of its own.
 
-    What is heavy has been imported by the parent, which has computed nothing yet: that makes forking safe, and a trial
-    fast.
+    What is heavy has been imported by the parent, so that a trial is fast. The parent has computed nothing yet: the
+    threads of a pool (OpenMP, autograd) do not survive a fork, and torch would wait for them for ever ("Avoiding and
+    fighting deadlocks" in torch's notes on multiprocessing).
 
     Args:
         main: Runs a command line and returns its exit code.
@@ -95,14 +96,14 @@ class Child:
         return self.code is not None
 
     def wait(self) -> int:
-        """Until its end; its exit code."""
+        """Wait for its end; return its exit code."""
         while not self.ended():
             time.sleep(0.005)
         assert self.code is not None
         return self.code
 
     def kill(self) -> None:
-        """SIGKILL to it and to its workers."""
+        """Send SIGKILL to it and to its workers."""
         if not self.ended():
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self.process, signal.SIGKILL)
@@ -211,7 +212,7 @@ class Trials:
             self.watch(kill)
 
     def _await(self, aim: str, run: RunDir, child: Child) -> None:
-        """Return when it is time to kill."""
+        """Wait for the moment to kill."""
         if aim == "start":
             self._until(child, lambda: False, self.rng.uniform(0, self.tempo.start))
         elif aim == "training":
@@ -237,7 +238,7 @@ class Trials:
             time.sleep(_LOOK)
 
     def _refuse_wrong_start(self, run: RunDir, before: int, resumes: int) -> None:
-        """Nothing behind the newest whole checkpoint may be lost."""
+        """Refuse a start that did not go on from the newest whole checkpoint."""
         try:
             entries = read_summary(run.summary)["resumes"][resumes:]
         except (OSError, ValueError, KeyError):
@@ -256,7 +257,7 @@ def _refuse_damage(run: RunDir) -> None:
 
 
 def committed(run: RunDir) -> int:
-    """Step of the newest whole checkpoint; -1 where there is none."""
+    """Find the step of the newest whole checkpoint; -1 where there is none."""
     folder, _ = latest_whole(run)
     return -1 if folder is None else step_of(folder)
 
@@ -283,7 +284,7 @@ def _saving(run: RunDir) -> list[str]:
 
 
 def _where(run: RunDir, before: int) -> str:
-    """What the killed process was doing, by what it left."""
+    """Tell what the killed process was doing, by what it left."""
     names = os.listdir(run.checkpoints) if run.checkpoints.is_dir() else []  # noqa: PTH208
     if any(name.startswith(TEMPORARY) for name in names):
         return "inside a save"

@@ -14,12 +14,17 @@ import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import fields
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 from optrun.commands.parser import VerbParser, is_override
 from optrun.config.original_cwd import PATHS
 from optrun.config.paths import config_dir, recipes_dir
 from optrun.errors import EXIT_DONE
+
+if TYPE_CHECKING:
+    from omegaconf import DictConfig
+
+    from optrun.config.hydra_internals import Hydra
 
 _SAFE = re.compile(r"[\w./=+,@%~:-]+")
 """What is offered: bash splits candidates at blanks and expands them, so that a file's name could be a command."""
@@ -139,7 +144,7 @@ def _paths(text: str, *, folders: bool = False) -> list[str]:
 
 
 def _groups(before: list[str]) -> dict[str, list[str]]:
-    """Group to its choices, the user's own among them."""
+    """Map each group to its choices, the user's own among them."""
     own = _given(before, "--config-dir")
     found: dict[str, list[str]] = {}
     for root in (config_dir(), *([Path(own)] if own else [])):
@@ -200,20 +205,20 @@ def _keys(before: list[str], current: str) -> list[str]:
     return [f"{sign}{head}.{name}{'.' if _is_mapping(node, name) else '='}" for name in map(str, node)]
 
 
-def _is_mapping(node: Any, name: str) -> bool:
+def _is_mapping(node: DictConfig, name: str) -> bool:
     from omegaconf import DictConfig
 
     inner = node._get_node(name)
     return isinstance(inner, DictConfig) and not inner._is_none() and not inner._is_missing()
 
 
-def _hydra(before: list[str]) -> Any:
+def _hydra(before: list[str]) -> Hydra:
     from optrun.config import store
 
     return store.open_hydra(_given(before, "--config-dir"))
 
 
-def _configuration(before: list[str]) -> Any:
+def _configuration(before: list[str]) -> DictConfig:
     """The configuration so far: the recipe with the choices on the line, without those that do not exist."""
     from optrun.config import store
     from optrun.config.request import DEFAULT_CONFIG

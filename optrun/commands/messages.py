@@ -10,7 +10,7 @@ import threading
 import traceback
 from collections.abc import Callable
 from types import FrameType
-from typing import Any, Self
+from typing import Self
 
 from optrun.errors import EXIT_STOPPED_EARLY, ConfigError, OptrunError, StorageError, printable
 
@@ -45,7 +45,7 @@ class _Interrupted:
 
     def __init__(self) -> None:
         self.heard = False
-        self._before: Any = None
+        self._before: object = None
 
     def __enter__(self) -> Self:
         if threading.current_thread() is threading.main_thread():
@@ -56,19 +56,26 @@ class _Interrupted:
 
     def __exit__(self, *error: object) -> None:
         if self._before is signal.default_int_handler:
-            signal.signal(signal.SIGINT, self._before)
+            signal.signal(signal.SIGINT, signal.default_int_handler)
 
     def _hear(self, number: int, frame: FrameType | None) -> None:
         self.heard = True
         signal.default_int_handler(number, frame)
 
 
-def _storage(error: OSError, argv: list[str]) -> int:
+def storage_error(error: OSError) -> StorageError | None:
+    """What an error of the operating system says of a disk; None: it is about something else."""
     if error.filename is not None:
-        return say(StorageError(f"{error.filename}: {error.strerror}."), argv, error)
+        return StorageError(f"{error.filename}: {error.strerror}.")
     if error.errno not in _STORAGE:
+        return None
+    return StorageError(f"storage refused: {error.strerror}. Make room, or choose another directory.")
+
+
+def _storage(error: OSError, argv: list[str]) -> int:
+    refused = storage_error(error)
+    if refused is None:
         raise error
-    refused = StorageError(f"storage refused: {error.strerror}. Make room, or choose another directory.")
     return say(refused, argv, error)
 
 

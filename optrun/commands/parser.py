@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import re
 import sys
+import textwrap
 from collections.abc import Collection
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -102,19 +103,20 @@ class VerbParser(argparse.ArgumentParser):
             if action.option_strings and action.dest not in ("help", "plugin"):
                 value = "" if action.nargs == 0 else f" {action.metavar}"
                 pieces.append(f"[{action.option_strings[0]}{value}]")
-        return " ".join(pieces) + "\n"
+        return textwrap.fill(" ".join(pieces), 118, subsequent_indent="  ", break_on_hyphens=False) + "\n"
 
     def format_help(self) -> str:
         """Usage, description, options."""
         formatter = self._get_formatter()
         formatter.add_text(self.description)
         formatter.start_section("options")
-        formatter.add_arguments([action for action in self._actions if action.option_strings])
+        options = [action for action in self._actions if action.option_strings]
+        formatter.add_arguments(sorted(options, key=lambda action: action.dest in ("help", "plugin")))
         formatter.end_section()
         return f"{self.format_usage()}\n{formatter.format_help()}"
 
     def error(self, message: str) -> NoReturn:
-        """Refuse in the words of all refusals, instead of leaving the process.
+        """Refuse as everywhere else, instead of leaving the process.
 
         Raises:
             ConfigError: Always.
@@ -123,8 +125,8 @@ class VerbParser(argparse.ArgumentParser):
         if found is None:
             raise ConfigError(f"{message}.")
         missing = "expected one argument" in found[2]
-        said = "a value is missing" if missing else "takes no value" if "ignored explicit" in found[2] else found[2]
-        raise ConfigError(f"{found[1].rpartition('/')[2]}: {said}.")
+        problem = "a value is missing" if missing else "takes no value" if "ignored explicit" in found[2] else found[2]
+        raise ConfigError(f"{found[1].rpartition('/')[2]}: {problem}.")
 
     def parse(self, argv: list[str]) -> VerbArguments | None:
         """Parse the arguments after the verb.

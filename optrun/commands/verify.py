@@ -104,7 +104,7 @@ def _verify(path: str) -> int:
             wrong.append(f"{pointer}: names a checkpoint that is not there.")
     console.print(table)
     for reason in dict.fromkeys(of_run.open.values()):
-        listed = ", ".join(name for name, said in of_run.open.items() if said == reason)
+        listed = ", ".join(name for name, why in of_run.open.items() if why == reason)
         console.print(Text(printable(f"{listed}: {reason}")), soft_wrap=True)
     for problem in wrong:
         sys.stderr.write(f"optrun: {printable(problem)}\n")
@@ -112,7 +112,7 @@ def _verify(path: str) -> int:
 
 
 class _File:
-    """One row of the table."""
+    """File of a checkpoint, with its size and whether it is damaged."""
 
     def __init__(self, path: Path, tensors: int | None, damaged: bool) -> None:
         self.name = path.name

@@ -62,7 +62,7 @@ def choice(
         raise ConfigError(f"{group}.{missing[0]}: {group}={config_or_name} needs a value for it.")
     hints = get_type_hints(schema)
     for key, value in values.items():
-        values[key] = _word(f"{group}.{key}", hints[key], value)
+        values[key] = _enum_member(f"{group}.{key}", hints[key], value)
         if key in options:
             values[key] = _of_its_type(f"{group}.{key}", schema, key, values[key])
     return schema(**values)
@@ -82,8 +82,8 @@ def _of_its_type(key: str, schema: type[Any], name: str, value: Any) -> Any:
     return fields[name] if isinstance(value, str) else value
 
 
-def _word(key: str, hint: Any, value: Any) -> Any:
-    """The member of an Enum where a word was given for one, as Hydra does it."""
+def _enum_member(key: str, hint: Any, value: Any) -> Any:
+    """Look up the member of an Enum where its name was given, as Hydra does it."""
     kinds = [kind for kind in (hint, *get_args(hint)) if isinstance(kind, type) and issubclass(kind, Enum)]
     if not kinds or not isinstance(value, str):
         return value

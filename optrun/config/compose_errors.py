@@ -1,4 +1,4 @@
-"""What Hydra and OmegaConf raise while they compose, as one sentence: file, line, key, value, what was expected."""
+"""What Hydra and OmegaConf raise while they compose, as one message: file, line, key, value, what was expected."""
 
 from __future__ import annotations
 
@@ -44,27 +44,29 @@ def refusal(hydra: Hydra, config_name: str, error: BaseException) -> ConfigError
     named = re.match(r"In '([^']+)':", str(error))
     if isinstance(cause, OmegaConfBaseException) and named is not None:
         return _unmerged(named[1], cause)
-    if isinstance(cause, ConfigKeyError):  # a word of the command line, under the choice of another
+    if isinstance(cause, ConfigKeyError):  # an override, under the choice of another
         return unknown_key(cause.parent_node._get_root(), str(cause.full_key))
     if isinstance(error, KeyError):
         return ConfigError(f"hydra.job.env_copy: the environment variable {error} is not set.")
     return _not_taken(config_name, first_line(error))
 
 
-def _not_taken(config_name: str, said: str) -> ConfigError:
-    """A defaults list that Hydra does not take: its own words, behind the line that they are about."""
-    inside = re.match(r"In '?([^':]+)'?: (.*)", said)
-    name, said = (inside[1], inside[2]) if inside else (config_name, said)
-    words = ["".join(found) for found in re.findall(r"'([^']+)'|Multiple values for ([\w/]+)|^([\w/]+) appears", said)]
-    if "No match in the defaults list" in said and words:
-        said = f"override {words[0]}: no such group. {did_you_mean(words[0], GROUPS)}"
-        if words[0].startswith("hydra/"):
-            said = str(unknown_hydra_group(["launcher", "sweeper"], words[0]))
-    places = [place for place in map(mentioned, words) if place is not None]
-    if not places and name in users_files():
-        key = "defaults" if "searchpath" not in said and "config source" not in said else "hydra.searchpath"
-        places = [shown(READ[name], line_of(READ[name], key))]
-    return ConfigError(f"{places[0]}: {said}" if places else said)
+def _not_taken(config_name: str, message: str) -> ConfigError:
+    """Refuse a defaults list that Hydra does not take: its own message, behind the line that it is about."""
+    inside = re.match(r"In '?([^':]+)'?: (.*)", message)
+    name, message = (inside[1], inside[2]) if inside else (config_name, message)
+    names = [
+        "".join(found) for found in re.findall(r"'([^']+)'|Multiple values for ([\w/]+)|^([\w/]+) appears", message)
+    ]
+    if "No match in the defaults list" in message and names:
+        message = f"override {names[0]}: no such group. {did_you_mean(names[0], GROUPS)}"
+        if names[0].startswith("hydra/"):
+            message = str(unknown_hydra_group(["launcher", "sweeper"], names[0]))
+    positions = [position for position in map(mentioned, names) if position is not None]
+    if not positions and name in users_files():
+        key = "defaults" if "searchpath" not in message and "config source" not in message else "hydra.searchpath"
+        positions = [shown(READ[name], line_of(READ[name], key))]
+    return ConfigError(f"{positions[0]}: {message}" if positions else message)
 
 
 def first_line(error: BaseException) -> str:
@@ -121,10 +123,10 @@ def _unmerged(config_path: str, cause: OmegaConfBaseException) -> ConfigError:
     if path is None:  # a schema, put elsewhere by the defaults list
         where = mentioned(key.split(".")[0]) or config_path
         return ConfigError(f"{where}: {key}: no such key. A group keeps its place: write it without @{key}.")
-    said = _unknown(root, config_path, key, cause) if isinstance(cause, ConfigKeyError) else None
-    if said is None:
-        key, said = _misfit(root, path, config_path) if not key else (key, _unfit(key, cause))
-    return ConfigError(f"{shown(path, line_of(path, key, config_path))}: {said}")
+    message = _unknown(root, config_path, key, cause) if isinstance(cause, ConfigKeyError) else None
+    if message is None:
+        key, message = _misfit(root, path, config_path) if not key else (key, _unfit(key, cause))
+    return ConfigError(f"{shown(path, line_of(path, key, config_path))}: {message}")
 
 
 def _unknown(root: DictConfig, config_path: str, key: str, cause: OmegaConfBaseException) -> str:
@@ -174,25 +176,25 @@ def interpolation(cfg: DictConfig | None, error: OmegaConfBaseException) -> Conf
         cfg: What it stands in; None: it is not known.
         error: What OmegaConf raised.
     """
-    said = first_line(error)
+    message = first_line(error)
     key = str(error.full_key or "")
     if isinstance(error.__cause__, ConfigError) or not key or not isinstance(error, InterpolationResolutionError):
-        return ConfigError(said)
+        return ConfigError(message)
     node = None if error.parent_node is None else node_at(error.parent_node._get_root(), key)
     text = node._value() if node is not None else "${...}"
-    return ConfigError(f"{key}={text}: {_why(cfg, said, error)}")
+    return ConfigError(f"{key}={text}: {_why(cfg, message, error)}")
 
 
-def _why(cfg: DictConfig | None, said: str, error: OmegaConfBaseException) -> str:
-    if found := re.search(r"Interpolation key '([^']+)' not found", said):
+def _why(cfg: DictConfig | None, message: str, error: OmegaConfBaseException) -> str:
+    if found := re.search(r"Interpolation key '([^']+)' not found", message):
         near = did_you_mean(found[1], all_keys(cfg)) if cfg is not None else ""
         return f"there is no key {found[1]}. {near if near.startswith('Did') else ''}".strip()
-    if found := re.search(r"Environment variable '([^']+)' not found", said):
+    if found := re.search(r"Environment variable '([^']+)' not found", message):
         return f"the environment variable {found[1]} is not set. Set it, or write ${{oc.env:{found[1]},DEFAULT}}."
-    if found := re.search(r"Missing mandatory value: (\S+)", said):
+    if found := re.search(r"Missing mandatory value: (\S+)", message):
         return f"{found[1]} has no value: give {found[1]}=VALUE."
-    if "Recursive interpolation" in said:
+    if "Recursive interpolation" in message:
         return "it leads back to itself."
-    if found := re.search(r"Unsupported interpolation type (\S+)", said):
+    if found := re.search(r"Unsupported interpolation type (\S+)", message):
         return f"there is no resolver {found[1]}. OmegaConf has oc.env and others below oc., Hydra has now and hydra."
     return f"expected {expected_type(error)}."

@@ -1,6 +1,6 @@
 """Names of other trainers: what each is called here, or that it is not offered and what to do instead.
 
-A value is a key (`lr`), a word to write (`scheduler=NAME`), or a sentence that begins with "not offered".
+A value is a key (`lr`), a token to type (`scheduler=NAME`), or a message that begins with "not offered".
 """
 
 from __future__ import annotations
@@ -248,7 +248,7 @@ def counterpart(key: str) -> str | None:
     return None if found == key else found
 
 
-def told(found: str, written: bool = False) -> str:
+def explained(found: str, written: bool = False) -> str:
     """A counterpart as a sentence.
 
     Args:
@@ -256,9 +256,9 @@ def told(found: str, written: bool = False) -> str:
         written: True for an option, which is no key here.
 
     Example:
-        >>> told("lr"), told("lr", written=True)
+        >>> explained("lr"), explained("lr", written=True)
         ('Here it is called lr.', 'Here it is written lr=VALUE.')
-        >>> told("not offered: one process trains")
+        >>> explained("not offered: one process trains")
         'Not offered: one process trains.'
     """
     if found.startswith("not offered"):

@@ -8,14 +8,14 @@ from typing import Any
 
 from omegaconf import DictConfig, Node, OmegaConf
 
-from optrun.config.foreign_names import KNOWN, counterpart, told
+from optrun.config.foreign_names import KNOWN, counterpart, explained
 from optrun.config.groups import GROUPS, choices_with, keys_of
 from optrun.config.schema.sweeper import OptunaConfig
 from optrun.errors import ConfigError, did_you_mean, nearest
 
 
 def as_key(option: str, keys: Iterable[str] = ()) -> str:
-    """How an option of other programs is written here, as a sentence; empty for one that means nothing here.
+    """Say how an option of other programs is written here; empty for one that means nothing here.
 
     Args:
         option: Such as `--learning-rate`.
@@ -39,7 +39,7 @@ def as_key(option: str, keys: Iterable[str] = ()) -> str:
     found = own.get(name) or counterpart(name)
     if found is None:
         found = "=VALUE or ".join(key for key in dotted if key.partition(".")[2] == name != "name")
-    return f" {told(found, written=True)}" if found else ""
+    return f" {explained(found, written=True)}" if found else ""
 
 
 def open_prefix(base: DictConfig, key: str) -> str | None:
@@ -97,7 +97,7 @@ def unknown_key(base: DictConfig, key: str) -> ConfigError:
         return ConfigError(f"{key}: code is named on the command line alone: --plugin FILE.py or --plugin MODULE.")
     found = counterpart(key)
     if found is not None and not others:
-        return ConfigError(f"{key}: no such key. {told(found)}")
+        return ConfigError(f"{key}: no such key. {explained(found)}")
     if head and head in keys:
         return _not_among(base, keys, head, leaf, others)
     known = {name: name for name in keys} | {name: to for name, to in KNOWN.items() if not to.startswith("not offered")}
@@ -133,7 +133,7 @@ def unknown_hydra_key(keys: Iterable[str], key: str) -> ConfigError:
         return ConfigError(f"{key}: no such key. It belongs to hydra/sweeper=optuna.")
     found = counterpart(key)
     if found is not None:
-        return ConfigError(f"{key}: no such key. {told(found)}")
+        return ConfigError(f"{key}: no such key. {explained(found)}")
     siblings = [name[len(head) + 1 :] for name in keys if name.startswith(f"{head}.")]
     near = did_you_mean(leaf, [name for name in siblings if "." not in name and name[:1] != "_"])
     return ConfigError(f"{key}: no such key of Hydra's. {near}".strip())
@@ -147,5 +147,5 @@ def unknown_hydra_group(groups: Iterable[str], key: str) -> ConfigError:
         key: Such as `hydra/sweeper/sampler`.
     """
     found = counterpart(key.replace("/", "."))
-    hint = told(found, written=True) if found else did_you_mean(key, [f"hydra/{group}" for group in groups])
+    hint = explained(found, written=True) if found else did_you_mean(key, [f"hydra/{group}" for group in groups])
     return ConfigError(f"{key}: no such choice of Hydra's. {hint}")

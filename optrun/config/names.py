@@ -11,7 +11,7 @@ SHOWN = 6
 
 
 def near_names(pattern: str, names: Iterable[str]) -> str:
-    """A sentence with names close to a pattern, or with some examples.
+    """Suggest names close to a pattern, or some examples.
 
     Args:
         pattern: A regular expression that was found in no name.

@@ -43,7 +43,7 @@ def parse(tokens: Sequence[str]) -> list[Override]:
 
 
 def _unreadable(error: HydraException) -> str:
-    """What Hydra's parser says, without its frame."""
+    """Take the message of Hydra's parser out of its frame."""
     frame = ("Error parsing override", "See https://", "Available:")
     lines = [line.strip() for line in str(error).splitlines() if line.strip(" ^") and not line.startswith(frame)]
     return lines[0].removeprefix("LexerNoViableAltException: ") if lines else "Hydra's grammar does not have it"
@@ -246,6 +246,6 @@ def is_hydra(token: str) -> bool:
 
 
 def quote_path(folder: Path) -> str:
-    """A path as a value of Hydra's grammar."""
+    """Quote a path as a value of Hydra's grammar."""
     text = str(folder).replace("\\", "\\\\").replace("'", "\\'")
     return f"'{text}'"

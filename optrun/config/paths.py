@@ -15,7 +15,7 @@ def shipped(folder: str, mark: str) -> Path:
         mark: A file that lies in it: another folder of that name is none of ours.
 
     Raises:
-        ConfigError: In neither place.
+        ConfigError: It is in neither.
     """
     package = Path(__file__).resolve().parents[1]
     for candidate in (package / folder, package.parent / folder):

@@ -58,7 +58,7 @@ def refuse_interpolations(values: Mapping[str, Any], where: str) -> None:
 
 
 def with_schemas(values: Mapping[str, Any], where: str) -> DictConfig:
-    """Plain values under their dataclasses.
+    """Put plain values under their dataclasses.
 
     Args:
         values: A resolved configuration.
@@ -85,7 +85,7 @@ def with_schemas(values: Mapping[str, Any], where: str) -> DictConfig:
 
 
 def changed(hydra: Hydra, cfg: DictConfig, overrides: list[str]) -> DictConfig:
-    """A saved configuration with the command line's changes.
+    """Change a saved configuration as the command line says.
 
     Args:
         hydra: Composes choices of groups.
@@ -178,13 +178,13 @@ def differences(before: Mapping[str, Any], after: Mapping[str, Any]) -> dict[str
 
 
 def _all_filled(values: Mapping[str, Any]) -> dict[str, Any]:
-    """A saved configuration with everything that is saved today."""
+    """Fill a saved configuration with the keys that came later."""
     sections = {group: values[group] for group in store.GROUPS if isinstance(values.get(group), Mapping)}
     return {**values, **{group: _filled(group, own) if "name" in own else own for group, own in sections.items()}}
 
 
 def _filled(group: str, section: Mapping[str, Any]) -> dict[str, Any]:
-    """Saved values of a group with their kind, and with keys that came later, as they stand in its file."""
+    """Fill the saved values of a group with their kind, and with keys that came later, as they stand in its file."""
     schemas = store.GROUPS[group]
     kind = saved_kind(group, schemas, section)
     later = set(schemas[kind].__dataclass_fields__) - set(section)

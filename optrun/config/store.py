@@ -158,7 +158,7 @@ def compose(hydra: Hydra, config_name: str, overrides: list[str], run_mode: RunM
 
 
 def without_hydra(cfg: DictConfig) -> DictConfig:
-    """A copy that holds the run's own keys alone."""
+    """Copy the run's own keys, without Hydra's node."""
     own = copy.deepcopy(cfg)
     OmegaConf.set_struct(own, False)
     OmegaConf.set_readonly(own, False)

@@ -1,10 +1,10 @@
-"""Values of the wrong type: what OmegaConf says of them, in words for the person who typed them."""
+"""Values of the wrong type: what OmegaConf says of them, for the person who typed them."""
 
 from __future__ import annotations
 
 from typing import Any
 
-_WORDS = {
+_EXPECTED = {
     "could not be converted to Float": "a number",
     "could not be converted to Integer": "a whole number",
     "is not a valid bool": "true or false",
@@ -27,9 +27,9 @@ def expected_type(refusal: Exception) -> str:
         'a number'
     """
     line = str(refusal).splitlines()[0].strip()
-    for piece, words in _WORDS.items():
+    for piece, expected in _EXPECTED.items():
         if piece in line:
-            return words
+            return expected
     if "expected one of" in line:
         return f"one of {line.rsplit('expected one of', 1)[1].strip(' []')}"
     return f"another type ({line})"

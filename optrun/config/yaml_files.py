@@ -69,27 +69,27 @@ class Repository(ConfigRepository):
 
 
 def _unreadable(path: Path, error: Exception) -> ConfigError:
-    """What is wrong with a file, with the line where there is one."""
+    """Say what makes a file unreadable, with the line where there is one."""
     if isinstance(error, yaml.MarkedYAMLError):
-        mark, said = error.problem_mark or error.context_mark, str(error.problem)
-        if "'\\t'" in said:
-            said = "a tab indents here; YAML takes spaces"
-        elif said.startswith("but "):
-            said = f"{error.context}, {said}"
-        return ConfigError(f"{shown(path, mark.line + 1 if mark else None)}: no valid YAML: {said}.")
+        mark, problem = error.problem_mark or error.context_mark, str(error.problem)
+        if "'\\t'" in problem:
+            problem = "a tab indents here; YAML takes spaces"
+        elif problem.startswith("but "):
+            problem = f"{error.context}, {problem}"
+        return ConfigError(f"{shown(path, mark.line + 1 if mark else None)}: no valid YAML: {problem}.")
     if isinstance(error, UnicodeDecodeError):
         line = path.read_bytes()[: error.start].count(b"\n") + 1
         return ConfigError(f"{shown(path, line)}: not UTF-8, because of byte 0x{error.object[error.start]:02x}.")
     if isinstance(error, OmegaConfBaseException) and error.full_key:
-        place = shown(path, line_of(path, error.full_key))
-        return ConfigError(f"{place}: {error.full_key}={error.value}: {str(error).splitlines()[0]}.")
+        position = shown(path, line_of(path, error.full_key))
+        return ConfigError(f"{position}: {error.full_key}={error.value}: {str(error).splitlines()[0]}.")
     if isinstance(error, OSError):
         return ConfigError(f"{shown(path)}: cannot be read: {error.strerror}.")
-    said = str(error).splitlines()[0]
-    if "default" in said:
-        said = said if "must be a list" not in said else "expected a list, such as [config, _self_]"
-        return ConfigError(f"{shown(path, line_of(path, 'defaults'))}: defaults: {said}.")
-    return ConfigError(f"{shown(path)}: no valid YAML: {said}.")
+    problem = str(error).splitlines()[0]
+    if "default" in problem:
+        problem = problem if "must be a list" not in problem else "expected a list, such as [config, _self_]"
+        return ConfigError(f"{shown(path, line_of(path, 'defaults'))}: defaults: {problem}.")
+    return ConfigError(f"{shown(path)}: no valid YAML: {problem}.")
 
 
 def _refuse_misplaced(path: Path, config_path: str, result: ConfigResult) -> None:
@@ -122,7 +122,7 @@ def users_files() -> dict[str, Path]:
 
 
 def shown(path: Path, line: int | None = None) -> str:
-    """A file, as seen from here, and a line of it."""
+    """Write a file, as seen from here, with a line of it."""
     near = path.resolve()
     near = near.relative_to(Path.cwd()) if near.is_relative_to(Path.cwd()) else near
     return f"{near}" if line is None else f"{near}, line {line}"

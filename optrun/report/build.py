@@ -19,15 +19,8 @@ from optrun.report.figures import Picture, pictures
 from optrun.report.findings import Findings, find
 from optrun.report.narrative import headline
 from optrun.report.page import HTML_MARK, MARKDOWN_MARK, render
-from optrun.report.tables import (
-    CSV_MARK,
-    filled,
-    run_facts,
-    runs_csv,
-    runs_table,
-    terminal_table,
-    to_rich,
-)
+from optrun.report.table import filled, to_rich
+from optrun.report.tables import CSV_MARK, run_facts, runs_csv, runs_table, terminal_table
 from optrun.report.theme import LIGHT, PAGE, SOFTWARE, Theme, new_figure, save_png, write
 from optrun.report.warnings import Warning, find_warnings
 

@@ -11,7 +11,7 @@ import yaml  # type: ignore[import-untyped,unused-ignore]
 from markupsafe import Markup
 
 from optrun.formatting import count, duration, plain
-from optrun.report.tables import NONE, Table, value
+from optrun.report.table import NONE, Table, value
 from optrun.report.templating import fill_markdown
 
 _TASKS = {

@@ -9,7 +9,8 @@ from optrun.formatting import plain
 from optrun.report.curves import run_title
 from optrun.report.findings import Findings
 from optrun.report.statistics import ALPHA, BETTER, MIN_SEEDS, NO_DIFFERENCE, WORSE
-from optrun.report.tables import mean_sd, states, value
+from optrun.report.table import value
+from optrun.report.tables import mean_sd, states
 
 
 def headline(findings: Findings) -> str:

@@ -7,34 +7,17 @@ import io
 import math
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from typing import Any
-
-from rich import box
-from rich.table import Table as RichTable
-from rich.text import Text
 
 from optrun.formatting import duration, plain, size
 from optrun.report.arms import Arm, describe
 from optrun.report.collect import Run
 from optrun.report.findings import Findings, Row
 from optrun.report.statistics import BETTER, NO_DIFFERENCE, REFERENCE, WORSE
+from optrun.report.table import NONE, Table, value
 
-NONE = "–"
 CSV_MARK = "optrun_report"
 """Name of the last CSV column: by it an earlier report is told from a person's own file."""
-
-
-@dataclass
-class Table:
-    """Cells of text in rows, with what a renderer needs to lay them out."""
-
-    columns: list[str]
-    numeric: list[bool]
-    """Which columns are set flush right."""
-    rows: list[list[str]] = field(default_factory=list)
-    styles: list[str] = field(default_factory=list)
-    """One word per row: "best", "better", "worse", "muted" or nothing."""
 
 
 def ranking_table(findings: Findings) -> Table:
@@ -130,17 +113,6 @@ def runs_table(runs: Sequence[Run], keys: Sequence[str], metric: str, mode: str)
     return table
 
 
-def filled(table: Table) -> Table:
-    """Keep the columns in which something stands, for a terminal that has no room for the others."""
-    kept = [index for index in range(len(table.columns)) if any(row[index] not in ("", NONE) for row in table.rows)]
-    return Table(
-        [table.columns[index] for index in kept],
-        [table.numeric[index] for index in kept],
-        [[row[index] for index in kept] for row in table.rows],
-        table.styles,
-    )
-
-
 def run_facts(run: Run, metric: str, mode: str) -> Table:
     """Tabulate one run: a name and a value each."""
     table = Table(["", ""], [False, False])
@@ -190,72 +162,6 @@ def terminal_table(findings: Findings) -> Table:
     return table
 
 
-def to_rich(table: Table, *, title: str | None = None, width: int | None = None) -> RichTable:
-    """Render a table for the terminal; names are text, never markup.
-
-    Args:
-        table: What to show.
-        title: Above it.
-        width: Of the terminal, in characters: the last columns are left out where no word of theirs would fit. None:
-            all are shown.
-    """
-    headed = any(table.columns)
-    grid = RichTable(title=title, box=box.SIMPLE_HEAD, show_header=headed, title_justify="left", pad_edge=False)
-    widths = [None] * len(table.columns) if width is None else _fitted(table, width)
-    for column, numeric, fitted in zip(table.columns, table.numeric, widths, strict=False):
-        grid.add_column(Text(column), justify="right" if numeric else "left", overflow="fold", width=fitted)
-    shown = len(widths)
-    colours = {"best": "bold", "better": "green", "worse": "red", "muted": "dim"}
-    for row, style in zip(table.rows, table.styles, strict=True):
-        grid.add_row(*(Text(cell) for cell in row[:shown]), style=colours.get(style, ""))
-    return grid
-
-
-def _fitted(table: Table, width: int) -> list[int]:
-    """Fit as many columns as there is room for: no word breaks, numbers stay on one line; long names may fold.
-
-    rich by itself narrows every column at once, down to pieces of words.
-    """
-    least, wanted = [], []
-    for index, column in enumerate(table.columns):
-        cells = [row[index] for row in table.rows]
-        words = [word for cell in [column, *cells] for word in cell.split()]
-        whole = cells if table.numeric[index] else []
-        least.append(min(max(map(len, [*words, *whole]), default=0), 30))
-        wanted.append(max(map(len, [column, *cells])))
-    shown = len(least)
-    while shown > 4 and sum(least[:shown]) + 3 * shown > width:
-        shown -= 1
-    room = max(0, width - sum(least[:shown]) - 3 * shown)
-    widths = []
-    for narrow, wide in zip(least[:shown], wanted[:shown], strict=True):
-        more = min(room, wide - narrow)
-        widths.append(narrow + more)
-        room -= more
-    return widths
-
-
-def to_markdown(table: Table) -> str:
-    """Render a GitHub table; nothing in a name can end its cell or become markup."""
-    head = "| " + " | ".join(escape_markdown(column) for column in table.columns) + " |"
-    rule = "| " + " | ".join("---:" if numeric else "---" for numeric in table.numeric) + " |"
-    rows = ["| " + " | ".join(escape_markdown(cell) for cell in row) + " |" for row in table.rows]
-    return "\n".join([head, rule, *rows])
-
-
-def escape_markdown(text: str) -> str:
-    r"""Escape text so that Markdown shows it as it stands.
-
-    Example:
-        >>> escape_markdown("a|b <c>")
-        'a\\|b &lt;c&gt;'
-    """
-    safe = plain(text).replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
-    for mark in "\\`*_[]|":
-        safe = safe.replace(mark, "\\" + mark)
-    return safe
-
-
 def runs_csv(findings: Findings) -> str:
     """Write every run as one line of CSV; the last column marks the file as a report's."""
     rank: dict[int, tuple[int | None, str]] = {}
@@ -289,13 +195,6 @@ def runs_csv(findings: Findings) -> str:
         line += [run.perf(name) for name in perf]
         writer.writerow([*line, run.message, str(run.path), 1])
     return buffer.getvalue()
-
-
-def value(number: float) -> str:
-    """Format a metric with four decimals, or four significant digits where that says more."""
-    if not math.isfinite(number):
-        return "NaN" if math.isnan(number) else "inf" if number > 0 else "-inf"
-    return f"{number:.4f}" if 0.01 <= abs(number) < 1000 else f"{number:.4g}"
 
 
 def mean_sd(arm: Arm) -> str:

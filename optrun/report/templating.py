@@ -14,7 +14,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from optrun.formatting import plain
-from optrun.report.tables import escape_markdown, to_markdown
+from optrun.report.table import escape_markdown, to_markdown
 
 
 def fill_html(template: str, **content: object) -> str:
@@ -48,8 +48,9 @@ def _markdown(text: str) -> Markup:
 
 def _fenced(text: str, language: str = "sh") -> Markup:
     """Put text into a code block whose fence is longer than any run of backticks in it."""
+    shown = "".join(letter if letter.isprintable() or letter == "\n" else "?" for letter in text)
     fence = "`" * max(3, 1 + max(map(len, re.findall("`+", text)), default=0))
-    return Markup(f"{fence}{language}\n{text}\n{fence}")
+    return Markup(f"{fence}{language}\n{shown}\n{fence}")
 
 
 def _code(text: str) -> Markup:

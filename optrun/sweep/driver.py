@@ -267,7 +267,7 @@ class Driver:
         self.view.note(f"the worker of {job.label} died after step {state.step}; tried once more, alone")
 
     def rest(self, jobs: Iterable[Job], rung: int, why: str) -> None:
-        """Leave jobs at a rung for good."""
+        """Stop jobs at a rung for good."""
         for job in jobs:
             try:
                 with self.sweep.working_on(job.name) as record:
@@ -303,7 +303,7 @@ class Driver:
         return sum(state.step for state in states), sum(state.total or state.step for state in states)
 
     def write_result(self) -> None:
-        """Bring `sweep.json` up to date."""
+        """Write `sweep.json` anew."""
         rows: list[dict[str, Any]] = []
         for job in self.board.jobs:
             state = self.board.states[job.name]

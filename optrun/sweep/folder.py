@@ -1,4 +1,4 @@
-"""Every file of a sweep directory, said once, and what they tell of its jobs."""
+"""Names of the files of a sweep directory, and the state of its jobs."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from optrun.artifacts.run_manifest import recorded
 
 @dataclass
 class Record:
-    """What a sweep remembers of a job beside the run directory."""
+    """Attempts and rungs of a job, kept beside its run directory."""
 
     attempts: int = 0
     """How often it was begun or taken up."""
@@ -34,7 +34,7 @@ class Record:
 
 @dataclass
 class JobState:
-    """Where a job stands."""
+    """State of a job."""
 
     status: str
     """new, running, interrupted, finished or failed."""
@@ -70,7 +70,7 @@ class SweepDir:
         self.hidden = path / ".sweep"
 
     def prepare(self) -> None:
-        """Make the folders."""
+        """Make the folders of the sweep."""
         (self.hidden / "jobs").mkdir(parents=True, exist_ok=True)
 
     def run(self, name: str) -> RunDir:
@@ -79,17 +79,17 @@ class SweepDir:
 
     @property
     def result(self) -> Path:
-        """What became of every job, JSON."""
+        """Status of every job, JSON."""
         return self.path / "sweep.json"
 
     @property
     def study(self) -> Path:
-        """The search, sqlite."""
+        """Storage of the Optuna study, sqlite."""
         return self.path / "study.db"
 
     @property
     def log(self) -> Path:
-        """What launchers and jobs said outside of their own logs."""
+        """Output of launchers and jobs, but for their own logs."""
         return self.hidden / "launch.log"
 
     @property
@@ -142,7 +142,7 @@ class SweepDir:
         return _locked(self.lock(name)) or _locked(self.run(name).lock)
 
     def state(self, name: str) -> JobState:
-        """Where a job stands, read from its summary."""
+        """Read the state of a job from its summary."""
         try:
             summary = read_summary(self.run(name).summary)
         except FileNotFoundError:

@@ -33,9 +33,9 @@ class Launch:
     token: str
     command: SweepCommand
     names: list[str]
-    """Of the jobs."""
+    """Names of the jobs."""
     overrides: list[list[str]]
-    """Of each job."""
+    """The overrides of each job."""
     stop_at: int | None
     retry: dict[str, int]
 
@@ -56,7 +56,7 @@ class Server:
 
     @property
     def pid(self) -> int:
-        """Process, and group of all that it starts."""
+        """Id of the process, and of the group of all that it starts."""
         assert self._process is not None
         return self._process.pid
 
@@ -74,7 +74,7 @@ class Server:
                     stdin=subprocess.PIPE,
                     stdout=out,
                     stderr=out,
-                    process_group=0,
+                    process_group=0,  # setpgid: the terminal sends SIGINT to its foreground group alone
                 )
         assert self._process.stdin is not None
         self._process.stdin.write(f"{spec.resolve()}\n".encode())
@@ -100,7 +100,7 @@ class Server:
 
 
 def done_file(spec: Path) -> Path:
-    """Holds the exit code of a launch once it is over."""
+    """Name the file that holds the exit code of a launch once it is over."""
     return spec.with_suffix(".done")
 
 

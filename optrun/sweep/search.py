@@ -188,7 +188,7 @@ class Search:
                     study_of.tell_again(study, trial, state.best)
 
     def _wave(self, study: Any, driver: Driver) -> list[tuple[int, Job]]:
-        """The next trials: those that were under way, then new ones."""
+        """Pick the next trials: those that were under way, then new ones."""
         with _asking(driver.sweep):
             trials = study.get_trials(deepcopy=False)
             for trial in trials:
@@ -244,7 +244,7 @@ def _no_experimental_warnings() -> Iterator[None]:
 
 
 def _report(study: Any, number: int, step: int, value: float | None) -> None:
-    """Let the sampler know of a rung, once; of no number, nothing."""
+    """Report the value at a rung to the sampler, once; NaN is not reported."""
     if value is None or value != value:
         return
     frozen = study.get_trials(deepcopy=False)[number]

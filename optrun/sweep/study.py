@@ -118,7 +118,7 @@ def described(found: Any) -> str:
 
 
 def tell_again(study: Any, trial: FrozenTrial, value: float) -> None:
-    """Let a study know of the result of a trial that ended without one, once; what has ended cannot be told itself.
+    """Add the late result of a trial that ended without one, once; Optuna takes none for a trial that has ended.
 
     Args:
         study: Nobody else changes it meanwhile.

@@ -64,7 +64,7 @@ class Board:
         return found
 
     def counts(self) -> str:
-        """One line of figures."""
+        """Write the counts as one line."""
         resting = f" · {len(self.resting)} stopped at a rung" if self.resting else ""
         return (
             f"{self.count('finished')} of {self.total} finished · {len(self.running)} running · "
@@ -121,15 +121,15 @@ class PlainView:
         self.console.print(printable(text), markup=False, highlight=False, soft_wrap=True)
 
     def ended(self, job: Job, state: JobState, board: Board, log: str) -> None:
-        """A job ended, well or not."""
+        """Print how a job ended."""
         self.eta.ended += 1
         self.note(event_line(job, state, board, self.eta(board), log))
 
     def update(self, board: Board) -> None:
-        """Nothing to draw."""
+        """Does nothing: lines are printed as jobs end."""
 
     def stop(self) -> None:
-        """Nothing to put away."""
+        """Does nothing: no display is drawn."""
 
 
 class LiveView(PlainView):
@@ -147,7 +147,7 @@ class LiveView(PlainView):
         self.live.start()
 
     def update(self, board: Board) -> None:
-        """Draw what is known now."""
+        """Draw the board."""
         self.live.update(self._draw(board), refresh=True)
 
     def stop(self) -> None:
@@ -184,7 +184,7 @@ def _running_table(running: Sequence[Job], board: Board) -> Table:
 
 
 def event_line(job: Job, state: JobState, board: Board, left: float | None, log: str) -> str:
-    """A job's end as one line."""
+    """Write the end of a job as one line."""
     done = board.count("finished") + board.count("failed") + len(board.resting)
     pieces = [f"[{done:>{len(str(board.total))}}/{board.total}] {state.status:<11} {job.label}"]
     if state.status == "failed":
@@ -210,5 +210,5 @@ def short(message: str, limit: int = 160) -> str:
 
 
 def make_view(console: Console, title: str) -> PlainView:
-    """Live on a terminal, plain elsewhere."""
+    """Make the view that suits a console: live on a terminal, plain elsewhere."""
     return LiveView(console, title) if console.is_terminal and console.is_interactive else PlainView(console)

@@ -225,7 +225,7 @@ def describe_failure(error: BaseException) -> str:
 
 
 def _newest(run: RunDir) -> int | None:
-    """Step of the newest checkpoint."""
+    """Find the step of the newest checkpoint."""
     from optrun.artifacts.run_dir import checkpoint_folders
 
     return max((parse_step(folder.name) or 0 for folder in checkpoint_folders(run)), default=None)
@@ -252,7 +252,8 @@ def _hold_job(sweep: SweepDir, name: str) -> Iterator[Record]:
 def _stopped_with_sweep(stop: Path) -> Iterator[None]:
     """Ask this process to stop, as by SIGTERM, when the sweep is stopped or the process that started it is gone.
 
-    SIGUSR2, with which SLURM by way of submitit announces the end of its patience, counts as such a request too.
+    SIGUSR2, which SLURM sends before the time limit where submitit asked for it (`--signal=USR2@90` of
+    `submitit.slurm.slurm`), counts as such a request, too.
     """
     parent, done = os.getppid(), threading.Event()
 
@@ -284,7 +285,7 @@ def _log(run: RunDir, text: str) -> None:
 
 
 def _release_memory() -> None:
-    """Leave nothing of a job to the next one in the same process."""
+    """Free what a job leaves in its process: handlers, garbage, cached memory of the device."""
     logging.getLogger("optrun").handlers.clear()
     gc.collect()
     gc.freeze()  # what outlives a job is modules: looked through once, not after every job

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 import os
 import re
 import shutil
@@ -13,7 +14,7 @@ import pytest
 
 from optrun.commands.verbs import VERBS
 from tests.docs.commands import PAGES, ROOT, SHELLS, Command, blocks, commands
-from tests.running import optrun, write_labelled, write_text
+from tests.running import optrun, optrun_process, sentence, write_labelled, write_text
 
 OWN_TESTS = {"docs/quickstart.md"}
 """Pages that a test of their own runs from top to bottom, as they stand."""
@@ -97,6 +98,9 @@ def workplace(tmp_path_factory: pytest.TempPathFactory) -> Path:
             csv.with_suffix(".tsv").write_text(csv.read_text().replace(",", "\t"))
         shutil.copy(write_text(folder), "my.txt")
         shutil.copy("my.txt", "shakespeare.txt")
+        rows = [{"text": sentence(n), "endings": [sentence(n + 1), sentence(n + 2)], "label": n % 2} for n in range(60)]
+        Path("endings.jsonl").write_text("\n".join(map(json.dumps, rows)) + "\n")
+        Path("reviews.txt").write_text("\n".join(f"{n % 2} | {sentence(n)}" for n in range(60)) + "\n")
         tiny = ["data=files", "data.train=my.txt", *(f"{key}={value}" for key, value in SMALL.items())]
         assert optrun(*tiny, f"hydra.run.dir={RUN}") == 0
         assert optrun("-m", "lr=1e-3,2e-3", *tiny, f"hydra.sweep.dir={SWEEP}") == 0
@@ -113,16 +117,26 @@ def workplace(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize("found", pages(run=True))
 def test_every_command_runs(found: list[Command], workplace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(workplace)
+    for block in blocks(ROOT / found[0].page):  # plugins that the page shows
+        if block.language == "python" and (name := re.match(r"# (\w+\.py)\n", block.body)):
+            Path(name[1]).write_text(block.body)
     for command in found:
         program, *arguments = command.arguments
-        if program == "optrun" and not command.not_run and arguments[:1] != ["certify"]:  # tests/faults/test_kills.py
+        if program != "optrun" or command.not_run or arguments[:1] == ["certify"]:  # tests/faults/test_kills.py
+            continue
+        if "--plugin" in arguments:  # what it registers stays in that process
+            done = optrun_process(*small(arguments), cwd=workplace)
+            assert done.returncode == 0, f"{command}\n{done.stderr}"
+        else:
             assert optrun(*small(arguments)) == 0, command
             monkeypatch.chdir(workplace)
 
 
 def small(arguments: list[str]) -> list[str]:
     """The same command on the files of the test, with few steps and two jobs."""
-    arguments = [one.replace("outputs/sweeps/DATE/TIME", SWEEP).replace("outputs/DATE/TIME", RUN) for one in arguments]
+    places = {"outputs/sweeps/DATE/TIME": SWEEP, "outputs/DATE/TIME": RUN, "resume=RUN_DIR": "resume=latest"}
+    for name, path in places.items():
+        arguments = [one.replace(name, path) for one in arguments]
     verb = arguments[0] if arguments and arguments[0] in VERBS else ""
     if verb or {"--help", "--version", "--cfg", "--info", "-sc"} & set(arguments):
         return arguments

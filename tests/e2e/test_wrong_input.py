@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import importlib
 from pathlib import Path
 
 import pytest
 
 from optrun import __version__
+from optrun.commands.verbs import VERBS
 from tests.running import TINY_BERT, TINY_GPT, optrun, write_labelled
 
 CLASSIFY = [*TINY_BERT, "task=sequence_classification", "data=files"]
@@ -119,6 +121,25 @@ COMMAND_LINE = [
     (["resume=nowhere"], ["resume=nowhere", "no such directory"]),
     (["resume=."], ["resume=.", "neither a run directory nor a checkpoint"]),
     (["hydra.run.dir=full"], ["hydra.run.dir=full", "not empty"]),
+    # What has no effect on a verb.
+    (["explain", "hydra.run.dir=x"], ["hydra.run.dir=x", "no effect"]),
+    (["explain", "hydra/launcher=joblib"], ["hydra/launcher=joblib", "no effect"]),
+    (["evaluate", "full", "lr=0.1"], ["lr=0.1", "no effect on an evaluation", "training.device"]),
+    (["evaluate", "full", "training.max_steps=3"], ["training.max_steps=3", "no effect on an evaluation"]),
+    (["evaluate", "full", "resume=latest"], ["resume=latest", "no effect on an evaluation"]),
+    (["evaluate", "full", "hydra.run.dir=x"], ["hydra.run.dir=x", "no effect on an evaluation"]),
+    (["verify", "full", "lr=0.1"], ["verify lr=0.1", "no key=value"]),
+    (["export", "full", "x", "lr=0.1"], ["export lr=0.1", "no key=value"]),
+    (["certify", "resume", "hydra/launcher=joblib"], ["hydra/launcher=joblib", "leave it out"]),
+    (["hydra.sweep.dir=x", "lr=1e-3"], ["hydra.sweep.dir=x", "no effect on a single run", "-m"]),
+    (["hydra/sweeper=optuna", "lr=1e-3"], ["hydra/sweeper=optuna", "no effect on a single run"]),
+    (["-m", "hydra.run.dir=x", "lr=1e-3,2e-3"], ["hydra.run.dir=x", "hydra.sweep.dir"]),
+    (["-m", "resume=latest", "lr=1e-3,2e-3"], ["resume goes on with one run"]),
+    (["explain", "--jsn"], ["explain --jsn", "Did you mean --json?"]),
+    (["explain", "--json=1"], ["explain --json", "takes no value"]),
+    (["explain", "--png"], ["explain --png", "a value is missing"]),
+    (["explain", "--png", "--json"], ["explain --png", "a value is missing"]),
+    (["certify", "resume", "--steps", "-3"], ["--steps -3", "a whole number"]),
     (["evaluate"], ["one run directory or checkpoint"]),
     (["evaluate", "nowhere"], ["nowhere", "no such directory"]),
     (["verify", "."], ["neither a run directory nor a checkpoint"]),
@@ -213,6 +234,19 @@ def test_a_run_goes_on_with_its_own_recipe(folder: Path, capsys: pytest.CaptureF
     assert optrun("-cn", "stdlib_gpt", "resume=run") == 2
     assert "-cn stdlib_gpt: the run in run began with config" in capsys.readouterr().err
     assert optrun("-cn", "config", "resume=run") == 0
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_each_verb_has_its_help(verb: str, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert optrun(verb, "nowhere", "--help") == optrun(verb, "-h") == 0
+    text = capsys.readouterr().out
+    parser = importlib.import_module(VERBS[verb]).parser()
+    assert text.count(f"usage: optrun {verb} ") == 2
+    usage = text.split("\n\n")[0]
+    for option, value in parser.option_values().items():
+        assert option in text
+        assert option in usage or option in ("-h", "--help", "--plugin", "-cd", "--config-dir", "--config-name")
+        assert value is None or value in text
 
 
 def test_the_version_is_optruns(capsys: pytest.CaptureFixture[str]) -> None:

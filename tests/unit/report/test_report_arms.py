@@ -18,7 +18,8 @@ from optrun.report.arms import differing, telling
 from optrun.report.collect import Run, load_runs
 from optrun.report.config_file import flatten, read_config
 from optrun.report.findings import Findings, find
-from optrun.report.tables import terminal_table, to_rich
+from optrun.report.table import to_rich
+from optrun.report.tables import terminal_table
 from optrun.report.targets import first_reached
 
 MakeRun = Callable[..., Path]

@@ -19,10 +19,11 @@ from optrun.errors import ConfigError
 from optrun.report.build import Report, report
 from optrun.report.collect import load_runs
 from optrun.report.statistics import WORSE
-from optrun.report.tables import ranking_table, to_markdown
+from optrun.report.table import to_markdown
+from optrun.report.tables import ranking_table
 
 MakeRun = Callable[..., Path]
-HOSTILE = '<script>alert("x")</script>|[red]$\\frac`\x1b[2J\n-->'
+HOSTILE = '<script>alert("x")</script>|[red]$\\frac`\x1b[2J\n-->{{ 7 * 7 }}{count}'
 
 
 def _sweep(folder: Path, make_run: MakeRun) -> Path:
@@ -165,6 +166,7 @@ def test_hostile_names_stay_text(tmp_path: Path, make_run: MakeRun) -> None:
     html = made.files[0].read_text()
     assert "<script>alert" not in html
     assert "\x1b" not in html
+    assert "{{ 7 * 7 }}{count}" in html
     assert _Page(html).tags.count("script") == 1
     assert "<script>" not in made.files[1].read_text().replace("```sh", "```").split("```")[0]
     assert "\x1b" not in stream.getvalue()
@@ -299,10 +301,19 @@ def test_a_thousand_runs_in_seconds(tmp_path: Path, make_run: MakeRun) -> None:
 
 
 def test_the_report_needs_no_torch() -> None:
-    code = "import sys, optrun.report.build, optrun.report.card; print([name in sys.modules for name in sys.argv[1:]])"
-    modules = ["torch", "transformers", "optrun.training"]
-    done = subprocess.run([sys.executable, "-c", code, *modules], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "[False, False, False]"
+    assert imported("optrun.report.build, optrun.report.card", "torch", "transformers", "optrun.training") == []
+
+
+def test_what_a_run_draws_and_writes_needs_no_statistics() -> None:
+    """scipy.stats takes most of a second to import, and every run would wait for it."""
+    assert imported("optrun.report.curves, optrun.report.card", "scipy.stats", "scipy.optimize") == []
+
+
+def imported(modules: str, *names: str) -> list[str]:
+    """Which of these a fresh process has imported after the modules."""
+    code = f"import sys, {modules}; print(*[name for name in sys.argv[1:] if name in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", code, *names], capture_output=True, text=True, check=True)
+    return done.stdout.split()
 
 
 def test_markdown_tables_have_as_many_cells_as_columns(made: tuple[Report, str]) -> None:

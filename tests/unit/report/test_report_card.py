@@ -83,8 +83,9 @@ def test_nothing_known_is_still_a_card_and_hostile_names_stay_text() -> None:
     assert ModelCard(model_card({}, {})).data.library_name == "transformers"
     hostile = 'x: [\n---\n# "boo" <b>'
     choices = {group: {"name": hostile} for group in ("optimizer", "data", "model", "task", "scheduler")}
-    text = model_card({"status": hostile, "command": "optrun lr=1", "model": {"class": hostile}}, choices)
+    text = model_card({"status": hostile, "command": "optrun lr=1 ```\x1b[2J", "model": {"class": hostile}}, choices)
     assert hostile in ModelCard(text).data.tags
+    assert "\n````sh\noptrun lr=1 ```?[2J\n````\n" in text
     body = text.split("\n---\n", 1)[1]
     assert "\n# " not in body.split("\n", 3)[3]  # the heading is the only one of its level
     assert "<b>" not in re.sub(r"`[^`]*`", "", body)

@@ -1,0 +1,61 @@
+"""The arguments of a call from Python as a command line."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from os import PathLike
+from typing import TYPE_CHECKING
+
+from optrun.config.request import DEFAULT_CONFIG, CommandLine
+from optrun.errors import ConfigError
+
+if TYPE_CHECKING:
+    from optrun.commands.single_run import Caller
+
+Location = str | PathLike[str]
+"""A file or folder."""
+
+
+def command_line_of(
+    overrides: Sequence[str], config_name: str | None = None, config_dir: Location | None = None
+) -> CommandLine:
+    """Build the command line that says the same as the arguments of a call.
+
+    Raises:
+        TypeError: The overrides are no list of texts.
+        ConfigError: An option stands among them.
+    """
+    if isinstance(overrides, str) or not all(isinstance(token, str) for token in overrides):
+        raise TypeError(f'overrides={overrides!r}: expected a list of texts, such as ["optimizer=lamb", "lr=2e-3"].')
+    for token in overrides:
+        if token.startswith("-"):
+            hint = "optrun.sweep(...) starts a sweep" if token in ("-m", "--multirun") else "options are keywords here"
+            raise ConfigError(f"{token}: expected key=value; {hint}, such as config_name=, config_dir=, plugins=.")
+    folder = None if config_dir is None else str(config_dir)
+    options = [*([] if config_name is None else ["-cn", config_name])]
+    options += [] if folder is None else ["--config-dir", folder]
+    return CommandLine(
+        argv=[*options, *overrides],
+        config_name=config_name or DEFAULT_CONFIG,
+        names_config=config_name is not None,
+        config_dir=folder,
+        overrides=list(overrides),
+    )
+
+
+def load_plugins(plugins: Sequence[Location]) -> None:
+    """Load the files or modules that register choices; they stay registered in this process."""
+    if plugins:
+        from optrun.plugins import load
+
+        for plugin in plugins:
+            load(str(plugin))
+
+
+def caller(*, quiet: bool) -> Caller:
+    """Who asks, for the commands: a program that goes on afterwards."""
+    from rich.console import Console
+
+    from optrun.commands.single_run import Caller
+
+    return Caller(Console(quiet=quiet), owns_process=False)

@@ -1,0 +1,202 @@
+"""A run directory from Python: what is in it, and what can be done with it."""
+
+from __future__ import annotations
+
+import logging
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from optrun.api.calls import Location, caller, command_line_of, load_plugins
+from optrun.api.isolation import isolated
+from optrun.artifacts.metrics import read_metrics, read_summary
+from optrun.artifacts.run_check import refuse_damaged
+from optrun.artifacts.run_dir import MODEL, RunDir, checkpoint_folders
+from optrun.config.schema.run import RunConfig
+from optrun.errors import CheckpointError
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+    from optrun.run.train import Outcome
+
+log = logging.getLogger("optrun")
+
+
+@dataclass(frozen=True)
+class Run:
+    """A run directory; read anew at each access, so that it may belong to a run that is still going on."""
+
+    path: Path
+    """Absolute."""
+
+    @property
+    def config(self) -> RunConfig:
+        """The configuration it was started with, typed.
+
+        Raises:
+            ConfigError: `config.yaml` is missing or was damaged.
+        """
+        from optrun.config import saved, store
+
+        path = RunDir(self.path).config
+        return store.typed(saved.with_schemas(saved.read_config(path), str(path)))
+
+    @property
+    def summary(self) -> dict[str, Any]:
+        """`summary.json`; empty where the run was not begun."""
+        try:
+            return read_summary(RunDir(self.path).summary)
+        except FileNotFoundError:
+            return {}
+
+    @property
+    def metrics(self) -> list[dict[str, Any]]:
+        """The records of `metrics.jsonl`, oldest first: `step`, `epoch`, `time` and names such as `train/loss`."""
+        path = RunDir(self.path).metrics
+        return [dict(record) for record in read_metrics(path).records] if path.is_file() else []
+
+    @property
+    def checkpoints(self) -> list[Path]:
+        """Folders of the checkpoints that are there, oldest first."""
+        return checkpoint_folders(RunDir(self.path))[::-1]
+
+    @property
+    def best_checkpoint(self) -> Path | None:
+        """The checkpoint with the best main metric; None: there is none."""
+        from optrun.artifacts.retention import pointed
+
+        pointer = RunDir(self.path).best
+        return pointed(pointer) if pointer.is_file() else None
+
+    def load_model(self, checkpoint: Location | None = None) -> PreTrainedModel:
+        """Load a model, on the CPU and in evaluation mode.
+
+        Args:
+            checkpoint: One of this run; None: the final model, or that of the newest whole checkpoint where the run has
+                not come to its end.
+
+        Raises:
+            CheckpointError: It is damaged, or its class is not one of transformers.
+        """
+        with isolated():
+            run = RunDir(self.path)
+            if checkpoint is None and run.model.is_dir():
+                refuse_damaged(run, f"{MODEL}/*")
+                return _from_pretrained(run.model)
+            from optrun.run.export import export
+            from optrun.run.resume.target import checkpoint_of
+
+            owner, folder = checkpoint_of(str(self.path if checkpoint is None else checkpoint))
+            with tempfile.TemporaryDirectory(prefix="optrun-") as temporary:
+                export(owner, folder, Path(temporary))
+                return _from_pretrained(Path(temporary))
+
+    def resume(self, overrides: Sequence[str] = (), *, quiet: bool = False) -> Result:
+        """Go on where the run stopped, in its directory, as `optrun resume=RUN_DIR`.
+
+        Args:
+            overrides: What changes, such as `training.max_steps=2000`.
+            quiet: Whether nothing is printed.
+
+        Raises:
+            OptrunError: As `optrun.run`; `CheckpointError` where there is nothing to go on from.
+        """
+        from optrun.config.overrides import quote_path
+
+        command_line = command_line_of([f"resume={quote_path(self.path)}", *overrides])
+        with isolated():
+            from optrun.commands.train import train
+            from optrun.config import store
+
+            return result_of(train(store.open_hydra(), command_line, caller(quiet=quiet)))
+
+    def evaluate(self, overrides: Sequence[str] = (), *, checkpoint: Location | None = None) -> dict[str, float]:
+        """Evaluate a checkpoint on the evaluation split, as `optrun evaluate`; nothing is written.
+
+        Args:
+            overrides: What changes, such as `data.eval=other.tsv`.
+            checkpoint: One of this run; None: the newest whole one.
+
+        Returns:
+            Names such as `eval/loss` to values.
+
+        Raises:
+            ConfigError: An override that does not fit, or means nothing to an evaluation.
+            CheckpointError: There is no whole checkpoint.
+        """
+        tokens = list(command_line_of(overrides).overrides)
+        with isolated():
+            from optrun.commands.evaluate import evaluate
+
+            _, found = evaluate(str(self.path if checkpoint is None else checkpoint), tokens)
+        if found.warning is not None:
+            log.warning(found.warning)
+        return found.metrics
+
+
+@dataclass(frozen=True)
+class Result:
+    """How a run ended well; one that did not raises."""
+
+    run_dir: Path
+    """Absolute."""
+    summary: Mapping[str, Any]
+    """`summary.json` at the end of the run."""
+
+    @property
+    def exit_reason(self) -> str:
+        """Why it ended: `finished` where every step was done, else what ended it before."""
+        return str(self.summary.get("message") or self.summary["status"])
+
+    @property
+    def metrics(self) -> dict[str, float]:
+        """The last value of each metric, such as `eval/loss`."""
+        return dict(self.summary["metrics"]["last"])
+
+    @property
+    def run(self) -> Run:
+        """The run directory, with its metrics, checkpoints and what can be done with it."""
+        return load_run(self.run_dir)
+
+    @cached_property
+    def model(self) -> PreTrainedModel:
+        """The trained model, on the CPU and in evaluation mode; loaded when it is first asked for."""
+        return self.run.load_model()
+
+
+def load_run(path: Location, *, plugins: Sequence[Location] = ()) -> Run:
+    """Open a run directory.
+
+    Args:
+        path: The directory, or a checkpoint in it.
+        plugins: Files or modules that register the choices it was made with, as `--plugin`.
+
+    Raises:
+        ConfigError: It is neither, or a plugin cannot be loaded.
+    """
+    from optrun.run.resume.target import locate
+
+    load_plugins(plugins)
+    return Run(locate(str(path)).run.path.resolve())
+
+
+def result_of(outcome: Outcome) -> Result:
+    """The result of a run that ended well."""
+    return Result(outcome.run.path.resolve(), outcome.summary)
+
+
+def _from_pretrained(folder: Path) -> PreTrainedModel:
+    import transformers
+
+    transformers.utils.logging.set_verbosity_error()
+    transformers.utils.logging.disable_progress_bar()
+    names = transformers.AutoConfig.from_pretrained(str(folder)).architectures or [""]
+    kind = getattr(transformers, names[0], None)
+    if kind is None:
+        raise CheckpointError(f"{folder}: its model class {names[0]!r} is not one of transformers; load it by its own.")
+    model: PreTrainedModel = kind.from_pretrained(str(folder))
+    return model.eval()

@@ -1,0 +1,131 @@
+"""Runs and sweeps from Python, by the same arguments as on the command line."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from optrun.api.calls import Location, caller, command_line_of, load_plugins
+from optrun.api.isolation import isolated
+from optrun.api.saved_run import Result, Run, load_run, result_of
+from optrun.config.schema.run import RunConfig
+from optrun.errors import ConfigError
+
+
+@dataclass(frozen=True)
+class SweepResult:
+    """How a sweep ended."""
+
+    sweep_dir: Path
+    """Absolute."""
+    exit_code: int
+    """0 where every job finished, 1 where one failed, 75 where it was stopped with everything saved."""
+    runs: tuple[Run, ...]
+    """Those that were begun."""
+
+
+def run(
+    overrides: Sequence[str] = (),
+    *,
+    config_name: str | None = None,
+    config_dir: Location | None = None,
+    plugins: Sequence[Location] = (),
+    quiet: bool = False,
+) -> Result:
+    """Train a model, or go on with a run, as `optrun` does with the same arguments.
+
+    Args:
+        overrides: `key=value` as on the command line, `resume=...` among them.
+        config_name: A recipe, as `-cn`.
+        config_dir: A folder of choices and recipes of your own, as `--config-dir`.
+        plugins: Files or modules that register choices, as `--plugin`.
+        quiet: Whether nothing is printed; the run directory has it all.
+
+    Returns:
+        Metrics, summary, model and run directory.
+
+    Raises:
+        ConfigError: A key or value that does not exist or does not fit; nothing was started.
+        StoppedEarly: A signal, such as Ctrl-C, or the time budget ended the run with everything saved; a second Ctrl-C
+            raises KeyboardInterrupt at once.
+        OptrunError: Any other bad end; `exit_code` is that of the command line.
+    """
+    command_line = command_line_of(overrides, config_name, config_dir)
+    with isolated():
+        from optrun.commands.train import is_sweep, train
+        from optrun.config import store
+
+        load_plugins(plugins)
+        hydra = store.open_hydra(command_line.config_dir)
+        if is_sweep(hydra, command_line):
+            raise ConfigError(
+                "this recipe is a sweep: optrun.sweep(...) starts it; hydra.mode=RUN makes one run of it."
+            )
+        return result_of(train(hydra, command_line, caller(quiet=quiet)))
+
+
+def sweep(
+    overrides: Sequence[str] = (),
+    *,
+    config_name: str | None = None,
+    config_dir: Location | None = None,
+    plugins: Sequence[Location] = (),
+    quiet: bool = False,
+) -> SweepResult:
+    """Run every combination, or a search, as `optrun -m` does with the same arguments; repeated, it goes on.
+
+    Args:
+        overrides: `key=value` as on the command line; several values, `lr=1e-3,2e-3`, are an axis.
+        config_name: A recipe, as `-cn`.
+        config_dir: A folder of choices and recipes of your own, as `--config-dir`.
+        plugins: Files or modules that register choices, as `--plugin`.
+        quiet: Whether nothing is printed.
+
+    Returns:
+        The runs, and whether all are done; a job that fails does not end the others.
+
+    Raises:
+        ConfigError: A key or value that does not exist or does not fit; nothing was started.
+        OptrunError: The launcher fails.
+    """
+    command_line = command_line_of(overrides, config_name, config_dir)
+    with isolated():
+        from optrun.commands.train import start_sweep
+        from optrun.config import store
+
+        load_plugins(plugins)
+        outcome = start_sweep(store.open_hydra(command_line.config_dir), command_line, caller(quiet=quiet))
+    folder = outcome.folder.resolve()
+    begun = tuple(load_run(folder / job) for job in outcome.jobs if (folder / job / "config.yaml").is_file())
+    return SweepResult(folder, outcome.exit_code, begun)
+
+
+def compose(
+    overrides: Sequence[str] = (),
+    *,
+    config_name: str | None = None,
+    config_dir: Location | None = None,
+    plugins: Sequence[Location] = (),
+) -> RunConfig:
+    """Compose and check a configuration without running it.
+
+    Args:
+        overrides: `key=value` as on the command line.
+        config_name: A recipe, as `-cn`.
+        config_dir: A folder of choices and recipes of your own, as `--config-dir`.
+        plugins: Files or modules that register choices, as `--plugin`.
+
+    Returns:
+        Typed values, such as `.optimizer.weight_decay`.
+
+    Raises:
+        ConfigError: A key or value that does not exist or does not fit.
+    """
+    command_line = command_line_of(overrides, config_name, config_dir)
+    with isolated(trains=False):
+        from optrun.config import store
+        from optrun.config.compose import compose_request
+
+        load_plugins(plugins)
+        return compose_request(store.open_hydra(command_line.config_dir), command_line).config

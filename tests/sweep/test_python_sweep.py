@@ -1,0 +1,53 @@
+"""Sweeps from Python: the page of documentation and the example, with jobs that are forked."""
+
+from __future__ import annotations
+
+import re
+import runpy
+from pathlib import Path
+
+import pytest
+
+import optrun
+from optrun.errors import ConfigError
+from tests.sweep import forked
+
+ROOT = Path(__file__).parents[2]
+
+
+def test_a_sweep_returns_its_runs(place: Path) -> None:
+    sweep = optrun.sweep([*forked.JOB, "lr=1e-3,2e-3", "hydra.sweep.dir=sweep"], quiet=True)
+    assert sweep.exit_code == 0
+    assert sweep.sweep_dir == Path("sweep").resolve()
+    assert {run.config.lr for run in sweep.runs} == {1e-3, 2e-3}
+    before = [run.summary for run in sweep.runs]
+    again = optrun.sweep([*forked.JOB, "lr=1e-3,2e-3", "hydra.sweep.dir=sweep"], quiet=True)
+    assert [run.summary for run in again.runs] == before
+
+
+def test_a_job_that_fails_is_told(place: Path) -> None:
+    words = [*forked.JOB, "lr=1e30,1e-3", "optimizer=sgd", "scheduler=constant", "hydra.sweep.dir=sweep"]
+    sweep = optrun.sweep(words, quiet=True)
+    assert sweep.exit_code == 1
+    assert sorted(run.summary["status"] for run in sweep.runs) == ["failed", "finished"]
+
+
+def test_what_is_no_sweep_is_refused(place: Path) -> None:
+    with pytest.raises(ConfigError, match="goes on with one run"):
+        optrun.sweep(["resume=latest"])
+    with pytest.raises(ConfigError, match=r"hydra\.run\.dir=x: has no effect on a sweep"):
+        optrun.sweep(["lr=1,2", "hydra.run.dir=x"])
+    with pytest.raises(ConfigError, match=r"optrun\.sweep"):
+        optrun.run([], config_name="compare_optimizers")
+
+
+def test_the_page_runs_as_it_stands(place: Path) -> None:
+    page = (ROOT / "docs" / "python.md").read_text(encoding="utf-8")
+    blocks = re.findall(r"^```python\n(.*?)^```", page, re.DOTALL | re.MULTILINE)
+    assert len(blocks) >= 5
+    exec("\n".join(blocks), {})
+
+
+def test_the_example_of_a_sweep(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    runpy.run_path(str(ROOT / "examples" / "compare.py"))
+    assert "lamb   seed 1: evaluation loss" in capsys.readouterr().out
