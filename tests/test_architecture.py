@@ -27,7 +27,7 @@ ALLOWED: dict[str, set[str]] = {
     "param_groups": {"config", "errors"},
     "report": {"artifacts", "bounded_yaml", "errors", "formatting"},
     "scheduler": {"config", "errors", "registry"},
-    "tracking": {"artifacts", "config", "errors"},
+    "tracking": {"artifacts", "config", "errors", "registry"},
     "model": {"config", "data", "errors"},
     "optimizer": {"config", "errors", "param_groups", "registry"},  # AdamWDL's ratio function, one pure function
     "testing": {"optimizer"},
@@ -39,7 +39,7 @@ ALLOWED: dict[str, set[str]] = {
     },
     "run": {
         "artifacts", "clip", "config", "data", "errors", "formatting", "model", "optimizer", "origins", "param_groups",
-        "plugins", "report", "rooms", "scheduler", "task", "tracking", "training",
+        "plugins", "registry", "report", "rooms", "scheduler", "task", "tracking", "training",
     },
     "certify": {"artifacts", "errors", "run"},
     "sweep": {"artifacts", "config", "errors", "formatting", "plugins", "rooms", "run", "training"},

@@ -36,7 +36,7 @@ class Result:
     """How an order ended."""
 
     order: Order
-    place: Path | None
+    folder: Path | None
     """The committed folder; None where it failed before the rename."""
     seconds: float
     error: BaseException | None = None
@@ -85,11 +85,11 @@ class AsyncWriter:
 
     def _work(self, order: Order) -> None:
         begun = time.monotonic()
-        place = None
+        folder = None
         error: BaseException | None = None
         try:
-            place = save_checkpoint(self.run, order.snapshot, order.before_commit)
-            self.retention.trust(place)
+            folder = save_checkpoint(self.run, order.snapshot, order.before_commit)
+            self.retention.trust(folder)
             best = self.retention.whole(order.ranked, order.keep_best)
             point_best(self.run, best[0] if best else None)
             # Sealed without those that go: one that is listed and not there was not deleted by us.
@@ -98,4 +98,4 @@ class AsyncWriter:
             error = StorageError(f"{refused.filename or self.run.checkpoints}: {refused.strerror or refused}.")
         except BaseException as failure:  # carried to the thread that asked, which raises it
             error = failure
-        self._result = Result(order, place, time.monotonic() - begun, error)
+        self._result = Result(order, folder, time.monotonic() - begun, error)

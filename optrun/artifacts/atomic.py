@@ -34,7 +34,7 @@ def naming(path: Path) -> Iterator[None]:
 
 
 @contextmanager
-def storing(place: Path) -> Iterator[None]:
+def storing(path: Path) -> Iterator[None]:
     """Inside, a library writes a file or a folder.
 
     Raises:
@@ -43,10 +43,10 @@ def storing(place: Path) -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        said = _refusal(error)
-        if said is None:
+        reason = _refusal(error)
+        if reason is None:
             raise
-        raise StorageError(f"{place}: cannot be written: {said}.") from error
+        raise StorageError(f"{path}: cannot be written: {reason}.") from error
 
 
 def _refusal(error: Exception) -> str | None:
@@ -61,7 +61,7 @@ class Output:
     """A file being written, without a buffer of its own: what was written is with the operating system.
 
     Args:
-        path: Its place; a link there is refused.
+        path: Where; a link there is refused.
         exclusive: Refuse a file that is there already; otherwise it is emptied.
     """
 
@@ -132,15 +132,15 @@ def replace_bytes(path: Path, content: bytes) -> None:
     sync_folder(path.parent)
 
 
-def commit_folder(aside: Path, place: Path) -> None:
+def commit_folder(aside: Path, folder: Path) -> None:
     """Rename a finished folder into place and flush the entry.
 
     Raises:
         OSError: The disk refused, or something else stands there.
     """
     sync_folder(aside)
-    os.rename(aside, place)  # noqa: PTH104
-    sync_folder(place.parent)
+    os.rename(aside, folder)  # noqa: PTH104
+    sync_folder(folder.parent)
 
 
 def remove_folder(folder: Path) -> None:

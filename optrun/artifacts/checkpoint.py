@@ -22,7 +22,8 @@ import torch
 from optrun.artifacts import run_dir as names
 from optrun.artifacts.atomic import Output, commit_folder, remove_folder, replace_text, sync_folder, write_bytes
 from optrun.artifacts.manifest import make_manifest, problems, read_manifest, refuse_newer_format
-from optrun.artifacts.metrics import from_json, to_json
+from optrun.artifacts.metadata import CheckpointMetadata
+from optrun.artifacts.metrics import to_json
 from optrun.artifacts.run_dir import RunDir
 from optrun.artifacts.tensor_file import first_not_finite, read_tensors, tensor_digest, write_tensors
 from optrun.errors import CheckpointError, NonFiniteError, StorageError
@@ -42,8 +43,8 @@ class Snapshot:
     """Weights and buffers by name; a tied tensor stands under one name only."""
     optimizer: dict[str, torch.Tensor]
     """`<parameter name>/<state key>` to tensor."""
-    state: dict[str, Any]
-    """Counters, schedule, random states, configuration; plain values."""
+    metadata: CheckpointMetadata
+    """Counters, schedule, random states, configuration."""
     finite: Sequence[str] = ()
     """Names in `model` that may hold neither NaN nor infinity."""
     digests: dict[str, dict[str, dict[str, Any]]] = field(default_factory=dict)
@@ -73,20 +74,19 @@ def save_checkpoint(run: RunDir, snapshot: Snapshot, before_commit: Callable[[],
         NonFiniteError: A weight holds NaN or infinity, or the optimizer's state NaN; nothing was written.
     """
     refuse_not_finite(snapshot)
-    place = run.checkpoint(snapshot.global_step)
-    aside = run.checkpoints / f"{TEMPORARY}{place.name}-{os.getpid()}"
+    folder = run.checkpoint(snapshot.global_step)
+    aside = run.checkpoints / f"{TEMPORARY}{folder.name}-{os.getpid()}"
     try:
-        if place.exists():
-            run_id = snapshot.state.get("run_id")
-            if problems(place, run_id):
-                refuse_newer_format(place)
-                set_aside(place)
-            elif _same_counters(place, snapshot):
-                return place
+        if folder.exists():
+            if problems(folder, snapshot.metadata.run_id):
+                refuse_newer_format(folder)
+                set_aside(folder)
+            elif _same_counters(folder, snapshot):
+                return folder
         free = shutil.disk_usage(run.checkpoints).free
         if free < snapshot.size + MARGIN:
             raise StorageError(
-                f"{place}: not saved: it needs {snapshot.size + MARGIN:,} bytes, {free:,} are free. Older checkpoints "
+                f"{folder}: not saved: it needs {snapshot.size + MARGIN:,} bytes, {free:,} are free. Older checkpoints "
                 "are untouched; make room."
             )
         if aside.is_dir() and not aside.is_symlink():
@@ -95,32 +95,33 @@ def save_checkpoint(run: RunDir, snapshot: Snapshot, before_commit: Callable[[],
         _write(aside, snapshot)
         if before_commit is not None:
             before_commit()
-        replaced = place.with_name(f"{REPLACED}{place.name}") if place.exists() else None
+        replaced = folder.with_name(f"{REPLACED}{folder.name}") if folder.exists() else None
         if replaced is not None:
-            os.rename(place, replaced)  # noqa: PTH104
-        commit_folder(aside, place)
+            os.rename(folder, replaced)  # noqa: PTH104
+        commit_folder(aside, folder)
         if replaced is not None:
             remove_folder(replaced)
-        replace_text(run.last, place.name + "\n")
+        replace_text(run.last, folder.name + "\n")
     except OSError as error:
-        _discard(aside, place)
+        _discard(aside, folder)
         raise StorageError(
-            f"{place}: the checkpoint could not be saved: {error.strerror or error}. Older checkpoints are untouched; "
-            f"{_amount(run, snapshot)}, then go on with resume={run.path}"
+            f"{folder}: the checkpoint could not be saved: {error.strerror or error}. Older checkpoints are untouched; "
+            f"{_room(run, snapshot)}, then go on with resume={run.path}"
         ) from error
     except BaseException:
-        _discard(aside, place)
+        _discard(aside, folder)
         raise
-    return place
+    return folder
 
 
-def _same_counters(place: Path, snapshot: Snapshot) -> bool:
+def _same_counters(folder: Path, snapshot: Snapshot) -> bool:
     """Whether a checkpoint on the disk says the same as a snapshot, but for the clock."""
 
     def counters(state: Mapping[str, Any]) -> dict[str, Any]:
-        return {key: value for key, value in to_json(state.get("train", {})).items() if key not in ("seconds", "last")}
+        train = {key: value for key, value in state.get("train", {}).items() if key not in ("seconds", "last")}
+        return {"train": train, "callbacks": state.get("callbacks"), "stop": state.get("stop")}
 
-    return counters(read_state(place)) == counters(snapshot.state)
+    return counters(read_state(folder)) == counters(to_json(snapshot.metadata.to_dict()))
 
 
 def _write(aside: Path, snapshot: Snapshot) -> None:
@@ -130,29 +131,29 @@ def _write(aside: Path, snapshot: Snapshot) -> None:
         written = write_tensors(aside / name, content)
         files[name] = (written.size, written.sha256)
         tensors[name] = written.tensors
-    text = json.dumps(to_json(snapshot.state), allow_nan=False).encode()
+    text = json.dumps(to_json(snapshot.metadata.to_dict()), allow_nan=False).encode()
     with Output(aside / names.CHECKPOINT_STATE, exclusive=True) as file:
         file.write(text)
         file.sync()
     files[names.CHECKPOINT_STATE] = (len(text), hashlib.sha256(text).hexdigest())
     created_at = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
-    digest, run_id = str(snapshot.state.get("config_digest", "")), snapshot.state.get("run_id")
-    manifest = make_manifest(snapshot.global_step, created_at, files, tensors, digest, run_id)
+    digest = snapshot.metadata.config_digest or ""
+    manifest = make_manifest(snapshot.global_step, created_at, files, tensors, digest, snapshot.metadata.run_id)
     write_bytes(aside / names.CHECKPOINT_MANIFEST, manifest)
 
 
-def _amount(run: RunDir, snapshot: Snapshot) -> str:
+def _room(run: RunDir, snapshot: Snapshot) -> str:
     with contextlib.suppress(OSError):
         free = shutil.disk_usage(run.path).free
         return f"it takes {snapshot.size + MARGIN:,} bytes, {free:,} are free: make room"
     return "make room"
 
 
-def _discard(aside: Path, place: Path) -> None:
-    replaced = place.with_name(f"{REPLACED}{place.name}")
+def _discard(aside: Path, folder: Path) -> None:
+    replaced = folder.with_name(f"{REPLACED}{folder.name}")
     with contextlib.suppress(OSError):  # what cannot be done now is done before the next save, or at the next start
-        if replaced.is_dir() and not place.exists():
-            replaced.rename(place)
+        if replaced.is_dir() and not folder.exists():
+            replaced.rename(folder)
         if aside.is_dir():
             remove_folder(aside)
 
@@ -211,37 +212,16 @@ def load_checkpoint(folder: Path) -> Snapshot:
         raise CheckpointError(f"{path}: step {state.get('global_step')}, the manifest says {manifest['step']}.")
     optimizer = read_tensors(folder / names.CHECKPOINT_OPTIMIZER)
     try:
-        migrated = _migrated(state, optimizer)
-    except (AttributeError, KeyError, TypeError) as error:
-        raise CheckpointError(
-            f"{path}: optimizer.state: damaged: {type(error).__name__} while reading it. Its checksums are right, but "
-            "no run saved this."
-        ) from error
+        metadata = CheckpointMetadata.from_dict(state, optimizer)
+    except ValueError as error:
+        raise CheckpointError(f"{path}: {error}. Its checksums are right, but no run saved this.") from error
     return Snapshot(
         global_step=manifest["step"],
         model=read_tensors(folder / names.CHECKPOINT_MODEL),
         optimizer=optimizer,
-        state=migrated,
+        metadata=metadata,
         digests=manifest["tensors"],
     )
-
-
-def _migrated(state: dict[str, Any], tensors: Mapping[str, torch.Tensor]) -> dict[str, Any]:
-    """The state of an older format, with what it did not say yet as far as that follows from what it says.
-
-    The first layout knew the data by `data_fingerprint` alone, and neither the shapes of an optimizer's tensors nor
-    what it keeps beside them. What else is missing is taken as it is now by who reads it.
-    """
-    optimizer = state.get("optimizer")
-    if isinstance(optimizer, Mapping):
-        state["optimizer"] = {"attributes": {}, "shared": [], **optimizer}
-        for entries in optimizer.get("state", {}).values():
-            for key, entry in entries.items():
-                if isinstance(entry, Mapping) and isinstance(entry.get("tensor"), str):
-                    entries[key] = {"tensor": [entry["tensor"], list(tensors[entry["tensor"]].shape)]}
-    if "plan" not in state and "data_fingerprint" in state:
-        state["plan"] = {"fingerprint": state["data_fingerprint"]}
-    return state
 
 
 def refuse_mutated(file: str, saved: dict[str, dict[str, Any]], now: dict[str, torch.Tensor]) -> None:
@@ -288,12 +268,7 @@ def _parsed(path: Path, text: bytes) -> dict[str, Any]:
 def set_aside(folder: Path, why: str = "damaged") -> Path:
     """Rename a checkpoint so that it is in nobody's way and still there to be looked at."""
     number = 1
-    while (place := folder.with_name(f"{why}-{folder.name}-{number}")).exists():
+    while (aside := folder.with_name(f"{why}-{folder.name}-{number}")).exists():
         number += 1
-    folder.rename(place)
-    return place
-
-
-def plain_numbers(section: Any) -> Any:
-    """A section of `state.json` with its non-finite numbers as numbers again."""
-    return from_json(section)
+    folder.rename(aside)
+    return aside

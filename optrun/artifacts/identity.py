@@ -38,19 +38,19 @@ def run_id_of(run: RunDir) -> str | None:
         told = None
     if isinstance(told, str) and told:
         return told
-    said = {}
+    run_ids = {}
     for folder in checkpoint_folders(run):
         try:
-            said[folder.name] = read_manifest(folder)["run_id"]
+            run_ids[folder.name] = read_manifest(folder)["run_id"]
         except (CheckpointError, OSError):
             continue
-    ids = set(said.values())
+    ids = set(run_ids.values())
     if ids <= {None}:
         return None
     if None in ids:
         return NO_ID
     if len(ids) > 1:
-        listed = ", ".join(f"{name} of {str(run_id)[:12]}" for name, run_id in said.items())
+        listed = ", ".join(f"{name} of {str(run_id)[:12]}" for name, run_id in run_ids.items())
         raise CheckpointError(
             f"{run.checkpoints}: checkpoints of {len(ids)} runs ({listed}), and {run.summary}, which says which of "
             "them this is, cannot be read. Restore it, or take the others away."

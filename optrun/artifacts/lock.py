@@ -84,10 +84,10 @@ class RunLock:
 
     def _sign(self, descriptor: int) -> None:
         """Who holds it: for the message to others, nothing depends on it."""
-        said = {"pid": os.getpid(), "host": socket.gethostname(), "since": time.strftime("%Y-%m-%d %H:%M:%S")}
+        holder = {"pid": os.getpid(), "host": socket.gethostname(), "since": time.strftime("%Y-%m-%d %H:%M:%S")}
         with contextlib.suppress(OSError):  # a full disk is the business of what is written later
             os.ftruncate(descriptor, 0)
-            os.pwrite(descriptor, json.dumps(said).encode(), 0)
+            os.pwrite(descriptor, json.dumps(holder).encode(), 0)
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -134,7 +134,7 @@ os.register_at_fork(after_in_child=_drop_inherited)
 
 def _holder(descriptor: int) -> str:
     try:
-        said = json.loads(os.pread(descriptor, 4096, 0))
-        return f" (process {said['pid']} on {said['host']}, since {said['since']})"
+        holder = json.loads(os.pread(descriptor, 4096, 0))
+        return f" (process {holder['pid']} on {holder['host']}, since {holder['since']})"
     except (OSError, ValueError, KeyError, TypeError):
         return ""

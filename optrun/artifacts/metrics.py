@@ -149,7 +149,7 @@ class MetricsLog:
     records: list[dict[str, Any]] = field(default_factory=list)
     """One mapping per whole line, in file order."""
     problems: list[str] = field(default_factory=list)
-    """One sentence per line that could not be read."""
+    """One message per line that could not be read."""
 
     def names(self) -> list[str]:
         """Names with at least one number, in order of first appearance; `step`, `epoch` and `time` left out."""
@@ -178,7 +178,7 @@ def read_metrics(path: Path | str) -> MetricsLog:
         path: The file.
 
     Returns:
-        The whole records, and a sentence for each line that is none: typically the torn last line of a killed run.
+        The whole records, and a message for each line that is none: typically the torn last line of a killed run.
 
     Raises:
         OSError: The file cannot be read at all.
@@ -268,7 +268,7 @@ def write_summary(path: Path | str, summary: Mapping[str, Any]) -> None:
         summary: Nested mappings and lists of plain values.
 
     Raises:
-        TypeError: A value that JSON does not have; its place is in the message.
+        TypeError: A value that JSON does not have; the message says where it stands.
         OSError: The disk refused; the old file is as it was.
     """
     text = json.dumps(to_json(summary, where="summary"), ensure_ascii=False, allow_nan=False, indent=2)
@@ -283,7 +283,7 @@ def read_summary(path: Path | str, *, any_format: bool = False) -> dict[str, Any
         any_format: For what needs no more than to find the run.
 
     Returns:
-        The mapping; under `metrics` and `perf` the words for non-finite numbers are floats again.
+        The mapping; under `metrics` and `perf` the texts for non-finite numbers are floats again.
 
     Raises:
         OSError: The file cannot be read.

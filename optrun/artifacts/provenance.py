@@ -61,10 +61,10 @@ def _processor() -> str:
 def git_revision(folder: Path) -> dict[str, Any]:
     """Commit of the repository a folder lies in, and whether tracked files were changed; empty outside of one."""
 
-    def ask(*words: str) -> str | None:
+    def ask(*args: str) -> str | None:
         try:
             done = subprocess.run(
-                ["git", "-C", str(folder), *words], capture_output=True, text=True, timeout=5, check=False
+                ["git", "-C", str(folder), *args], capture_output=True, text=True, timeout=5, check=False
             )
         except (OSError, subprocess.TimeoutExpired):
             return None

@@ -111,10 +111,10 @@ def _judge(run: RunDir, name: str, sealed: Sealed, checked: Checked) -> None:
 
 def _problem(path: Path, entry: Entry) -> str | None:
     """What is wrong with one file; None: nothing."""
-    said = _differs(path, entry.size, entry.sha256, entry.grows)
-    if said is not None and entry.becomes is not None and _differs(path, *entry.becomes, entry.grows) is None:
+    fault = _differs(path, entry.size, entry.sha256, entry.grows)
+    if fault is not None and entry.becomes is not None and _differs(path, *entry.becomes, entry.grows) is None:
         return None
-    return said
+    return fault
 
 
 def _differs(path: Path, size: int, sha256: str, grows: bool) -> str | None:
@@ -135,7 +135,7 @@ def _replaced(run: RunDir, path: Path) -> bool:
 
 
 def problems_of(run: RunDir, patterns: Sequence[str] = ("*",)) -> list[str]:
-    """What is wrong with files of a run, one sentence each; an empty list: nothing, or the run has no manifest.
+    """Find what is wrong with files of a run, one message each; an empty list: nothing, or the run has no manifest.
 
     Args:
         run: The run directory.

@@ -1,4 +1,4 @@
-"""Every file name inside a run directory, said once."""
+"""Every file name inside a run directory."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ TRACKING = "tracking.json"
 LOCK = ".lock"
 MANIFEST = "run_manifest.json"
 HYDRA = ".hydra"
+EXTRA = "extra"
 
 # Inside one checkpoint, `checkpoints/step-00000100/`.
 CHECKPOINT_MODEL = "model.safetensors"
@@ -115,13 +116,18 @@ class RunDir:
 
     @property
     def log(self) -> Path:
-        """What the run said, as text."""
+        """Log of the run, text."""
         return self.path / LOG
 
     @property
     def manifest(self) -> Path:
         """Size and checksum of every file of the run."""
         return self.path / MANIFEST
+
+    @property
+    def extra(self) -> Path:
+        """Files of callbacks and trackers of the user's own; no part of the manifest."""
+        return self.path / EXTRA
 
     @property
     def lock(self) -> Path:

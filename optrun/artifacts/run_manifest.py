@@ -46,10 +46,10 @@ _OWN = (*_STEADY, CHECKPOINT, *GROWING, *FLEETING)
 _ASIDE = (".*.tmp", ".model-*", ".tokenizer-*", ".deleting-*", f"{names.CHECKPOINTS}/.*")
 IN_USE = (CHECKPOINT, *GROWING, *FLEETING, *_ASIDE)
 APART = (
-    *("wandb/*", "mlruns/*", "mlflow.db*"),
+    *("wandb/*", "mlruns/*", "mlflow.db*", f"{names.EXTRA}/*"),
     *(f"{names.CHECKPOINTS}/damaged-*", f"{names.CHECKPOINTS}/superseded-*", f"{names.CHECKPOINTS}/foreign-*"),
 )
-"""Never sealed: kept by a tracker's library in its own way, or put aside for a person to look at and delete."""
+"""Never sealed: written by a tracker's library or by callbacks, or put aside for a person to look at and delete."""
 WRITTEN = tuple(sorted({pattern.split("/")[0] for pattern in (*_OWN, *APART)}))
 """Names in a run directory that a run writes to."""
 

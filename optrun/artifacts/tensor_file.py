@@ -1,6 +1,6 @@
 """safetensors files, written in one pass with a checksum of the file and of every tensor.
 
-The format: 8 bytes with the length of a JSON header (little-endian), the header with dtype, shape and place of every
+The format: 8 bytes with the length of a JSON header (little-endian), the header with dtype, shape and offsets of every
 tensor, then the tensors' bytes without gaps. https://github.com/huggingface/safetensors
 """
 
@@ -89,7 +89,7 @@ def write_tensors(path: Path, tensors: Mapping[str, torch.Tensor]) -> Written:
     """
     ordered = sorted(tensors, key=lambda name: (-tensors[name].element_size(), name))  # keeps every tensor aligned
     header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
-    place = 0
+    offset = 0
     for name in ordered:
         tensor = tensors[name]
         if tensor.dtype not in _DTYPES:
@@ -98,9 +98,9 @@ def write_tensors(path: Path, tensors: Mapping[str, torch.Tensor]) -> Written:
         header[name] = {
             "dtype": _DTYPES[tensor.dtype],
             "shape": list(tensor.shape),
-            "data_offsets": [place, place + size],
+            "data_offsets": [offset, offset + size],
         }
-        place += size
+        offset += size
     head = json.dumps(header, separators=(",", ":")).encode()
     head += b" " * (-len(head) % 8)
     head = len(head).to_bytes(8, "little") + head
@@ -120,7 +120,7 @@ def write_tensors(path: Path, tensors: Mapping[str, torch.Tensor]) -> Written:
         if pending is not None:
             pending.result()
         file.sync()
-    return Written(len(head) + place, whole.hexdigest(), {name: described[name] for name in tensors})
+    return Written(len(head) + offset, whole.hexdigest(), {name: described[name] for name in tensors})
 
 
 def _chunks(content: memoryview) -> Iterator[memoryview]:
@@ -141,7 +141,7 @@ def read_tensors(path: Path) -> dict[str, torch.Tensor]:
 
 
 def damaged_tensors(path: Path, expected: Mapping[str, Mapping[str, Any]]) -> list[str]:
-    """Which tensors of a file are not what they were, one sentence each.
+    """Find tensors of a file that are not what they were, one message each.
 
     Args:
         path: A file as written by `write_tensors`; may be damaged anywhere.

@@ -52,23 +52,24 @@ def compare(straight: RunDir, other: RunDir, step: int) -> list[Section]:
     return [
         _tensors("weights", names.CHECKPOINT_MODEL, one.model, two.model),
         _tensors("optimizer state", names.CHECKPOINT_OPTIMIZER, one.optimizer, two.optimizer),
-        _values("optimizer counters and groups", one.state["optimizer"], two.state["optimizer"]),
-        _values("schedule", one.state["scheduler"], two.state["scheduler"]),
-        _values("loss scale", one.state["scaler"], two.state["scaler"]),
-        _values("random states", one.state["random"], two.state["random"]),
+        _values("optimizer counters and groups", one.metadata.optimizer, two.metadata.optimizer),
+        _values("schedule", one.metadata.scheduler, two.metadata.scheduler),
+        _values("loss scale", one.metadata.scaler, two.metadata.scaler),
+        _values("random states", one.metadata.random, two.metadata.random),
         _values(
             "sample order",
             {key: train_one.pop(key) for key in ("batches_digest", "samples", "tokens")},
             {key: train_two.pop(key) for key in ("batches_digest", "samples", "tokens")},
         ),
         _values("counters", train_one, train_two),
+        _values("callbacks", one.metadata.callbacks or {}, two.metadata.callbacks or {}),
         _values("metrics lines", _lines(straight), _lines(other)),
     ]
 
 
 def _counters(snapshot: Snapshot) -> dict[str, Any]:
     """Select the counters that do not depend on the clock."""
-    train = {key: value for key, value in snapshot.state["train"].items() if key != "seconds"}
+    train = {key: value for key, value in snapshot.metadata.train.items() if key != "seconds"}
     train["last"] = {key: value for key, value in train["last"].items() if not key.startswith("perf/")}
     return train
 

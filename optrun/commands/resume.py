@@ -84,9 +84,9 @@ def _go_on(hydra: Hydra, command_line: CommandLine, target: Target, caller: Call
     began = original_cwd(target.run.hydra)
     rebase_paths(before, began)
     request = request_of(command_line, saved.changed(hydra, before, changes), changes)
-    said = [] if mended is None else [mended]
+    notes = [] if mended is None else [mended]
     point = ResumePoint(
-        target.checkpoint, began, saved=bool(before.checkpoint.enabled), start_over=start_over, said=said
+        target.checkpoint, began, saved=bool(before.checkpoint.enabled), start_over=start_over, notes=notes
     )
     return execute(request, target.run, caller, point)
 

@@ -16,7 +16,6 @@ _VERBS = "not offered: `optrun` trains and evaluates, `optrun evaluate RUN_DIR` 
 _SPACE = "not offered: a space of trackio's is told to trackio itself, in the environment"
 _SAME_PRECISION = "not offered: an evaluation computes as training does, in training.precision"
 _WORKERS = "not offered: training.dataloader_num_workers says how many; their order is always that of the data"
-_PATIENCE = "not offered yet: training.max_seconds and hydra.sweeper.rungs end runs early"
 
 TRAINING_ARGUMENTS = {
     "output_dir": "hydra.run.dir",
@@ -162,8 +161,8 @@ HABITS = {
     "max_train_samples": "data.max_train_examples",
     "max_eval_samples": "data.max_eval_examples",
     "num_warmup_steps": "scheduler.num_warmup_steps",
-    "early_stopping_patience": _PATIENCE,
-    "early_stopping_threshold": _PATIENCE,
+    "early_stopping_patience": "training.early_stopping_patience",
+    "early_stopping_threshold": "training.early_stopping_threshold",
     "global_batch_size": "not offered yet: a step sees training.per_device_train_batch_size times "
     "training.gradient_accumulation_steps examples",
     "nproc_per_node": _ONE_PROCESS,

@@ -180,7 +180,11 @@ def differences(before: Mapping[str, Any], after: Mapping[str, Any]) -> dict[str
 def _all_filled(values: Mapping[str, Any]) -> dict[str, Any]:
     """Fill a saved configuration with the keys that came later."""
     sections = {group: values[group] for group in store.GROUPS if isinstance(values.get(group), Mapping)}
-    return {**values, **{group: _filled(group, own) if "name" in own else own for group, own in sections.items()}}
+    return {
+        "callbacks": {},
+        **values,
+        **{group: _filled(group, own) if "name" in own else own for group, own in sections.items()},
+    }
 
 
 def _filled(group: str, section: Mapping[str, Any]) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -145,7 +145,7 @@ class BatchLoader:
             generator=torch.Generator().manual_seed(self.seed),
         )
 
-    def training(self, plan: EpochPlan, start: int) -> Iterator[list[Batch]]:
+    def training(self, plan: EpochPlan, start: int) -> Generator[list[Batch]]:
         """Micro-batches of each optimizer step from number `start` on, without end; closing it ends the workers."""
         micro_batches = (keys for step in plan.steps(start) for keys in step)
         batches = iter(self._loader(_Stream(micro_batches), "example"))

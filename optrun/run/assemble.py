@@ -1,4 +1,4 @@
-"""Data and model to everything that trains, standing where a checkpoint says."""
+"""Builds everything that trains from data and model, standing where a checkpoint says."""
 
 from __future__ import annotations
 
@@ -7,17 +7,18 @@ import math
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 import torch
 
 from optrun.artifacts.checkpoint import Snapshot
+from optrun.artifacts.metadata import CheckpointMetadata
 from optrun.artifacts.provenance import config_digest
 from optrun.clip import build_clip
 from optrun.config.request import Request
 from optrun.config.schema.run import RunConfig
-from optrun.data.loader import BatchLoader, EpochPlan
+from optrun.data.loader import BatchLoader, EpochPlan, ExampleSource
 from optrun.errors import ConfigError, OptrunError, nearest
 from optrun.optimizer.averaged import evaluation_weights
 from optrun.optimizer.build import build_optimizer
@@ -26,14 +27,18 @@ from optrun.param_groups import build_param_groups
 from optrun.run.prepare import Prepared
 from optrun.run.resume.config_diff import changes_since, table
 from optrun.run.resume.data_position import move, plan_values, refuse_other_data, vocabulary_digest
-from optrun.run.resume.restore import environment, other_environment, restore_state, train_state
+from optrun.run.resume.restore import environment, other_environment, restore_state, stop_request, train_state
 from optrun.scheduler import build_scheduler
 from optrun.scheduler.build import warmup_note
 from optrun.task import Task
+from optrun.training.callback import StopRequest
 from optrun.training.ranking import Ranking, best_mode, rank_by
 from optrun.training.setup import TrainingSetup
 from optrun.training.state import TrainState
 from optrun.training.step import TrainStep
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 
 @dataclass
@@ -41,13 +46,19 @@ class Assembled:
     """Everything built, standing where training begins."""
 
     setup: TrainingSetup
-    ranking: Ranking
-    total: int
-    state: TrainState
-    constants: dict[str, Any]
+    constants: CheckpointMetadata
     """What every checkpoint of this start of the run says alike."""
     changes: dict[str, tuple[Any, Any]]
     notes: list[str]
+    stop: StopRequest | None
+    """Of the checkpoint, where nothing that matters was changed since; None: train to the last step."""
+
+    @property
+    def is_done(self) -> bool:
+        """Whether no step is left, nor a part of one."""
+        state = self.setup.state
+        end = self.setup.total_steps if self.stop is None else min(self.stop.step, self.setup.total_steps)
+        return state.global_step >= end and not state.unfinished
 
 
 def assemble(
@@ -55,16 +66,16 @@ def assemble(
     prepared: Prepared,
     snapshot: Snapshot | None,
     device: torch.device,
-    began: Path | None = None,
+    started_from: Path | None = None,
 ) -> Assembled:
-    """Everything that trains, standing where the snapshot says.
+    """Build everything that trains, standing where the snapshot says.
 
     Args:
         request: Configuration and command line.
         prepared: Data and model; the model is moved to the device.
         snapshot: Of the checkpoint to go on from; None: from the start.
         device: Where to train.
-        began: The folder that relative paths of the snapshot's configuration start from; None: the current one.
+        started_from: Folder that relative paths of the snapshot's configuration start from; None: the current one.
 
     Raises:
         ConfigError: Options that do not fit the task or the model.
@@ -81,33 +92,38 @@ def assemble(
         lengths=_lengths(config, task),
     )
     fingerprint = f"{task.train.fingerprint()[:16]}-{task.eval.fingerprint()[:16]}"
-    constants = {
-        "config": dict(values),
-        "config_digest": config_digest(values),
-        "plan": plan_values(plan, fingerprint),
-        "tokenizer": vocabulary_digest(prepared.tokenizer),
-        "environment": environment(device),
-        "plugins": records(values),
-        "model_class": type(model).__name__,
-        "model_config": json.loads(model.config.to_json_string(use_diff=False)),
-    }
+    constants = CheckpointMetadata(
+        global_step=0,
+        config=dict(values),
+        config_digest=config_digest(values),
+        plan=plan_values(plan, fingerprint),
+        tokenizer=vocabulary_digest(prepared.tokenizer),
+        environment=environment(device),
+        plugins=records(values),
+        model_class=type(model).__name__,
+        model_config=json.loads(model.config.to_json_string(use_diff=False)),
+    )
     state = TrainState()
     notes: list[str] = []
     changes: dict[str, tuple[Any, Any]] = {}
+    stop = None
     if snapshot is not None:
-        changes = changes_since(snapshot, values, began)
-        refuse_other_data(snapshot.state, constants, changes)
-        state = train_state(snapshot)
-        moved = move(snapshot.state["plan"], state, plan, fingerprint)
-        others = require(snapshot.state.get("plugins", ()), "this run")
-        notes = [note for note in (table(changes), other_environment(snapshot, device), moved, *others) if note]
+        saved = snapshot.metadata
+        changes = changes_since(saved, values, started_from)
+        refuse_other_data(saved, constants, changes)
+        state = train_state(saved)
+        moved = move(saved.plan, state, plan, fingerprint)
+        others = require(saved.plugins or (), "this run")
+        notes = [note for note in (table(changes), other_environment(saved, device), moved, *others) if note]
+        stop = stop_request(saved, changes)
     whole = math.ceil(config.training.num_train_epochs * plan.steps_per_epoch) - state.data_shift
     total = config.training.max_steps or max(1, whole)
+    constants.total_steps = total
     ranking = ranking_of(config, task)
-    if not len(task.eval) and config.checkpoint.metric is not None:
-        raise _no_evaluation(f"checkpoint.metric={config.checkpoint.metric}", "leave it null")
+    if not len(task.eval):
+        _refuse_without_evaluation(config)
     notes += [note for note in [rank_by(state, ranking)] if note is not None]
-    train_step = _stepper(config, model, task, device, total)
+    train_step = _train_step(config, model, task, device, total)
     default_lr = config.default_lr_note() if snapshot is None else None
     notes += [note for note in [default_lr, warmup_note(config.scheduler, total)] if note is not None]
     if train_step.scheduler.metric is not None:
@@ -116,13 +132,38 @@ def assemble(
             raise _no_evaluation(f"scheduler.metric={train_step.scheduler.metric}", "take a schedule of the step")
     if snapshot is not None:
         notes += restore_state(snapshot, model, train_step, changes, config.checkpoint.on_other_optimizer)
-    weights = partial(evaluation_weights, train_step.optimizer)
-    setup = TrainingSetup(model, train_step, task, plan, *build_feeds(config, task, device), weights)
-    return Assembled(setup, ranking, total, state, {**constants, "total_steps": total}, changes, notes)
+    train_loader, eval_loader = build_loaders(config, task, device)
+    setup = TrainingSetup(
+        model=model,
+        train_step=train_step,
+        task=task,
+        plan=plan,
+        train_loader=train_loader,
+        eval_loader=eval_loader,
+        config=config.training,
+        ranking=ranking,
+        state=state,
+        total_steps=total,
+        evaluation_weights=partial(evaluation_weights, train_step.optimizer),
+    )
+    return Assembled(setup, constants, changes, notes, stop)
+
+
+def _refuse_without_evaluation(config: RunConfig) -> None:
+    """Refuse what needs an evaluation where there is none.
+
+    Raises:
+        ConfigError: With the key.
+    """
+    if config.checkpoint.metric is not None:
+        raise _no_evaluation(f"checkpoint.metric={config.checkpoint.metric}", "leave it null")
+    patience = config.training.early_stopping_patience
+    if patience is not None:
+        raise _no_evaluation(f"training.early_stopping_patience={patience}", "leave it null")
 
 
 def _no_evaluation(asked: str, instead: str) -> ConfigError:
-    """The refusal of what needs an evaluation where there is none."""
+    """Refusal of what needs an evaluation where there is none."""
     return ConfigError(
         f"{asked}: it needs an evaluation, and data.eval_fraction=0 leaves no rows for one. Give evaluation rows "
         f"(data.eval, data.eval_fraction), or {instead}."
@@ -158,7 +199,7 @@ def ranking_of(config: RunConfig, task: Task) -> Ranking:
 
 
 def _lengths(config: RunConfig, task: Task) -> np.ndarray | None:
-    """Tokens of each training example, where they decide its place."""
+    """Count the tokens of each training example, where they decide the order."""
     if not config.training.group_by_length:
         return None
     lengths: np.ndarray | None = getattr(task.train, "lengths", None)
@@ -167,7 +208,7 @@ def _lengths(config: RunConfig, task: Task) -> np.ndarray | None:
     return lengths
 
 
-def _stepper(config: RunConfig, model: Any, task: Task, device: torch.device, total: int) -> TrainStep:
+def _train_step(config: RunConfig, model: PreTrainedModel, task: Task, device: torch.device, total: int) -> TrainStep:
     if config.training.gradient_checkpointing:
         options = {"use_reentrant": False}
         if hasattr(model, "activation_checkpointing_enable"):  # its name from transformers 5.2x on
@@ -183,7 +224,7 @@ def _stepper(config: RunConfig, model: Any, task: Task, device: torch.device, to
         scheduler = build_scheduler(optimizer, config.scheduler, num_training_steps=total)
     except (TypeError, ValueError) as error:
         raise error if isinstance(error, OptrunError) else ConfigError(str(error)) from error
-    forward = torch.compile(model) if config.training.compile else model
+    forward = cast("torch.nn.Module", torch.compile(model)) if config.training.compile else model
     return TrainStep(
         forward,
         optimizer,
@@ -195,10 +236,10 @@ def _stepper(config: RunConfig, model: Any, task: Task, device: torch.device, to
     )
 
 
-def build_feeds(config: RunConfig, task: Task, device: torch.device) -> tuple[BatchLoader, BatchLoader]:
-    """Of the training and of the evaluation split."""
+def build_loaders(config: RunConfig, task: Task, device: torch.device) -> tuple[BatchLoader, BatchLoader]:
+    """Build the batch loaders of the training and of the evaluation split."""
 
-    def feed(examples: Any) -> BatchLoader:
+    def loader(examples: ExampleSource) -> BatchLoader:
         return BatchLoader(
             examples=examples,
             transform=task.transform,
@@ -208,4 +249,4 @@ def build_feeds(config: RunConfig, task: Task, device: torch.device) -> tuple[Ba
             pin_memory=device.type == "cuda",
         )
 
-    return feed(task.train), feed(task.eval)
+    return loader(task.train), loader(task.eval)

@@ -1,4 +1,4 @@
-"""What a person is told before and after a run."""
+"""Lines on the terminal before and after a run, and its log file."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 
 class _Lines(logging.Formatter):
-    """Whoever reads the file on a terminal reads text."""
+    """Formats lines without control characters: the file may be read on a terminal."""
 
     def format(self, record: logging.LogRecord) -> str:
         """As everywhere, without control characters."""
@@ -38,7 +38,7 @@ class _Lines(logging.Formatter):
 
 
 class _LogFile(logging.FileHandler):
-    """A disk that refuses a line of it neither ends a run nor hides why it ended."""
+    """Log file of a run; a disk that refuses a line neither ends the run nor hides why it ended."""
 
     def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802  # logging's name
         """No traceback for each line where it is the disk."""
@@ -53,7 +53,7 @@ class _LogFile(logging.FileHandler):
 
 @contextmanager
 def run_log(run: RunDir) -> Iterator[None]:
-    """`optrun.log` of the run directory takes what the run says."""
+    """Write the log of the run into `optrun.log` of its directory."""
     logger = logging.getLogger("optrun")
     handler = _LogFile(run.log, encoding="utf-8")
     handler.setFormatter(_Lines("%(asctime)s  %(message)s"))
@@ -77,7 +77,7 @@ def run_log(run: RunDir) -> Iterator[None]:
 
 
 def introduce(display: Display, config: RunConfig, run: RunDir) -> None:
-    """One line: what is being run, and where it is written."""
+    """Print one line: what is being run, and where it is written."""
     display.note(
         f"task={config.task.name} data={config.data.name} model={config.model.name} optimizer={config.optimizer.name} "
         f"lr={config.lr:g} scheduler={config.scheduler.name} seed={config.seed} -> {shown_path(run.path)}"
@@ -85,7 +85,7 @@ def introduce(display: Display, config: RunConfig, run: RunDir) -> None:
 
 
 def shown_path(path: Path) -> str:
-    """A path as short as it can be typed from here."""
+    """Shorten a path to what can be typed from here."""
     try:
         return str(path.resolve().relative_to(Path.cwd()))
     except ValueError:
@@ -93,7 +93,7 @@ def shown_path(path: Path) -> str:
 
 
 def show(console: Console, outcome: Outcome, data: DataConfig) -> None:
-    """The result table, the sample, and the exact commands that come next."""
+    """Print the result table, the sample, and the exact commands that come next."""
     summary = outcome.summary
     if outcome.sample is not None:
         prompt, continuation = outcome.sample
@@ -105,15 +105,17 @@ def show(console: Console, outcome: Outcome, data: DataConfig) -> None:
             )
         )
     _results(console, summary)
-    place = shown_path(outcome.run.path)
-    quoted = shlex.quote(place)
+    if summary.get("stopped"):
+        console.print(escape(printable(summary["message"])), highlight=False, soft_wrap=True)
+    path = shown_path(outcome.run.path)
+    quoted = shlex.quote(path)
     chosen = "best" if summary.get("main_metric") else "last"
     optrun = shlex.join(["optrun", *options(summary.get("plugins", ()))])
     rows = [
-        ("written", place),
-        ("resume", f"{optrun} resume={quoted} training.max_steps={2 * int(summary['max_steps'])}"),
+        ("written", path),
+        ("resume", f"{optrun} resume={quoted} {_prolonging(summary)}"),
         *_evaluations(f"{optrun} evaluate {quoted}", data, held_out=bool(summary.get("main_metric"))),
-        ("export", f"optrun export {shlex.quote(str(Path(place) / 'checkpoints' / chosen))} DEST"),
+        ("export", f"optrun export {shlex.quote(str(Path(path) / 'checkpoints' / chosen))} DEST"),
     ]
     if not outcome.run.checkpoints.is_dir():
         rows = rows[:1]
@@ -121,8 +123,15 @@ def show(console: Console, outcome: Outcome, data: DataConfig) -> None:
         console.print(f"[dim]{label:>9}[/]  {escape(printable(text))}", highlight=False, soft_wrap=True)
 
 
+def _prolonging(summary: dict[str, Any]) -> str:
+    """What a finished run goes on with."""
+    if summary.get("stopped"):  # a patience of one's own, or the key of a callback
+        return f"{summary['stopped']['by']}=..."
+    return f"training.max_steps={2 * int(summary['max_steps'])}"
+
+
 def _evaluations(command: str, data: DataConfig, *, held_out: bool) -> list[tuple[str, str]]:
-    """How the run is evaluated again; nothing where it was trained on all that its source has."""
+    """Show how the run is evaluated again; nothing where it was trained on all that its source has."""
     if held_out:
         return [("evaluate", command)]
     return [("evaluate", f"{command} {data.EVALUATION_ROWS}")] if data.EVALUATION_ROWS else []

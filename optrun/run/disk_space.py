@@ -1,9 +1,8 @@
-"""Will the checkpoints of a run find room?"""
+"""Size of checkpoints, and whether the disk has room for them."""
 
 from __future__ import annotations
 
 import shutil
-from typing import Any
 
 import torch
 
@@ -15,8 +14,8 @@ from optrun.model.weights import model_tensors
 from optrun.optimizer.footprint import state_bytes
 
 
-def checkpoint_bytes(model: Any, optimizer: torch.optim.Optimizer) -> int:
-    """About how large a checkpoint will be, known before the optimizer has any state.
+def checkpoint_bytes(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> int:
+    """Estimate the size of a checkpoint before the optimizer has any state.
 
     Args:
         model: What is trained.
@@ -33,16 +32,16 @@ def checkpoint_bytes(model: Any, optimizer: torch.optim.Optimizer) -> int:
     return int(weights + sum(known))
 
 
-def space_warning(run: RunDir, saving: CheckpointConfig, each: int) -> str | None:
-    """A sentence where there is not enough room for what will be kept; else None.
+def space_warning(run: RunDir, config: CheckpointConfig, each: int) -> str | None:
+    """Warn where there is not enough room for what will be kept; else None.
 
     Args:
         run: The run directory.
-        saving: How many checkpoints are kept.
+        config: How many checkpoints are kept.
         each: Bytes of one.
     """
     # The next one is written before an old one goes.
-    count = max(1, saving.keep_last + saving.keep_best + 1 - len(checkpoint_folders(run)))
+    count = max(1, config.keep_last + config.keep_best + 1 - len(checkpoint_folders(run)))
     free = shutil.disk_usage(run.path).free
     if free >= count * each + MARGIN:
         return None

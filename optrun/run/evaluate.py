@@ -11,9 +11,9 @@ from optrun.artifacts.run_dir import HYDRA, TOKENIZER, RunDir
 from optrun.config.schema.run import RunConfig
 from optrun.errors import ConfigError
 from optrun.model.weights import load_model_tensors
-from optrun.run.assemble import build_feeds
+from optrun.run.assemble import build_loaders
 from optrun.run.prepare import TrainedArtifacts, prepare
-from optrun.run.resume.data_position import class_names, not_held_back, refuse_other_words
+from optrun.run.resume.data_position import class_names, not_held_back, refuse_other_tokenizer
 from optrun.run.resume.state_file import refuse_garbage
 from optrun.training.device import pick_device
 from optrun.training.display import watched
@@ -51,10 +51,10 @@ def evaluate_checkpoint(config: RunConfig, run: RunDir, checkpoint: Path) -> Eva
     refuse_damaged(run, f"{HYDRA}/hydra.yaml", f"{TOKENIZER}/*")
     device = pick_device(config.training.device)
     snapshot = load_checkpoint(checkpoint)
-    refuse_garbage(checkpoint, snapshot.state)
+    refuse_garbage(checkpoint, snapshot.metadata)
     tokenizer = run.tokenizer if (run.tokenizer / "tokenizer.json").is_file() else None
-    prepared = prepare(config, TrainedArtifacts(tokenizer, class_names(snapshot.state["model_config"])))
-    refuse_other_words(snapshot.state, prepared.tokenizer)
+    prepared = prepare(config, TrainedArtifacts(tokenizer, class_names(snapshot.metadata.model_config)))
+    refuse_other_tokenizer(snapshot.metadata, prepared.tokenizer)
     examples = len(prepared.task.eval)
     if examples == 0:
         named = config.data.EVALUATION_ROWS
@@ -62,18 +62,18 @@ def evaluate_checkpoint(config: RunConfig, run: RunDir, checkpoint: Path) -> Eva
             f"data.eval_fraction={config.data.eval_fraction:g}: the run was trained on all rows, so there are none to "
             + (f"evaluate on. Name rows it has not seen: {named}." if named else f"evaluate on: {config.data.name}.")
         )
-    warning = not_held_back(snapshot.state, prepared.task.eval) if prepared.cut_from_train else None
+    warning = not_held_back(snapshot.metadata, prepared.task.eval) if prepared.cut_from_train else None
     load_model_tensors(prepared.model, snapshot.model)
     model = prepared.model.to(device)
-    _, feed = build_feeds(config, prepared.task, device)
-    placed = Precision(device, config.training.precision.value)
+    _, loader = build_loaders(config, prepared.task, device)
+    precision = Precision(device, config.training.precision.value)
     size = config.training.per_device_eval_batch_size
     found = evaluate(
         model,
-        watched(feed.evaluation(size), -(-examples // size)),
+        watched(loader.evaluation(size), -(-examples // size)),
         prepared.task.evaluation(),
-        to_device=placed.to_device,
-        autocast=placed.autocast,
+        to_device=precision.to_device,
+        autocast=precision.autocast,
     )
     metrics = {f"eval/{name}": value for name, value in found.items()}
     return Evaluated(snapshot.global_step, examples, metrics, warning)

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from optrun.artifacts.atomic import remove_folder, storing
-from optrun.artifacts.checkpoint import load_checkpoint, plain_numbers
+from optrun.artifacts.checkpoint import load_checkpoint
 from optrun.artifacts.metrics import read_summary
 from optrun.artifacts.run_check import refuse_damaged
 from optrun.artifacts.run_dir import SUMMARY, TOKENIZER, RunDir
@@ -66,7 +66,7 @@ def write_tokenizer(manifest: RunManifest, tokenizer: Any) -> None:
     Raises:
         StorageError: The disk refused.
     """
-    with _swapped(manifest, manifest.run.tokenizer) as aside:
+    with _replacing(manifest, manifest.run.tokenizer) as aside:
         tokenizer.save_pretrained(str(aside))
 
 
@@ -83,21 +83,21 @@ def publish(
     Raises:
         StorageError: The disk refused.
     """
-    with _swapped(manifest, manifest.run.model) as aside:
+    with _replacing(manifest, manifest.run.model) as aside:
         write_model(aside, model, tokenizer, {**summary, "status": "finished"}, config, sample)
 
 
 @contextmanager
-def _swapped(manifest: RunManifest, place: Path) -> Iterator[Path]:
-    """Inside, a folder of a run is written aside; then it takes the place of the one that is there."""
-    aside = place.with_name(f".{place.name}-{os.getpid()}")
+def _replacing(manifest: RunManifest, folder: Path) -> Iterator[Path]:
+    """Inside, a folder of a run is written aside; then it replaces the one that is there."""
+    aside = folder.with_name(f".{folder.name}-{os.getpid()}")
     try:
-        with storing(place), manifest.rewriting(f"{place.name}/*"):
+        with storing(folder), manifest.rewriting(f"{folder.name}/*"):
             aside.mkdir()
             yield aside
-            if place.exists():
-                remove_folder(place)
-            aside.rename(place)
+            if folder.exists():
+                remove_folder(folder)
+            aside.rename(folder)
     except BaseException:
         shutil.rmtree(aside, ignore_errors=True)
         raise
@@ -124,9 +124,9 @@ def export(run: RunDir, checkpoint: Path, destination: Path) -> str:
 
     refuse_damaged(run, SUMMARY, f"{TOKENIZER}/*")
     snapshot = load_checkpoint(checkpoint)
-    refuse_garbage(checkpoint, snapshot.state)
-    values = dict(snapshot.state["model_config"])
-    name = str(snapshot.state["model_class"])
+    refuse_garbage(checkpoint, snapshot.metadata)
+    values = dict(snapshot.metadata.model_config)
+    name = snapshot.metadata.model_class
     kind = getattr(transformers, name, None)
     if kind is None or values.get("model_type") not in transformers.CONFIG_MAPPING:
         raise CheckpointError(
@@ -136,7 +136,7 @@ def export(run: RunDir, checkpoint: Path, destination: Path) -> str:
     model = kind(config)
     load_model_tensors(model, snapshot.model)
     tokenizer = _tokenizer(run)
-    if tokenizer is not None and vocabulary_digest(tokenizer) != snapshot.state["tokenizer"]:
+    if tokenizer is not None and snapshot.metadata.tokenizer not in (None, vocabulary_digest(tokenizer)):
         raise CheckpointError(
             f"{run.tokenizer}: another tokenizer than {checkpoint} was trained with: its weights would read other "
             "words. Restore it from a copy."
@@ -146,14 +146,14 @@ def export(run: RunDir, checkpoint: Path, destination: Path) -> str:
     except (OSError, ValueError):
         summary = {}
     # What is told is told of these weights, not of those the run ended with.
-    known = plain_numbers(snapshot.state["train"])
+    known = snapshot.metadata.train
     summary |= {"global_step": snapshot.global_step, "metrics": {key: known[key] for key in ("last", "best")}}
     aside = destination.with_name(f".{destination.name}-{os.getpid()}")
     try:
         with recorded(destination, aside), storing(destination):
             destination.parent.mkdir(parents=True, exist_ok=True)
             aside.mkdir()
-            write_model(aside, model, tokenizer, summary, snapshot.state["config"])
+            write_model(aside, model, tokenizer, summary, snapshot.metadata.config)
             if destination.exists():
                 destination.rmdir()
             aside.rename(destination)

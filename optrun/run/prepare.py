@@ -1,4 +1,4 @@
-"""Data, tokenizer, task and model: what a run needs before anything trains."""
+"""Prepares data, tokenizer, task and model."""
 
 from __future__ import annotations
 
@@ -45,12 +45,12 @@ class TrainedArtifacts:
     """Names by number; None: it has no classes."""
 
 
-def prepare(config: RunConfig, learnt: TrainedArtifacts | None = None) -> Prepared:
-    """Tokenizer, data, task, model, in this order; the model's name, keys and head are looked at first.
+def prepare(config: RunConfig, artifacts: TrainedArtifacts | None = None) -> Prepared:
+    """Prepare tokenizer, data, task and model, in this order; the model's name, keys and head are checked first.
 
     Args:
         config: Typed and checked.
-        learnt: Stands where the training data would be asked otherwise; None: they are asked.
+        artifacts: Taken instead of making them from the training data; None: they are made.
 
     Raises:
         ConfigError: Anything in data or model that does not fit.
@@ -70,9 +70,9 @@ def prepare(config: RunConfig, learnt: TrainedArtifacts | None = None) -> Prepar
     )
     packing = bool(getattr(config.task, "packing", False))
     source = load_source(config.data, seed=config.seed, documents=packing)
-    source.classes = None if learnt is None else learnt.classes
-    if tokenizer is None and learnt is not None and learnt.tokenizer is not None:
-        tokenizer = saved_tokenizer(learnt.tokenizer)
+    source.classes = None if artifacts is None else artifacts.classes
+    if tokenizer is None and artifacts is not None and artifacts.tokenizer is not None:
+        tokenizer = saved_tokenizer(artifacts.tokenizer)
     if tokenizer is None:
         assert isinstance(config.model, FromConfigConfig)
         tokenizer = train_tokenizer(

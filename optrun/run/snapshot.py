@@ -1,15 +1,17 @@
-"""The copy of everything the next step depends on."""
+"""Copies of everything the next step depends on, for checkpoints that are written beside training."""
 
 from __future__ import annotations
 
 import copy
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import torch
 
 from optrun.artifacts.checkpoint import Snapshot
 from optrun.artifacts.manifest import FORMAT
+from optrun.artifacts.metadata import CheckpointMetadata
 from optrun.data.loader import EpochPlan
 from optrun.model.weights import model_tensors
 from optrun.optimizer.averaged import evaluation_weights
@@ -60,37 +62,42 @@ class Snapshots:
     def __init__(
         self,
         *,
-        model: Any,
+        model: torch.nn.Module,
         train_step: TrainStep,
         state: TrainState,
         plan: EpochPlan,
-        constants: Mapping[str, Any],
+        constants: CheckpointMetadata,
         allow_nonfinite: bool,
     ) -> None:
         self.model = model
         self.train_step = train_step
         self.state = state
         self.plan = plan
-        self.trainable = [name for name, param in model.named_parameters() if param.requires_grad]
-        self.constants = {
-            **constants,
-            "parameters": [name for name, _ in model.named_parameters()],
-            "trainable": self.trainable,
-        }
-        self.finite = () if allow_nonfinite else self.trainable
+        trainable = [name for name, param in model.named_parameters() if param.requires_grad]
+        self.constants = replace(
+            constants,
+            format=FORMAT,
+            parameters=[name for name, _ in model.named_parameters()],
+            trainable=trainable,
+        )
+        self.finite = () if allow_nonfinite else trainable
         self._copy_model = Copier()
         self._copy_optimizer = Copier()
 
-    def __call__(self, random: Mapping[str, Any]) -> Snapshot:
-        """Everything as it stands now.
+    def __call__(
+        self, random: dict[str, Any], callbacks: dict[str, Any] | None = None, stop: dict[str, Any] | None = None
+    ) -> Snapshot:
+        """Copy everything as it stands now.
 
         Args:
             random: Random states, as JSON can hold them.
+            callbacks: States of the loop's components.
+            stop: The request to end training early; None: there is none.
 
         Returns:
             A snapshot whose tensors are written over by the next one.
         """
-        tensors, meta = named_state(self.train_step.optimizer)
+        tensors, optimizer = named_state(self.train_step.optimizer)
         epoch, step_in_epoch = self.plan.locate(self.state.position)
         with evaluation_weights(self.train_step.optimizer):  # those it trains are among the optimizer's tensors
             weights = self._copy_model(model_tensors(self.model))
@@ -98,17 +105,18 @@ class Snapshots:
             global_step=self.state.global_step,
             model=weights,
             optimizer=self._copy_optimizer(tensors),
-            state={
-                "format": FORMAT,
-                "global_step": self.state.global_step,
-                "epoch": epoch,
-                "step_in_epoch": step_in_epoch,
-                "train": self.state.to_dict(),
-                "random": random,
-                "scheduler": copy.deepcopy(self.train_step.scheduler.state_dict()),
-                "scaler": self.train_step.scaler.state_dict(),
-                "optimizer": meta,
-                **self.constants,
-            },
+            metadata=replace(
+                self.constants,
+                global_step=self.state.global_step,
+                epoch=epoch,
+                step_in_epoch=step_in_epoch,
+                train=self.state.to_dict(),
+                random=random,
+                scheduler=copy.deepcopy(self.train_step.scheduler.state_dict()),
+                scaler=self.train_step.scaler.state_dict(),
+                optimizer=optimizer,
+                callbacks=callbacks or None,
+                stop=stop,
+            ),
             finite=self.finite,
         )

@@ -18,13 +18,15 @@ from optrun.config.saved import flat
 from optrun.errors import EXIT_DONE
 from optrun.origins import records
 from optrun.plugins import OPTION, options
+from optrun.training.callback import Callback, StopRequest, TrainingContext
 from optrun.training.device import peak_memory_bytes
-from optrun.training.state import TrainState
+from optrun.training.metrics_log import Refused
+from optrun.training.setup import TrainingSetup
 
 _TAKEN_UP = (
     *("started_at", "command", "config_name", "overrides", "resumes", "config_sha256"),
     *("global_step", "max_steps", "epoch", "wall_seconds", "metrics", "perf"),
-    *("main_metric", "model", "data", "versions", "hardware", "git"),
+    *("main_metric", "model", "data", "versions", "hardware", "git", "stopped"),
 )
 
 
@@ -34,7 +36,7 @@ def now() -> str:
 
 
 class Summary:
-    """What is known of a run.
+    """`summary.json` of one run.
 
     Args:
         run: The run directory.
@@ -46,12 +48,9 @@ class Summary:
         self.run = run
         self.config = config = request.config
         self.config_values = dict(request.values)
-        self.begun = False
         self.finished_before = False
         """Whether the run came to its good end at an earlier start."""
-        self.state: TrainState | None = None
-        self.device = torch.device("cpu")
-        self.optimizer: torch.optim.Optimizer | None = None
+        self.setup: TrainingSetup | None = None
         used = records(request.values)
         self.values: dict[str, Any] = {
             "format": SUMMARY_FORMAT,
@@ -77,7 +76,7 @@ class Summary:
         }
 
     def take_up(self) -> None:
-        """Go on with the summary that is there: when it was started, by which command, how often it was resumed."""
+        """Read the summary that is there: when the run was started, by which command, how often it was resumed."""
         try:
             before = read_summary(self.run.summary)
         except (OSError, ValueError):
@@ -93,27 +92,19 @@ class Summary:
         """Dotted names to values."""
         return flat(self.config_values)
 
-    def begin(
-        self,
-        *,
-        model: Any,
-        task: Any,
-        total: int,
-        ranking: Any,
-        state: TrainState,
-        device: torch.device,
-        fingerprint: str,
-    ) -> None:
-        """Everything is built; training is about to start."""
-        self.begun = True
-        self.state = state
-        self.device = device
-        self.steps_per_epoch = -(
-            -len(task.train)
-            // (self.config.training.per_device_train_batch_size * self.config.training.gradient_accumulation_steps)
-        )
+    def begin(self, setup: TrainingSetup, *, fingerprint: str) -> None:
+        """Record what is about to be trained.
+
+        Args:
+            setup: What, how far, and what it is judged on.
+            fingerprint: Of training and evaluation examples.
+        """
+        self.setup = setup
+        model, task, ranking = setup.model, setup.task, setup.ranking
+        device = setup.train_step.device
+        self.values.pop("stopped", None)
         self.values.update(
-            max_steps=total,
+            max_steps=setup.total_steps,
             main_metric={"name": ranking.metric, "mode": ranking.mode} if len(task.eval) else None,
             model={
                 "class": type(model).__name__,
@@ -127,8 +118,13 @@ class Summary:
         )
         self.write()
 
+    @property
+    def begun(self) -> bool:
+        """Whether training was about to start."""
+        return self.setup is not None
+
     def resumed(self, step: int, changes: Mapping[str, tuple[Any, Any]], notes: Sequence[str] = ()) -> None:
-        """Record one more start: from which step, with what changed, and what else was to be said of it."""
+        """Record one more start: from which step, with what changed, and the notes for the user."""
         self.values["resumes"].append(
             {
                 "at": now(),
@@ -143,34 +139,66 @@ class Summary:
     def write(self) -> None:
         """Bring the file up to date."""
         self.values["updated_at"] = now()
-        if self.state is not None:
-            state = self.state
+        if self.setup is not None:
+            state, train_step = self.setup.state, self.setup.train_step
             seconds = max(state.seconds, 1e-9)
             self.values.update(
                 global_step=state.global_step,
-                epoch=round(state.global_step / self.steps_per_epoch, 6),
+                epoch=round(state.global_step / self.setup.plan.steps_per_epoch, 6),
                 wall_seconds=round(state.seconds, 3),
                 metrics={"last": dict(state.last), "best": dict(state.best)},
                 perf={
                     "tokens_per_second": state.tokens / seconds,
                     "samples_per_second": state.samples / seconds,
-                    "peak_memory_bytes": peak_memory_bytes(self.device),
-                    "optimizer_state_bytes": self._state_bytes(),
+                    "peak_memory_bytes": peak_memory_bytes(train_step.device),
+                    "optimizer_state_bytes": _state_bytes(train_step.optimizer),
                     "skipped_steps": state.skipped_steps,
                 },
             )
         write_summary(self.run.summary, self.values)
 
-    def _state_bytes(self) -> int:
-        if self.optimizer is None:
-            return 0
-        tensors = (value for state in self.optimizer.state.values() for value in state.values())
-        return sum(value.numel() * value.element_size() for value in tensors if isinstance(value, torch.Tensor))
-
     def end(self, status: str, message: str, exit_code: int = EXIT_DONE) -> None:
-        """The run is over, one way or another."""
+        """Record how the run ended."""
         self.values.update(status=status, message=message, exit_code=exit_code)
         self.write()
+
+    def finish(self, stop: StopRequest | None) -> None:
+        """Record the good end.
+
+        Args:
+            stop: What ended training early; None: all steps are done.
+        """
+        message = ""
+        if stop is not None:
+            message = f"{stop.by} ended training after step {stop.step} of {self.values['max_steps']}: {stop.reason}"
+            self.values["stopped"] = stop.to_dict()
+        self.end("finished", message)
+
+    def as_callback(self, refused: Refused) -> Callback:
+        """The component of the loop that brings the file up to date with each line of metrics.
+
+        Args:
+            refused: Called with what the disk said.
+        """
+        return _SummaryCallback(self, refused)
+
+
+class _SummaryCallback(Callback):
+    def __init__(self, summary: Summary, refused: Refused) -> None:
+        self.summary = summary
+        self.refused = refused
+
+    def on_log(self, training: TrainingContext, record: Mapping[str, Any]) -> None:  # noqa: ARG002
+        """Write the summary."""
+        try:
+            self.summary.write()
+        except OSError as error:
+            self.refused(self.summary.run.summary, "it is written again later", error)
+
+
+def _state_bytes(optimizer: torch.optim.Optimizer) -> int:
+    tensors = (value for state in optimizer.state.values() for value in state.values())
+    return sum(value.numel() * value.element_size() for value in tensors if isinstance(value, torch.Tensor))
 
 
 def _device_name(device: torch.device) -> str:

@@ -1,4 +1,4 @@
-"""Configuration to finished run directory: the one module that knows how the parts fit."""
+"""Trains one run: prepare, assemble, loop, publish."""
 
 from __future__ import annotations
 
@@ -8,8 +8,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
-
-import torch
 
 from optrun.artifacts.checkpoint import Snapshot, make_checkpoints_dir
 from optrun.artifacts.identity import new_run_id, run_id_of
@@ -26,6 +24,7 @@ from optrun.errors import EXIT_DONE, EXIT_FAILED, ConfigError, StoppedEarly
 from optrun.optimizer.build import require_optimizer
 from optrun.report.curves import draw_curves
 from optrun.run.assemble import Assembled, assemble
+from optrun.run.components import build_loop
 from optrun.run.disk_space import checkpoint_bytes, space_warning
 from optrun.run.export import publish, write_tokenizer
 from optrun.run.prepare import Prepared, prepare
@@ -38,16 +37,13 @@ from optrun.run.resume.checkpoint import (
     refuse_newer_run,
 )
 from optrun.run.resume.config_diff import refuse_idle
-from optrun.run.resume.restore import go_back
-from optrun.run.resume.saved_config import as_text, digest_of
-from optrun.run.snapshot import Snapshots
+from optrun.run.session import Session
 from optrun.run.summary import Summary
 from optrun.task import Task
 from optrun.task.data_check import data_check
-from optrun.tracking import build_tracker, require_tracker
+from optrun.tracking import require_tracker
 from optrun.training.device import pick_device
 from optrun.training.display import Display
-from optrun.training.loop import Loop
 from optrun.training.signals import SignalHandler, Stopped
 from optrun.training.state import restore_random_states, seed_random_states
 
@@ -85,25 +81,24 @@ def train(
         StoppedEarly: At `stop_at`, by a signal, or because the time is up.
         OptrunError: With the exit code that belongs to it; `summary.json` tells the same.
     """
-    begun = time.monotonic()
+    started = time.monotonic()
     with RunLock(run.lock), SignalHandler(owns_process=owns_process) as signal_handler:
         refuse_links(run)
         if resume is None and (run.metrics.exists() or run.checkpoints.exists()):
             raise ConfigError(f"{run.path}: another process has run in this directory meanwhile. Choose another one.")
         refuse_newer_run(run)
         run_id = run_id_of(run) or new_run_id()
-        manifest, believed = RunManifest(run), True
+        manifest, is_summary_whole = RunManifest(run), True
         if resume is not None:
-            manifest, believed = open_manifest(run, display.note)
+            manifest, is_summary_whole = open_manifest(run, display.note)
         manifest.run_id = run_id
         manifest.seal()
         summary = Summary(run, request, run_id)
-        if resume is not None and believed:
+        if resume is not None and is_summary_whole:
             summary.take_up()
         try:
             with _status(summary, display):
-                work = _Training(request, manifest, display, summary, signal_handler, begun)
-                return work.train(resume, stop_at)
+                return _train(Session(request, manifest, display, summary, signal_handler, started), resume, stop_at)
         finally:
             if run.metrics.is_file():
                 with contextlib.suppress(OSError):  # a picture less; what ended the run is what counts
@@ -116,7 +111,7 @@ def train(
 
 @contextmanager
 def _status(summary: Summary, display: Display) -> Iterator[None]:
-    """However it ends, the summary says how; but that of a finished run stays while nothing was done to it."""
+    """Write into the summary how the run ends; that of a finished run stays while nothing was done to it."""
 
     def end(status: str, error: BaseException) -> None:
         if summary.finished_before and not summary.begun:
@@ -137,199 +132,133 @@ def _status(summary: Summary, display: Display) -> Iterator[None]:
         raise
 
 
-@dataclass
-class _Training:
-    """One start of a run, its lock held."""
-
-    request: Request
-    manifest: RunManifest
-    display: Display
-    summary: Summary
-    signal_handler: SignalHandler
-    begun: float
-
-    @property
-    def config(self) -> RunConfig:
-        """What is trained."""
-        return self.request.config
-
-    @property
-    def run(self) -> RunDir:
-        """Where everything is written."""
-        return self.manifest.run
-
-    def train(self, resume: ResumePoint | None, stop_at: int | None) -> Outcome:
-        """From the checkpoint, or the start, to the end.
-
-        Args:
-            resume: Where to go on; None: from the start.
-            stop_at: Pause after this step.
-        """
-        config, run, display = self.config, self.run, self.display
-        require_tracker(config.tracking)
-        require_optimizer(config.optimizer)
-        if config.training.on_nonfinite is OnNonfinite.rollback and not config.checkpoint.enabled:
-            raise ConfigError("training.on_nonfinite=rollback: there is nothing to go back to with checkpoint=none.")
-        device = pick_device(config.training.device)
-        opened = self._open(resume)
-        snapshot = opened.snapshot
-        prepared = self._prepare(snapshot)
-        began = None if resume is None else resume.began
-        start = assemble(self.request, prepared, snapshot, device, began)
-        start.constants["run_id"] = self.summary.values["run_id"]
-        state, total = start.state, start.total
-        if snapshot is not None and state.global_step >= total and not state.unfinished:
-            refuse_idle(start.changes, state.global_step)
-            if self.summary.finished_before:
-                return self._leave(start, mended=resume is not None and bool(resume.said))
-        for sentence in [
-            *start.notes,
-            *opened.set_aside_skipped(),
-            *discarded(),
-            *prepared.notes,
-            *data_check(prepared.facts),
-        ]:
-            display.note(sentence)
-        self._write_config()
-        if prepared.tokenizer is not None:
-            write_tokenizer(self.manifest, prepared.tokenizer)
-        self.summary.begin(
-            model=prepared.model,
-            task=prepared.task,
-            total=total,
-            ranking=start.ranking,
-            state=state,
-            device=device,
-            fingerprint=start.constants["plan"]["fingerprint"],
+def _train(session: Session, resume: ResumePoint | None, stop_at: int | None) -> Outcome:
+    """Train from the checkpoint, or the start, to the end."""
+    config, display, summary = session.config, session.display, session.summary
+    _refuse_early(config)
+    device = pick_device(config.training.device)
+    opened = _open(session, resume)
+    snapshot = opened.snapshot
+    prepared = _prepare(session, snapshot)
+    assembled = assemble(session.request, prepared, snapshot, device, resume.started_from if resume else None)
+    assembled.constants.run_id = summary.values["run_id"]
+    state, total = assembled.setup.state, assembled.setup.total_steps
+    if snapshot is not None and assembled.is_done:
+        refuse_idle(assembled.changes, state.global_step)
+        if summary.finished_before:
+            return _leave_finished(session, assembled, mended=resume is not None and bool(resume.notes))
+    notes = [*assembled.notes, *opened.set_aside_skipped(), *discarded(), *prepared.notes, *data_check(prepared.facts)]
+    for note in notes:
+        display.note(note)
+    _begin(session, prepared, assembled)
+    if resume is not None:
+        summary.resumed(state.global_step, assembled.changes, assembled.notes)
+    if assembled.is_done:
+        truncate_after(session.run.metrics, state.global_step, session.manifest.replace)
+    else:
+        # The line of an unfinished step is still to be written; those of the end of a shorter run go.
+        take_up(session.run.metrics, state.global_step - state.unfinished, session.manifest.replace)
+    loop = build_loop(session, assembled, snapshot, stop_at)
+    if snapshot is not None:
+        restore_random_states(snapshot.metadata.random, device)
+        snapshot.model, snapshot.optimizer = {}, {}  # they are in use as copies
+    else:
+        seed_random_states(config.seed)
+    loop()
+    with assembled.setup.evaluation_weights():
+        sample = _sample(config, prepared.task, prepared, display)
+        publish(
+            session.manifest,
+            prepared.model,
+            prepared.tokenizer,
+            summary.values,
+            dict(session.request.values),
+            sample,
         )
-        self.summary.optimizer = start.setup.train_step.optimizer
-        if resume is not None:
-            self.summary.resumed(state.global_step, start.changes, start.notes)
-        if state.global_step < total or state.unfinished:
-            # The line of an unfinished step is still to be written; those of the end of a shorter run go.
-            take_up(run.metrics, state.global_step - state.unfinished, self.manifest.replace)
-        else:
-            truncate_after(run.metrics, state.global_step, self.manifest.replace)
-        self._loop(start, snapshot, device, stop_at)
-        with start.setup.evaluation_weights():
-            sample = _sample(config, prepared.task, prepared, display)
-            publish(
-                self.manifest,
-                prepared.model,
-                prepared.tokenizer,
-                self.summary.values,
-                dict(self.request.values),
-                sample,
-            )
-        self.summary.end("finished", "")
-        return Outcome(run, self.summary.values, sample)
+    stop = loop.training.stop if state.global_step < total else None
+    summary.finish(stop)
+    return Outcome(session.run, summary.values, sample)
 
-    def _leave(self, start: Assembled, *, mended: bool) -> Outcome:
-        """Nothing is computed for a finished run; harmless changes are recorded."""
-        for sentence in start.notes:
-            self.display.note(sentence)
-        self.display.note(f"all {start.total} steps are done; nothing to train. training.max_steps=N prolongs the run.")
-        self.summary.values.update(status="finished", exit_code=EXIT_DONE)
-        if start.changes or mended:
-            self._write_config()
-        if start.changes:
-            self.summary.resumed(start.state.global_step, start.changes, start.notes)
-        return Outcome(self.run, self.summary.values)
 
-    def _open(self, resume: ResumePoint | None) -> OpenedCheckpoint:
-        for name in clean_leftovers(self.run):
-            self.display.note(f"{name} was removed: left by a process that was killed while it wrote")
-        opened = OpenedCheckpoint(None, [])
-        if resume is not None:
-            opened = open_checkpoint(self.run, resume, allow_nonfinite=self.config.checkpoint.allow_nonfinite)
-        for sentence in [*(resume.said if resume is not None else ()), *opened.said]:
-            self.display.note(sentence)
-        if opened.snapshot is None:
-            self._write_config()  # a run that is killed before its first step can be started over from this
-        return opened
+def _refuse_early(config: RunConfig) -> None:
+    """Refuse what cannot work before data or model are read.
 
-    def _prepare(self, snapshot: Snapshot | None) -> Prepared:
-        """Data and model; a request to stop ends it at once."""
-        try:
-            with self.signal_handler.immediate():
-                return prepare(self.config)
-        except Stopped:
-            signal = self.signal_handler.stop_signal
-            assert signal is not None
-            where = "there is nothing to save yet" if snapshot is None else "the checkpoints are as they were"
-            raise StoppedEarly(
-                f"{signal.name} received while data and model were made ready: {where}. Go on with: "
-                f"optrun resume=auto hydra.run.dir={self.run.path}"
-            ) from None
+    Raises:
+        ConfigError: With the key.
+    """
+    require_tracker(config.tracking)
+    require_optimizer(config.optimizer)
+    if config.training.on_nonfinite is OnNonfinite.rollback and not config.checkpoint.enabled:
+        raise ConfigError("training.on_nonfinite=rollback: there is nothing to go back to with checkpoint=none.")
 
-    def _loop(self, start: Assembled, snapshot: Snapshot | None, device: torch.device, stop_at: int | None) -> None:
-        config, run, setup, display = self.config, self.run, start.setup, self.display
-        model, train_step = setup.model, setup.train_step
-        if config.checkpoint.enabled:
-            make_checkpoints_dir(run)
-            each = checkpoint_bytes(model, train_step.optimizer)
-            warning = space_warning(run, config.checkpoint, each)
-            if warning is not None:
-                display.note(warning)
-        tracker = build_tracker(
-            config.tracking,
-            run.path,
-            config.run_name,
-            self.summary.flat_config(),
-            start=start.state.global_step,
-            complain=display.note,
+
+def _open(session: Session, resume: ResumePoint | None) -> OpenedCheckpoint:
+    """Open the checkpoint to go on from; none for a run that begins."""
+    for name in clean_leftovers(session.run):
+        session.display.note(f"{name} was removed: left by a process that was killed while it wrote")
+    opened = OpenedCheckpoint(None, [])
+    if resume is not None:
+        opened = open_checkpoint(session.run, resume, allow_nonfinite=session.config.checkpoint.allow_nonfinite)
+    for note in [*(resume.notes if resume is not None else ()), *opened.notes]:
+        session.display.note(note)
+    if opened.snapshot is None:
+        session.write_config()  # a run that is killed before its first step can be started over from this
+    return opened
+
+
+def _prepare(session: Session, snapshot: Snapshot | None) -> Prepared:
+    """Prepare data and model; a request to stop ends it at once."""
+    try:
+        with session.signal_handler.immediate():
+            return prepare(session.config)
+    except Stopped:
+        signal = session.signal_handler.stop_signal
+        assert signal is not None
+        where = "there is nothing to save yet" if snapshot is None else "the checkpoints are as they were"
+        raise StoppedEarly(
+            f"{signal.name} received while data and model were made ready: {where}. Go on with: "
+            f"optrun resume=auto hydra.run.dir={session.run.path}"
+        ) from None
+
+
+def _leave_finished(session: Session, assembled: Assembled, *, mended: bool) -> Outcome:
+    """Compute nothing for a finished run; harmless changes are recorded."""
+    summary, state, stop = session.summary, assembled.setup.state, assembled.stop
+    for note in assembled.notes:
+        session.display.note(note)
+    if stop is not None:
+        session.display.note(
+            f"{stop.by} ended training at step {state.global_step}: {stop.reason}; nothing to train. It goes on where "
+            "what it was ended by is changed, such as training.early_stopping_patience=N."
         )
-        loop = Loop(
-            setup=setup,
-            manifest=self.manifest,
-            training=config.training,
-            saving=config.checkpoint,
-            ranking=start.ranking,
-            total=start.total,
-            state=start.state,
-            snapshot=Snapshots(
-                model=model,
-                train_step=train_step,
-                state=start.state,
-                plan=setup.plan,
-                constants=start.constants,
-                allow_nonfinite=config.checkpoint.allow_nonfinite,
-            ),
-            restore=lambda step: go_back(
-                run, step, config.checkpoint.save_steps, model, train_step, device, start.ranking
-            ),
-            display=display,
-            track=tracker.log,
-            summarise=self.summary.write,
-            signal_handler=self.signal_handler,
-            stop_at=stop_at,
-            begun=self.begun,
-        )
-        if snapshot is not None:
-            restore_random_states(snapshot.state["random"], device)
-            snapshot.model, snapshot.optimizer = {}, {}  # they are in use as copies
-        else:
-            seed_random_states(config.seed)
-        status = "failed"
-        try:
-            loop()
-            status = "finished"
-        except StoppedEarly:
-            status = "interrupted"
-            raise
-        finally:
-            tracker.close(status)
+    else:
+        total = assembled.setup.total_steps
+        session.display.note(f"all {total} steps are done; nothing to train. training.max_steps=N prolongs the run.")
+    summary.values.update(status="finished", exit_code=EXIT_DONE)
+    if assembled.changes or mended:
+        session.write_config()
+    if assembled.changes:
+        summary.resumed(state.global_step, assembled.changes, assembled.notes)
+    return Outcome(session.run, summary.values)
 
-    def _write_config(self) -> None:
-        text = as_text(self.request.values)
-        self.summary.values["config_sha256"] = digest_of(text)
-        if self.run.summary.exists():  # first: a start that is killed in between left the file as a checkpoint has it
-            self.summary.write()
-        self.manifest.replace(self.run.config, text.encode())
+
+def _begin(session: Session, prepared: Prepared, assembled: Assembled) -> None:
+    """Write what is known of the run before its first step, and see that its checkpoints have room."""
+    session.write_config()
+    if prepared.tokenizer is not None:
+        write_tokenizer(session.manifest, prepared.tokenizer)
+    session.summary.begin(assembled.setup, fingerprint=assembled.constants.plan["fingerprint"])
+    config, setup = session.config, assembled.setup
+    if config.checkpoint.enabled:
+        make_checkpoints_dir(session.run)
+        each = checkpoint_bytes(setup.model, setup.train_step.optimizer)
+        warning = space_warning(session.run, config.checkpoint, each)
+        if warning is not None:
+            session.display.note(warning)
 
 
 def _sample(config: RunConfig, task: Task, prepared: Prepared, display: Display) -> tuple[str, str] | None:
-    """Prompt and continuation; None where there is no prompt, or the model cannot continue it."""
+    """Continue the task's prompt; None where there is no prompt, or the model cannot continue it."""
     from optrun.task.causal_lm import CausalLm, continue_text
 
     if not isinstance(task, CausalLm) or not task.prompt or task.sample_tokens == 0:
@@ -338,6 +267,6 @@ def _sample(config: RunConfig, task: Task, prepared: Prepared, display: Display)
     try:
         return task.prompt, continue_text(model, tokenizer, task.prompt, task.sample_tokens, seed=config.seed)
     except Exception as error:  # whatever it is: the model is trained, and is published without a sample
-        said = f"{type(error).__name__}: {error}".splitlines()[0]
-        display.note(f"warning: task.prompt could not be continued ({said}); the model is published without a sample.")
+        line = f"{type(error).__name__}: {error}".splitlines()[0]
+        display.note(f"warning: task.prompt could not be continued ({line}); the model is published without a sample.")
         return None

@@ -1,5 +1,5 @@
 """Metrics to other trackers, each an extra, imported only when used."""
 
-from optrun.tracking.trackers import build_tracker, require_tracker
+from optrun.tracking.trackers import TrackedRun, Tracker, build_tracker, require_tracker, scalars
 
-__all__ = ["build_tracker", "require_tracker"]
+__all__ = ["TrackedRun", "Tracker", "build_tracker", "require_tracker", "scalars"]

@@ -9,13 +9,15 @@ import logging
 import re
 import uuid
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, Protocol
 
+from optrun import registry
 from optrun.artifacts.atomic import replace_text
-from optrun.artifacts.run_dir import TRACKING
+from optrun.artifacts.run_dir import TRACKING, RunDir
 from optrun.config.kind import kind_of
-from optrun.config.schema.tracking import SCHEMAS, MlflowConfig, ProjectConfig, TrackingConfig
+from optrun.config.schema.tracking import SCHEMAS, TrackingConfig
 from optrun.errors import ConfigError
 
 _MLFLOW_PARAMS = 100
@@ -25,8 +27,40 @@ _MLFLOW_PARAMS = 100
 _MLFLOW_STATUS = {"finished": "FINISHED", "interrupted": "KILLED"}
 
 
+@dataclass(frozen=True)
+class TrackedRun:
+    """What a tracker is told of the run."""
+
+    run_dir: Path
+    name: str | None
+    """For people; None: the user gave none."""
+    config: Mapping[str, Any]
+    """The resolved configuration, flat, with dotted names."""
+    start: int
+    """Optimizer steps done before; what an earlier process logged after them is void."""
+
+    @property
+    def extra_dir(self) -> Path:
+        """Folder for files of a tracker from outside: others in the run directory count as damage."""
+        folder = RunDir(self.run_dir).extra
+        folder.mkdir(exist_ok=True)
+        return folder
+
+    def identity(self, tracker: str) -> str | None:
+        """The identity that a tracker knows this run under, from an earlier start; None: it does not yet."""
+        path = self.run_dir / TRACKING
+        known: dict[str, str] = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+        return known.get(tracker)
+
+    def remember(self, tracker: str, identity: str) -> None:
+        """Keep an identity for the next start."""
+        path = self.run_dir / TRACKING
+        known = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+        replace_text(path, json.dumps({**known, tracker: identity}, indent=2) + "\n")
+
+
 class Tracker(Protocol):
-    """Takes records and ends."""
+    """A class of a row of kind `tracker`: it is made with a `TrackedRun` and the fields of its schema."""
 
     def log(self, record: Mapping[str, Any]) -> None: ...
     def close(self, status: str) -> None: ...
@@ -34,6 +68,9 @@ class Tracker(Protocol):
 
 class NoTracker:
     """`tracking=none`: `metrics.jsonl` alone."""
+
+    def __init__(self, run: TrackedRun) -> None:
+        """Nothing is kept."""
 
     def log(self, record: Mapping[str, Any]) -> None:
         """Nothing."""
@@ -43,22 +80,18 @@ class NoTracker:
 
 
 class TensorboardTracker:
-    """Event files in `tensorboard/` of the run directory.
+    """Event files in `tensorboard/` of the run directory; what an earlier process wrote too much is hidden."""
 
-    Args:
-        run_dir: The run.
-        start: Steps done before; what an earlier process wrote after them is hidden.
-    """
-
-    def __init__(self, run_dir: Path, start: int) -> None:
-        _need("tensorboard", "tensorboard")
+    def __init__(self, run: TrackedRun) -> None:
+        _need("tensorboard")
         from torch.utils.tensorboard import SummaryWriter
 
-        self._writer = SummaryWriter(str(run_dir / "tensorboard"), purge_step=start + 1 if start else None)
+        purge_step = run.start + 1 if run.start else None
+        self._writer = SummaryWriter(str(run.run_dir / "tensorboard"), purge_step=purge_step)
 
     def log(self, record: Mapping[str, Any]) -> None:
-        """One scalar per value."""
-        for name, value in _scalars(record).items():
+        """Add one scalar per value."""
+        for name, value in scalars(record).items():
             self._writer.add_scalar(name, value, int(record["step"]))
 
     def close(self, status: str) -> None:  # noqa: ARG002
@@ -66,59 +99,72 @@ class TensorboardTracker:
         self._writer.close()
 
 
-class ProjectTracker:
-    """Weights & Biases, or trackio, whose calls are the same. A resumed run goes on under its identity."""
+class WandbTracker:
+    """Weights & Biases; a resumed run goes on under its id."""
 
-    def __init__(
-        self, library: str, config: ProjectConfig, run_dir: Path, run_name: str | None, values: Mapping[str, Any]
-    ) -> None:
-        if library == "trackio" and config.mode is not None:
-            raise ConfigError(f"tracking.mode={config.mode}: trackio has no modes; leave it null.")
-        self._library = _need(library, library)
-        self._name = library
-        known = _identity(run_dir)
-        identity = known.get(library) or uuid.uuid4().hex[:8]
-        options: dict[str, Any] = {"project": config.project, "config": dict(values), "resume": "allow"}
-        if library == "wandb":
-            options |= {"id": identity, "name": run_name, "dir": str(run_dir), "mode": config.mode}
-        else:  # trackio knows a run by its name
-            identity = known.get(library) or f"{run_name or run_dir.name}-{identity}"
-            options["name"] = identity
-        self._library.init(**options)
-        _remember(run_dir, library, identity)
+    def __init__(self, run: TrackedRun, project: str, mode: str | None) -> None:
+        self._library = _need("wandb")
+        identity = run.identity("wandb") or uuid.uuid4().hex[:8]
+        self._library.init(
+            project=project,
+            config=dict(run.config),
+            resume="allow",
+            id=identity,
+            name=run.name,
+            dir=str(run.run_dir),
+            mode=mode,
+        )
+        run.remember("wandb", identity)
 
     def log(self, record: Mapping[str, Any]) -> None:
-        """One call per record."""
-        self._library.log(_scalars(record), step=int(record["step"]))
+        """Send one record."""
+        self._library.log(scalars(record), step=int(record["step"]))
 
     def close(self, status: str) -> None:
-        """Flush; Weights & Biases also hears how it ended."""
-        if self._name == "wandb":
-            self._library.finish(exit_code=0 if status == "finished" else 1)
-        else:
-            self._library.finish()
+        """Flush, and tell how it ended."""
+        self._library.finish(exit_code=0 if status == "finished" else 1)
+
+
+class TrackioTracker:
+    """trackio, which knows a run by its name; a resumed run goes on under it."""
+
+    def __init__(self, run: TrackedRun, project: str, mode: str | None) -> None:
+        if mode is not None:
+            raise ConfigError(f"tracking.mode={mode}: trackio has no modes; leave it null.")
+        self._library = _need("trackio")
+        identity = run.identity("trackio") or f"{run.name or run.run_dir.name}-{uuid.uuid4().hex[:8]}"
+        self._library.init(project=project, config=dict(run.config), resume="allow", name=identity)
+        run.remember("trackio", identity)
+
+    def log(self, record: Mapping[str, Any]) -> None:
+        """Send one record."""
+        self._library.log(scalars(record), step=int(record["step"]))
+
+    def close(self, status: str) -> None:  # noqa: ARG002
+        """Flush."""
+        self._library.finish()
 
 
 class MlflowTracker:
     """An MLflow run, in a sqlite file of the run directory where no server is named."""
 
-    def __init__(self, config: MlflowConfig, run_dir: Path, run_name: str | None, values: Mapping[str, Any]) -> None:
-        self._library = _need("mlflow", "mlflow")
-        self._library.set_tracking_uri(config.tracking_uri or f"sqlite:///{(run_dir / 'mlflow.db').resolve()}")
-        self._library.set_experiment(config.experiment)
-        identity = _identity(run_dir).get("mlflow")
+    def __init__(self, run: TrackedRun, tracking_uri: str | None, experiment: str) -> None:
+        self._library = _need("mlflow")
+        self._library.set_tracking_uri(tracking_uri or f"sqlite:///{(run.run_dir / 'mlflow.db').resolve()}")
+        self._library.set_experiment(experiment)
+        identity = run.identity("mlflow")
         if identity is not None:
             self._library.start_run(run_id=identity)  # its parameters stand already and may not change
             return
-        run = self._library.start_run(run_name=run_name or run_dir.name)
-        _remember(run_dir, "mlflow", str(run.info.run_id))
-        named = [(re.sub(r"[^\w\-./ :]", "_", name), str(value)[:500]) for name, value in values.items()]
+        started = self._library.start_run(run_name=run.name or run.run_dir.name)
+        run.remember("mlflow", str(started.info.run_id))
+        named = [(re.sub(r"[^\w\-./ :]", "_", name), str(value)[:500]) for name, value in run.config.items()]
         for begin in range(0, len(named), _MLFLOW_PARAMS):
             self._library.log_params(dict(named[begin : begin + _MLFLOW_PARAMS]))
 
     def log(self, record: Mapping[str, Any]) -> None:
-        """One call per record."""
-        self._library.log_metrics(_scalars(record), step=int(record["step"]))
+        """Send one record."""
+        self._library.log_metrics(scalars(record), step=int(record["step"]))
 
     def close(self, status: str) -> None:
         """End the run with its outcome."""
@@ -126,18 +172,18 @@ class MlflowTracker:
 
 
 class Tolerant:
-    """A tracker whose failure does not end the run: it is told once, and nothing more is sent.
+    """A tracker whose failure does not end the run: a note says so once, and nothing more is sent.
 
     Args:
         tracker: What may fail: a server that is gone, a full disk.
         name: Of the choice, for the message.
-        complain: Takes the message.
+        note: Takes the message.
     """
 
-    def __init__(self, tracker: Tracker, name: str, complain: Callable[[str], None]) -> None:
+    def __init__(self, tracker: Tracker, name: str, note: Callable[[str], None]) -> None:
         self._tracker = tracker
         self._name = name
-        self._complain = complain
+        self._note = note
         self._gone = False
 
     def log(self, record: Mapping[str, Any]) -> None:
@@ -155,7 +201,7 @@ class Tolerant:
             send()
         except Exception as error:  # each library has errors of its own
             self._gone = True
-            self._complain(
+            self._note(
                 f"tracking={self._name} failed ({type(error).__name__}: {error}) and gets nothing more; the run goes "
                 "on, and metrics.jsonl has everything."
             )
@@ -167,9 +213,9 @@ def require_tracker(config: TrackingConfig) -> None:
     Raises:
         ConfigError: With the command that installs it.
     """
-    kind = kind_of("tracking", SCHEMAS, config)
-    if kind != "none" and importlib.util.find_spec(kind) is None:
-        raise _not_installed(kind, kind)
+    kind_of("tracking", SCHEMAS, config)
+    if config.package is not None and importlib.util.find_spec(config.package) is None:
+        raise _not_installed(config.package)
 
 
 def build_tracker(
@@ -179,26 +225,26 @@ def build_tracker(
     values: Mapping[str, Any],
     *,
     start: int = 0,
-    complain: Callable[[str], None] | None = None,
+    note: Callable[[str], None] | None = None,
 ) -> Tracker:
-    """The tracker of `tracking=`.
+    """Build the tracker of `tracking=`.
 
     Args:
         config: The choice.
         run_dir: Where local trackers write, and where a run's identity in them is kept.
         run_name: A name for people.
         values: The resolved configuration, flat, with dotted names.
-        start: Steps done before.
-        complain: Takes the message of a tracker that fails later; None: the log.
+        start: Optimizer steps done before.
+        note: Takes the message of a tracker that fails later; None: the log.
 
     Raises:
         ConfigError: Its package is not installed, or it cannot start.
     """
     kind = kind_of("tracking", SCHEMAS, config)
-    if kind == "none":
-        return NoTracker()
+    run = TrackedRun(run_dir, run_name, values, start)
+    options = {field.name: getattr(config, field.name) for field in fields(config) if field.name != "name"}
     try:
-        tracker = _start(kind, config, run_dir, run_name, values, start)
+        tracker = registry.choices("tracker")[kind].load()(run, **options)
     except ConfigError:
         raise
     except Exception as error:  # each library has errors of its own
@@ -206,46 +252,22 @@ def build_tracker(
             f"tracking={kind}: cannot start: {type(error).__name__}: {' '.join(str(error).split())[:300]}. "
             "tracking=none trains without it."
         ) from error
-    return Tolerant(tracker, kind, complain or logging.getLogger("optrun").warning)
+    return tracker if kind == "none" else Tolerant(tracker, kind, note or logging.getLogger("optrun").warning)
 
 
-def _start(
-    kind: str, config: TrackingConfig, run_dir: Path, run_name: str | None, values: Mapping[str, Any], start: int
-) -> Tracker:
-    if kind == "tensorboard":
-        return TensorboardTracker(run_dir, start)
-    if isinstance(config, ProjectConfig):
-        return ProjectTracker(kind, config, run_dir, run_name, values)
-    if isinstance(config, MlflowConfig):
-        return MlflowTracker(config, run_dir, run_name, values)
-    raise ConfigError(f"tracking={kind}: no adapter for this choice.")
-
-
-def _need(module: str, extra: str) -> Any:
+def _need(package: str) -> Any:
     try:
-        return importlib.import_module(module)
+        return importlib.import_module(package)
     except ImportError as error:
-        raise _not_installed(module, extra) from error
+        raise _not_installed(package) from error
 
 
-def _not_installed(module: str, extra: str) -> ConfigError:
-    return ConfigError(f"tracking={extra}: the package {module} is not installed. pip install 'optrun[{extra}]'")
+def _not_installed(package: str) -> ConfigError:
+    return ConfigError(f"tracking={package}: the package {package} is not installed. pip install 'optrun[{package}]'")
 
 
-def _identity(run_dir: Path) -> dict[str, str]:
-    """Under which identity each tracker knows this run."""
-    place = run_dir / TRACKING
-    if not place.is_file():
-        return {}
-    known: dict[str, str] = json.loads(place.read_text(encoding="utf-8"))
-    return known
-
-
-def _remember(run_dir: Path, library: str, identity: str) -> None:
-    replace_text(run_dir / TRACKING, json.dumps({**_identity(run_dir), library: identity}, indent=2) + "\n")
-
-
-def _scalars(record: Mapping[str, Any]) -> dict[str, float]:
+def scalars(record: Mapping[str, Any]) -> dict[str, float]:
+    """The numbers of a record, as trackers take them: without `step` and `time`."""
     return {
         name: float(value)
         for name, value in record.items()

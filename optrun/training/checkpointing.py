@@ -1,10 +1,11 @@
-"""When a checkpoint is asked for: a copy is taken, writing goes on beside training, and its end is followed up."""
+"""Checkpoints of a run in progress: copied at once, written beside training, retried where the disk refused."""
 
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable
-from typing import Any
+from pathlib import Path
 
 from optrun.artifacts import retention
 from optrun.artifacts.async_writer import AsyncWriter, Order, Result
@@ -12,9 +13,10 @@ from optrun.artifacts.checkpoint import Snapshot
 from optrun.artifacts.run_dir import checkpoint_folders, step_name
 from optrun.artifacts.run_manifest import RunManifest
 from optrun.config.schema.checkpoint import CheckpointConfig, OnStorageError
+from optrun.config.schema.training import OnNonfinite
 from optrun.errors import NonFiniteError, StorageError
-from optrun.training.ranking import Ranking
-from optrun.training.state import RandomStates, TrainState
+from optrun.training.setup import TrainingSetup
+from optrun.training.state import RandomStates
 
 log = logging.getLogger("optrun")
 _LONGEST_WAIT = 1024
@@ -22,7 +24,7 @@ _LONGEST_WAIT = 1024
 
 
 class CheckpointManager:
-    """Saves, and says what came of it.
+    """Saves checkpoints, and says what came of it.
 
     One checkpoint is written at a time. When the next is due before the last is written, training waits: nothing queues
     up, and no checkpoint that was due is left out.
@@ -30,14 +32,11 @@ class CheckpointManager:
     Args:
         manifest: Of the run; its lock is held.
         config: When to save and what to keep.
-        ranking: Which checkpoint is best.
-        state: Where the run stands.
-        snapshot: Copies everything, with these random states or the present ones; what it returns is not used again
-            before the next call.
+        setup: What is saved, and which checkpoint is best.
+        snapshot: Copies everything, with these random states; what it returns is not used again before the next call.
         sync: Flushes the metrics; called beside training before a checkpoint commits.
-        note: Tells the user.
+        note: Tells the user one line.
         clock: Seconds, monotonic.
-        keep_scheduled: Whether the newest checkpoint at a multiple of `save_steps` stays whatever else is kept.
     """
 
     def __init__(
@@ -45,28 +44,28 @@ class CheckpointManager:
         *,
         manifest: RunManifest,
         config: CheckpointConfig,
-        ranking: Ranking,
-        state: TrainState,
-        snapshot: Callable[[RandomStates | None], Snapshot],
+        setup: TrainingSetup,
+        snapshot: Callable[[RandomStates], Snapshot],
         sync: Callable[[], None],
         note: Callable[[str], None],
-        clock: Callable[[], float],
-        keep_scheduled: bool,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.run = manifest.run
         self.config = config
-        self.ranking = ranking
-        self.state = state
+        self.ranking = setup.ranking
+        self.state = setup.state
+        self.device = setup.train_step.device
         self.snapshot = snapshot
         self.sync = sync
         self.note = note
         self.clock = clock
-        self.keep_scheduled = keep_scheduled
-        self.stall = 0.0
-        """Seconds that training stood still since this was last set to 0."""
-        self.write_seconds: float | None = None
-        """How long the last checkpoint took to write, beside training."""
-        self._saver = AsyncWriter(manifest, config.keep_last)
+        self.on_save: Callable[[Path], None] | None = None
+        """Called with each checkpoint that is on the disk."""
+        self.keep_scheduled = setup.config.on_nonfinite is OnNonfinite.rollback
+        """Whether the newest checkpoint at a multiple of `save_steps` stays whatever else is kept."""
+        self._stall = 0.0
+        self._write_seconds: float | None = None
+        self._writer = AsyncWriter(manifest, config.keep_last)
         self._refused: Order | None = None
         self._failures = 0
         self._retry_at = 0
@@ -103,8 +102,8 @@ class CheckpointManager:
             )
             self._refused = None
         self._submitted = self.state.global_step
-        self._saver.start(self._order(self.snapshot(random)))
-        self.stall += self.clock() - begun
+        self._writer.start(self._order(self.snapshot(random or RandomStates(self.device))))
+        self._stall += self.clock() - begun
 
     def _order(self, snapshot: Snapshot) -> Order:
         keep = [step for step in self._scheduled_on_disk()[:1] if self.keep_scheduled]
@@ -134,16 +133,16 @@ class CheckpointManager:
         if self._submitted != self.state.global_step:
             self.save(random)
         elif self._refused is not None:
-            self._saver.start(self._refused)
+            self._writer.start(self._refused)
             self._refused = None
         begun = self.clock()
-        result = self._saver.result(wait=True)
-        self.stall += self.clock() - begun
+        result = self._writer.result(wait=True)
+        self._stall += self.clock() - begun
         if result is None:
             return
-        if result.error is not None and result.place is None:
+        if result.error is not None and result.folder is None:
             raise result.error
-        self._take(result)
+        self._follow_up(result)
 
     def poll(self) -> None:
         """Look whether a save has ended; try a refused one again when it is time.
@@ -151,11 +150,11 @@ class CheckpointManager:
         Raises:
             StorageError: It failed, and `checkpoint.on_storage_error` says to stop.
         """
-        result = self._saver.result(wait=False)
+        result = self._writer.result(wait=False)
         if result is not None:
-            self._take(result)
-        if self._refused is not None and not self._saver.busy and self.state.global_step >= self._retry_at:
-            self._saver.start(self._order(self._refused.snapshot))
+            self._follow_up(result)
+        if self._refused is not None and not self._writer.busy and self.state.global_step >= self._retry_at:
+            self._writer.start(self._order(self._refused.snapshot))
             self._refused = None
 
     def wait(self) -> None:
@@ -165,26 +164,28 @@ class CheckpointManager:
             StorageError: As `poll`.
         """
         begun = self.clock()
-        result = self._saver.result(wait=True)
-        self.stall += self.clock() - begun
+        result = self._writer.result(wait=True)
+        self._stall += self.clock() - begun
         if result is not None:
-            self._take(result)
+            self._follow_up(result)
 
     def close(self) -> None:
         """Wait for the last save when the run ends for another reason; what went wrong with it is told."""
-        result = self._saver.result(wait=True)
+        result = self._writer.result(wait=True)
         if result is not None and result.error is not None:
             self.note(str(result.error))
 
-    def _take(self, result: Result) -> None:
+    def _follow_up(self, result: Result) -> None:
         step = result.order.snapshot.global_step
         error: BaseException | None = result.error
         if error is None:
             self._failures = 0
-            self.write_seconds = result.seconds
-            log.info("saved %s in %.3f s", result.place, result.seconds)
+            self._write_seconds = result.seconds
+            log.info("saved %s in %.3f s", result.folder, result.seconds)
+            if self.on_save is not None and result.folder is not None:
+                self.on_save(result.folder)
             return
-        if isinstance(error, StorageError) and result.place is not None:
+        if isinstance(error, StorageError) and result.folder is not None:
             self.note(f"{step_name(step)} is saved; what comes after it was refused: {error}")
             return
         if isinstance(error, NonFiniteError) and self.keep_scheduled:
@@ -202,14 +203,13 @@ class CheckpointManager:
             "checkpoint.on_storage_error=stop would end the run here."
         )
 
-
-def describe_values(saving: CheckpointManager) -> dict[str, Any]:
-    """What a metrics line says of saving since the last line."""
-    values: dict[str, Any] = {}
-    if saving.stall:
-        values["perf/checkpoint_stall_seconds"] = saving.stall
-        saving.stall = 0.0
-    if saving.write_seconds is not None:
-        values["perf/checkpoint_write_seconds"] = saving.write_seconds
-        saving.write_seconds = None
-    return values
+    def metrics(self) -> dict[str, float]:
+        """What saving cost since the last call, as metrics."""
+        values = {}
+        if self._stall:
+            values["perf/checkpoint_stall_seconds"] = self._stall
+            self._stall = 0.0
+        if self._write_seconds is not None:
+            values["perf/checkpoint_write_seconds"] = self._write_seconds
+            self._write_seconds = None
+        return values

@@ -1,4 +1,4 @@
-"""What a person sees while it trains: a live display on a terminal, sober lines everywhere else. Eyes only."""
+"""Progress on the screen: a live display on a terminal, plain lines everywhere else."""
 
 from __future__ import annotations
 
@@ -26,13 +26,15 @@ from rich.text import Text
 
 from optrun.errors import printable
 from optrun.formatting import duration, number, size
+from optrun.training.callback import Callback, TrainingContext
+from optrun.training.step import StepResult
 
 log = logging.getLogger("optrun")
 Item = TypeVar("Item")
 
 
 class Display(Protocol):
-    """Eyes and log."""
+    """Shows progress, and one-line notes."""
 
     def start(self, step: int, total: int) -> None: ...
     def step(self, step: int, values: Mapping[str, float]) -> None: ...
@@ -40,6 +42,35 @@ class Display(Protocol):
     def record(self, record: Mapping[str, Any]) -> None: ...
     def note(self, text: str) -> None: ...
     def stop(self) -> None: ...
+
+
+class DisplayCallback(Callback):
+    """Drives a display.
+
+    Args:
+        display: On the screen from the begin of training to its end.
+    """
+
+    def __init__(self, display: Display) -> None:
+        self.display = display
+
+    def on_train_begin(self, training: TrainingContext) -> None:
+        """Show it."""
+        self.display.start(training.global_step, training.total_steps)
+
+    def on_step(self, training: TrainingContext, result: StepResult) -> None:
+        """Show the step's figures."""
+        figures = {"train/loss": result.loss, "train/grad_norm": result.grad_norm, **training.setup.state.lrs}
+        self.display.step(training.global_step, figures)
+
+    def on_log(self, training: TrainingContext, record: Mapping[str, Any]) -> None:
+        """Show the line."""
+        self.display.step(training.global_step, record)
+        self.display.record(record)
+
+    def on_train_end(self, training: TrainingContext, status: str) -> None:  # noqa: ARG002
+        """Take it away."""
+        self.display.stop()
 
 
 class PlainDisplay:
@@ -75,7 +106,7 @@ class PlainDisplay:
         self._say(line)
 
     def note(self, text: str) -> None:
-        """A sentence."""
+        """Print one line."""
         self._say(text)
 
     def stop(self) -> None:
@@ -152,12 +183,12 @@ class LiveDisplay:
             self.console.print(f"[dim]step {record['step']:>6,}[/]  {shown}", highlight=False)
 
     def note(self, text: str) -> None:
-        """A sentence above the display."""
+        """Print one line above the display."""
         log.info(text)
         self.console.print(Text(printable(text), style="dim"))
 
     def stop(self) -> None:
-        """Take the display away; what it said last is in the result table."""
+        """Take the display away; the result table has its last figures."""
         self.live.stop()
 
     def _draw(self) -> Panel:

@@ -1,4 +1,4 @@
-"""What happens to a step from outside, told with the step and its data instead of a bare traceback."""
+"""Failures of loader workers and of memory: one message with the step and its data instead of a bare traceback."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from types import FrameType
 
+from optrun.data.loader import Batch
 from optrun.errors import OptrunError, is_out_of_memory
-from optrun.training.step import Batch
 
 
 class LoaderTimeout(BaseException):
@@ -18,29 +18,34 @@ class LoaderTimeout(BaseException):
 
 
 @contextmanager
-def waiting_for_workers(seconds: float) -> Iterator[None]:
-    """Wait for a batch, but not for ever; torch's own limit does not see a worker that stops while it hands one over.
+def waiting_for_workers(workers: int, seconds: float) -> Iterator[None]:
+    """Wait for a batch, but not for ever.
+
+    `DataLoader(timeout=...)` is not enough: it limits the wait for the queue of results, and a worker that stops while
+    it hands a tensor over (`torch.multiprocessing.reductions.rebuild_storage_fd` reads from a socket) blocks after it.
+    So SIGALRM (`signal.setitimer`) ends the wait.
 
     Args:
+        workers: `num_workers` of the loader; 0: what goes wrong in the data is raised as it is.
         seconds: The limit; 0: none. Outside the main thread, where Python takes no signals, there is none either.
 
     Raises:
         LoaderTimeout: The time is up; the workers have been killed, since one that hangs hears nothing else.
         RuntimeError: torch's, for a worker that was killed, now or since the last wait.
     """
-    if threading.current_thread() is not threading.main_thread():
+    if not workers or threading.current_thread() is not threading.main_thread():
         yield
         return
 
     def give_up(number: int, frame: FrameType | None) -> None:  # noqa: ARG001
-        signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # their end is known, and no second error
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # torch would raise for each worker that is killed here
         kill_workers()
         raise LoaderTimeout
 
     before = signal.signal(signal.SIGALRM, give_up)
     signal.setitimer(signal.ITIMER_REAL, max(seconds, 0))
     try:
-        with _hearing_of_deaths():
+        with _torch_raises_on_worker_exit():
             yield
     except (ConnectionError, EOFError) as error:
         if "Caught " in str(error):  # the worker's own, passed on by torch: it lives
@@ -51,27 +56,30 @@ def waiting_for_workers(seconds: float) -> Iterator[None]:
         signal.signal(signal.SIGALRM, before)
 
 
-_torchs_handler: Callable[[int, FrameType | None], object] | None = None
+_sigchld_of_torch: Callable[[int, FrameType | None], object] | None = None
 
 
 @contextmanager
-def _hearing_of_deaths() -> Iterator[None]:
+def _torch_raises_on_worker_exit() -> Iterator[None]:
     """Let torch raise at the death of a worker here, and nowhere else.
 
-    The handler of SIGCHLD that it sets with the first loader raises wherever the main thread is: a lock that is just
-    being taken is then never released, and the process hangs instead of ending.
+    `torch.utils.data._utils.signal_handling._set_SIGCHLD_handler`, which the first DataLoader with workers calls,
+    raises RuntimeError from the handler of SIGCHLD, wherever the main thread is at that moment (its NOTE [ Signal
+    handling in multiprocessing data loading ]). A lock that is just being taken is then never released (bpo-29988),
+    and the process hangs instead of ending. So the handler is in force only while a batch is awaited, and is called
+    once by hand for workers that died meanwhile.
     """
-    global _torchs_handler
+    global _sigchld_of_torch
     before = signal.getsignal(signal.SIGCHLD)
     try:
-        if _torchs_handler is not None:
-            signal.signal(signal.SIGCHLD, _torchs_handler)
-            _torchs_handler(signal.SIGCHLD, None)  # who died while nobody waited
+        if _sigchld_of_torch is not None:
+            signal.signal(signal.SIGCHLD, _sigchld_of_torch)
+            _sigchld_of_torch(signal.SIGCHLD, None)
         yield
     finally:
         now = signal.getsignal(signal.SIGCHLD)
         if now is not before and callable(now):
-            _torchs_handler = now
+            _sigchld_of_torch = now
         signal.signal(signal.SIGCHLD, before)
 
 
@@ -83,14 +91,14 @@ def kill_workers() -> None:
 
 @contextmanager
 def of_workers(global_step: Callable[[], int], examples: Callable[[], str]) -> Iterator[None]:
-    """A loader worker that was killed, or that does not answer. torch may say so at any point of a step.
+    """Name the step and its examples where a loader worker was killed or does not answer.
 
     Args:
         global_step: Says how many steps are done.
         examples: Says which examples come next.
 
     Raises:
-        OptrunError: In its place; no worker is left.
+        OptrunError: Instead of torch's error; no worker is left.
     """
     try:
         yield
@@ -110,17 +118,17 @@ def of_workers(global_step: Callable[[], int], examples: Callable[[], str]) -> I
 
 
 def _death(error: BaseException | None) -> str | None:
-    """What torch said of a worker that ended; None where it said nothing. Of several sentences the one with the signal.
+    """The message of torch's about a worker that ended; None where there is none. Of several, the one with the signal.
 
-    It may have caught its own error, and raised a less telling one.
+    `DataLoader._try_get_data` catches the handler's error, and raises one that says less.
     """
-    said = []
+    messages = []
     while error is not None:
         text = next(iter(str(error).splitlines()), "").rstrip(". ")
         if "DataLoader worker" in text and ("killed" in text or "exited" in text):
-            said.append(text)
+            messages.append(text)
         error = error.__cause__ or error.__context__
-    return next((text for text in said if "killed" in text), said[0] if said else None)
+    return next((text for text in messages if "killed" in text), messages[0] if messages else None)
 
 
 def _timed_out(error: BaseException | None) -> bool:
@@ -133,14 +141,14 @@ def _timed_out(error: BaseException | None) -> bool:
 
 
 def of_memory(global_step: int, micro_batches: list[Batch]) -> AbstractContextManager[None]:
-    """A step for which memory does not suffice.
+    """Name the shapes and what to change where memory does not suffice for a step.
 
     Args:
         global_step: Steps done.
         micro_batches: Of this one.
 
     Raises:
-        OptrunError: In its place.
+        OptrunError: Instead of torch's error.
     """
     return _memory(
         lambda: f"step {global_step + 1}: out of memory with micro-batches of {_shapes(micro_batches[0])}",
@@ -150,13 +158,13 @@ def of_memory(global_step: int, micro_batches: list[Batch]) -> AbstractContextMa
 
 
 def of_memory_in_evaluation(batch: Batch) -> AbstractContextManager[None]:
-    """A batch of an evaluation for which memory does not suffice.
+    """Name the shapes and what to change where memory does not suffice for an evaluation batch.
 
     Args:
-        batch: It.
+        batch: The one that is evaluated.
 
     Raises:
-        OptrunError: In its place.
+        OptrunError: Instead of torch's error.
     """
     return _memory(
         lambda: f"evaluation: out of memory with batches of {_shapes(batch)}",

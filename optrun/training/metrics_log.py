@@ -6,23 +6,45 @@ import contextlib
 import errno
 import threading
 from collections.abc import Callable, Mapping
-from types import TracebackType
-from typing import Any, Self
+from pathlib import Path
+from typing import Any
 
 from optrun.artifacts.metrics import MetricsWriter, take_up
 from optrun.artifacts.run_manifest import RunManifest
+from optrun.config.schema.checkpoint import OnStorageError
 from optrun.errors import StorageError
+from optrun.training.callback import Callback, TrainingContext
+
+Refused = Callable[[Path, str, OSError], None]
+"""Takes the file that the disk refused, what comes of it, and the error; may raise."""
 
 
-class MetricsLogger:
+def storage_policy(policy: OnStorageError, note: Callable[[str], None]) -> Refused:
+    """Make what `checkpoint.on_storage_error` says: a warning, or the end of the run.
+
+    Args:
+        policy: Of the configuration.
+        note: Takes the warning.
+    """
+
+    def refused(path: Path, consequence: str, error: OSError) -> None:
+        message = f"{path}: {error.strerror or error}; {consequence}."
+        if policy is OnStorageError.stop:
+            raise StorageError(message) from error
+        note(f"warning: {message}")
+
+    return refused
+
+
+class MetricsLogger(Callback):
     """Writes metrics lines.
 
     Args:
         manifest: Of the run whose `metrics.jsonl` is written.
-        refused: Called with what the disk said; may raise, otherwise the line waits for the next one.
+        refused: Called with what the disk said; where it does not raise, the line waits for the next one.
     """
 
-    def __init__(self, manifest: RunManifest, refused: Callable[[OSError], None]) -> None:
+    def __init__(self, manifest: RunManifest, refused: Refused) -> None:
         self.manifest = manifest
         self.path = manifest.run.metrics
         self.refused = refused
@@ -30,13 +52,13 @@ class MetricsLogger:
         self._lock = threading.Lock()
         self._writer: MetricsWriter | None = None
 
-    def write(self, record: Mapping[str, Any]) -> None:
+    def on_log(self, training: TrainingContext, record: Mapping[str, Any]) -> None:  # noqa: ARG002
         """Append one record, and those that are still waiting before it."""
         with self._lock:
             self._waiting.append(record)
             error = self._write_waiting()
         if error is not None:
-            self.refused(error)
+            self.refused(self.path, "the line is kept and written later", error)
 
     def _write_waiting(self) -> OSError | None:
         try:
@@ -50,10 +72,10 @@ class MetricsLogger:
         return None
 
     def sync(self) -> None:
-        """Everything up to now is on the disk when this returns: a checkpoint commits after its lines.
+        """Put every line up to now on the disk, before the checkpoint that comes after them commits.
 
         Raises:
-            OSError: It is not.
+            OSError: The disk refused.
         """
         with self._lock:
             error = self._write_waiting()
@@ -63,8 +85,9 @@ class MetricsLogger:
         if writer is not None:
             writer.sync()
 
-    def go_back(self, step: int) -> None:
-        """Drop every line after a step: training takes these steps anew."""
+    def on_rollback(self, training: TrainingContext) -> None:
+        """Drop every line after the step that training went back to: the later steps are taken anew."""
+        step = training.global_step
         with self._lock:
             if self._writer is not None:
                 self._writer.close()
@@ -72,19 +95,19 @@ class MetricsLogger:
             self._waiting = [record for record in self._waiting if record["step"] <= step]
             take_up(self.path, step, self.manifest.replace)
 
-    def __enter__(self) -> Self:
-        return self
+    def on_train_end(self, training: TrainingContext, status: str) -> None:  # noqa: ARG002
+        """Write what still waits, and close the file.
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+        Raises:
+            StorageError: The disk refuses some lines for good.
+        """
         with self._lock:
             refused = self._write_waiting() if self._waiting else None
             if self._writer is not None:
                 with contextlib.suppress(OSError):
                     self._writer.close()
                 self._writer = None
-        if refused is not None and error is None:
+        if refused is not None:
             raise StorageError(
                 f"{self.path}: {len(self._waiting)} lines could not be written: "
                 f"{refused.strerror or errno.errorcode.get(refused.errno or 0, refused)}."

@@ -1,11 +1,11 @@
-"""What is needed to look at a step whose numbers were not finite."""
+"""A step whose numbers were not finite: where, in which examples, and the batch on disk to reproduce it."""
 
 from __future__ import annotations
 
 import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from safetensors.torch import save_file
@@ -13,49 +13,48 @@ from safetensors.torch import save_file
 from optrun.artifacts.atomic import storing
 from optrun.artifacts.metrics import to_json
 from optrun.artifacts.run_dir import RunDir, step_name
-from optrun.training.state import TrainState
-from optrun.training.step import Batch, StepResult
-
-if TYPE_CHECKING:
-    from optrun.training.setup import TrainingSetup
+from optrun.data.loader import Batch
+from optrun.training.setup import TrainingSetup
+from optrun.training.step import StepResult
 
 
 @dataclass
-class Report:
-    """A sentence for the message and values for the file."""
+class NonfiniteStep:
+    """What is known of it."""
 
-    sentence: str
+    message: str
     values: dict[str, Any]
+    """Content of `report.json`."""
     bad_weights: bool
     """The weights themselves were not finite: leaving out one update mends nothing."""
 
 
-def describe(setup: TrainingSetup, result: StepResult, state: TrainState, micro_batches: list[Batch]) -> Report:
-    """Which numbers were not finite, in which micro-batch, in which gradients, for which examples.
+def describe(setup: TrainingSetup, result: StepResult, micro_batches: list[Batch]) -> NonfiniteStep:
+    """Find which numbers were not finite, in which micro-batch, in which gradients, for which examples.
 
     Args:
-        setup: Model with the gradients of the step, and the plan of its examples.
+        setup: Model with the gradients of the step, the plan of its examples, and the state from before it.
         result: Of the step.
-        state: From before it.
         micro_batches: Of the step.
     """
+    state = setup.state
     named = list(setup.model.named_parameters())
     bad_gradients = [name for name, p in named if p.grad is not None and not torch.isfinite(_values(p.grad)).all()]
     bad_weights = [name for name, p in named if not torch.isfinite(p).all()]
     bad_losses = [number for number, loss in enumerate(result.losses) if loss != loss or abs(loss) == float("inf")]
     examples = [[index for _, index in keys] for keys in next(setup.plan.steps(state.position))]
-    sentence = f"loss {result.loss:g}, gradient norm {result.grad_norm:g}."
-    sentence += f" Examples {', '.join(map(str, [index for row in examples for index in row][:8]))}, ..."
+    message = f"loss {result.loss:g}, gradient norm {result.grad_norm:g}."
+    message += f" Examples {', '.join(map(str, [index for row in examples for index in row][:8]))}, ..."
     if bad_weights:
-        sentence += f" Weights were not finite before the step: {bad_weights[0]}."
+        message += f" Weights were not finite before the step: {bad_weights[0]}."
     elif bad_losses:
-        sentence += f" First in micro-batch {bad_losses[0] + 1} of {len(micro_batches)}."
+        message += f" First in micro-batch {bad_losses[0] + 1} of {len(micro_batches)}."
     elif bad_gradients:
-        sentence += f" The loss is finite; first such gradient: {bad_gradients[0]}."
+        message += f" The loss is finite; first such gradient: {bad_gradients[0]}."
     scaler = setup.train_step.scaler
     scale = float(scaler.get_scale()) if scaler.is_enabled() else None
     if scale is not None and scale < 1:
-        sentence += f" A loss scale of {scale:g} did not help either."
+        message += f" A loss scale of {scale:g} did not help either."
     epoch, _ = setup.plan.locate(state.position)
     values = {
         "step": state.global_step + 1,
@@ -69,15 +68,15 @@ def describe(setup: TrainingSetup, result: StepResult, state: TrainState, micro_
         "gradients_not_finite": bad_gradients,
         "weights_not_finite": bad_weights,
     }
-    return Report(sentence, values, bool(bad_weights))
+    return NonfiniteStep(message, values, bool(bad_weights))
 
 
 def _values(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.coalesce().values() if tensor.is_sparse else tensor
 
 
-def save(run: RunDir, report: Report, micro_batches: list[Batch]) -> Path:
-    """Write the report and the batch as the model saw it.
+def save(run: RunDir, nonfinite: NonfiniteStep, micro_batches: list[Batch]) -> Path:
+    """Write what is known of the step, and the batch as the model saw it.
 
     Returns:
         `nonfinite/step-...` in the run directory, with `report.json` and `batch.safetensors`.
@@ -85,7 +84,7 @@ def save(run: RunDir, report: Report, micro_batches: list[Batch]) -> Path:
     Raises:
         StorageError: The disk refused.
     """
-    folder = run.path / "nonfinite" / step_name(report.values["step"])
+    folder = run.path / "nonfinite" / step_name(nonfinite.values["step"])
     tensors = {
         f"{number}/{name}": tensor.contiguous()
         for number, batch in enumerate(micro_batches)
@@ -93,6 +92,6 @@ def save(run: RunDir, report: Report, micro_batches: list[Batch]) -> Path:
     }
     with storing(folder):
         folder.mkdir(parents=True, exist_ok=True)
-        (folder / "report.json").write_text(json.dumps(to_json(report.values), indent=2), encoding="utf-8")
+        (folder / "report.json").write_text(json.dumps(to_json(nonfinite.values), indent=2), encoding="utf-8")
         save_file(tensors, folder / "batch.safetensors")
     return folder

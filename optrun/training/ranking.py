@@ -24,28 +24,28 @@ class Ranking:
         return value < other if self.mode == "min" else value > other
 
     def best(self, ranking: Mapping[str, float]) -> list[int]:
-        """All steps, best first; of equals the earlier. A NaN has no place."""
+        """All steps, best first; of equals the earlier. A NaN is left out."""
         sign = 1 if self.mode == "min" else -1
         finite = [(sign * value, int(step)) for step, value in ranking.items() if value == value]
         return [step for _, step in sorted(finite)]
 
 
 def best_mode(name: str, ranking: Ranking) -> str:
-    """Which direction of a metric is better."""
+    """Tell which direction of a metric is better."""
     if name == ranking.metric:
         return ranking.mode
     return "min" if name.rsplit("/", 1)[-1] in ("loss", "perplexity", "mse", "mae") else "max"
 
 
 def rank_by(state: TrainState, ranking: Ranking) -> str | None:
-    """Values of one metric, in one direction, rank checkpoints: those of another are forgotten.
+    """Rank checkpoints by one metric in one direction from here on; values of another are forgotten.
 
     Args:
         state: Of a checkpoint, or new; changed in place.
         ranking: From here on.
 
     Returns:
-        A sentence for the user where something was forgotten.
+        A note for the user where something was forgotten.
     """
     before, state.ranked_by = state.ranked_by, f"{ranking.metric} {ranking.mode}"
     if before in ("", state.ranked_by):

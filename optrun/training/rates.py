@@ -32,5 +32,5 @@ def metric_name(group: Mapping[str, Any]) -> str:
         >>> metric_name({"layer": "block 3", "layer_id": 4})
         'block_03'
     """
-    words = str(group["layer"]).split()
-    return "_".join(f"{int(word):02d}" if word.isdecimal() else word for word in words)
+    pieces = str(group["layer"]).split()
+    return "_".join(f"{int(piece):02d}" if piece.isdecimal() else piece for piece in pieces)

@@ -1,26 +1,59 @@
-"""What is trained, and what it is trained and judged on."""
+"""What is trained, how far, and what it is judged on."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any, Protocol
 
-from optrun.data.loader import BatchLoader, EpochPlan
+from optrun.config.schema.training import TrainingConfig
+from optrun.data.loader import Batch, BatchLoader, EpochPlan
+from optrun.training.ranking import Ranking
+from optrun.training.state import TrainState
 from optrun.training.step import TrainStep
 
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
-@dataclass
+
+class Metrics(Protocol):
+    """Metrics over a split, batch by batch."""
+
+    def update(self, outputs: Any, batch: Batch) -> None: ...
+    def compute(self) -> dict[str, float]: ...
+
+
+class Task(Protocol):
+    """What training needs of a task."""
+
+    name: str
+    train: Any
+    eval: Any
+
+    def evaluation(self) -> Metrics: ...
+    def sizes(self, batch: Batch) -> tuple[int, int]: ...
+
+
+@dataclass(kw_only=True)
 class TrainingSetup:
-    """What is trained, and what it is trained and judged on."""
+    """What is trained, how far, and what it is judged on."""
 
-    model: Any
-    """The module whose weights are saved."""
+    model: PreTrainedModel
+    """The module whose weights are saved; `train_step.model` may be compiled."""
     train_step: TrainStep
-    task: Any
+    task: Task
     plan: EpochPlan
+    """Which examples each step sees."""
     train_loader: BatchLoader
-    eval_feed: BatchLoader
+    eval_loader: BatchLoader
+    config: TrainingConfig
+    """How long and how often."""
+    ranking: Ranking
+    """Which checkpoint is best."""
+    state: TrainState
+    """Where the run stands."""
+    total_steps: int
+    """Optimizer steps in all."""
     evaluation_weights: Callable[[], AbstractContextManager[None]] = nullcontext
     """Puts the weights to judge into the model, where the optimizer trains others."""

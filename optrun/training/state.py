@@ -47,7 +47,7 @@ class TrainState:
     lrs: dict[str, float] = field(default_factory=dict)
     """Learning rates of the last step, by metric name."""
     data_shift: int = 0
-    """How far the place in the data is ahead of `global_step`, since the plan of the data was changed."""
+    """How many steps of data the position is ahead of `global_step`, since the plan of the data was changed."""
     passed_steps: int = 0
     """Steps of data that were passed over when training went back."""
     rollbacks: int = 0
@@ -112,6 +112,7 @@ class RandomStates:
     """
 
     def __init__(self, device: torch.device) -> None:
+        self._device = device
         self._python = random.getstate()
         self._numpy = np.random.get_state(legacy=False)
         self._torch = {"torch": torch.get_rng_state()}
@@ -120,27 +121,32 @@ class RandomStates:
         if device.type == "mps":
             self._torch["mps"] = torch.mps.get_rng_state()
 
+    def restore(self) -> None:
+        """Put all global generators back."""
+        random.setstate(self._python)
+        np.random.set_state(self._numpy)
+        torch.set_rng_state(self._torch["torch"])
+        if "cuda" in self._torch:
+            torch.cuda.set_rng_state(self._torch["cuda"], self._device)
+        if "mps" in self._torch:
+            torch.mps.set_rng_state(self._torch["mps"])
+
     def packed(self) -> dict[str, Any]:
         """As JSON can hold them."""
         legacy = self._numpy
         assert isinstance(legacy, dict)
-        version, words, position = self._python
+        version, key, position = self._python
         return {
             **{name: _pack(state) for name, state in self._torch.items()},
-            "python": [version, list(words), position],
+            "python": [version, list(key), position],
             "numpy": {
                 "bit_generator": legacy["bit_generator"],
-                "key": [int(word) for word in legacy["state"]["key"]],
+                "key": [int(number) for number in legacy["state"]["key"]],
                 "pos": int(legacy["state"]["pos"]),
                 "has_gauss": int(legacy["has_gauss"]),
                 "gauss": float(legacy["gauss"]),
             },
         }
-
-
-def random_states(device: torch.device) -> dict[str, Any]:
-    """All global generators, as JSON can hold them."""
-    return RandomStates(device).packed()
 
 
 def seed_random_states(seed: int) -> None:
@@ -168,8 +174,8 @@ def read_random_states(states: dict[str, Any]) -> tuple[Any, dict[str, Any], tor
     Raises:
         Exception: Whatever a generator raises at what is no state of it.
     """
-    version, words, gauss_next = states["python"]
-    python = (version, tuple(words), gauss_next)
+    version, key, gauss_next = states["python"]
+    python = (version, tuple(key), gauss_next)
     random.Random().setstate(python)
     legacy = states["numpy"]
     of_numpy = {
@@ -181,7 +187,7 @@ def read_random_states(states: dict[str, Any]) -> tuple[Any, dict[str, Any], tor
     if not isinstance(gauss_next, (float, NoneType)):  # setstate takes anything here
         raise TypeError(f"python: {gauss_next!r} is no number that comes next")
     if not 0 <= legacy["pos"] <= len(legacy["key"]):  # numpy would read there
-        raise ValueError(f"numpy: position {legacy['pos']} of {len(legacy['key'])} words")
+        raise ValueError(f"numpy: position {legacy['pos']} of {len(legacy['key'])}")
     np.random.RandomState().set_state(of_numpy)
     of_torch = _unpack(states["torch"])
     torch.Generator().set_state(of_torch)

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
-Batch = dict[str, torch.Tensor]
+from optrun.data.loader import Batch
+
 _AUTOCAST = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
@@ -38,7 +39,7 @@ class StepResult:
 
 
 class Precision:
-    """Where and how precisely a model computes.
+    """Autocast dtype and device of a model's forward passes.
 
     Args:
         device: Where the model is.
@@ -49,18 +50,31 @@ class Precision:
         self.device = device
         self.precision = precision
 
-    def autocast(self) -> Any:
-        """The arithmetic of forward passes."""
+    def autocast(self) -> AbstractContextManager[object]:
+        """`torch.autocast`, or nothing for fp32."""
         dtype = _AUTOCAST.get(self.precision)
         return nullcontext() if dtype is None else torch.autocast(self.device.type, dtype=dtype)
 
     def to_device(self, batch: Batch) -> Batch:
-        """The batch where the model is."""
+        """Move a batch to the model."""
         return {name: tensor.to(self.device, non_blocking=True) for name, tensor in batch.items()}
 
 
+class Scheduler(Protocol):
+    """What a step and a checkpoint need of a schedule; `optrun.scheduler` builds it."""
+
+    metric: str | None
+    """Evaluation metric that it watches, such as `eval/loss`; None: it is a function of the step."""
+
+    def step(self) -> None: ...
+    def observe(self, metric: float) -> None: ...
+    def get_last_lr(self) -> list[Any]: ...
+    def state_dict(self) -> dict[str, Any]: ...
+    def load_state_dict(self, state: dict[str, Any]) -> None: ...
+
+
 class TrainStep(Precision):
-    """Everything one step needs, bound together.
+    """One optimizer step: micro-batches forward and backward, clip, check, update, schedule.
 
     Args:
         model: What is trained; called with a batch's tensors by name, returns `loss` and `logits`.
@@ -74,10 +88,10 @@ class TrainStep(Precision):
 
     def __init__(
         self,
-        model: Any,
+        model: torch.nn.Module,
         optimizer: torch.optim.Optimizer,
         clip: Callable[[torch.optim.Optimizer], torch.Tensor],
-        scheduler: Any,
+        scheduler: Scheduler,
         weight: Callable[[Batch], int],
         device: torch.device,
         precision: str,

@@ -14,19 +14,19 @@ class Throughput:
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self.clock = clock
-        self.empty()
+        self.reset()
 
-    def empty(self) -> None:
-        """Begin anew."""
+    def reset(self) -> None:
+        """Start a new interval."""
         self.begun, self.tokens, self.samples = self.clock(), 0, 0
 
     def add(self, tokens: int, samples: int) -> None:
-        """A micro-batch was trained on."""
+        """Count a micro-batch."""
         self.tokens += tokens
         self.samples += samples
 
     def leave_out(self, seconds: float) -> None:
-        """So long something else was done: an evaluation, the copy for a checkpoint."""
+        """Leave out time that something else took: an evaluation, the copy for a checkpoint."""
         self.begun += seconds
 
     def rates(self) -> dict[str, float]:

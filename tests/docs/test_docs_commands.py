@@ -16,7 +16,7 @@ from optrun.commands.verbs import VERBS
 from tests.docs.commands import PAGES, ROOT, SHELLS, Command, blocks, commands
 from tests.running import optrun, optrun_process, sentence, write_labelled, write_text
 
-OWN_TESTS = {"docs/quickstart.md"}
+OWN_TESTS = {"docs/quickstart.md", "docs/extending_training.md"}
 """Pages that a test of their own runs from top to bottom, as they stand."""
 HARMLESS = {".", "cd", "eval", "export", "git", "python3", "cat", "cp", "mkdir"}
 RUN, SWEEP = "outputs/2026-01-02/03-04-05", "outputs/sweeps/2026-01-02/03-04-05"

@@ -11,6 +11,7 @@ import torch
 
 from optrun.artifacts.checkpoint import Snapshot, make_checkpoints_dir, save_checkpoint
 from optrun.artifacts.manifest import seal
+from optrun.artifacts.metadata import CheckpointMetadata
 from optrun.artifacts.run_dir import RunDir
 
 FILES = ("model.safetensors", "optimizer.safetensors", "state.json", "manifest.json")
@@ -24,7 +25,9 @@ def snapshot(step: int, numbers: int = 35) -> Snapshot:
         global_step=step,
         model={"weight": weight, "bias": bias, "none": torch.empty(0, 4), "mask": torch.tensor([True, False])},
         optimizer={"weight/exp_avg": torch.randn_like(weight), "weight/step": torch.tensor(float(step))},
-        state={"global_step": step, "train": {"tokens": 10 * step}, "config_digest": "0" * 16, "trainable": ["weight"]},
+        metadata=CheckpointMetadata(
+            global_step=step, train={"tokens": 10 * step}, config_digest="0" * 16, trainable=["weight"]
+        ),
         finite=["weight", "bias"],
     )
 

@@ -125,7 +125,7 @@ def test_another_optimizer_is_refused_by_name_unless_told(straight: Straight, go
     assert code == 0
     assert "state starts anew, as asked" in said
     loaded = load_checkpoint(run.checkpoint(STEPS))
-    assert loaded.state["optimizer"]["optimizer"] == "Lamb"
+    assert loaded.metadata.optimizer["optimizer"] == "Lamb"
     assert loaded.model.keys() == load_checkpoint(run.checkpoint(3)).model.keys()
     # The same command again, as a requeueing scheduler gives it, does not start the state anew once more.
     code, said = go("resume=run", "optimizer=lamb", "checkpoint.on_other_optimizer=reset", "training.max_steps=7")
@@ -316,7 +316,7 @@ def test_another_batch_size_goes_on_behind_what_was_seen(straight: Straight, go:
     code, said = go("resume=run", "training.max_steps=8")  # the plan is the new one now: no further move
     assert code == 0
     assert "left out" not in said
-    train = load_checkpoint(run.checkpoint(8)).state["train"]
+    train = load_checkpoint(run.checkpoint(8)).metadata.train
     assert (train["global_step"], train["data_shift"], train["samples"]) == (8, -1, 12 + 5 * 8)
 
 

@@ -62,7 +62,7 @@ def test_death_at_every_call(memory_path: Path) -> None:
 def test_death_while_replacing(memory_path: Path) -> None:
     """One that was saved before the end of its step makes way for the whole one; neither is lost on the way."""
     later = snapshot(2)
-    later.state["train"]["unfinished"] = False
+    later.metadata.train["unfinished"] = False
     make_run(memory_path / "count", (2,))
     total = calls_of(memory_path, lambda: save_checkpoint(RunDir(memory_path / "count"), later))
     for at in range(1, total + 1):
@@ -76,7 +76,7 @@ def test_death_while_replacing(memory_path: Path) -> None:
         clean_leftovers(run)
         assert newest(run) == 2
         save_checkpoint(run, later)
-        assert load_checkpoint(run.checkpoint(2)).state == later.state
+        assert load_checkpoint(run.checkpoint(2)).metadata == later.metadata
         assert {path.name for path in run.checkpoints.iterdir()} == {"last", "step-00000002"}
 
 

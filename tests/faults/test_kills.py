@@ -91,7 +91,7 @@ def test_the_first_tensor_that_differs_is_named(straight: Straight, tmp_path: Pa
     loaded = load_checkpoint(run.checkpoint(STEPS))
     name = sorted(loaded.optimizer)[3]
     loaded.optimizer[name].view(-1)[0] += 1
-    loaded.state["train"]["batches_digest"] = "other"
+    loaded.metadata.train["batches_digest"] = "other"
     for folder in run.checkpoint(STEPS).iterdir():
         folder.unlink()
     run.checkpoint(STEPS).rmdir()

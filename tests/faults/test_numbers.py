@@ -274,7 +274,7 @@ def test_rollback_mends_a_weight(straight: Straight, go: Go, monkeypatch: pytest
 def test_whole_but_not_finite_is_nothing_to_go_on_from(straight: Straight, go: Go, tmp_path: Path) -> None:
     run = straight.cut(tmp_path / "run", 4)
     loaded = load_checkpoint(run.checkpoint(4))
-    loaded.model[loaded.state["trainable"][0]].view(-1)[0] = float("nan")
+    loaded.model[loaded.metadata.trainable[0]].view(-1)[0] = float("nan")
     run.checkpoint(4).rename(run.path / "aside")
     save_checkpoint(run, loaded)
     assert not problems(run.checkpoint(4))

@@ -26,7 +26,7 @@ from optrun.certify.trial import Child
 from optrun.data.loader import BatchLoader
 from optrun.run import prepare as preparation
 from optrun.run import train as experiment
-from optrun.training import evaluation
+from optrun.training import evaluate as evaluation
 from optrun.training import loop as loop_of
 from optrun.training.signals import SignalHandler
 from optrun.training.step import TrainStep
@@ -63,7 +63,7 @@ PLACES = {
     "evaluation at the end": (evaluation, "evaluate", 2, 6),
     "save": (saver_of, "save_checkpoint", 3, None),
     "fetch": (loop_of.Loop, "_fetch", 3, 2),
-    "metrics line": (loop_of.Loop, "_write", 4, 4),
+    "metrics line": (loop_of.Loop, "_log", 4, 4),
 }
 
 

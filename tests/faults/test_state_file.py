@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from optrun.artifacts.checkpoint import load_checkpoint
+from optrun.artifacts.metadata import CheckpointMetadata
 from optrun.errors import CheckpointError
 from optrun.run.resume.state_file import refuse_garbage
 from tests.faults.checkpoints import edit_manifest
@@ -36,6 +37,10 @@ def put(state: Any, path: tuple[str | int, ...], value: object) -> Any:
         inside = inside[key]
     inside[path[-1]] = value
     return state
+
+
+def look_through(state: dict[str, Any]) -> None:
+    refuse_garbage(Path("step"), CheckpointMetadata.from_dict(state, {}))
 
 
 def places(value: Any, path: tuple[str | int, ...] = ()) -> Iterator[tuple[str | int, ...]]:
@@ -81,9 +86,9 @@ KEYS: list[tuple[tuple[str | int, ...], object, str]] = [
 @pytest.mark.parametrize(("path", "value", "said"), KEYS)
 def test_the_key_is_named(straight: Straight, path: tuple[str | int, ...], value: object, said: str) -> None:
     state = json.loads((straight.path / "checkpoints" / "step-00000005" / "state.json").read_text())
-    refuse_garbage(Path("step"), state)
+    look_through(state)
     with pytest.raises(CheckpointError) as refused:
-        refuse_garbage(Path("step"), put(state, path, value))
+        look_through(put(state, path, value))
     assert f"step/state.json: {said}" in str(refused.value)
     assert refused.value.exit_code == 4
 
@@ -106,8 +111,8 @@ def test_garbage_anywhere_is_refused_or_harmless(straight: Straight) -> None:
     for path in list(places(state)):
         for value in GARBAGE:
             try:
-                refuse_garbage(Path("step"), put(copy.deepcopy(state), path, value))
-            except CheckpointError:
+                look_through(put(copy.deepcopy(state), path, value))
+            except (CheckpointError, ValueError):  # the second of what stands in the way of reading
                 refused += 1
     assert refused > 500
 

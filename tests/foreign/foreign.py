@@ -28,7 +28,7 @@ from optrun.optimizer import plain
 from optrun.optimizer.averaged import averages, evaluation_weights
 from optrun.optimizer.library import FLAGS, TAKES_LOSS, is_helper
 from optrun.run.resume.restore import restore_state
-from optrun.training.state import random_states, restore_random_states, seed_random_states
+from optrun.training.state import RandomStates, restore_random_states, seed_random_states
 from tests.faults.checkpoints import make_run
 from tests.resume.test_registry import CPU, Half
 
@@ -177,18 +177,18 @@ def prove(config: RunConfig) -> float:
     with evaluation_weights(first.train_step.optimizer):
         judged = {key: tensor.clone() for key, tensor in model_tensors(first.model).items()}
     with tempfile.TemporaryDirectory(dir="/dev/shm" if Path("/dev/shm").is_dir() else None) as folder:
-        place = save_checkpoint(make_run(Path(folder) / "run"), first.take(random_states(CPU)))
+        place = save_checkpoint(make_run(Path(folder) / "run"), first.take(RandomStates(CPU).packed()))
         first.steps(WHOLE)
         torch.manual_seed(99)
         again, snapshot = Half(config, Small, WHOLE), load_checkpoint(place)
     assert all(torch.equal(judged[key], snapshot.model[key]) for key in judged), "the checkpoint holds other weights"
     assert restore_state(snapshot, again.model, again.train_step, {}, OnOtherOptimizer.refuse) == []
     again.state.global_step = snapshot.global_step
-    restore_random_states(snapshot.state["random"], CPU)
+    restore_random_states(snapshot.metadata.random, CPU)
     again.steps(WHOLE)
     assert first.digests() == ended, "saving or evaluating changed it"
     assert again.digests() == ended, "it does not come back"
-    assert again.take(random_states(CPU)).state == straight.take(random_states(CPU)).state
+    assert again.take(RandomStates(CPU).packed()).metadata == straight.take(RandomStates(CPU).packed()).metadata
     kept = sum(tensor.numel() for tensor in snapshot.optimizer.values())
     return kept / sum(tensor.numel() for tensor in snapshot.model.values())
 

@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from optrun.artifacts.checkpoint import load_checkpoint, save_checkpoint
+from optrun.artifacts.metadata import CheckpointMetadata
 from optrun.artifacts.tensor_file import tensor_digest
 from optrun.clip import build_clip
 from optrun.config import store
@@ -24,7 +25,7 @@ from optrun.param_groups import build_param_groups
 from optrun.run.resume.restore import restore_state
 from optrun.run.snapshot import Snapshots
 from optrun.scheduler import build_scheduler
-from optrun.training.state import TrainState, random_states, restore_random_states
+from optrun.training.state import RandomStates, TrainState, restore_random_states
 from optrun.training.step import TrainStep
 from tests.faults.checkpoints import make_run
 
@@ -91,7 +92,7 @@ class Half:
             train_step=self.train_step,
             state=self.state,
             plan=EpochPlan(total, 1, 1, 0),
-            constants={"model_class": kind.__name__, "config_digest": ""},
+            constants=CheckpointMetadata(global_step=0, model_class=kind.__name__, config_digest=""),
             allow_nonfinite=False,
         )
 
@@ -123,19 +124,19 @@ def test_goes_on_as_if_nothing_had_been(optimizer: str, scheduler: str, memory_p
     first = Half(config)
     first.steps(HALF)
     run = make_run(memory_path / "run")
-    place = save_checkpoint(run, first.take(random_states(CPU)))
+    place = save_checkpoint(run, first.take(RandomStates(CPU).packed()))
     first.steps(WHOLE)  # what was saved is a copy
 
     torch.manual_seed(99)
     again, snapshot = Half(config), load_checkpoint(place)
     assert restore_state(snapshot, again.model, again.train_step, {}, OnOtherOptimizer.refuse) == []
     again.state.global_step = snapshot.global_step
-    restore_random_states(snapshot.state["random"], CPU)
+    restore_random_states(snapshot.metadata.random, CPU)
     again.steps(WHOLE)
     assert again.digests() == straight.digests() == first.digests()
     assert [group["lr"] for group in again.train_step.optimizer.param_groups] == rates
     assert again.train_step.scheduler.state_dict() == straight.train_step.scheduler.state_dict()
-    assert again.take(random_states(CPU)).state == straight.take(random_states(CPU)).state
+    assert again.take(RandomStates(CPU).packed()).metadata == straight.take(RandomStates(CPU).packed()).metadata
 
 
 def test_all_that_can_be_chosen_are_here() -> None:

@@ -1,8 +1,10 @@
 """The whole configuration of a run."""
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Any
 
+from optrun.config.schema.callbacks import callback_configs
 from optrun.config.schema.checkpoint import CheckpointConfig
 from optrun.config.schema.checks import expect
 from optrun.config.schema.clip import ClipConfig
@@ -18,7 +20,7 @@ from optrun.config.schema.training import TrainingConfig
 
 @dataclass(kw_only=True)
 class RunConfig:
-    """One field per configuration group, and the four top-level keys."""
+    """One field per configuration group, and the top-level keys."""
 
     lr: float
     """Peak learning rate; the schedule multiplies it."""
@@ -35,11 +37,14 @@ class RunConfig:
     training: TrainingConfig
     checkpoint: CheckpointConfig
     tracking: TrackingConfig
+    callbacks: dict[str, Any] = field(default_factory=dict)
+    """Name of a registered callback to its keys and values. It has a default: older runs have no such key."""
 
     def __post_init__(self) -> None:
-        """Refuse an lr or a seed out of range."""
+        """Refuse an lr or a seed out of range, and callbacks that do not fit their schemas."""
         expect(0 < self.lr < float("inf"), "lr", self.lr, "a number above 0")
         expect(0 <= self.seed < 2**63, "seed", self.seed, "a whole number from 0 to 2**63 - 1")
+        callback_configs(self.callbacks)
 
     def default_lr_note(self) -> str | None:
         """Say where the lr of a pretrained model came from; None where it was given, or weights start from scratch."""

@@ -1,11 +1,17 @@
 """Where metrics go besides `metrics.jsonl`."""
 
 from dataclasses import dataclass
+from typing import ClassVar
+
+from optrun import registry
 
 
 @dataclass(kw_only=True)
 class TrackingConfig:
     """What every choice has."""
+
+    package: ClassVar[str | None] = None
+    """Package of Python's that it needs, and the extra of optrun that installs it."""
 
     name: str
 
@@ -18,6 +24,8 @@ class NoTrackingConfig(TrackingConfig):
 @dataclass(kw_only=True)
 class TensorboardConfig(TrackingConfig):
     """Event files in the run directory, folder `tensorboard`."""
+
+    package = "tensorboard"
 
 
 @dataclass(kw_only=True)
@@ -33,25 +41,34 @@ class ProjectConfig(TrackingConfig):
 class WandbConfig(ProjectConfig):
     """`tracking=wandb`."""
 
+    package = "wandb"
+
 
 @dataclass(kw_only=True)
 class TrackioConfig(ProjectConfig):
     """`tracking=trackio`."""
+
+    package = "trackio"
 
 
 @dataclass(kw_only=True)
 class MlflowConfig(TrackingConfig):
     """mlflow."""
 
+    package = "mlflow"
+
     tracking_uri: str | None
     """Null: a sqlite file in the run directory."""
     experiment: str
 
 
-SCHEMAS: dict[str, type[TrackingConfig]] = {
-    "none": NoTrackingConfig,
-    "tensorboard": TensorboardConfig,
-    "wandb": WandbConfig,
-    "trackio": TrackioConfig,
-    "mlflow": MlflowConfig,
-}
+SCHEMAS: dict[str, type[TrackingConfig]] = registry.own(
+    "tracker",
+    {
+        "none": (NoTrackingConfig, "optrun.tracking.trackers:NoTracker"),
+        "tensorboard": (TensorboardConfig, "optrun.tracking.trackers:TensorboardTracker"),
+        "wandb": (WandbConfig, "optrun.tracking.trackers:WandbTracker"),
+        "trackio": (TrackioConfig, "optrun.tracking.trackers:TrackioTracker"),
+        "mlflow": (MlflowConfig, "optrun.tracking.trackers:MlflowTracker"),
+    },
+)

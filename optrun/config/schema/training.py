@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 from optrun.config.schema.checks import expect, expect_count, expect_not_negative, expect_positive
+from optrun.errors import ConfigError
 
 
 class Precision(Enum):
@@ -60,6 +61,10 @@ class TrainingConfig:
     """`skip` gives up after this many in a row."""
     max_rollbacks: int
     """`rollback` gives up after this many in a run."""
+    early_stopping_patience: int | None
+    """End after this many evaluations in a row without improvement of the main metric (`checkpoint.metric`)."""
+    early_stopping_threshold: float
+    """What improves is better than the best by more than this."""
 
     def __post_init__(self) -> None:
         """Refuse sizes of nothing."""
@@ -73,11 +78,21 @@ class TrainingConfig:
             "eval_steps",
             "max_nonfinite_skips",
             "max_rollbacks",
+            "early_stopping_patience",
         ):
             expect_count(f"training.{key}", getattr(self, key))
         expect_positive("training.max_seconds", self.max_seconds)
         expect_not_negative("training.dataloader_num_workers", self.dataloader_num_workers)
         expect_not_negative("training.dataloader_timeout", self.dataloader_timeout)
+        self._check_early_stopping()
+
+    def _check_early_stopping(self) -> None:
+        key, threshold = "training.early_stopping_threshold", self.early_stopping_threshold
+        expect(0 <= threshold < float("inf"), key, threshold, "a number, 0 or more")
+        if threshold and self.early_stopping_patience is None:
+            raise ConfigError(
+                f"{key}={threshold:g}: nothing stops early without training.early_stopping_patience; give both."
+            )
 
 
 SCHEMAS: dict[str, type[TrainingConfig]] = {"default": TrainingConfig}

@@ -1,9 +1,9 @@
-"""Which checkpoint a run goes on from, and how what was passed over is told and put out of the way."""
+"""Picks the checkpoint to resume from; what was passed over is told and put out of the way."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -35,16 +35,16 @@ from optrun.run.resume.state_file import refuse_garbage
 
 @dataclass
 class ResumePoint:
-    """Where to go on."""
+    """What `resume=` asked for."""
 
     checkpoint: Path | None
     """A checkpoint asked for by name; None: the newest that is whole."""
-    began: Path | None = None
-    """The folder that relative paths of its configuration start from; None: the current one."""
+    started_from: Path | None = None
+    """Folder that the run was started from, for relative paths of its configuration; None: the current one."""
     saved: bool = True
     """Whether the run was one that saves before this start: one whose checkpoints were removed does not begin again by
     checkpoint=none."""
-    said: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
     """What the user is to know of the configuration that was read."""
     start_over: bool = False
     """Where the run ended before its first save, or saves nothing: begin it again in the same directory, instead of
@@ -53,12 +53,12 @@ class ResumePoint:
 
 @dataclass
 class OpenedCheckpoint:
-    """What was found."""
+    """The checkpoint to resume from, and those that were passed over."""
 
     snapshot: Snapshot | None
     """None: nothing was ever saved, and the run begins again."""
-    said: list[str]
-    """Sentences for the user."""
+    notes: list[str]
+    """For the user."""
     damaged: list[Path] = field(default_factory=list)
     superseded: list[Path] = field(default_factory=list)
     foreign: list[Path] = field(default_factory=list)
@@ -68,9 +68,9 @@ class OpenedCheckpoint:
         """Put out of the way what was passed over; called when the run is certain to go on.
 
         Returns:
-            Sentences for the user.
+            Notes for the user.
         """
-        said = []
+        notes = []
         for folders, why in (
             (self.damaged, "damaged"),
             (self.superseded, "superseded"),
@@ -80,12 +80,12 @@ class OpenedCheckpoint:
                 for pointer in (folder.with_name(BEST), folder.with_name(LAST)):
                     if pointer.is_file() and pointed(pointer) in (folder, None):
                         pointer.unlink()  # the next save says anew which ones they are
-                said.append(f"{folder.name} was renamed to {set_aside(folder, why).name}")
-        return said
+                notes.append(f"{folder.name} was renamed to {set_aside(folder, why).name}")
+        return notes
 
 
 def refuse_links(run: RunDir) -> None:
-    """A run writes nothing outside of its own directory.
+    """Refuse links: a run writes nothing outside of its own directory.
 
     Raises:
         StorageError: One of its files or folders is a link. Those in the folder of checkpoints are never followed, and
@@ -101,7 +101,7 @@ def refuse_links(run: RunDir) -> None:
 
 
 def open_manifest(run: RunDir, note: Callable[[str], None]) -> tuple[RunManifest, bool]:
-    """What was sealed of a run that goes on, and is read again: held against it first.
+    """Open the manifest of a run that goes on; what is read again is checked against it first.
 
     Args:
         run: The run directory; its lock is held.
@@ -115,13 +115,13 @@ def open_manifest(run: RunDir, note: Callable[[str], None]) -> tuple[RunManifest
     """
     refuse_damaged(run, METRICS, f"{HYDRA}/hydra.yaml")
     wrong = check_run(run, (SUMMARY, f"{TOKENIZER}/*", f"{MODEL}/*", LOG, CURVES)).wrong
-    for name, said in wrong.items():
-        note(f"warning: {said} {'They are taken as they are.' if name == MANIFEST else 'Nothing of it is used.'}")
+    for name, fault in wrong.items():
+        note(f"warning: {fault} {'They are taken as they are.' if name == MANIFEST else 'Nothing of it is used.'}")
     return RunManifest(run, read_run_manifest(run)), SUMMARY not in wrong
 
 
 def refuse_newer_run(run: RunDir) -> None:
-    """Before anything of a run is put out of the way or written anew.
+    """Refuse a run of a newer optrun, before anything of it is put out of the way or written anew.
 
     Raises:
         NewerFormatError: A newer optrun wrote one of its checkpoints, or its manifest.
@@ -132,7 +132,7 @@ def refuse_newer_run(run: RunDir) -> None:
 
 
 def open_checkpoint(run: RunDir, resume: ResumePoint, *, allow_nonfinite: bool) -> OpenedCheckpoint:
-    """The snapshot to go on from; nothing on the disk is changed.
+    """Pick the checkpoint to resume from and read it; nothing on the disk is changed.
 
     Args:
         run: The run directory; its lock is held.
@@ -165,9 +165,9 @@ def open_checkpoint(run: RunDir, resume: ResumePoint, *, allow_nonfinite: bool) 
         except CheckpointError as error:
             wrong[folder] = str(error)
             continue
-        said = [f"{reason} Passed over." for reason in wrong.values()]
+        notes = [f"{reason} Passed over." for reason in wrong.values()]
         damaged = [folder for folder in wrong if folder not in foreign]
-        return OpenedCheckpoint(snapshot, [*said, f"going on from {folder}"], damaged=damaged, foreign=foreign)
+        return OpenedCheckpoint(snapshot, [*notes, f"going on from {folder}"], damaged=damaged, foreign=foreign)
     if wrong:
         listed = "".join(f"\n  {reason}" for reason in wrong.values())
         raise CheckpointError(
@@ -188,9 +188,9 @@ def open_checkpoint(run: RunDir, resume: ResumePoint, *, allow_nonfinite: bool) 
 
 def _load(folder: Path, allow_nonfinite: bool) -> Snapshot:
     snapshot = load_checkpoint(folder)
-    refuse_garbage(folder, snapshot.state)
+    refuse_garbage(folder, snapshot.metadata)
     if not allow_nonfinite:
-        names: Sequence[str] = snapshot.state.get("trainable", ())
+        names = snapshot.metadata.trainable or ()
         bad = first_not_finite({name: snapshot.model[name] for name in names if name in snapshot.model})
         if bad is not None:
             raise CheckpointError(
@@ -201,7 +201,7 @@ def _load(folder: Path, allow_nonfinite: bool) -> Snapshot:
 
 
 def _refuse_lost_history(run: RunDir, *, saves: bool) -> None:
-    """Where checkpoints were made once and are gone, beginning again would hide it.
+    """Refuse to begin again where checkpoints were made once and are gone: it would hide that.
 
     Args:
         run: Has no checkpoint.
@@ -225,7 +225,7 @@ def _refuse_lost_history(run: RunDir, *, saves: bool) -> None:
 
 
 def _refuse_finished(run: RunDir) -> None:
-    """A result that is there is not thrown away to begin again.
+    """Refuse to throw away a result to begin again.
 
     Raises:
         ConfigError: The run is finished; no other error, since its summary is to stay what it is.

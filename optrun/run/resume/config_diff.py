@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from optrun.artifacts.checkpoint import Snapshot, plain_numbers
+from optrun.artifacts.metadata import CheckpointMetadata
 from optrun.config.original_cwd import PATHS, same_files
 from optrun.config.saved import differences
 from optrun.errors import ConfigError
@@ -28,7 +28,12 @@ _HARMLESS_TRAINING = {
         "max_rollbacks",
     )
 }
-_LENGTH = {"training.max_steps", "training.num_train_epochs"}
+_LENGTH = {
+    "training.max_steps",
+    "training.num_train_epochs",
+    "training.early_stopping_patience",
+    "training.early_stopping_threshold",
+}
 _PLAN = {
     "seed",
     "training.per_device_train_batch_size",
@@ -45,7 +50,7 @@ MEANINGS = {
 
 
 def meaning(key: str) -> str:
-    """What a changed key changes, a key of `MEANINGS`.
+    """Say what a changed key changes: a key of `MEANINGS`.
 
     Example:
         >>> meaning("training.logging_steps"), meaning("lr"), meaning("data.train")
@@ -65,19 +70,21 @@ def may_change_data(changes: Changes) -> bool:
     return any(key.startswith(("data.", "task.")) for key in changes)
 
 
-def changes_since(snapshot: Snapshot, values: Mapping[str, Any], began: Path | None) -> dict[str, tuple[Any, Any]]:
-    """Dotted key to the value a checkpoint was saved with and the one in force.
+def changes_since(
+    saved: CheckpointMetadata, values: Mapping[str, Any], started_from: Path | None
+) -> dict[str, tuple[Any, Any]]:
+    """Map each dotted key that changed to the value a checkpoint was saved with and the one in force.
 
-    A path that was relative to where the run began, and is a whole one now, is no change: it would count as the word
-    that permits other rows.
+    A path that was relative to where the run was started, and is absolute now, is no change: it would count as the
+    change that permits other rows.
 
     Args:
-        snapshot: Of the checkpoint.
+        saved: Of the checkpoint.
         values: In force; resolved and plain.
-        began: The folder the run was started from; None: it is not known.
+        started_from: The folder the run was started from; None: it is not known.
     """
-    found = differences(plain_numbers(snapshot.state["config"]), values)
-    return {key: pair for key, pair in found.items() if key not in PATHS or not same_files(*pair, began)}
+    found = differences(saved.config, values)
+    return {key: pair for key, pair in found.items() if key not in PATHS or not same_files(*pair, started_from)}
 
 
 def refuse_idle(changes: Changes, done: int) -> None:

@@ -7,6 +7,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from optrun.artifacts.metadata import CheckpointMetadata
 from optrun.data.loader import EpochPlan
 from optrun.errors import ConfigError
 from optrun.run.resume.config_diff import Changes, may_change_data
@@ -14,7 +15,7 @@ from optrun.training.state import TrainState
 
 
 def plan_values(plan: EpochPlan, fingerprint: str) -> dict[str, Any]:
-    """What a checkpoint keeps of the plan.
+    """Describe a plan as a checkpoint keeps it.
 
     Args:
         plan: Which examples each step sees.
@@ -31,7 +32,7 @@ def plan_values(plan: EpochPlan, fingerprint: str) -> dict[str, Any]:
 
 
 def vocabulary_digest(tokenizer: Any | None) -> str:
-    """Which words the numbers stand for: tokens with their ids; of what has no vocabulary, nothing."""
+    """Digest tokens with their ids; empty for what has no vocabulary, such as an image processor."""
     if tokenizer is None or not hasattr(tokenizer, "get_vocab"):
         return ""
     return hashlib.sha256(json.dumps(sorted(tokenizer.get_vocab().items())).encode()).hexdigest()[:16]
@@ -43,11 +44,11 @@ def class_names(model_config: Mapping[str, Any]) -> list[str]:
     return [str(named[number]) for number in sorted(named, key=int)]
 
 
-def refuse_other_data(saved: Mapping[str, Any], now: Mapping[str, Any], changes: Changes) -> None:
-    """Data that changed without a word of the configuration changing is a mistake.
+def refuse_other_data(saved: CheckpointMetadata, now: CheckpointMetadata, changes: Changes) -> None:
+    """Refuse data that changed while no key of the configuration did.
 
     Args:
-        saved: `state.json`.
+        saved: Of the checkpoint.
         now: `plan`, `tokenizer` and `model_config` as the next checkpoint will say them.
         changes: Since the checkpoint.
 
@@ -55,18 +56,18 @@ def refuse_other_data(saved: Mapping[str, Any], now: Mapping[str, Any], changes:
         ConfigError: The examples, or what their numbers mean, are not those the run was started with.
     """
     named = ", ".join(key for key in changes if key.startswith(("data.", "task.", "model.")) or key == "seed")
-    if saved.get("tokenizer", now["tokenizer"]) != now["tokenizer"]:
+    if saved.tokenizer not in (None, now.tokenizer):
         raise ConfigError(
             f"{named or 'the data'}: with this change the tokenizer is another one, and the trained weights would read "
             "other words. Start a new run."
         )
-    classes, others = class_names(saved.get("model_config", {})), class_names(now["model_config"])
+    classes, others = class_names(saved.model_config), class_names(now.model_config)
     if classes and classes != others:
         raise ConfigError(
             f"{named or 'the data'}: with this change the classes are {_some(others)}, and the trained weights tell "
             f"{_some(classes)} apart, in this order: they would mean other labels. Start a new run."
         )
-    before, fingerprint = saved["plan"]["fingerprint"], now["plan"]["fingerprint"]
+    before, fingerprint = saved.plan["fingerprint"], now.plan["fingerprint"]
     if before != fingerprint and not may_change_data(changes):
         why = " (seed decides here which examples are kept for evaluation)" if "seed" in changes else ""
         raise ConfigError(
@@ -75,18 +76,18 @@ def refuse_other_data(saved: Mapping[str, Any], now: Mapping[str, Any], changes:
         )
 
 
-def refuse_other_words(saved: Mapping[str, Any], tokenizer: Any) -> None:
-    """Weights say nothing of texts in another tokenizer's numbers.
+def refuse_other_tokenizer(saved: CheckpointMetadata, tokenizer: Any) -> None:
+    """Refuse weights that were trained with another tokenizer's ids.
 
     Args:
-        saved: `state.json`.
+        saved: Of the checkpoint.
         tokenizer: Of the model that the weights are for.
 
     Raises:
         ConfigError: It is not the one the checkpoint was trained with.
     """
     own = vocabulary_digest(tokenizer)
-    if saved.get("tokenizer", own) != own:
+    if saved.tokenizer not in (None, own):
         raise ConfigError(
             "with this data and model the tokenizer is another one than the checkpoint was trained with, and its "
             "weights would read other words. Leave data.train, model.path and model.tokenizer as they were, or name "
@@ -94,14 +95,14 @@ def refuse_other_words(saved: Mapping[str, Any], tokenizer: Any) -> None:
         )
 
 
-def not_held_back(saved: Mapping[str, Any], evaluation: Any) -> str | None:
-    """A warning where rows cut off for evaluation are not those of the run; else None.
+def not_held_back(saved: CheckpointMetadata, evaluation: Any) -> str | None:
+    """Warn where rows cut off for evaluation are not those of the run; else None.
 
     Args:
-        saved: `state.json`.
+        saved: Of the checkpoint.
         evaluation: Examples that were cut off from the training rows just now.
     """
-    if saved["plan"]["fingerprint"].split("-")[1] == evaluation.fingerprint()[:16]:
+    if saved.plan["fingerprint"].split("-")[1] == evaluation.fingerprint()[:16]:
         return None
     return (
         "warning: the evaluation examples are not those that were held back when the checkpoint was trained: the data, "
@@ -128,32 +129,32 @@ def move(before: Mapping[str, Any], state: TrainState, plan: EpochPlan, fingerpr
         fingerprint: Of the examples now.
 
     Returns:
-        A sentence about what happens to the position; None: the plan is the same.
+        A note about what happens to the position; None: the plan is the same.
     """
     before = {**plan_values(plan, fingerprint), **before}  # an older format says less of it
     if before == plan_values(plan, fingerprint):
         return None
     old = EpochPlan(before["examples"], before["batch_size"], before["accumulation"], before["seed"])
-    epoch, place = old.locate(state.position)
-    seen = min(place * old.accumulation * old.batch_size, old.examples)
+    epoch, step_in_epoch = old.locate(state.position)
+    seen = min(step_in_epoch * old.accumulation * old.batch_size, old.examples)
     same_examples = before["fingerprint"].split("-")[0] == fingerprint.split("-")[0]
     # Grouped by length, the order depends on the size of a step as well.
     grouped = before.get("grouped", False) or plan.lengths is not None
     if same_examples and not grouped and (old.seed, old.examples) == (plan.seed, plan.examples):
         size = plan.accumulation * plan.batch_size
-        new_place = min(-(-seen // size), plan.steps_per_epoch)
-        left_out = min(new_place * size, plan.examples) - seen
-        position = epoch * plan.steps_per_epoch + new_place
-        sentence = (
+        new_step = min(-(-seen // size), plan.steps_per_epoch)
+        left_out = min(new_step * size, plan.examples) - seen
+        position = epoch * plan.steps_per_epoch + new_step
+        note = (
             f"the plan of the data changed: {seen:,} of {plan.examples:,} examples of epoch {epoch + 1} were seen; "
             f"training goes on after them in the same order, {left_out:,} are left out of this epoch, none comes twice."
         )
     else:
-        left_out = old.examples - seen if place else 0
-        position = (epoch + bool(place)) * plan.steps_per_epoch
-        sentence = (
+        left_out = old.examples - seen if step_in_epoch else 0
+        position = (epoch + bool(step_in_epoch)) * plan.steps_per_epoch
+        note = (
             f"the examples or their order changed: training goes on at the start of a new epoch; {left_out:,} examples "
             f"of epoch {epoch + 1} are left out."
         )
     state.data_shift = position - state.global_step - state.passed_steps
-    return sentence
+    return note

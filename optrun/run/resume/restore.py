@@ -1,4 +1,4 @@
-"""A snapshot put back into model, optimizer and schedule, and checked there."""
+"""Loads a snapshot into model, optimizer and schedule, and checks it there."""
 
 from __future__ import annotations
 
@@ -6,43 +6,56 @@ from typing import Any
 
 import torch
 
-from optrun.artifacts import checkpoint as checkpoints
 from optrun.artifacts import provenance
 from optrun.artifacts import run_dir as names
 from optrun.artifacts.checkpoint import Snapshot, load_checkpoint, refuse_mutated, set_aside
 from optrun.artifacts.identity import run_id_of
 from optrun.artifacts.manifest import refuse_foreign
+from optrun.artifacts.metadata import CheckpointMetadata
 from optrun.artifacts.retention import step_of
 from optrun.artifacts.run_dir import RunDir, checkpoint_folders
 from optrun.config.schema.checkpoint import OnOtherOptimizer
 from optrun.errors import CheckpointError, ConfigError, NonFiniteError, OptrunError
 from optrun.model.weights import load_model_tensors, model_tensors
 from optrun.optimizer.state import load_named_state, named_state
-from optrun.run.resume.config_diff import Changes
+from optrun.run.resume.config_diff import Changes, meaning
 from optrun.run.resume.state_file import refuse_garbage
-from optrun.training.ranking import Ranking, rank_by
+from optrun.training.callback import StopRequest
+from optrun.training.ranking import rank_by
+from optrun.training.setup import TrainingSetup
 from optrun.training.state import TrainState, restore_random_states
 from optrun.training.step import TrainStep
 
 _COMPUTING = ("python", "torch", "transformers", "tokenizers", "numpy")
 
 
-def train_state(snapshot: Snapshot) -> TrainState:
-    """The counters of a checkpoint.
+def train_state(metadata: CheckpointMetadata) -> TrainState:
+    """Read the counters of a checkpoint.
 
     Raises:
         CheckpointError: A newer version saved it.
     """
     try:
-        return TrainState.from_dict(checkpoints.plain_numbers(snapshot.state["train"]))
-    except (ValueError, KeyError) as error:
+        return TrainState.from_dict(metadata.train)
+    except ValueError as error:
         raise CheckpointError(f"{names.CHECKPOINT_STATE}: {error}") from error
 
 
+def stop_request(metadata: CheckpointMetadata, changes: Changes) -> StopRequest | None:
+    """Read the request to end training early, as long as nothing was changed that it may depend on."""
+    if metadata.stop is None or any(meaning(key) != "harmless" for key in changes):
+        return None
+    return StopRequest.from_dict(metadata.stop)
+
+
 def restore_state(
-    snapshot: Snapshot, model: Any, train_step: TrainStep, changes: Changes, on_other_optimizer: OnOtherOptimizer
+    snapshot: Snapshot,
+    model: torch.nn.Module,
+    train_step: TrainStep,
+    changes: Changes,
+    on_other_optimizer: OnOtherOptimizer,
 ) -> list[str]:
-    """Weights, optimizer state, schedule and loss scale.
+    """Load weights, optimizer state, schedule and loss scale.
 
     Args:
         snapshot: Verified.
@@ -52,13 +65,13 @@ def restore_state(
         on_other_optimizer: What to do with optimizer state that does not fit.
 
     Returns:
-        Sentences for the user.
+        Notes for the user.
 
     Raises:
         ConfigError: A change made the weights or the optimizer state unfit; key and tensor are named.
         CheckpointError: They do not fit without any change, or are in memory not what they are in the file.
     """
-    said: list[str] = []
+    notes: list[str] = []
     _refuse_other_model(snapshot, model, changes)
     try:
         load_model_tensors(model, snapshot.model)
@@ -66,25 +79,25 @@ def restore_state(
         raise _unfit(str(error), changes, ("model.", "task.", "data.")) from error
     refuse_mutated(names.CHECKPOINT_MODEL, snapshot.digests[names.CHECKPOINT_MODEL], model_tensors(model))
     try:
-        load_named_state(train_step.optimizer, snapshot.optimizer, snapshot.state["optimizer"])
+        load_named_state(train_step.optimizer, snapshot.optimizer, snapshot.metadata.optimizer)
     except (ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
         first = min(snapshot.optimizer, default="none")
         if on_other_optimizer is not OnOtherOptimizer.reset:
             hint = "checkpoint.on_other_optimizer=reset keeps the weights and starts the optimizer's state anew."
             text = f"the saved optimizer state does not fit: {error} First saved tensor: {first}. {hint}"
             raise _unfit(text, changes, ("optimizer.", "param_groups.", "model.")) from error
-        said.append(f"the optimizer's state starts anew, as asked: {error}")
+        notes.append(f"the optimizer's state starts anew, as asked: {error}")
     else:
         now = named_state(train_step.optimizer)[0]
         refuse_mutated(names.CHECKPOINT_OPTIMIZER, snapshot.digests[names.CHECKPOINT_OPTIMIZER], now)
-    said += _put_back_schedule(snapshot.state["scheduler"], train_step)
-    if train_step.scaler.is_enabled() and snapshot.state["scaler"]:
-        train_step.scaler.load_state_dict(snapshot.state["scaler"])
-    return said
+    notes += _restore_schedule(snapshot.metadata.scheduler, train_step)
+    if train_step.scaler.is_enabled() and snapshot.metadata.scaler:
+        train_step.scaler.load_state_dict(snapshot.metadata.scaler)
+    return notes
 
 
-def _refuse_other_model(snapshot: Snapshot, model: Any, changes: Changes) -> None:
-    before, now = snapshot.state["model_class"], type(model).__name__
+def _refuse_other_model(snapshot: Snapshot, model: torch.nn.Module, changes: Changes) -> None:
+    before, now = snapshot.metadata.model_class, type(model).__name__
     if before != now:
         text = f"the checkpoint holds a {before}, the configuration builds a {now}."
         raise _unfit(text, changes, ("model.", "task."))
@@ -99,30 +112,30 @@ def _unfit(text: str, changes: Changes, prefixes: tuple[str, ...]) -> OptrunErro
     return ConfigError(f"{', '.join(blamed)}: {text}") if blamed else CheckpointError(text)
 
 
-def _put_back_schedule(saved: dict[str, Any], train_step: TrainStep) -> list[str]:
+def _restore_schedule(saved: dict[str, Any], train_step: TrainStep) -> list[str]:
     scheduler = train_step.scheduler
     own = scheduler.state_dict()
-    said = []
+    notes = []
     try:
         if saved["name"] != own["name"]:
             scheduler.load_state_dict({**own, "global_step": saved["global_step"]})
         elif len(saved["plateaus"]) != len(own["plateaus"]):
             if any(plateau is not None for plateau in saved["plateaus"]):
-                said.append(
+                notes.append(
                     f"{len(saved['plateaus'])} parameter groups then, {len(own['plateaus'])} now: what the schedule "
                     f"{saved['name']} has seen of its metric starts anew"
                 )
             scheduler.load_state_dict({**own, "global_step": saved["global_step"]})
         else:
             forgotten, saved = _of_this_metric(saved, own)
-            said += forgotten
+            notes += forgotten
             scheduler.load_state_dict(saved)
         before, now = saved["last_lr"], scheduler.get_last_lr()
     except (KeyError, TypeError, ValueError) as error:
         raise CheckpointError(f"{names.CHECKPOINT_STATE}: the schedule's state cannot be read: {error}") from error
     if before != now:
-        said.append(f"learning rate of the next step: {max(before):g} with the saved configuration, {max(now):g} now")
-    return said
+        notes.append(f"learning rate of the next step: {max(before):g} with the saved configuration, {max(now):g} now")
+    return notes
 
 
 def _of_this_metric(saved: dict[str, Any], own: dict[str, Any]) -> tuple[list[str], dict[str, Any]]:
@@ -133,7 +146,7 @@ def _of_this_metric(saved: dict[str, Any], own: dict[str, Any]) -> tuple[list[st
         own: Of the schedule as it was built.
 
     Returns:
-        A sentence for the user where something was forgotten, and the state to load.
+        Notes for the user where something was forgotten, and the state to load.
     """
 
     def watched(state: dict[str, Any]) -> list[Any]:
@@ -142,15 +155,15 @@ def _of_this_metric(saved: dict[str, Any], own: dict[str, Any]) -> tuple[list[st
     if "metric" not in saved or watched(saved) == watched(own):
         return [], saved
     plateaus = [plateau and {**plateau, "best": None, "num_bad": 0} for plateau in saved["plateaus"]]
-    sentence = (
+    note = (
         f"the schedule {own['name']} watches {own['metric']} from here on: what it saw of {saved['metric']} is "
         "forgotten, the reductions it made stay"
     )
-    return [sentence], {**saved, "plateaus": plateaus}
+    return [note], {**saved, "plateaus": plateaus}
 
 
 def environment(device: torch.device) -> dict[str, Any]:
-    """What bit-exactness hangs on besides the configuration."""
+    """Versions and hardware that bit-exactness depends on besides the configuration."""
     versions = provenance.versions()
     return {
         **{name: versions[name] for name in _COMPUTING},
@@ -160,34 +173,26 @@ def environment(device: torch.device) -> dict[str, Any]:
     }
 
 
-def other_environment(snapshot: Snapshot, device: torch.device) -> str | None:
-    """A warning where the run goes on under other conditions than it was saved under; else None."""
-    saved, now = snapshot.state.get("environment", {}), environment(device)
+def other_environment(metadata: CheckpointMetadata, device: torch.device) -> str | None:
+    """Warn where the run goes on under other conditions than it was saved under; else None."""
+    saved, now = metadata.environment or {}, environment(device)
     other = [f"{key} {saved[key]} then, {value} now" for key, value in now.items() if saved.get(key, value) != value]
     if not other:
         return None
     return f"warning: {'; '.join(other)}: going on works, bit-equality with an uninterrupted run is not promised."
 
 
-def go_back(
-    run: RunDir,
-    step: int,
-    every: int | None,
-    model: Any,
-    train_step: TrainStep,
-    device: torch.device,
-    ranking: Ranking,
-) -> TrainState:
-    """Put everything back to the last scheduled checkpoint at or before a step, in the middle of a run.
+def go_back(run: RunDir, step: int, every: int | None, setup: TrainingSetup) -> tuple[TrainState, CheckpointMetadata]:
+    """Restore the last scheduled checkpoint at or before a step, in the middle of a run.
 
     Args:
         run: The run directory; its lock is held. Later checkpoints are put out of the way.
         step: A scheduled one.
         every: `checkpoint.save_steps`.
-        model: In use.
-        train_step: In use.
-        device: Where it computes.
-        ranking: In force; the checkpoint may be older than that.
+        setup: In use; the checkpoint may be older than its ranking.
+
+    Returns:
+        The counters from there, and what else the checkpoint says.
 
     Raises:
         NonFiniteError: There is no such checkpoint.
@@ -201,7 +206,7 @@ def go_back(
             try:
                 refuse_foreign(folder, run_id)
                 snapshot = load_checkpoint(folder)
-                refuse_garbage(folder, snapshot.state)
+                refuse_garbage(folder, snapshot.metadata)
                 break
             except CheckpointError as error:
                 wrong.append(str(error))
@@ -210,12 +215,12 @@ def go_back(
         raise NonFiniteError(
             f"training.on_nonfinite=rollback: there is no checkpoint to go back to. {' '.join(wrong)}".strip()
         )
-    train_step.optimizer.zero_grad(set_to_none=True)
-    restore_state(snapshot, model, train_step, {}, OnOtherOptimizer.refuse)
-    restore_random_states(snapshot.state["random"], device)
+    setup.train_step.optimizer.zero_grad(set_to_none=True)
+    restore_state(snapshot, setup.model, setup.train_step, {}, OnOtherOptimizer.refuse)
+    restore_random_states(snapshot.metadata.random, setup.train_step.device)
     for later in checkpoint_folders(run):
         if step_of(later) > snapshot.global_step:
             set_aside(later, "superseded")
-    state = train_state(snapshot)
-    rank_by(state, ranking)
-    return state
+    state = train_state(snapshot.metadata)
+    rank_by(state, setup.ranking)
+    return state, snapshot.metadata

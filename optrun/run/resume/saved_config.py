@@ -10,10 +10,10 @@ from typing import Any
 from omegaconf import OmegaConf
 
 from optrun.artifacts import run_dir as names
-from optrun.artifacts.checkpoint import plain_numbers, read_state
+from optrun.artifacts.checkpoint import read_state
 from optrun.artifacts.identity import run_id_of
 from optrun.artifacts.manifest import file_problem, read_manifest, refuse_foreign, refuse_newer_format
-from optrun.artifacts.metrics import read_summary
+from optrun.artifacts.metrics import from_json, read_summary
 from optrun.artifacts.run_dir import RunDir, checkpoint_folders
 from optrun.config.safety import refuse_code
 from optrun.config.saved import differences, read_config, refuse_interpolations
@@ -21,17 +21,17 @@ from optrun.errors import CheckpointError, ConfigError, NewerFormatError
 
 
 def as_text(values: Mapping[str, Any]) -> str:
-    """A resolved configuration as it is written."""
+    """Write a resolved configuration as YAML."""
     return OmegaConf.to_yaml(OmegaConf.create(dict(values)))
 
 
 def digest_of(text: str) -> str:
-    """What the summary remembers of the file, in hexadecimal."""
+    """Digest the text, as the summary keeps it; hexadecimal."""
     return hashlib.sha256(text.encode()).hexdigest()
 
 
 def configuration_of(run: RunDir, given: Sequence[str] = ()) -> tuple[dict[str, Any], str | None]:
-    """The configuration that a run was started with, and what was changed when it went on.
+    """Read the configuration that a run was started with, and what was changed when it went on.
 
     A change that is made with `resume=` is in the file before it is in a checkpoint; then the summary knows the file.
 
@@ -40,7 +40,7 @@ def configuration_of(run: RunDir, given: Sequence[str] = ()) -> tuple[dict[str, 
         given: Keys that the command line gives: what the file says of them does not matter.
 
     Returns:
-        Resolved values, and a sentence where they are those of a checkpoint.
+        Resolved values, and a note where they are those of a checkpoint.
 
     Raises:
         ConfigError: The file was changed by somebody else, holds an interpolation or the name of code, or is lost
@@ -72,12 +72,12 @@ def configuration_of(run: RunDir, given: Sequence[str] = ()) -> tuple[dict[str, 
         return values, None
     if as_text(kept).startswith(run.config.read_text(encoding="utf-8")):
         return kept, _taken(f"{run.config}: cut.", folder)
-    open_keys = [key for key in changes if not any(key == word or key.startswith(f"{word}.") for word in given)]
+    open_keys = [key for key in changes if not any(key == own or key.startswith(f"{own}.") for own in given)]
     if open_keys:
-        said = ", ".join(f"{key}={changes[key][1]} (was {changes[key][0]})" for key in open_keys[:5])
+        listed = ", ".join(f"{key}={changes[key][1]} (was {changes[key][0]})" for key in open_keys[:5])
         key, (before, now) = open_keys[0], changes[open_keys[0]]
         raise ConfigError(
-            f"{run.config}: {said}: changed since {folder} was saved, and not on the command line. To train with it, "
+            f"{run.config}: {listed}: changed since {folder} was saved, and not on the command line. To train with it, "
             f"give {key}={now} there; to go on as before, {key}={before}."
         )
     return kept, None
@@ -117,7 +117,7 @@ def _of_newest_checkpoint(run: RunDir) -> tuple[Path, dict[str, Any]] | None:
             refuse_foreign(folder, run_id)
             size, checksum = read_manifest(folder)["listed"][names.CHECKPOINT_STATE]
             if file_problem(folder / names.CHECKPOINT_STATE, size, checksum) is None:
-                return folder, plain_numbers(read_state(folder)["config"])
+                return folder, from_json(read_state(folder)["config"])
         except NewerFormatError:
             raise
         except (CheckpointError, OSError, KeyError):

@@ -5,12 +5,13 @@ Checksums say that a file is what was written, not that a person's script wrote 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
-from optrun.artifacts.checkpoint import plain_numbers
+from optrun.artifacts.metadata import CheckpointMetadata
+from optrun.artifacts.metrics import from_json
 from optrun.artifacts.run_dir import CHECKPOINT_STATE
 from optrun.errors import CheckpointError
 from optrun.training.state import TrainState, read_random_states
@@ -36,7 +37,7 @@ _SHAPE: dict[str, Any] = {
     "model_class": str,
     "model_config": dict,
 }
-_WORDS: dict[Any, str] = {
+_EXPECTED: dict[Any, str] = {
     dict: "a mapping",
     list: "a list",
     str: "a text",
@@ -44,22 +45,29 @@ _WORDS: dict[Any, str] = {
     bool: "true or false",
     1: "a whole number, 1 or more",
 }
-_OPTIONAL: dict[str, Any] = {"trainable": _NAMES, "environment": dict, "tokenizer": str, "plugins": [{"names": _NAMES}]}
+_OPTIONAL: dict[str, Any] = {
+    "trainable": _NAMES,
+    "environment": dict,
+    "tokenizer": str,
+    "plugins": [{"names": _NAMES}],
+    "callbacks": dict,
+    "stop": {"by": str, "reason": str, "step": _COUNT},
+}
 _PLATEAU = {"multiplier": _NUMBER, "num_bad": _COUNT, "cooling": _COUNT}
 
 
-def refuse_garbage(folder: Path, state: Mapping[str, Any]) -> None:
+def refuse_garbage(folder: Path, metadata: CheckpointMetadata) -> None:
     """Look through what a checkpoint says besides its tensors.
 
     Args:
         folder: The checkpoint, for the message.
-        state: Its `state.json`.
+        metadata: Its `state.json`.
 
     Raises:
         CheckpointError: With the first key whose value is none that a run saves.
     """
-    for said in _faults(plain_numbers(dict(state))):
-        raise CheckpointError(f"{folder / CHECKPOINT_STATE}: {said}. Its checksums are right, but no run saved this.")
+    for fault in _faults(from_json(metadata.to_dict())):
+        raise CheckpointError(f"{folder / CHECKPOINT_STATE}: {fault}. Its checksums are right, but no run saved this.")
 
 
 def _faults(state: dict[str, Any]) -> Iterator[str]:
@@ -68,20 +76,20 @@ def _faults(state: dict[str, Any]) -> Iterator[str]:
     plan = state.get("plan")
     if isinstance(plan, dict) and plan.keys() == {"fingerprint"}:  # the first layout knew no more of it
         optional["plan"] = {"fingerprint": str}
-    if said := _wrong("", state, _SHAPE | optional):
-        yield said
+    if fault := _wrong("", state, _SHAPE | optional):
+        yield fault
         return
     yield from _wrong_counters(state["train"], state["global_step"])
     if not state["scheduler"]["last_lr"]:
         yield _expected("scheduler.last_lr", [], "a learning rate for each group")
     for plateau in state["scheduler"]["plateaus"]:
-        if plateau is not None and (said := _wrong("scheduler.plateaus", plateau, _PLATEAU)):
-            yield said
-    if said := _wrong("scaler", state["scaler"], dict.fromkeys(state["scaler"], _NUMBER)):
-        yield said
+        if plateau is not None and (fault := _wrong("scheduler.plateaus", plateau, _PLATEAU)):
+            yield fault
+    if fault := _wrong("scaler", state["scaler"], dict.fromkeys(state["scaler"], _NUMBER)):
+        yield fault
     classes = state["model_config"].get("id2label") or {}
-    if said := _wrong("model_config.id2label", classes, dict):
-        yield said
+    if fault := _wrong("model_config.id2label", classes, dict):
+        yield fault
     elif not all(number.isdecimal() for number in classes):
         yield f"model_config.id2label: {_shown(min(classes))} is no number of a class"
     if "-" not in state["plan"]["fingerprint"]:
@@ -105,14 +113,14 @@ def _wrong(key: str, value: Any, shape: Any) -> str | None:
     if isinstance(shape, list):
         if not isinstance(value, list):
             return _expected(key, value, "a list")
-        return next(filter(None, (_wrong(f"{key}[{place}]", item, shape[0]) for place, item in enumerate(value))), None)
+        return next(filter(None, (_wrong(f"{key}[{index}]", item, shape[0]) for index, item in enumerate(value))), None)
     if isinstance(shape, type):
         good = type(value) is shape
     elif shape == _NUMBER:
         good = isinstance(value, (int, float)) and not isinstance(value, bool)
     else:
         good = type(value) is int and (shape if shape == 1 else 0) <= value < 2**63
-    return None if good else _expected(key, value, _WORDS.get(shape, shape))
+    return None if good else _expected(key, value, _EXPECTED.get(shape, shape))
 
 
 def _wrong_counters(train: dict[str, Any], step: int) -> Iterator[str]:
@@ -126,14 +134,14 @@ def _wrong_counters(train: dict[str, Any], step: int) -> Iterator[str]:
             shapes[key] = dict.fromkeys(train[key], _NUMBER)
     if isinstance(train.get("best"), dict):
         shapes["best"] = {name: {"value": _NUMBER, "step": _NUMBER} for name in train["best"]}
-    if said := _wrong("train", train, {key: shape for key, shape in shapes.items() if key in train}):
-        yield said
+    if fault := _wrong("train", train, {key: shape for key, shape in shapes.items() if key in train}):
+        yield fault
     elif train.get("global_step") != step:
         yield _expected("train.global_step", train.get("global_step"), str(step))
     elif not all(name.isdecimal() for name in train.get("ranking", {})):
         yield f"train.ranking: {_shown(min(train['ranking']))} is no step"
     elif not 0 <= train["global_step"] + train.get("data_shift", 0) + train.get("passed_steps", 0) < 2**63:
-        yield _expected("train.data_shift", train["data_shift"], "a place in the data")
+        yield _expected("train.data_shift", train["data_shift"], "a position in the data")
 
 
 def _expected(key: str, value: Any, what: str) -> str:

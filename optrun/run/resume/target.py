@@ -1,4 +1,4 @@
-"""From `resume=...` to the run directory and the checkpoint to go on from."""
+"""Finds the run directory and the checkpoint that `resume=...` names."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Target:
 
 
 def find_target(value: str, *, run_dir: Path | None, outputs: Path) -> Target | None:
-    """The run that `resume` means.
+    """Find the run that `resume` means.
 
     Args:
         value: RUN_DIR, CHECKPOINT, `latest` or `auto`.
@@ -115,8 +115,8 @@ def checkpoint_of(path: str) -> tuple[RunDir, Path]:
         return target.run, target.checkpoint
     newest, damaged = latest_whole(target.run)
     if newest is None:
-        said = " ".join(reasons[0] for reasons in damaged.values())
-        raise CheckpointError(f"{target.run.path}: no checkpoint that is whole. {said}".strip())
+        faults = " ".join(reasons[0] for reasons in damaged.values())
+        raise CheckpointError(f"{target.run.path}: no checkpoint that is whole. {faults}".strip())
     for reasons in damaged.values():
         sys.stderr.write(f"optrun: warning: {printable(reasons[0])} Passed over.\n")
     return target.run, newest

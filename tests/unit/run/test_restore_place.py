@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 
+from optrun.artifacts.metadata import CheckpointMetadata
 from optrun.data.loader import EpochPlan
 from optrun.errors import CheckpointError, ConfigError
 from optrun.run import disk_space as space
@@ -21,17 +22,21 @@ from optrun.run.resume.data_position import (
     not_held_back,
     plan_values,
     refuse_other_data,
-    refuse_other_words,
+    refuse_other_tokenizer,
     vocabulary_digest,
 )
 from optrun.run.snapshot import Copier
 from optrun.training.state import TrainState
 
 
-def saved(**other: Any) -> dict[str, Any]:
+def saved(**other: Any) -> CheckpointMetadata:
     """What a checkpoint says of its data."""
-    plan = {"fingerprint": "rows-held"}
-    return {"plan": plan, "tokenizer": "words", "model_config": {"id2label": {"0": "no", "1": "yes"}}, **other}
+    of_data: dict[str, Any] = {
+        "plan": {"fingerprint": "rows-held"},
+        "tokenizer": "words",
+        "model_config": {"id2label": {"0": "no", "1": "yes"}},
+    }
+    return CheckpointMetadata(global_step=0, **(of_data | other))
 
 
 class Tokenizer:
@@ -81,9 +86,9 @@ def test_the_same_data_and_other_data() -> None:
 
 def test_an_evaluation_needs_the_words_and_the_rows_of_the_run() -> None:
     words = Tokenizer("a")
-    refuse_other_words(saved(tokenizer=vocabulary_digest(words)), words)
+    refuse_other_tokenizer(saved(tokenizer=vocabulary_digest(words)), words)
     with pytest.raises(ConfigError, match="the tokenizer is another one"):
-        refuse_other_words(saved(), words)
+        refuse_other_tokenizer(saved(), words)
     held = SimpleNamespace(fingerprint=lambda: "0123456789abcdef" * 2)
     assert not_held_back(saved(plan={"fingerprint": "rows-0123456789abcdef"}), held) is None
     assert "not those that were held back" in str(not_held_back(saved(), held))
@@ -126,11 +131,11 @@ def test_what_changed_is_told_and_idle_changes_are_refused(tmp_path: Path) -> No
         refuse_idle(changes, 5)
     (tmp_path / "rows.txt").touch()
     before = {"data": {"train": "rows.txt"}, "lr": 0.1}
-    snapshot: Any = SimpleNamespace(state={"config": before})
+    since = CheckpointMetadata(global_step=0, config=before)
     whole = {"data": {"train": str(tmp_path / "rows.txt")}, "lr": 0.1}
-    assert changes_since(snapshot, whole, tmp_path) == {}
-    assert list(changes_since(snapshot, whole, tmp_path / "elsewhere")) == ["data.train"]
-    assert list(changes_since(snapshot, {**before, "lr": 0.2}, tmp_path)) == ["lr"]
+    assert changes_since(since, whole, tmp_path) == {}
+    assert list(changes_since(since, whole, tmp_path / "elsewhere")) == ["data.train"]
+    assert list(changes_since(since, {**before, "lr": 0.2}, tmp_path)) == ["lr"]
 
 
 def test_who_is_blamed_for_a_state_that_does_not_fit() -> None:
@@ -139,7 +144,7 @@ def test_who_is_blamed_for_a_state_that_does_not_fit() -> None:
     assert isinstance(blamed, ConfigError)
     assert str(blamed) == "model.width=16: too wide."
     assert isinstance(loading._unfit("too wide.", {"lr": (1, 2)}, ("model.",)), CheckpointError)
-    newer: Any = SimpleNamespace(state={"train": {"zeal": 1}})
+    newer = CheckpointMetadata(global_step=0, train={"zeal": 1})
     with pytest.raises(CheckpointError, match=r"state\.json: .*zeal"):
         loading.train_state(newer)
 
@@ -160,10 +165,10 @@ def test_another_environment_is_named() -> None:
     cpu = torch.device("cpu")
     now = loading.environment(cpu)
     assert now["device"] == "cpu"
-    same: Any = SimpleNamespace(state={"environment": now})
+    same = CheckpointMetadata(global_step=0, environment=now)
     assert loading.other_environment(same, cpu) is None
-    assert loading.other_environment(SimpleNamespace(state={}), cpu) is None  # type: ignore[arg-type]
-    other: Any = SimpleNamespace(state={"environment": {**now, "torch": "1.0"}})
+    assert loading.other_environment(CheckpointMetadata(global_step=0), cpu) is None
+    other = CheckpointMetadata(global_step=0, environment={**now, "torch": "1.0"})
     assert f"torch 1.0 then, {now['torch']} now:" in str(loading.other_environment(other, cpu))
 
 

@@ -136,7 +136,7 @@ def test_mlflow_by_its_calls(tmp_path: Path, fake: Any) -> None:
 def test_a_tracker_that_fails_does_not_end_the_run(tmp_path: Path, fake: Any) -> None:
     calls = fake("wandb", broken="log")
     said: list[str] = []
-    made = build_tracker(config("wandb"), tmp_path, None, {}, complain=said.append)
+    made = build_tracker(config("wandb"), tmp_path, None, {}, note=said.append)
     for _ in range(3):
         made.log(RECORD)
     made.close("finished")

@@ -1,0 +1,107 @@
+"""What `state.json` of a checkpoint says beside the tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import Any, Self
+
+import torch
+
+from optrun.artifacts.metrics import from_json
+
+ABSENT: Any = object()
+"""Value of a key that every whole checkpoint has, and this file has not: `refuse_garbage` says so before it is used."""
+
+
+@dataclass(kw_only=True)
+class CheckpointMetadata:
+    """Counters, schedule, random states, configuration: plain values, one field a key of `state.json`."""
+
+    global_step: int
+    """Optimizer steps done."""
+    format: int | None = None
+    epoch: int | None = None
+    step_in_epoch: int | None = None
+    train: dict[str, Any] = ABSENT
+    """Counters of `TrainState`."""
+    random: dict[str, Any] = ABSENT
+    """States of the random generators of Python, numpy and torch."""
+    scheduler: dict[str, Any] = ABSENT
+    """`state_dict` of the schedule."""
+    scaler: dict[str, Any] = ABSENT
+    """`state_dict` of `torch.amp.GradScaler`; empty where the precision is not fp16."""
+    optimizer: dict[str, Any] = ABSENT
+    """State by parameter name; tensors stand in their own file, and here by name and shape."""
+    callbacks: dict[str, Any] | None = None
+    """States of the loop's components, by configuration key; None: no component has one."""
+    stop: dict[str, Any] | None = None
+    """The request of a component to end training early; None: there is none."""
+    config: dict[str, Any] = ABSENT
+    """Resolved values that the run was started with."""
+    config_digest: str | None = None
+    run_id: str | None = None
+    """Of which run it is; None: of one that is older than ids."""
+    plan: dict[str, Any] = ABSENT
+    """Which examples each step sees, as `plan_values` says it."""
+    tokenizer: str | None = None
+    """Digest of its vocabulary."""
+    environment: dict[str, Any] | None = None
+    """Versions and hardware that bit-equality depends on."""
+    plugins: list[dict[str, Any]] | None = None
+    """What outside of optrun the choices came from."""
+    model_class: str = ABSENT
+    """Of transformers."""
+    model_config: dict[str, Any] = ABSENT
+    """Of transformers, after JSON."""
+    total_steps: int | None = None
+    parameters: list[str] | None = None
+    trainable: list[str] | None = None
+    """Names of the parameters that may hold neither NaN nor infinity."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """The keys that are there, with their values."""
+        values = {field.name: getattr(self, field.name) for field in fields(self)}
+        optional = {field.name for field in fields(self) if field.default is None}
+        return {key: value for key, value in values.items() if value is not (None if key in optional else ABSENT)}
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any], tensors: Mapping[str, torch.Tensor]) -> Self:
+        """Read the values of any format; what an older one does not say is filled in as far as it follows.
+
+        Non-finite numbers among counters, configuration and callbacks are numbers again. Keys that this version does
+        not know are left out.
+
+        Args:
+            values: `state.json`.
+            tensors: Of the optimizer.
+
+        Raises:
+            ValueError: The optimizer's section is none that a run saves.
+        """
+        known = {key: value for key, value in values.items() if key in {field.name for field in fields(cls)}}
+        for key in known.keys() & {"train", "config", "callbacks"}:
+            known[key] = from_json(known[key])
+        if isinstance(known.get("optimizer"), Mapping):
+            try:
+                known["optimizer"] = _with_shapes(known["optimizer"], tensors)
+            except (AttributeError, KeyError, TypeError) as error:
+                raise ValueError(f"optimizer.state: damaged: {type(error).__name__} while reading it") from error
+        if "plan" not in values and "data_fingerprint" in values:  # all that the first layout knew of the data
+            known["plan"] = {"fingerprint": values["data_fingerprint"]}
+        return cls(**known)
+
+
+def _with_shapes(optimizer: Mapping[str, Any], tensors: Mapping[str, torch.Tensor]) -> dict[str, Any]:
+    """Add the shapes of tensors, and what the optimizer keeps beside them: the first layout had neither."""
+    state = {
+        param: {key: _with_shape(entry, tensors) for key, entry in entries.items()}
+        for param, entries in optimizer.get("state", {}).items()
+    }
+    return {"attributes": {}, "shared": [], **optimizer, **({"state": state} if "state" in optimizer else {})}
+
+
+def _with_shape(entry: Any, tensors: Mapping[str, torch.Tensor]) -> Any:
+    if isinstance(entry, Mapping) and isinstance(entry.get("tensor"), str):
+        return {"tensor": [entry["tensor"], list(tensors[entry["tensor"]].shape)]}
+    return entry

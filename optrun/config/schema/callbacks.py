@@ -1,0 +1,63 @@
+"""`callbacks.NAME={KEY: VALUE}`: classes that hear of the training loop's steps, each with a schema of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import fields
+from typing import Any
+
+from omegaconf import OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from optrun import registry
+from optrun.config.types import expected_type
+from optrun.errors import ConfigError, did_you_mean
+
+SCHEMAS: dict[str, type[Any]] = registry.own("callback", {})
+"""Rows of callbacks: name to schema and `module:attribute` of the class. Others come by registration."""
+
+
+def callback_configs(callbacks: Mapping[str, Any]) -> dict[str, Any]:
+    """Check the callbacks of a configuration against the schemas of their rows.
+
+    Args:
+        callbacks: Name to keys and values; null stands for no keys.
+
+    Returns:
+        Name to an instance of the schema, in the same order.
+
+    Raises:
+        ConfigError: A name or a key that there is not, a missing value, or one of another type or out of range.
+    """
+    return {name: _typed(str(name), values) for name, values in callbacks.items()}
+
+
+def _typed(name: str, values: Any) -> Any:
+    key = f"callbacks.{name}"
+    if name not in SCHEMAS:
+        hint = " ".join(["no callback of this name is registered.", did_you_mean(name, SCHEMAS)]).strip()
+        raise ConfigError(f"{key}: {hint} A file that registers one is named on the command line: --plugin FILE.py")
+    schema = SCHEMAS[name]
+    if values is not None and not isinstance(values, Mapping):
+        raise ConfigError(f"{key}={values}: expected a mapping of its keys, such as {key}={_example(schema)}.")
+    typed = OmegaConf.structured(schema)
+    known = [field.name for field in fields(schema)]
+    for option, value in (values or {}).items():
+        if option not in known:
+            raise ConfigError(f"{key}.{option}: no such key. {did_you_mean(str(option), known)}")
+        try:
+            typed[option] = value
+        except OmegaConfBaseException as error:
+            raise ConfigError(f"{key}.{option}={value}: expected {expected_type(error)}.") from error
+    missing = sorted(OmegaConf.missing_keys(typed))
+    if missing:
+        raise ConfigError(f"{key}.{missing[0]} is missing: give {key}.{missing[0]}=VALUE.")
+    try:
+        return OmegaConf.to_object(typed)
+    except (TypeError, ValueError) as error:  # of the schema's own check of ranges
+        raise ConfigError(f"{key}: {error}") from error
+
+
+def _example(schema: type[Any]) -> str:
+    names = [field.name for field in fields(schema)]
+    return f"{{{names[0]}: VALUE}}" if names else "{}"

@@ -1,0 +1,119 @@
+"""Builds the training loop with its components, in the order in which they hear of a step."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from optrun.artifacts.checkpoint import Snapshot
+from optrun.run.assemble import Assembled
+from optrun.run.callbacks import build_callbacks
+from optrun.run.resume.restore import go_back, stop_request
+from optrun.run.session import Session
+from optrun.run.snapshot import Snapshots
+from optrun.tracking import Tracker, build_tracker
+from optrun.training.callback import Callback, TrainingContext
+from optrun.training.checkpointing import CheckpointManager
+from optrun.training.display import DisplayCallback
+from optrun.training.divergence import Divergence
+from optrun.training.early_stopping import EarlyStopping
+from optrun.training.evaluate import Evaluator
+from optrun.training.hooks import Hooks
+from optrun.training.loop import Loop
+from optrun.training.metrics_log import MetricsLogger, storage_policy
+from optrun.training.state import RandomStates, TrainState
+
+
+class TrackerCallback(Callback):
+    """Sends each line of metrics to a tracker.
+
+    Args:
+        tracker: Of the choice `tracking=`.
+    """
+
+    def __init__(self, tracker: Tracker) -> None:
+        self.tracker = tracker
+
+    def on_log(self, training: TrainingContext, record: Mapping[str, Any]) -> None:  # noqa: ARG002
+        """Send the line."""
+        self.tracker.log(record)
+
+    def on_train_end(self, training: TrainingContext, status: str) -> None:  # noqa: ARG002
+        """End the tracker's run."""
+        self.tracker.close(status)
+
+
+def build_loop(session: Session, assembled: Assembled, snapshot: Snapshot | None, stop_at: int | None) -> Loop:
+    """Build the loop with everything that hears of its steps.
+
+    Args:
+        session: The start of the run that it is built for.
+        assembled: What is trained.
+        snapshot: Of the checkpoint that training goes on from; None: from the start.
+        stop_at: Pause after this many optimizer steps.
+
+    Raises:
+        ConfigError: A tracker or a callback cannot start.
+        OptrunError: A callback raised while its state was loaded.
+    """
+    config, run, setup, note = session.config, session.run, assembled.setup, session.display.note
+    refused = storage_policy(config.checkpoint.on_storage_error, note)
+    metrics_log = MetricsLogger(session.manifest, refused)
+    tracker = build_tracker(
+        config.tracking,
+        run.path,
+        config.run_name,
+        session.summary.flat_config(),
+        start=setup.state.global_step,
+        note=note,
+    )
+    # A line is on the disk before anybody else hears of it. With several ranks, those here that write are rank 0's.
+    components: list[Callback] = [
+        metrics_log,
+        DisplayCallback(session.display),
+        TrackerCallback(tracker),
+        session.summary.as_callback(refused),
+    ]
+    if config.training.early_stopping_patience is not None:
+        components.append(EarlyStopping(config.training, setup.ranking))
+    training = TrainingContext(setup, run, note)
+    hooks = Hooks(training, components, build_callbacks(config.callbacks))
+    if snapshot is not None:
+        hooks.load_state_dict(snapshot.metadata.callbacks or {}, assembled.stop)
+    snapshots = Snapshots(
+        model=setup.model,
+        train_step=setup.train_step,
+        state=setup.state,
+        plan=setup.plan,
+        constants=assembled.constants,
+        allow_nonfinite=config.checkpoint.allow_nonfinite,
+    )
+
+    def take(random: RandomStates) -> Snapshot:
+        stop = None if training.stop is None else training.stop.to_dict()
+        return snapshots(random.packed(), hooks.state_dict(), stop)
+
+    def restore(step: int) -> TrainState:
+        state, saved = go_back(run, step, config.checkpoint.save_steps, setup)
+        same = saved.config_digest == assembled.constants.config_digest  # else the request was answered already
+        hooks.load_state_dict(saved.callbacks or {}, stop_request(saved, {}) if same else None)
+        return state
+
+    checkpoints = CheckpointManager(
+        manifest=session.manifest,
+        config=config.checkpoint,
+        setup=setup,
+        snapshot=take,
+        sync=metrics_log.sync,
+        note=note,
+    )
+    return Loop(
+        setup,
+        hooks,
+        Evaluator(setup, session.signal_handler, session.display.evaluating),
+        checkpoints,
+        Divergence(setup, run, checkpoints, restore, note),
+        session.signal_handler,
+        stop_at=stop_at,
+        started=session.started,
+    )

@@ -1,0 +1,145 @@
+"""The hooks of the training loop, and what a component hears and may ask for in them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Self
+
+import torch
+
+from optrun.artifacts.run_dir import RunDir
+from optrun.training.setup import Task, TrainingSetup
+from optrun.training.step import StepResult
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+
+@dataclass
+class StopRequest:
+    """Who asked to end training early, and when."""
+
+    by: str
+    """Configuration key of the component, such as `callbacks.probe`."""
+    reason: str
+    step: int
+    """Optimizer steps after which training ends."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values."""
+        return asdict(self)
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> Self:
+        """The inverse of `to_dict`."""
+        return cls(**values)
+
+
+class TrainingContext:
+    """What a hook sees of the training under way, and what it may ask for.
+
+    Args:
+        setup: What is trained.
+        run: The run directory.
+        note: Tells the user one line.
+        stop: A request that a checkpoint holds, of an earlier start of the run.
+    """
+
+    def __init__(
+        self, setup: TrainingSetup, run: RunDir, note: Callable[[str], None], stop: StopRequest | None = None
+    ) -> None:
+        self.setup = setup
+        self.run_dir = run.path
+        """To read from: what stands there is sealed, and a file of somebody else's counts as damage."""
+        self.extra_dir = run.extra
+        """To write into; made before the first hook."""
+        self.note = note
+        self.stop = stop
+        self.save_requested = False
+        self.caller = ""
+        """Configuration key of the component whose hook is running."""
+        self.final = False
+        """The evaluation and line under way belong to the end alone: without it they would not be due."""
+        self.step_finished = not setup.state.unfinished
+        """The metrics line of the present step is written: a request to stop is for the next one."""
+
+    @property
+    def model(self) -> PreTrainedModel:
+        """The model, with the weights that are trained."""
+        return self.setup.model
+
+    @property
+    def optimizer(self) -> torch.optim.Optimizer:
+        """The optimizer; after a step the gradients are still there."""
+        return self.setup.train_step.optimizer
+
+    @property
+    def task(self) -> Task:
+        """Examples of both splits, and how they are scored."""
+        return self.setup.task
+
+    @property
+    def global_step(self) -> int:
+        """Optimizer steps done."""
+        return self.setup.state.global_step
+
+    @property
+    def total_steps(self) -> int:
+        """Optimizer steps in all."""
+        return self.setup.total_steps
+
+    @property
+    def epoch(self) -> float:
+        """Passes over the training examples done."""
+        return self.setup.state.position / self.setup.plan.steps_per_epoch
+
+    def request_stop(self, reason: str) -> None:
+        """End training early: the run is evaluated, saved, published and finished, exit code 0.
+
+        Asked for in `on_step` or `on_evaluate` it ends with this step, in any other hook with the next one. The first
+        request counts. One that is made in an evaluation that only the end of the run asked for does not.
+        """
+        step = self.global_step + self.step_finished
+        if self.stop is None and not self.final and step < self.total_steps:
+            self.stop = StopRequest(self.caller, reason, step)
+
+    def request_save(self) -> None:
+        """Save a checkpoint at the end of this step."""
+        self.save_requested = True
+
+
+class Callback:
+    """A component of the training loop: a hook that a class does not define does nothing.
+
+    A class of the user's own need not derive from this one. Where it has `state_dict` and `load_state_dict`, its state
+    is part of every checkpoint and rolled back with the rest.
+    """
+
+    key = ""
+    """Configuration key that it is known by."""
+
+    def on_train_begin(self, training: TrainingContext) -> None:
+        """Every start of the run, resumed ones too; the state of the checkpoint has been loaded."""
+
+    def on_step(self, training: TrainingContext, result: StepResult) -> None:
+        """An optimizer step was done, or left out for numbers that were not finite."""
+
+    def on_evaluate(self, training: TrainingContext, metrics: Mapping[str, float]) -> None:
+        """The evaluation split was evaluated; names such as `eval/loss`."""
+
+    def on_log(self, training: TrainingContext, record: Mapping[str, Any]) -> None:
+        """A line of `metrics.jsonl`: `step`, `epoch`, `time`, and flat names such as `train/loss`."""
+
+    def on_save(self, training: TrainingContext, checkpoint: Path) -> None:
+        """A checkpoint is on the disk, whole. It was written beside training, which may be some steps ahead."""
+
+    def on_rollback(self, training: TrainingContext) -> None:
+        """Training went back to a checkpoint (`training.on_nonfinite=rollback`); states have been loaded."""
+
+    def on_train_end(self, training: TrainingContext, status: str) -> None:
+        """This start of the run is over: `finished`, `interrupted` or `failed`."""
+
+
+HOOKS = tuple(name for name in vars(Callback) if name.startswith("on_"))

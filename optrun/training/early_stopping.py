@@ -1,0 +1,65 @@
+"""Early stopping on the main metric, as `transformers.EarlyStoppingCallback` does it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from optrun.config.schema.training import TrainingConfig
+from optrun.training.callback import Callback, TrainingContext
+from optrun.training.ranking import Ranking
+
+
+class EarlyStopping(Callback):
+    """Ends training after a number of evaluations in a row without improvement.
+
+    An evaluation improves where its value is better than the best of all before it, and by more than the threshold;
+    the best is the plain one, whatever the threshold. A NaN never improves.
+
+    Source: `transformers.EarlyStoppingCallback.check_metric_value`, with `Trainer._determine_best_metric` after it.
+
+    Args:
+        config: Has the patience, 1 or more, and the threshold.
+        ranking: The metric, and which direction of it is better.
+    """
+
+    key = "training.early_stopping_patience"
+
+    def __init__(self, config: TrainingConfig, ranking: Ranking) -> None:
+        assert config.early_stopping_patience is not None
+        self.patience = config.early_stopping_patience
+        self.threshold = config.early_stopping_threshold
+        self.ranking = ranking
+        self.best: float | None = None
+        """Of all evaluations up to now; None: there was none."""
+        self.counter = 0
+        """Evaluations in a row that did not improve."""
+
+    def on_evaluate(self, training: TrainingContext, metrics: Mapping[str, float]) -> None:
+        """Count the evaluation, and ask to stop when it is one too many."""
+        value, best = metrics[self.ranking.metric], self.best
+        better = best is not None and self.ranking.better(value, best)
+        if best is None or (better and abs(value - best) > self.threshold):
+            self.counter = 0
+        else:
+            self.counter += 1
+        if best is None:
+            self.best = value if value == value else math.inf if self.ranking.mode == "min" else -math.inf
+        elif better:
+            self.best = value
+        if self.counter >= self.patience:
+            by_more = f" by more than {self.threshold:g}" if self.threshold else ""
+            training.request_stop(
+                f"no improvement of {self.ranking.metric}{by_more} in {self.counter} evaluations; the best is "
+                f"{self.best:.6g}"
+            )
+
+    def state_dict(self) -> dict[str, Any]:
+        """The counter, the best value, and which metric they are of."""
+        return {"metric": self.ranking.metric, "mode": self.ranking.mode, "best": self.best, "counter": self.counter}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on counting; what was counted of another metric, or in another direction, is forgotten."""
+        if (state["metric"], state["mode"]) == (self.ranking.metric, self.ranking.mode):
+            self.best, self.counter = state["best"], state["counter"]

@@ -1,0 +1,199 @@
+"""Calls every component of the loop at every hook, and keeps their states."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from optrun.artifacts.atomic import storing
+from optrun.artifacts.metrics import to_json
+from optrun.errors import OptrunError
+from optrun.training.callback import Callback, StopRequest, TrainingContext
+from optrun.training.state import RandomStates
+from optrun.training.step import StepResult
+
+
+class Hooks:
+    """The components, in the order in which they are called.
+
+    On several ranks the components that write belong to the list of rank 0 alone; what the others ask for travels with
+    the one all-reduce of a step that the loop's requests will take.
+
+    Args:
+        training: What every hook is given.
+        components: optrun's own; what they raise ends the run as it is.
+        callbacks: The user's, by configuration key. What they raise ends the run with a message that names them; they
+            leave random states and the model's mode as they found them.
+    """
+
+    def __init__(
+        self, training: TrainingContext, components: Sequence[Callback], callbacks: Mapping[str, object]
+    ) -> None:
+        self.training = training
+        self.components = components
+        self.callbacks = callbacks
+        self._final_state: dict[str, Any] | None = None
+
+    def on_train_begin(self) -> None:
+        """Before the first step of this start."""
+        if self.callbacks:
+            with storing(self.training.extra_dir):
+                self.training.extra_dir.mkdir(exist_ok=True)
+        self._call("on_train_begin")
+
+    def on_step(self, result: StepResult) -> None:
+        """After each step."""
+        self.training.step_finished = False
+        self._call("on_step", result)
+
+    def on_evaluate(self, metrics: Mapping[str, float]) -> None:
+        """After each evaluation."""
+        self._call("on_evaluate", metrics)
+
+    def on_log(self, record: Mapping[str, Any], due: Mapping[str, Any]) -> None:
+        """With each line of metrics.
+
+        Args:
+            record: The line.
+            due: What callbacks hear of it: without what the end of the run alone has added to it.
+        """
+        self.training.step_finished = True
+        for component in self.components:
+            self._own(component, "on_log", record)
+        for key, callback in self.callbacks.items():
+            if hasattr(callback, "on_log"):
+                self._guarded(key, callback, "on_log", due)
+
+    def on_save(self, checkpoint: Path) -> None:
+        """After each checkpoint."""
+        self._call("on_save", checkpoint)
+
+    def on_rollback(self) -> None:
+        """After training went back."""
+        self.training.step_finished = True
+        self._call("on_rollback")
+
+    def on_train_end(self, status: str) -> None:
+        """At the end, however it came; each component hears of it, also where another one raises.
+
+        Raises:
+            Exception: The first, where the run ended well; else it is told, and what ended the run is what counts.
+        """
+        ended_well, errors = status == "finished", list[Exception]()
+        for component in self._called("on_train_end"):
+            try:
+                component("failed" if ended_well and errors else status)
+            except Exception as error:  # of a user's class, or of a disk
+                errors.append(error)
+        if ended_well and errors:
+            raise errors[0]
+        for told in errors:
+            self.training.note(f"warning: {told}")
+
+    def begin_final(self) -> None:
+        """From here on nothing counts for a run that is prolonged: the end asks for an evaluation or a line not due."""
+        if not self.training.final:
+            self._final_state = self.state_dict()
+            self.training.final = True
+
+    # State --------------------------------------------------------------------------------------------------------
+
+    def state_dict(self) -> dict[str, Any]:
+        """The states of components that have one, by configuration key, as JSON can hold them.
+
+        Raises:
+            OptrunError: A callback's state is none that JSON can hold.
+        """
+        if self._final_state is not None:
+            return self._final_state
+        states = {}
+        for key, component in self._stateful():
+            with self._as(key, "state_dict"):
+                state = component.state_dict()
+                _refuse_other_than_json(state)
+                states[key] = to_json(state, where="state_dict")
+        return states
+
+    def load_state_dict(self, states: Mapping[str, Any], stop: StopRequest | None) -> None:
+        """Put the states of a checkpoint back; a component without one there keeps its own."""
+        self.training.stop = stop
+        for key, component in self._stateful():
+            if key in states:
+                with self._as(key, "load_state_dict"):
+                    component.load_state_dict(states[key])
+
+    def _stateful(self) -> Iterator[tuple[str, Any]]:
+        for key, component in [*((own.key, own) for own in self.components), *self.callbacks.items()]:
+            if hasattr(component, "state_dict"):
+                yield key, component
+
+    # Calls --------------------------------------------------------------------------------------------------------
+
+    def _call(self, hook: str, *args: Any) -> None:
+        for component in self._called(hook):
+            component(*args)
+
+    def _called(self, hook: str) -> Iterator[Callable[..., None]]:
+        """The hook of each component that has it."""
+        for component in self.components:
+            yield partial(self._own, component, hook)
+        for key, callback in self.callbacks.items():
+            if hasattr(callback, hook):
+                yield partial(self._guarded, key, callback, hook)
+
+    def _own(self, component: Callback, hook: str, *args: Any) -> None:
+        with self._as(component.key, hook):
+            getattr(component, hook)(self.training, *args)
+
+    def _guarded(self, key: str, callback: object, hook: str, *args: Any) -> None:
+        """One hook of a user's callback: it watches, and a run with it computes what a run without it does."""
+        model = self.training.model
+        states, mode = RandomStates(self.training.setup.train_step.device), model.training
+        with self._as(key, hook):
+            getattr(callback, hook)(self.training, *args)
+        states.restore()
+        if model.training != mode:
+            model.train(mode)
+
+    @contextmanager
+    def _as(self, key: str, method: str) -> Iterator[None]:
+        """Inside, a component is called; what a user's raises is told with its name.
+
+        Raises:
+            OptrunError: In place of any `Exception`.
+        """
+        self.training.caller = key
+        try:
+            yield
+        except Exception as error:
+            if key not in self.callbacks:
+                raise
+            line = " ".join(str(error).split())[:500]
+            raise OptrunError(
+                f"{key}: {method} raised {type(error).__name__}: {line} (after step {self.training.global_step}). "
+                "HYDRA_FULL_ERROR=1 shows where. The checkpoints are as they were; mend it and go on with: optrun "
+                f"resume={self.training.run_dir}"
+            ) from error
+        finally:
+            self.training.caller = ""
+
+
+def _refuse_other_than_json(value: Any, where: str = "its result") -> None:
+    """What JSON would hand back as something else.
+
+    Raises:
+        TypeError: A key that is no text, or a value of another type.
+    """
+    if isinstance(value, Mapping):
+        for key, item in value.items():
+            if not isinstance(key, str):
+                raise TypeError(f"{where}: key {key!r}: expected a text, since JSON has no other keys")
+            _refuse_other_than_json(item, f"{where}[{key!r}]")
+    elif isinstance(value, list):
+        for index, item in enumerate(value):
+            _refuse_other_than_json(item, f"{where}[{index}]")
+    elif not isinstance(value, bool | str | int | float | None):
+        raise TypeError(f"{where}: expected texts, numbers, lists and mappings of them, got {type(value).__name__}")

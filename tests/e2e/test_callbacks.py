@@ -1,0 +1,286 @@
+"""Callbacks and early stopping through whole runs: resumed to the bit, refused by name, told when they fail."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from optrun import plugins, registry
+from optrun.run import train as experiment
+from tests.running import TINY_BERT, optrun, records, state, summary, tensors, write_labelled
+
+PAGE = Path(__file__).parents[2] / "docs" / "extending_training.md"
+RUN = [
+    *TINY_BERT, "task=sequence_classification", "data=files", "data.train=train.csv", "lr=1e-2", "scheduler=constant",
+    "training.per_device_train_batch_size=4", "training.eval_steps=2", "training.logging_steps=3",
+    "checkpoint.save_steps=2", "checkpoint.keep_last=9", "training.max_steps=8",
+]  # fmt: skip
+WATCH = """
+import random
+from dataclasses import dataclass
+import torch, optrun
+
+@dataclass(kw_only=True)
+class WatchConfig:
+    stop_in: str = ""
+    stop_at: int = 0
+    raise_in: str = ""
+    label: str | None = None
+
+@optrun.register_callback("watch", schema=WatchConfig)
+class Watch:
+    def __init__(self, **options):
+        self.options, self.heard = options, []
+
+    def hear(self, training, hook):
+        torch.rand(3), random.random(), training.model.eval()
+        if hook not in ("begin", "save", "end"):
+            self.heard.append(f"{hook} {training.global_step}")
+        if self.options["raise_in"] == hook and training.global_step in (0, 4):
+            raise KeyError("no such thing")
+        if self.options["stop_in"] == hook and training.global_step == self.options["stop_at"]:
+            training.request_stop("seen enough")
+
+    def on_train_begin(self, training): self.hear(training, "begin")
+    def on_step(self, training, result): self.hear(training, "step")
+    def on_evaluate(self, training, metrics): self.hear(training, "evaluate")
+    def on_log(self, training, record): self.hear(training, "log")
+    def on_save(self, training, checkpoint): assert (checkpoint / "manifest.json").is_file()
+    def on_train_end(self, training, status): (training.extra_dir / "ended.txt").write_text(status)
+    def state_dict(self): return {"heard": self.heard}
+    def load_state_dict(self, state): self.heard = state["heard"]
+"""
+Go = Callable[..., tuple[int, str]]
+
+
+@pytest.fixture
+def go(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Iterator[Go]:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(experiment, "draw_curves", lambda path: None)
+    write_labelled(tmp_path)
+    (tmp_path / "watch.py").write_text(WATCH)
+
+    def run(*args: str) -> tuple[int, str]:
+        """Of a key that is given twice the last value counts."""
+        given = {arg.split("=", 1)[0] if "=" in arg else arg: arg for arg in args}
+        code = optrun("--plugin", "watch.py", *given.values())
+        said = capsys.readouterr()
+        return code, said.out + said.err
+
+    yield run
+    for name in list(plugins.LOADED):
+        plugins.forget(name)
+
+
+def heard(run: str, step: int) -> list[str]:
+    return list(state(Path(run), step)["callbacks"]["callbacks.watch"]["heard"])
+
+
+def same(one: str, two: str, step: int) -> None:
+    """But for the values of an evaluation that only the end of the shorter run asked for, which still rank it."""
+    states = [state(Path(run), step) for run in (one, two)]
+    for held in states:
+        del held["train"]["ranking"], held["train"]["best"]
+    assert states[0] == states[1]
+    assert tensors(Path(one), step) == tensors(Path(two), step)
+    assert records(Path(one)) == records(Path(two))
+
+
+def test_it_hears_everything_once_and_changes_nothing(go: Go) -> None:
+    assert go(*RUN, "hydra.run.dir=without")[0] == 0
+    assert go(*RUN, "hydra.run.dir=with", "callbacks.watch={}")[0] == 0
+    assert tensors(Path("without"), 8) == tensors(Path("with"), 8)
+    assert records(Path("without")) == records(Path("with"))
+    assert "callbacks" not in state(Path("without"), 8)
+    assert heard("with", 6) == [
+        *("step 1", "step 2", "evaluate 2", "log 2", "step 3", "log 3", "step 4", "evaluate 4", "log 4", "step 5"),
+        *("step 6", "evaluate 6", "log 6"),
+    ]
+    assert Path("with/extra/ended.txt").read_text() == "finished"
+
+
+def test_its_state_is_resumed_and_prolonged_to_the_bit(go: Go) -> None:
+    assert go(*RUN, "hydra.run.dir=straight", "callbacks.watch={}")[0] == 0
+    assert go(*RUN, "hydra.run.dir=cut", "callbacks.watch={}", "training.max_steps=5")[0] == 0
+    assert heard("cut", 5)[-1] == "step 5"  # the evaluation and the line of the end are not of the longer run
+    code, said = go("resume=cut", "training.max_steps=8")
+    assert code == 0, said
+    same("straight", "cut", 8)
+
+
+@pytest.mark.parametrize(("hook", "at", "end"), [("step", 3, 3), ("evaluate", 4, 4), ("log", 4, 5), ("begin", 0, 1)])
+def test_it_ends_a_run(go: Go, hook: str, at: int, end: int) -> None:
+    stop = [f"callbacks.watch={{stop_in: {hook}, stop_at: {at}}}"]
+    code, said = go(*RUN, *stop, "hydra.run.dir=run")
+    assert code == 0, said
+    told = summary(Path("run"))
+    assert (told["status"], told["global_step"], told["max_steps"]) == ("finished", end, 8)
+    assert told["stopped"] == {"by": "callbacks.watch", "reason": "seen enough", "step": end}
+    assert f"after step {end} of 8" in told["message"]
+    last = records(Path("run"))[-1]
+    assert last["step"] == end
+    assert {"train/loss", "eval/loss"} <= set(last)
+    code, said = go("resume=run")
+    assert code == 0
+    assert "nothing to train" in said
+    assert summary(Path("run"))["status"] == "finished"
+    if hook == "evaluate":
+        assert go("resume=run", "callbacks.watch.stop_at=99")[0] == 0
+        assert go(*RUN, "callbacks.watch={stop_in: evaluate, stop_at: 99}", "hydra.run.dir=straight")[0] == 0
+        same("straight", "run", 8)
+        assert "stopped" not in summary(Path("run"))
+
+
+@pytest.mark.parametrize("hook", ["begin", "step", "evaluate", "log"])
+def test_an_exception_in_it_ends_the_run_by_name(go: Go, hook: str) -> None:
+    code, said = go(*RUN, f"callbacks.watch.raise_in={hook}", "hydra.run.dir=run")
+    method = f"on_{'train_' if hook == 'begin' else ''}{hook}"
+    assert code == 1
+    for fact in ("callbacks.watch", f"{method} raised KeyError", "no such thing", "optrun resume="):
+        assert fact in said
+    assert "Traceback" not in said
+    assert summary(Path("run"))["status"] == "failed"
+    assert Path("run/extra/ended.txt").read_text() == "failed"
+    assert optrun("verify", "run") == 0
+    assert go("resume=auto", "hydra.run.dir=run", "callbacks.watch.raise_in=''")[0] == 0
+    assert go(*RUN, "callbacks.watch={}", "hydra.run.dir=straight")[0] == 0
+    same("straight", "run", 8)
+
+
+def test_what_is_refused_before_anything_is_loaded(go: Go) -> None:
+    for args, facts in {
+        "callbacks.wtch={}": ["callbacks.wtch", "Did you mean watch", "--plugin"],
+        "callbacks.watch.stop=1": ["callbacks.watch.stop", "stop_at"],
+        "callbacks.watch.stop_at=soon": ["callbacks.watch.stop_at=soon", "whole number"],
+        "callbacks.watch=3": ["callbacks.watch=3", "mapping"],
+    }.items():
+        code, said = go(*RUN, args, "hydra.run.dir=run")
+        assert code == 2, said
+        assert [fact for fact in facts if fact not in said] == []
+    Path("watch.py").write_text(WATCH.replace("def on_evaluate", "def on_evalute"))
+    code, said = go(*RUN, "callbacks.watch={}", "hydra.run.dir=run")
+    assert code == 2
+    assert "on_evalute is no hook" in said
+    assert "Did you mean on_evaluate" in said
+
+
+@pytest.mark.parametrize("value", ["{1: 2}", "torch.zeros(2)", "[{'a': (1, 2)}]"])
+def test_a_state_that_json_would_change_is_refused(go: Go, value: str) -> None:
+    Path("watch.py").write_text(WATCH.replace('return {"heard": self.heard}', f"return {value}"))
+    code, said = go(*RUN, "callbacks.watch={}", "hydra.run.dir=run")
+    assert code == 1
+    assert "callbacks.watch: state_dict raised TypeError" in said
+
+
+# Early stopping -------------------------------------------------------------------------------------------------------
+
+
+def test_early_stopping_ends_well_and_goes_on_with_more_patience(go: Go) -> None:
+    stall = [*RUN, "lr=1e-12", "training.max_steps=12", "checkpoint.metric=eval/accuracy"]  # which never improves
+    args = ["hydra.run.dir=run", "training.early_stopping_patience=2"]
+    code, said = go(*stall, *args)
+    assert code == 0, said
+    told = summary(Path("run"))
+    assert (told["status"], told["global_step"]) == ("finished", 6)
+    assert told["stopped"]["by"] == "training.early_stopping_patience"
+    assert "no improvement of eval/accuracy in 2 evaluations" in told["message"]
+    code, said = go("resume=run")
+    assert code == 0
+    assert "nothing to train" in said
+    assert "training.early_stopping_patience=N" in said
+    assert go("resume=run", "training.early_stopping_patience=4")[0] == 0
+    assert go(*stall, "training.early_stopping_patience=4", "hydra.run.dir=straight")[0] == 0
+    assert summary(Path("run"))["global_step"] == 10
+    same("straight", "run", 10)
+
+
+def test_its_counter_is_resumed(go: Go) -> None:
+    stall = [*RUN, "lr=1e-12", "training.max_steps=12", "checkpoint.metric=eval/accuracy"]
+    args = ["training.early_stopping_patience=2"]
+    assert go(*stall, *args, "training.max_steps=5", "hydra.run.dir=run")[0] == 0
+    assert state(Path("run"), 5)["callbacks"]["training.early_stopping_patience"]["counter"] == 1
+    assert go("resume=run", "training.max_steps=12")[0] == 0
+    assert go(*stall, *args, "hydra.run.dir=straight")[0] == 0
+    same("straight", "run", 6)
+
+
+def test_early_stopping_is_refused_where_it_cannot_be(go: Go) -> None:
+    for args, facts in {
+        ("training.early_stopping_patience=1", "data.eval_fraction=0"): ["early_stopping_patience=1", "evaluation"],
+        ("training.early_stopping_patience=0",): ["early_stopping_patience=0", "1 or more"],
+        ("training.early_stopping_threshold=0.1",): ["early_stopping_threshold=0.1", "early_stopping_patience"],
+        ("training.early_stopping_patience=1", "training.early_stopping_threshold=-1"): ["threshold=-1", "0 or more"],
+    }.items():
+        code, said = go(*RUN, *args, "hydra.run.dir=run")
+        assert code == 2, said
+        assert [fact for fact in facts if fact not in said] == []
+
+
+# The documentation ----------------------------------------------------------------------------------------------------
+
+
+def blocks(language: str) -> list[str]:
+    return re.findall(rf"```{language}\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)
+
+
+def written(folder: Path) -> dict[str, str]:
+    """The files of the page, by name."""
+    files = {text.split("\n", 1)[0].removeprefix("# "): text for text in blocks("python")}
+    for name, text in files.items():
+        if "/" not in name:
+            (folder / name).write_text(text)
+    return files
+
+
+def test_the_examples_are_short(tmp_path: Path) -> None:
+    files = written(tmp_path)
+    assert {"loss_target.py", "csv_tracker.py"} <= set(files)
+    assert max(len(text.splitlines()) for text in files.values()) < 60
+
+
+def test_the_documented_callback_runs_and_is_resumed(go: Go, tmp_path: Path) -> None:
+    written(tmp_path)
+    loss = ["--plugin", "loss_target.py", *RUN]
+    assert go(*loss, "callbacks.loss_target.target=0.01", "hydra.run.dir=straight")[0] == 0
+    assert go(*loss, "callbacks.loss_target.target=0.01", "training.max_steps=4", "hydra.run.dir=cut")[0] == 0
+    assert go("--plugin", "loss_target.py", "resume=cut", "training.max_steps=8")[0] == 0
+    same("straight", "cut", 8)
+    assert go(*loss, "callbacks.loss_target.target=99", "hydra.run.dir=early")[0] == 0
+    assert summary(Path("early"))["stopped"]["step"] == 1
+    code, said = go(*loss, "callbacks.loss_target.target=1", "callbacks.loss_target.decay=2", "hydra.run.dir=no")
+    assert code == 2
+    assert "callbacks.loss_target: decay=2.0: expected a number in [0, 1)" in said
+
+
+def test_the_documented_tracker_runs_and_is_resumed(go: Go, tmp_path: Path) -> None:
+    written(tmp_path)
+    track = ["--plugin", "csv_tracker.py"]
+    args = [*track, *RUN, "tracking=csv", "tracking.file=values.csv", "training.max_steps=4"]
+    assert go(*args, "hydra.run.dir=run")[0] == 0
+    assert go(*track, "resume=run", "training.max_steps=6")[0] == 0
+    rows = [line.split(",") for line in Path("run/extra/values.csv").read_text().splitlines()]
+    losses = {int(step): float(value) for step, name, value in rows if name == "eval/loss"}
+    lines: list[dict[str, Any]] = [json.loads(line) for line in Path("run/metrics.jsonl").read_text().splitlines()]
+    assert losses == {line["step"]: line["eval/loss"] for line in lines if "eval/loss" in line}
+
+
+def test_the_documented_row_inside_the_package(go: Go, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same class, in a module without the decorator, by the row of the page."""
+    files = written(tmp_path)
+    module = files["loss_target.py"].replace('@optrun.register_callback("loss_target", schema=LossTargetConfig)\n', "")
+    (tmp_path / "inside.py").write_text(module)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    from inside import LossTargetConfig  # type: ignore[import-not-found]
+
+    row = files["optrun/config/schema/callbacks.py"].replace("optrun.training.loss_target:", "inside:")
+    try:
+        exec(row, {"registry": registry, "LossTargetConfig": LossTargetConfig})
+        assert go(*RUN, "callbacks.loss_target.target=99", "hydra.run.dir=run")[0] == 0
+        assert summary(Path("run"))["stopped"]["by"] == "callbacks.loss_target"
+    finally:
+        del registry._ROWS["callback"]["loss_target"], registry._SCHEMAS["callback"]["loss_target"]
