@@ -24,7 +24,7 @@ from optrun.config.schema.checkpoint import OnOtherOptimizer
 from optrun.config.schema.run import RunConfig
 from optrun.errors import ConfigError
 from optrun.model.weights import model_tensors
-from optrun.optimizer import foreign
+from optrun.optimizer import plain
 from optrun.optimizer.averaged import averages, evaluation_weights
 from optrun.optimizer.library import FLAGS, TAKES_LOSS, is_helper
 from optrun.run.resume.restore import restore_state
@@ -138,7 +138,7 @@ def examine(name: str) -> Row:
         needs += ["you mark groups by `param_groups.rules`"] if kind in RULES else []
         built = Half(config_of(kind, GIVEN.get(kind), RULES.get(kind, "[]")), Small, WHOLE)
     config = config_of(kind, GIVEN.get(kind, {}) | OFTEN.get(kind, {}), RULES.get(kind, "[]"))
-    with mock.patch.object(foreign, "rehearse"):  # what it says is not asked here
+    with mock.patch.object(plain, "rehearse"):  # what it says is not asked here
         elements = prove(config)
     built.steps(1)
     optimizer = built.train_step.optimizer
