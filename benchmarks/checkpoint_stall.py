@@ -32,7 +32,7 @@ from optrun.artifacts.run_dir import RunDir
 from optrun.artifacts.run_manifest import RunManifest
 from optrun.artifacts.tensor_file import tensor_bytes
 from optrun.config.schema.checkpoint import CheckpointConfig, OnOtherOptimizer, OnStorageError
-from optrun.run.snapshot import Copier
+from optrun.runner.snapshot import Copier
 from optrun.training.checkpointing import CheckpointManager
 from optrun.training.ranking import Ranking
 from optrun.training.state import RandomStates, TrainState

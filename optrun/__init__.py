@@ -39,14 +39,9 @@ __all__ = [
     "sweep",
 ]
 
-_ROOMS = ("run", "sweep")
-"""Are packages, too: they can be called, whichever of them was imported first."""
-
 
 def __getattr__(name: str) -> Any:
     """Import what `import optrun` does without: neither Hydra nor torch is needed to ask for the version."""
-    if name in _ROOMS:
-        return importlib.import_module(f"optrun.{name}")
     if name in __all__:
         module = "optrun.registry" if name.startswith("register_") else "optrun.api"
         return getattr(importlib.import_module(module), name)

@@ -38,7 +38,7 @@ def run(argv: list[str]) -> int:
 def _run(argv: list[str]) -> int:
     try:
         if any(token.startswith(("--plugin", "--allow-changed-plugins")) for token in argv):
-            from optrun import plugins
+            from optrun.registry import plugins
 
             argv = plugins.take(argv)
         if "--version" in argv and argv[0] not in VERBS:  # Hydra would tell its own

@@ -51,7 +51,7 @@ def _shared_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 def no_pictures(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Drawing takes longer than the runs of most tests, which look at no picture; those that do ask for `pictures`."""
     if "pictures" not in request.fixturenames:
-        monkeypatch.setattr("optrun.run.train.draw_curves", lambda path: None)
+        monkeypatch.setattr("optrun.runner.train.draw_curves", lambda path: None)
 
 
 @pytest.fixture

@@ -16,9 +16,6 @@ ALLOWED: dict[str, set[str]] = {
     "errors": set(),
     "formatting": set(),
     "registry": {"errors"},
-    "origins": {"errors", "registry"},
-    "rooms": set(),
-    "plugins": {"errors", "origins", "registry"},
     "bounded_yaml": set(),
     "artifacts": {"errors"},
     "config": {"bounded_yaml", "errors", "registry"},
@@ -33,23 +30,23 @@ ALLOWED: dict[str, set[str]] = {
     "testing": {"optimizer"},
     "task": {"config", "data", "errors", "formatting", "registry"},
     "training": {"artifacts", "config", "data", "errors", "formatting"},
+    "runner": {
+        "artifacts", "clip", "config", "data", "errors", "formatting", "model", "optimizer", "param_groups", "registry",
+        "report", "scheduler", "task", "tracking", "training",
+    },
+    "sweeper": {"artifacts", "config", "errors", "formatting", "registry", "runner", "training"},
     "explain": {
         "clip", "config", "data", "errors", "formatting", "model", "optimizer", "param_groups", "report", "scheduler",
         "task",
     },
-    "run": {
-        "artifacts", "clip", "config", "data", "errors", "formatting", "model", "optimizer", "origins", "param_groups",
-        "plugins", "registry", "report", "rooms", "scheduler", "task", "tracking", "training",
-    },
-    "certify": {"artifacts", "errors", "run"},
-    "sweep": {"artifacts", "config", "errors", "formatting", "plugins", "rooms", "run", "training"},
+    "certify": {"artifacts", "errors", "runner"},
     "commands": {
-        "artifacts", "certify", "config", "data", "errors", "explain", "formatting", "optimizer", "origins", "plugins",
-        "registry", "report", "run", "sweep", "tracking", "training",
+        "artifacts", "certify", "config", "data", "errors", "explain", "formatting", "optimizer", "registry", "report",
+        "runner", "sweeper", "tracking", "training",
     },
-    "cli": {"commands", "errors", "plugins"},
+    "cli": {"commands", "errors", "registry"},
     "__main__": {"cli"},
-    "api": {"artifacts", "commands", "config", "errors", "plugins", "run"},
+    "api": {"artifacts", "commands", "config", "errors", "registry", "runner"},
     "__init__": {"api", "registry"},
 }  # fmt: skip
 

@@ -46,7 +46,7 @@ def command_line_of(
 def load_plugins(plugins: Sequence[Location]) -> None:
     """Load the files or modules that register choices; they stay registered in this process."""
     if plugins:
-        from optrun.plugins import load
+        from optrun.registry.plugins import load
 
         for plugin in plugins:
             load(str(plugin))

@@ -21,7 +21,7 @@ from optrun.errors import CheckpointError
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-    from optrun.run.train import Outcome
+    from optrun.runner.train import Outcome
 
 log = logging.getLogger("optrun")
 
@@ -87,8 +87,8 @@ class Run:
             if checkpoint is None and run.model.is_dir():
                 refuse_damaged(run, f"{MODEL}/*")
                 return _from_pretrained(run.model)
-            from optrun.run.export import export
-            from optrun.run.resume.target import checkpoint_of
+            from optrun.runner.export import export
+            from optrun.runner.resume.target import checkpoint_of
 
             owner, folder = checkpoint_of(str(self.path if checkpoint is None else checkpoint))
             with tempfile.TemporaryDirectory(prefix="optrun-") as temporary:
@@ -178,7 +178,7 @@ def load_run(path: Location, *, plugins: Sequence[Location] = ()) -> Run:
     Raises:
         ConfigError: It is neither, or a plugin cannot be loaded.
     """
-    from optrun.run.resume.target import locate
+    from optrun.runner.resume.target import locate
 
     load_plugins(plugins)
     return Run(locate(str(path)).run.path.resolve())

@@ -91,7 +91,7 @@ def certify(
     Raises:
         TrialFailed: The undisturbed run does not come to a good end: there is nothing to prove.
     """
-    import optrun.run.train  # noqa: F401  # before the first fork, so that every trial finds it imported
+    import optrun.runner.train  # noqa: F401  # before the first fork, so that every trial finds it imported
 
     begun = time.monotonic()
     watch("the run without a kill")

@@ -31,7 +31,7 @@ _SAFE = re.compile(r"[\w./=+,@%~:-]+")
 _FOLDERS = ("hydra.run.dir", "hydra.sweep.dir")
 _FILES = (*PATHS, "out", *_FOLDERS)
 PLUGIN = "--plugin"
-"""Taken out of every command line by `optrun.plugins`."""
+"""Taken out of every command line by `optrun.registry.plugins`."""
 _LONG_OPTIONS = {"-c": "--cfg", "-i": "--info", "-p": "--package", "-cn": "--config-name", "-cd": "--config-dir"}
 _VALUES = {
     "--cfg": ["job", "hydra", "all"],
@@ -77,7 +77,7 @@ def candidates(line: str) -> list[str]:
     tokens = line.split()
     current = "" if line[-1:].isspace() or not tokens else tokens.pop()
     if PLUGIN in tokens[:-1]:
-        from optrun import plugins
+        from optrun.registry import plugins
 
         plugins.take(tokens)
     program = next((index for index, token in enumerate(tokens) if Path(token).name == "optrun"), 0)

@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING
 
 from optrun.commands.parser import VerbParser
 from optrun.errors import EXIT_DONE, ConfigError
-from optrun.origins import require
+from optrun.registry.origins import require
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from optrun.run.evaluate import Evaluated
+    from optrun.runner.evaluate import Evaluated
 
 _GROUPS = ("data", "model", "task")
 _KEYS = (
@@ -88,7 +88,7 @@ def evaluate(path: str, overrides: list[str]) -> tuple[Path, Evaluated]:
     from optrun.config import saved, store
     from optrun.config.original_cwd import original_cwd, rebase_paths
     from optrun.config.safety import refuse_stored_trust
-    from optrun.run.resume.target import checkpoint_of
+    from optrun.runner.resume.target import checkpoint_of
 
     refuse_meaningless(overrides)
     run_dir, checkpoint = checkpoint_of(path)
@@ -102,7 +102,7 @@ def evaluate(path: str, overrides: list[str]) -> tuple[Path, Evaluated]:
     refuse_stored_trust(after, overrides)
     config = store.typed(after)
 
-    from optrun.run.evaluate import evaluate_checkpoint
+    from optrun.runner.evaluate import evaluate_checkpoint
 
     return checkpoint, evaluate_checkpoint(config, run_dir, checkpoint)
 

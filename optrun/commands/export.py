@@ -38,8 +38,8 @@ def run(argv: list[str]) -> int:
         raise ConfigError(f"{destination}: is there already, and nothing is overwritten. Choose a new folder.")
     from rich.console import Console
 
-    from optrun.run.export import export
-    from optrun.run.resume.target import checkpoint_of
+    from optrun.runner.export import export
+    from optrun.runner.resume.target import checkpoint_of
 
     run_dir, checkpoint = checkpoint_of(source)
     name = export(run_dir, checkpoint, destination)

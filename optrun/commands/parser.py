@@ -79,7 +79,7 @@ class VerbParser(argparse.ArgumentParser):
         self.claims = [piece for piece in re.findall(r"[^\s\[\]]+", arguments) if piece.isalpha() and piece.islower()]
         self._arguments = arguments
         self.add_argument("arguments", nargs="*", help=argparse.SUPPRESS)
-        # `optrun.plugins` takes it out of every command line; it stands here to be shown and completed.
+        # `optrun.registry.plugins` takes it out of every command line; it stands here to be shown and completed.
         self.add_argument("--plugin", metavar="FILE", help="a file or module that registers choices of your own")
         self.add_argument("-h", "--help", action="store_true", help="show this help")
 

@@ -16,11 +16,11 @@ from optrun.config.hydra_internals import Hydra
 from optrun.config.original_cwd import original_cwd, rebase_paths
 from optrun.config.request import CommandLine
 from optrun.errors import ConfigError, refuse_url
-from optrun.origins import require
+from optrun.registry.origins import require
 
 if TYPE_CHECKING:
-    from optrun.run.resume.target import Target
-    from optrun.run.train import Outcome
+    from optrun.runner.resume.target import Target
+    from optrun.runner.train import Outcome
 
 _OUTPUTS = Path("outputs")
 """Where `latest` and `auto` look, unless `hydra.run.dir` names another directory."""
@@ -57,7 +57,7 @@ def resume(hydra: Hydra, command_line: CommandLine, value: str, caller: Caller) 
         ConfigError: There is no such run, or a change does not fit it.
         OptrunError: As `execute`.
     """
-    from optrun.run.resume.target import find_target
+    from optrun.runner.resume.target import find_target
 
     given_dir = _run_dir(command_line)
     target = find_target(value, run_dir=given_dir, outputs=_OUTPUTS)
@@ -72,8 +72,8 @@ def resume(hydra: Hydra, command_line: CommandLine, value: str, caller: Caller) 
 
 
 def _go_on(hydra: Hydra, command_line: CommandLine, target: Target, caller: Caller, *, start_over: bool) -> Outcome:
-    from optrun.run.resume.checkpoint import ResumePoint
-    from optrun.run.resume.saved_config import configuration_of, plugins_of
+    from optrun.runner.resume.checkpoint import ResumePoint
+    from optrun.runner.resume.saved_config import configuration_of, plugins_of
 
     changes = _changes(command_line)
     if command_line.names_config:

@@ -23,8 +23,8 @@ from optrun.errors import ConfigError, StorageError, refuse_url
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from optrun.run.resume.checkpoint import ResumePoint
-    from optrun.run.train import Outcome
+    from optrun.runner.resume.checkpoint import ResumePoint
+    from optrun.runner.train import Outcome
 
 
 @dataclass(frozen=True)
@@ -103,11 +103,11 @@ def execute(request: Request, run: RunDir, caller: Caller, resume: ResumePoint |
     """Train in a run directory and show the result.
 
     Raises:
-        OptrunError: As `optrun.run.train.train`.
+        OptrunError: As `optrun.runner.train.train`.
     """
-    from optrun.run.console import introduce, run_log, show
-    from optrun.run.resume.checkpoint import refuse_links
-    from optrun.run.train import train
+    from optrun.runner.console import introduce, run_log, show
+    from optrun.runner.resume.checkpoint import refuse_links
+    from optrun.runner.train import train
     from optrun.training.display import make_display
 
     config = request.config

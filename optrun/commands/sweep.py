@@ -10,7 +10,6 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from rich.console import Console
 
-from optrun import origins, plugins
 from optrun.artifacts.metrics import read_summary
 from optrun.commands.single_run import Caller
 from optrun.config import overrides, saved
@@ -20,12 +19,13 @@ from optrun.config.request import CommandLine
 from optrun.config.schema.optimizer import PytorchOptimizerConfig
 from optrun.config.schema.sweeper import GridConfig, OptunaConfig, SweeperConfig
 from optrun.errors import EXIT_STOPPED_EARLY, ConfigError, StorageError, printable, refuse_url
-from optrun.sweep import jobs as jobs_of
-from optrun.sweep.command import SweepCommand
-from optrun.sweep.driver import Driver, Stop, clean
-from optrun.sweep.folder import SweepDir
-from optrun.sweep.halving import through_rungs
-from optrun.sweep.view import make_view, short
+from optrun.registry import origins, plugins
+from optrun.sweeper import jobs as jobs_of
+from optrun.sweeper.command import SweepCommand
+from optrun.sweeper.driver import Driver, Stop, clean
+from optrun.sweeper.folder import SweepDir
+from optrun.sweeper.halving import through_rungs
+from optrun.sweeper.view import make_view, short
 from optrun.tracking import require_tracker
 
 
@@ -66,7 +66,7 @@ def sweep(
     grids = [_checked(hydra, command, options.params, grid) for grid in _grids(options)]
     jobs: list[jobs_of.Job] = []
     if isinstance(options, OptunaConfig):
-        from optrun.sweep.search import Search
+        from optrun.sweeper.search import Search
 
         search = Search(hydra, compose, options, grids[0])
         judged = [search.example]

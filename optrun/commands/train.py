@@ -18,7 +18,7 @@ from optrun.errors import EXIT_DONE, ConfigError
 
 if TYPE_CHECKING:
     from optrun.commands.sweep import SweepOutcome
-    from optrun.run.train import Outcome
+    from optrun.runner.train import Outcome
 
 _OF_SWEEPS = ("hydra.sweep.", "hydra.sweeper.", "hydra.launcher.", "hydra/sweeper", "hydra/launcher")
 """Begin the overrides that a single run would ignore."""

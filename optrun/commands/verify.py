@@ -48,7 +48,7 @@ def _verify(path: str) -> int:
     from optrun.artifacts.run_dir import checkpoint_folders
     from optrun.artifacts.run_manifest import CHECKPOINT, matches
     from optrun.formatting import size
-    from optrun.run.resume.target import locate
+    from optrun.runner.resume.target import locate
 
     target = locate(path)
     folders = [target.checkpoint] if target.checkpoint is not None else checkpoint_folders(target.run)[::-1]

@@ -10,8 +10,9 @@ from typing import Any
 
 import pytest
 
-from optrun import plugins, registry
-from optrun.run import train as experiment
+from optrun import registry
+from optrun.registry import plugins
+from optrun.runner import train as experiment
 from tests.running import TINY_BERT, optrun, records, state, summary, tensors, write_labelled
 
 PAGE = Path(__file__).parents[2] / "docs" / "extending_training.md"

@@ -11,8 +11,9 @@ import pytest
 
 import optrun as package
 from optrun import optimizer as optrun_optimizer
-from optrun import plugins, registry
+from optrun import registry
 from optrun.errors import ConfigError
+from optrun.registry import plugins
 from optrun.testing import check_optimizer
 from tests.running import TINY_GPT, optrun, summary, write_text
 

@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 import yaml
 
-from optrun import plugins
 from optrun.config import store
 from optrun.config.overrides import checked
 from optrun.config.schema.sweeper import OptunaConfig, Sampler
+from optrun.registry import plugins
 from tests.docs.commands import commands
 from tests.running import TINY_BERT, optrun, records, sentence, summary, write_labelled
 
@@ -89,8 +89,8 @@ def test_a_task(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_a_search_knows_the_direction() -> None:
     pytest.importorskip("optuna")
-    from optrun.sweep.jobs import Composer
-    from optrun.sweep.search import Search
+    from optrun.sweeper.jobs import Composer
+    from optrun.sweeper.search import Search
 
     plugins.load("multiple_choice.py")
     plugins.load("balanced_error.py")

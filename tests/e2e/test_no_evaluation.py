@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from optrun.run.prepare import prepare
+from optrun.runner.prepare import prepare
 from tests.running import (
     TINY_BERT,
     TINY_GPT,

@@ -10,10 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from optrun import plugins, registry
+from optrun import registry
 from optrun.cli import run
 from optrun.commands.completion import candidates
 from optrun.errors import ConfigError
+from optrun.registry import plugins
 
 LION = """
 from dataclasses import dataclass

@@ -22,7 +22,7 @@ import pytest
 
 from optrun.data.files import read_files
 from optrun.errors import ConfigError
-from optrun.run.prepare import prepare
+from optrun.runner.prepare import prepare
 from tests.running import TINY_BERT, TINY_GPT, composed, optrun, sentence, write_labelled
 
 # How it is asked for ----------------------------------------------------------------------------------------------

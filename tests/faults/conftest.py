@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from optrun.run import train as experiment
+from optrun.runner import train as experiment
 from tests.faults.runs import Go, Straight
 from tests.running import optrun
 

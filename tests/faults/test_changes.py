@@ -14,8 +14,8 @@ import torch
 from optrun.artifacts.checkpoint import Snapshot, load_checkpoint, save_checkpoint
 from optrun.artifacts.run_dir import RunDir
 from optrun.data.loader import EpochPlan
-from optrun.run.resume.config_diff import meaning
-from optrun.run.resume.data_position import move, plan_values
+from optrun.runner.resume.config_diff import meaning
+from optrun.runner.resume.data_position import move, plan_values
 from optrun.training.state import TrainState
 from tests.faults.checkpoints import edit_manifest
 from tests.faults.runs import STEPS, Go, Straight
@@ -369,7 +369,7 @@ def test_parameters_in_another_order_are_matched_by_name(
     straight: Straight, go: Go, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """Moments go to the parameter of that name, wherever it stands."""
-    from optrun.run import assemble as assembly
+    from optrun.runner import assemble as assembly
 
     run = straight.cut(tmp_path / "run", 3)
     original = assembly.build_param_groups

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from optrun.artifacts.run_dir import RunDir
-from optrun.run import train as experiment
+from optrun.runner import train as experiment
 from tests.faults.runs import STEPS, Go, Straight
 from tests.running import summary
 

@@ -10,7 +10,7 @@ import torch
 
 from optrun.artifacts.retention import latest_whole
 from optrun.artifacts.run_dir import RunDir
-from optrun.run.snapshot import Copier
+from optrun.runner.snapshot import Copier
 from optrun.task.evaluation import TokenMetrics
 from optrun.training.step import TrainStep
 from tests.faults.runs import Go, Straight

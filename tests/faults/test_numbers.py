@@ -17,7 +17,7 @@ from optrun.artifacts.manifest import problems
 from optrun.artifacts.run_check import problems_of
 from optrun.artifacts.run_dir import RunDir, checkpoint_folders
 from optrun.report.collect import load_run
-from optrun.run.resume import restore as loading
+from optrun.runner.resume import restore as loading
 from optrun.training import nonfinite
 from optrun.training.step import TrainStep
 from tests.faults.checkpoints import edit_manifest

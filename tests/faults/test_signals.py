@@ -24,8 +24,8 @@ from optrun.artifacts.retention import latest_whole
 from optrun.artifacts.run_dir import RunDir
 from optrun.certify.trial import Child
 from optrun.data.loader import BatchLoader
-from optrun.run import prepare as preparation
-from optrun.run import train as experiment
+from optrun.runner import prepare as preparation
+from optrun.runner import train as experiment
 from optrun.training import evaluate as evaluation
 from optrun.training import loop as loop_of
 from optrun.training.signals import SignalHandler

@@ -15,7 +15,7 @@ import pytest
 from optrun.artifacts.checkpoint import load_checkpoint
 from optrun.artifacts.metadata import CheckpointMetadata
 from optrun.errors import CheckpointError
-from optrun.run.resume.state_file import refuse_garbage
+from optrun.runner.resume.state_file import refuse_garbage
 from tests.faults.checkpoints import edit_manifest
 from tests.faults.runs import Go, Straight
 

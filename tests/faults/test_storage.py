@@ -30,9 +30,9 @@ from optrun.artifacts.run_manifest import RunManifest
 from optrun.commands.single_run import refuse_used
 from optrun.data.loader import BatchLoader
 from optrun.errors import StorageError
-from optrun.run.console import run_log
-from optrun.run.disk_space import space_warning
-from optrun.run.export import publish
+from optrun.runner.console import run_log
+from optrun.runner.disk_space import space_warning
+from optrun.runner.export import publish
 from optrun.task.base import Task
 from optrun.training.step import TrainStep
 from tests.faults.checkpoints import make_run, snapshot
@@ -329,7 +329,7 @@ def test_a_line_is_written_whole_or_not_at_all(tmp_path: Path) -> None:
 def test_a_summary_that_cannot_be_written_ends_nothing(
     straight: Straight, go: Go, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from optrun.run import summary as summary_of
+    from optrun.runner import summary as summary_of
 
     original, calls = summary_of.write_summary, [0]
 

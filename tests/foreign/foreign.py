@@ -27,7 +27,7 @@ from optrun.model.weights import model_tensors
 from optrun.optimizer import plain
 from optrun.optimizer.averaged import averages, evaluation_weights
 from optrun.optimizer.library import FLAGS, TAKES_LOSS, is_helper
-from optrun.run.resume.restore import restore_state
+from optrun.runner.resume.restore import restore_state
 from optrun.training.state import RandomStates, restore_random_states, seed_random_states
 from tests.faults.checkpoints import make_run
 from tests.resume.test_registry import CPU, Half

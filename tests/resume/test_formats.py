@@ -15,7 +15,7 @@ import pytest
 from safetensors.numpy import load_file
 
 from optrun.artifacts import manifest, provenance
-from optrun.run import train as experiment
+from optrun.runner import train as experiment
 from tests.running import optrun, records
 
 ARCHIVE = Path(__file__).parent / "formats.tar.xz"

@@ -11,7 +11,7 @@ import yaml
 from optrun.config import store
 from optrun.config.kind import saved_kind
 from optrun.config.saved import changed, differences, plain, read_config, with_schemas
-from optrun.run import train as experiment
+from optrun.runner import train as experiment
 from tests.running import TINY_GPT, optrun, records, tensors, write_labelled, write_text
 
 RUN = [

@@ -13,7 +13,7 @@ from optrun.artifacts import async_writer as saver
 from optrun.artifacts.checkpoint import Snapshot, save_checkpoint
 from optrun.artifacts.run_dir import RunDir
 from optrun.errors import StorageError
-from optrun.run import train as experiment
+from optrun.runner import train as experiment
 from optrun.training import evaluate as evaluation
 from tests.resume.test_exact import causal_lm
 from tests.running import optrun, records, summary

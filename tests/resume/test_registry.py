@@ -22,8 +22,8 @@ from optrun.model.weights import model_tensors
 from optrun.optimizer.build import build_optimizer
 from optrun.optimizer.state import named_state
 from optrun.param_groups import build_param_groups
-from optrun.run.resume.restore import restore_state
-from optrun.run.snapshot import Snapshots
+from optrun.runner.resume.restore import restore_state
+from optrun.runner.snapshot import Snapshots
 from optrun.scheduler import build_scheduler
 from optrun.training.state import RandomStates, TrainState, restore_random_states
 from optrun.training.step import TrainStep

@@ -8,9 +8,9 @@ import pytest
 
 from optrun.config import store
 from optrun.report import build
-from optrun.run import prepare as preparation
-from optrun.run import train as experiment
-from optrun.sweep import driver, launch
+from optrun.runner import prepare as preparation
+from optrun.runner import train as experiment
+from optrun.sweeper import driver, launch
 from tests.running import write_text
 from tests.sweep import forked
 

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, ClassVar
 
-from optrun.sweep import launch
+from optrun.sweeper import launch
 from tests.running import TINY_GPT, optrun, records, summary, tensors
 
 STEPS = 8

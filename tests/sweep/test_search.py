@@ -15,10 +15,10 @@ from optrun.config.overrides import checked
 from optrun.config.schema.sweeper import OptunaConfig, Sampler
 from optrun.config.schema.task import SCHEMAS as TASKS
 from optrun.config.store import compose, open_hydra
-from optrun.sweep.halving import survivors
-from optrun.sweep.jobs import Composer, parse
-from optrun.sweep.search import Search
-from optrun.sweep.space import distribution
+from optrun.sweeper.halving import survivors
+from optrun.sweeper.jobs import Composer, parse
+from optrun.sweeper.search import Search
+from optrun.sweeper.space import distribution
 from optrun.training.step import TrainStep
 from tests.running import summary
 from tests.sweep import forked

@@ -15,7 +15,7 @@ from optrun.artifacts.run_check import problems_of
 from optrun.artifacts.run_dir import RunDir
 from optrun.commands.sweep import _folder as sweep_folder
 from optrun.config import store
-from optrun.sweep.jobs import Composer
+from optrun.sweeper.jobs import Composer
 from optrun.training.step import TrainStep
 from tests.faults.runs import sealed_at
 from tests.running import optrun, records, summary

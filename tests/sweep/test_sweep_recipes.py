@@ -10,7 +10,7 @@ from omegaconf import OmegaConf
 
 from optrun.config import store
 from optrun.report.collect import load_runs
-from optrun.sweep.jobs import Composer, Job, build_jobs, combinations, merged, param_overrides
+from optrun.sweeper.jobs import Composer, Job, build_jobs, combinations, merged, param_overrides
 from tests.running import TINY_GPT, optrun, records
 from tests.sweep.forked import jobs, result
 

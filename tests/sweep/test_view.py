@@ -6,9 +6,9 @@ import io
 
 from rich.console import Console
 
-from optrun.sweep.folder import JobState
-from optrun.sweep.jobs import Job
-from optrun.sweep.view import Board, Eta, LiveView, PlainView
+from optrun.sweeper.folder import JobState
+from optrun.sweeper.jobs import Job
+from optrun.sweeper.view import Board, Eta, LiveView, PlainView
 
 
 def job(number: int) -> Job:

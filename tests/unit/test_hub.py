@@ -98,7 +98,7 @@ CASES = [
 EACH_FORKED = """
 import json, os, sys
 from optrun import cli
-import datasets, transformers.models.auto.modeling_auto, optrun.run.train
+import datasets, transformers.models.auto.modeling_auto, optrun.runner.train
 for number, words in enumerate(json.loads(sys.argv[1])):
     if os.fork() == 0:
         for name, descriptor in (("out", 1), ("err", 2)):

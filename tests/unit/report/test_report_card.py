@@ -15,7 +15,7 @@ from huggingface_hub import ModelCard
 
 from optrun.config.schema.task import SCHEMAS as TASKS
 from optrun.report.card import model_card
-from optrun.run.export import task_card
+from optrun.runner.export import task_card
 
 
 @pytest.fixture

@@ -13,7 +13,7 @@ from PIL import Image
 from optrun.config import overrides, store
 from optrun.config.schema.task import SCHEMAS
 from optrun.data.loader import BatchLoader, EpochPlan
-from optrun.run.prepare import prepare
+from optrun.runner.prepare import prepare
 
 T5 = [f"model.config.{value}" for value in ("d_model=16", "d_kv=8", "d_ff=16", "num_layers=1", "num_heads=2")]
 BERT = ["model=bert_tiny", "model.config.hidden_size=16", "model.config.num_hidden_layers=1"]

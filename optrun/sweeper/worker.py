@@ -28,9 +28,9 @@ from optrun.artifacts.run_manifest import recorded
 from optrun.config import saved, store
 from optrun.config.request import Request
 from optrun.errors import EXIT_STOPPED_EARLY, ConfigError, LockedError, OptrunError, StoppedEarly, is_out_of_memory
-from optrun.plugins import load_again
-from optrun.sweep.command import SweepCommand
-from optrun.sweep.folder import Record, SweepDir
+from optrun.registry.plugins import load_again
+from optrun.sweeper.command import SweepCommand
+from optrun.sweeper.folder import Record, SweepDir
 
 _LOOK_SECONDS = 0.2
 _TRIES = 5
@@ -116,9 +116,9 @@ class SweepTask:
         from rich.console import Console
 
         from optrun.config.safety import refuse_stored_trust
-        from optrun.run import console as outcome
-        from optrun.run.resume.checkpoint import ResumePoint, refuse_links
-        from optrun.run.train import train
+        from optrun.runner import console as outcome
+        from optrun.runner.resume.checkpoint import ResumePoint, refuse_links
+        from optrun.runner.train import train
         from optrun.training.display import PlainDisplay
 
         load_again(self.command.plugins, changes_allowed=self.command.plugins_may_change)

@@ -13,10 +13,10 @@ import torch
 from optrun.artifacts.metadata import CheckpointMetadata
 from optrun.data.loader import EpochPlan
 from optrun.errors import CheckpointError, ConfigError
-from optrun.run import disk_space as space
-from optrun.run.resume import restore as loading
-from optrun.run.resume.config_diff import changes_since, may_change_data, refuse_idle, table
-from optrun.run.resume.data_position import (
+from optrun.runner import disk_space as space
+from optrun.runner.resume import restore as loading
+from optrun.runner.resume.config_diff import changes_since, may_change_data, refuse_idle, table
+from optrun.runner.resume.data_position import (
     class_names,
     move,
     not_held_back,
@@ -25,7 +25,7 @@ from optrun.run.resume.data_position import (
     refuse_other_tokenizer,
     vocabulary_digest,
 )
-from optrun.run.snapshot import Copier
+from optrun.runner.snapshot import Copier
 from optrun.training.state import TrainState
 
 

@@ -30,7 +30,7 @@ from optrun.artifacts.run_dir import (
 from optrun.artifacts.run_manifest import APART, WRITTEN, RunManifest, matches, read_run_manifest, refuse_newer_manifest
 from optrun.artifacts.tensor_file import first_not_finite
 from optrun.errors import CheckpointError, ConfigError, ForeignCheckpointError, StorageError
-from optrun.run.resume.state_file import refuse_garbage
+from optrun.runner.resume.state_file import refuse_garbage
 
 
 @dataclass

@@ -20,9 +20,9 @@ from optrun.artifacts.atomic import replace_text
 from optrun.config import store
 from optrun.config.hydra_internals import Callbacks
 from optrun.config.overrides import quote_path
-from optrun.plugins import load_again
-from optrun.sweep.command import SweepCommand
-from optrun.sweep.folder import SweepDir
+from optrun.registry.plugins import load_again
+from optrun.sweeper.command import SweepCommand
+from optrun.sweeper.folder import SweepDir
 
 
 @dataclass
@@ -70,7 +70,7 @@ class Server:
         if self._process is None or self._process.poll() is not None:
             with self.log.open("ab") as out:
                 self._process = subprocess.Popen(
-                    [sys.executable, "-m", "optrun.sweep.launch"],
+                    [sys.executable, "-m", "optrun.sweeper.launch"],
                     stdin=subprocess.PIPE,
                     stdout=out,
                     stderr=out,
@@ -141,7 +141,7 @@ def _launch(launch: Launch, sweep: SweepDir) -> None:
     from hydra.core.plugins import Plugins
     from hydra.types import HydraContext, RunMode
 
-    from optrun.sweep.worker import SweepTask
+    from optrun.sweeper.worker import SweepTask
 
     command = launch.command
     load_again(command.plugins, changes_allowed=command.plugins_may_change)

@@ -94,7 +94,7 @@ def digest_of(path: Path) -> str:
 
 def _source(row: registry.Choice) -> dict[str, Any]:
     """Where a row comes from: a plugin, a distribution, or a module that the program imported."""
-    plugins = sys.modules.get("optrun.plugins")
+    plugins = sys.modules.get("optrun.registry.plugins")
     for record in plugins.LOADED.values() if plugins is not None else ():
         if record["plugin"] == row.origin:
             return {key: record[key] for key in ("plugin", "path", "sha256")}

@@ -8,8 +8,8 @@ from optrun.artifacts.run_dir import RunDir
 from optrun.artifacts.run_manifest import RunManifest
 from optrun.config.request import Request
 from optrun.config.schema.run import RunConfig
-from optrun.run.resume.saved_config import as_text, digest_of
-from optrun.run.summary import Summary
+from optrun.runner.resume.saved_config import as_text, digest_of
+from optrun.runner.summary import Summary
 from optrun.training.display import Display
 from optrun.training.signals import SignalHandler
 

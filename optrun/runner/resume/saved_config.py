@@ -84,7 +84,7 @@ def configuration_of(run: RunDir, given: Sequence[str] = ()) -> tuple[dict[str, 
 
 
 def plugins_of(run: RunDir) -> list[dict[str, Any]]:
-    """What a run recorded of the code of others that it uses, as `optrun.origins.records`."""
+    """What a run recorded of the code of others that it uses, as `optrun.registry.origins.records`."""
     try:
         found = read_summary(run.summary).get("plugins", [])
     except (OSError, ValueError):

@@ -16,8 +16,8 @@ from optrun.artifacts.run_dir import MANIFEST, RunDir
 from optrun.config.request import Request
 from optrun.config.saved import flat
 from optrun.errors import EXIT_DONE
-from optrun.origins import records
-from optrun.plugins import OPTION, options
+from optrun.registry.origins import records
+from optrun.registry.plugins import OPTION, options
 from optrun.training.callback import Callback, StopRequest, TrainingContext
 from optrun.training.device import peak_memory_bytes
 from optrun.training.metrics_log import Refused

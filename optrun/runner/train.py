@@ -23,12 +23,12 @@ from optrun.data.cache import discarded
 from optrun.errors import EXIT_DONE, EXIT_FAILED, ConfigError, StoppedEarly
 from optrun.optimizer.build import require_optimizer
 from optrun.report.curves import draw_curves
-from optrun.run.assemble import Assembled, assemble
-from optrun.run.components import build_loop
-from optrun.run.disk_space import checkpoint_bytes, space_warning
-from optrun.run.export import publish, write_tokenizer
-from optrun.run.prepare import Prepared, prepare
-from optrun.run.resume.checkpoint import (
+from optrun.runner.assemble import Assembled, assemble
+from optrun.runner.components import build_loop
+from optrun.runner.disk_space import checkpoint_bytes, space_warning
+from optrun.runner.export import publish, write_tokenizer
+from optrun.runner.prepare import Prepared, prepare
+from optrun.runner.resume.checkpoint import (
     OpenedCheckpoint,
     ResumePoint,
     open_checkpoint,
@@ -36,9 +36,9 @@ from optrun.run.resume.checkpoint import (
     refuse_links,
     refuse_newer_run,
 )
-from optrun.run.resume.config_diff import refuse_idle
-from optrun.run.session import Session
-from optrun.run.summary import Summary
+from optrun.runner.resume.config_diff import refuse_idle
+from optrun.runner.session import Session
+from optrun.runner.summary import Summary
 from optrun.task.data_check import data_check
 from optrun.tracking import require_tracker
 from optrun.training.device import pick_device

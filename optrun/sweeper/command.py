@@ -8,7 +8,7 @@ from typing import Any
 
 from optrun.config.overrides import is_hydra
 from optrun.config.request import DEFAULT_CONFIG, CommandLine
-from optrun.plugins import options
+from optrun.registry.plugins import options
 
 _ALONE = "hydra.mode=RUN"
 """Makes one run of a recipe that is a sweep."""

@@ -18,8 +18,8 @@ from optrun.config.schema.checkpoint import OnOtherOptimizer
 from optrun.errors import CheckpointError, ConfigError, NonFiniteError, OptrunError
 from optrun.model.weights import load_model_tensors, model_tensors
 from optrun.optimizer.state import load_named_state, named_state
-from optrun.run.resume.config_diff import Changes, meaning
-from optrun.run.resume.state_file import refuse_garbage
+from optrun.runner.resume.config_diff import Changes, meaning
+from optrun.runner.resume.state_file import refuse_garbage
 from optrun.training.callback import StopRequest
 from optrun.training.ranking import rank_by
 from optrun.training.setup import TrainingSetup

@@ -22,11 +22,11 @@ from optrun.config.schema.data import DataConfig
 from optrun.config.schema.run import RunConfig
 from optrun.errors import OptrunError, printable
 from optrun.formatting import duration, number, size
-from optrun.plugins import options
+from optrun.registry.plugins import options
 from optrun.training.display import Display
 
 if TYPE_CHECKING:
-    from optrun.run.train import Outcome
+    from optrun.runner.train import Outcome
 
 
 class _Lines(logging.Formatter):

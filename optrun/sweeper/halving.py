@@ -10,8 +10,8 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Protocol
 
-from optrun.sweep.driver import Driver
-from optrun.sweep.jobs import Job
+from optrun.sweeper.driver import Driver
+from optrun.sweeper.jobs import Job
 
 
 class RungReport(Protocol):

@@ -16,8 +16,8 @@ from rich.text import Text
 
 from optrun.errors import printable
 from optrun.formatting import duration
-from optrun.sweep.folder import JobState
-from optrun.sweep.jobs import Job
+from optrun.sweeper.folder import JobState
+from optrun.sweeper.jobs import Job
 
 _SHOWN_RUNNING = 6
 

@@ -10,7 +10,7 @@ from typing import Any
 from optrun.artifacts.metadata import CheckpointMetadata
 from optrun.data.loader import EpochPlan
 from optrun.errors import ConfigError
-from optrun.run.resume.config_diff import Changes, may_change_data
+from optrun.runner.resume.config_diff import Changes, may_change_data
 from optrun.training.state import TrainState
 
 

@@ -22,17 +22,17 @@ from optrun.config.schema.metric import metric_mode
 from optrun.config.schema.sweeper import OptunaConfig, Sampler
 from optrun.config.schema.task import SCHEMAS as TASKS
 from optrun.errors import ConfigError, LockedError
-from optrun.sweep.driver import Driver
-from optrun.sweep.folder import JobState, SweepDir
-from optrun.sweep.halving import through_rungs
-from optrun.sweep.jobs import Composer, Job, build_jobs, label_of, parse
+from optrun.sweeper.driver import Driver
+from optrun.sweeper.folder import JobState, SweepDir
+from optrun.sweeper.halving import through_rungs
+from optrun.sweeper.jobs import Composer, Job, build_jobs, label_of, parse
 
 try:
     import optuna
     from optuna.trial import FrozenTrial, TrialState
 
-    from optrun.sweep import study as study_of
-    from optrun.sweep.space import any_value, space_of, written
+    from optrun.sweeper import study as study_of
+    from optrun.sweeper.space import any_value, space_of, written
 except ImportError as error:
     raise ConfigError("hydra/sweeper=optuna needs Optuna: install optrun[sweep].") from error
 

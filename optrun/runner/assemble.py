@@ -22,12 +22,12 @@ from optrun.data.loader import BatchLoader, EpochPlan, ExampleSource
 from optrun.errors import ConfigError, OptrunError, nearest
 from optrun.optimizer.averaged import evaluation_weights
 from optrun.optimizer.build import build_optimizer
-from optrun.origins import records, require
 from optrun.param_groups import build_param_groups
-from optrun.run.prepare import Prepared
-from optrun.run.resume.config_diff import changes_since, table
-from optrun.run.resume.data_position import move, plan_values, refuse_other_data, vocabulary_digest
-from optrun.run.resume.restore import environment, other_environment, restore_state, stop_request, train_state
+from optrun.registry.origins import records, require
+from optrun.runner.prepare import Prepared
+from optrun.runner.resume.config_diff import changes_since, table
+from optrun.runner.resume.data_position import move, plan_values, refuse_other_data, vocabulary_digest
+from optrun.runner.resume.restore import environment, other_environment, restore_state, stop_request, train_state
 from optrun.scheduler import build_scheduler
 from optrun.scheduler.build import warmup_note
 from optrun.task import Task

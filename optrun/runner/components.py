@@ -6,11 +6,11 @@ from collections.abc import Mapping
 from typing import Any
 
 from optrun.artifacts.checkpoint import Snapshot
-from optrun.run.assemble import Assembled
-from optrun.run.callbacks import build_callbacks
-from optrun.run.resume.restore import go_back, stop_request
-from optrun.run.session import Session
-from optrun.run.snapshot import Snapshots
+from optrun.runner.assemble import Assembled
+from optrun.runner.callbacks import build_callbacks
+from optrun.runner.resume.restore import go_back, stop_request
+from optrun.runner.session import Session
+from optrun.runner.snapshot import Snapshots
 from optrun.tracking import Tracker, build_tracker
 from optrun.training.callback import Callback, TrainingContext
 from optrun.training.checkpointing import CheckpointManager

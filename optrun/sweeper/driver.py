@@ -18,11 +18,11 @@ from optrun.artifacts.atomic import replace_text
 from optrun.artifacts.metrics import to_json
 from optrun.config.schema.sweeper import SweeperConfig
 from optrun.errors import EXIT_DONE, EXIT_FAILED, EXIT_STOPPED_EARLY, LockedError, OptrunError
-from optrun.sweep import launch as launching
-from optrun.sweep.command import SweepCommand
-from optrun.sweep.folder import JobState, SweepDir
-from optrun.sweep.jobs import Job
-from optrun.sweep.view import Board, PlainView
+from optrun.sweeper import launch as launching
+from optrun.sweeper.command import SweepCommand
+from optrun.sweeper.folder import JobState, SweepDir
+from optrun.sweeper.jobs import Job
+from optrun.sweeper.view import Board, PlainView
 
 _POLL_SECONDS = 0.2
 _IDLE_LAUNCHES = 3
@@ -245,7 +245,7 @@ class Driver:
 
     def _suspect(self, job: Job, state: JobState, *, alone: bool, why: str) -> None:
         """A worker died: the job is tried once more, alone; if it dies again, that is its result."""
-        from optrun.sweep.worker import record_failure
+        from optrun.sweeper.worker import record_failure
 
         if state.ended:
             return

@@ -11,10 +11,10 @@ from optrun.artifacts.run_dir import HYDRA, TOKENIZER, RunDir
 from optrun.config.schema.run import RunConfig
 from optrun.errors import ConfigError
 from optrun.model.weights import load_model_tensors
-from optrun.run.assemble import build_loaders
-from optrun.run.prepare import TrainedArtifacts, prepare
-from optrun.run.resume.data_position import class_names, not_held_back, refuse_other_tokenizer
-from optrun.run.resume.state_file import refuse_garbage
+from optrun.runner.assemble import build_loaders
+from optrun.runner.prepare import TrainedArtifacts, prepare
+from optrun.runner.resume.data_position import class_names, not_held_back, refuse_other_tokenizer
+from optrun.runner.resume.state_file import refuse_garbage
 from optrun.training.device import pick_device
 from optrun.training.display import watched
 from optrun.training.evaluate import evaluate_sets

@@ -20,7 +20,7 @@ from urllib.parse import quote, unquote
 
 from optrun import registry
 from optrun.errors import ConfigError, refuse_url
-from optrun.origins import ALLOW, allow_changes, digest_of
+from optrun.registry.origins import ALLOW, allow_changes, digest_of
 
 OPTION = "--plugin"
 

@@ -21,8 +21,8 @@ from optrun.config.schema.task import SCHEMAS as TASKS
 from optrun.errors import CheckpointError, ConfigError
 from optrun.model.weights import load_model_tensors
 from optrun.report.card import TaskCard, model_card
-from optrun.run.resume.data_position import vocabulary_digest
-from optrun.run.resume.state_file import refuse_garbage
+from optrun.runner.resume.data_position import vocabulary_digest
+from optrun.runner.resume.state_file import refuse_garbage
 
 
 def write_model(

@@ -1,0 +1,1 @@
+"""One run, from the configuration to a finished run directory."""
