@@ -111,7 +111,7 @@ def test_no_circle_of_files() -> None:
 def test_configuration_and_command_line_know_no_torch() -> None:
     heavy = {"torch", "transformers", "datasets", "numpy", "matplotlib", "scipy"}
     light = [*(PACKAGE / "config").rglob("*.py"), *(PACKAGE / "commands").glob("*.py"), PACKAGE / "cli.py"]
-    light += [PACKAGE / "errors.py", PACKAGE / "artifacts" / "run_dir.py", PACKAGE / "run" / "resume" / "target.py"]
+    light += [PACKAGE / "errors.py", PACKAGE / "artifacts" / "run_dir.py", PACKAGE / "runner" / "resume" / "target.py"]
     for path in light:
         tree = ast.parse(path.read_text(encoding="utf-8"))
         top = [node for node in tree.body if isinstance(node, ast.Import | ast.ImportFrom)]
