@@ -75,6 +75,8 @@ def test_a_task(capsys: pytest.CaptureFixture[str]) -> None:
     plugin = ["--plugin", "multiple_choice.py"]
     train, a, b = write_endings("train.jsonl", 24), write_endings("a.jsonl", 6, 50), write_endings("b.jsonl", 6, 60)
     words = ["task=multiple_choice", "data=files", f"data.train={train}", f"data.eval={{dev: {a}, hard: {b}}}"]
+    assert optrun(*plugin, *words, *TINY_BERT, *SHORT, "task.endings_column=answers") == 2
+    assert "task.endings_column=answers" in capsys.readouterr().err
     smoothed = [*words, "training.label_smoothing_factor=0.1"]
     card = through(capsys, plugin, smoothed, "eval/dev/accuracy", "max")
     meta = yaml.safe_load(card.split("---")[1])
