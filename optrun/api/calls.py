@@ -29,8 +29,9 @@ def command_line_of(
         raise TypeError(f'overrides={overrides!r}: expected a list of texts, such as ["optimizer=lamb", "lr=2e-3"].')
     for token in overrides:
         if token.startswith("-"):
-            hint = "optrun.sweep(...) starts a sweep" if token in ("-m", "--multirun") else "options are keywords here"
-            raise ConfigError(f"{token}: expected key=value; {hint}, such as config_name=, config_dir=, plugins=.")
+            keywords = "options are keywords here, such as config_name=, config_dir=, plugins="
+            hint = "optrun.sweep(...) starts a sweep" if token in ("-m", "--multirun") else keywords
+            raise ConfigError(f"{token}: expected key=value; {hint}.")
     folder = None if config_dir is None else str(config_dir)
     options = [*([] if config_name is None else ["-cn", config_name])]
     options += [] if folder is None else ["--config-dir", folder]
@@ -44,7 +45,13 @@ def command_line_of(
 
 
 def load_plugins(plugins: Sequence[Location]) -> None:
-    """Load the files or modules that register choices; they stay registered in this process."""
+    """Load the files or modules that register choices; they stay registered in this process.
+
+    Raises:
+        TypeError: A single one, where a list is expected.
+    """
+    if isinstance(plugins, str | PathLike):
+        raise TypeError(f'plugins={plugins!r}: expected a list of files or modules, such as ["my_lion.py"].')
     if plugins:
         from optrun.registry.plugins import load
 

@@ -9,10 +9,11 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
+from optrun import registry
 from optrun.bounded_yaml import yaml_mapping
 
 PATHS = ("data.train", "data.eval", "data.path", "model.path", "model.tokenizer")
-"""Keys that may hold a path, or a glob, or a list of them."""
+"""Keys that may hold a path, or a glob, or a list of them; those of a registered data source come to them."""
 
 
 def original_cwd(hydra_folder: Path) -> Path | None:
@@ -39,7 +40,7 @@ def rebase_paths(cfg: DictConfig, folder: Path | None) -> None:
     """
     if folder is None or not folder.is_dir() or folder.resolve() == Path.cwd().resolve():
         return
-    for key in PATHS:
+    for key in dict.fromkeys((*PATHS, *_paths_of(OmegaConf.select(cfg, "data.name")))):
         value = OmegaConf.select(cfg, key)
         if OmegaConf.is_config(value):
             value = OmegaConf.to_container(value)
@@ -56,9 +57,20 @@ def _rebased(value: Any, folder: Path) -> Any:
     return _from(folder, value)
 
 
-def is_path(key: str) -> bool:
-    """Whether a dotted key may hold a path; `data.eval.dev` is one of several evaluation sets."""
-    return key in PATHS or key.startswith("data.eval.")
+def is_path(key: str, data: str | None) -> bool:
+    """Whether a dotted key may hold a path; `data.eval.dev` is one of several evaluation sets.
+
+    Args:
+        key: Such as `model.path`.
+        data: The name of the data source, where it is known.
+    """
+    return key in PATHS or key in _paths_of(data) or key.startswith("data.eval.")
+
+
+def _paths_of(data: str | None) -> list[str]:
+    """The keys of a data source that hold paths, by what its schema says of itself."""
+    row = None if data is None else registry.find("data", data)
+    return [] if row is None else [f"data.{key}" for key in row.schema.PATHS]
 
 
 def same_files(before: Any, after: Any, folder: Path | None) -> bool:

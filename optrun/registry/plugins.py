@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import shlex
 import sys
 import traceback
 from collections.abc import Iterable, Mapping, Sequence
@@ -68,6 +69,11 @@ def take(argv: Sequence[str]) -> list[str]:
 def options(records: Iterable[Mapping[str, Any]]) -> list[str]:
     """The arguments that load again the plugins among these records."""
     return [word for record in records if "plugin" in record for word in (OPTION, record["plugin"])]
+
+
+def command() -> str:
+    """The beginning of a command that loads what this process has loaded, for messages that say how to go on."""
+    return shlex.join(["optrun", *options(LOADED.values())])
 
 
 def load(given: str, path: str | None = None) -> dict[str, Any]:

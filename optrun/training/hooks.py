@@ -11,6 +11,7 @@ from typing import Any
 from optrun.artifacts.atomic import storing
 from optrun.artifacts.metrics import to_json
 from optrun.errors import OptrunError
+from optrun.registry import plugins
 from optrun.training.callback import Callback, StopRequest, TrainingContext
 from optrun.training.state import RandomStates
 from optrun.training.step import StepResult
@@ -174,8 +175,8 @@ class Hooks:
             line = " ".join(str(error).split())[:500]
             raise OptrunError(
                 f"{key}: {method} raised {type(error).__name__}: {line} (after step {self.training.global_step}). "
-                "HYDRA_FULL_ERROR=1 shows where. The checkpoints are as they were; mend it and go on with: optrun "
-                f"resume={self.training.run_dir}"
+                "HYDRA_FULL_ERROR=1 shows where. The checkpoints are as they were; mend it and go on with: "
+                f"{plugins.command()} resume={self.training.run_dir}"
             ) from error
         finally:
             self.training.caller = ""

@@ -11,6 +11,7 @@ from typing import Any, NoReturn
 from optrun.config.schema.training import OnNonfinite
 from optrun.data.loader import Batch
 from optrun.errors import StoppedEarly
+from optrun.registry import plugins
 from optrun.training import failures
 from optrun.training.checkpointing import CheckpointManager
 from optrun.training.device import peak_memory_bytes
@@ -346,15 +347,16 @@ class Loop:
         )
         if not self.checkpoints.enabled:
             raise StoppedEarly(
-                f"{why} after step {step}; checkpoint=none: nothing was saved. Begin again at step 0 with: optrun "
-                f"resume=auto hydra.run.dir={run_dir}"
+                f"{why} after step {step}; checkpoint=none: nothing was saved. Begin again at step 0 with: "
+                f"{plugins.command()} resume=auto hydra.run.dir={run_dir}"
             )
         if step == 0:
             raise StoppedEarly(
-                f"{why} before the first step: there is nothing to save yet. Start again with: optrun "
-                f"resume={run_dir} (or the same command with resume=auto)"
+                f"{why} before the first step: there is nothing to save yet. Start again with: "
+                f"{plugins.command()} resume={run_dir} (or the same command with resume=auto)"
             )
         self.checkpoints.save_now()
         raise StoppedEarly(
-            f"{why}: stopped after step {step} of {total}, everything is saved. Go on with: optrun resume={run_dir}"
+            f"{why}: stopped after step {step} of {total}, everything is saved. Go on with: "
+            f"{plugins.command()} resume={run_dir}"
         )

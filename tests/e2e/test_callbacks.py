@@ -253,6 +253,9 @@ def test_the_documented_callback_runs_and_is_resumed(go: Go, tmp_path: Path) -> 
     same("straight", "cut", 8)
     assert go(*loss, "callbacks.loss_target.target=99", "hydra.run.dir=early")[0] == 0
     assert summary(Path("early"))["stopped"]["step"] == 1
+    code, said = go(*loss, "callbacks.loss_target.target=0.01", "training.max_seconds=0.001", "hydra.run.dir=spent")
+    assert code == 75
+    assert "--plugin loss_target.py resume=" in said
     code, said = go(*loss, "callbacks.loss_target.target=1", "callbacks.loss_target.decay=2", "hydra.run.dir=no")
     assert code == 2
     assert "callbacks.loss_target: decay=2.0: expected a number in [0, 1)" in said

@@ -12,6 +12,7 @@ import pytest
 import optrun as package
 from optrun import optimizer as optrun_optimizer
 from optrun import registry
+from optrun.config.schema.metric import chosen_metrics
 from optrun.errors import ConfigError
 from optrun.registry import plugins
 from optrun.testing import check_optimizer
@@ -117,12 +118,12 @@ def test_a_rule_may_name_it(capsys: pytest.CaptureFixture[str]) -> None:
     assert "my_tiger" in capsys.readouterr().err
 
 
-def install(folder: Path, name: str, points: str) -> None:
+def install(folder: Path, name: str, points: str, group: str = "optimizers") -> None:
     """What pip leaves of a distribution that brings entry points."""
     made = folder / f"{name}-1.2.dist-info"
     made.mkdir(parents=True)
     (made / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.2\n")
-    (made / "entry_points.txt").write_text(f"[optrun.optimizers]\n{points}\n")
+    (made / "entry_points.txt").write_text(f"[optrun.{group}]\n{points}\n")
 
 
 @pytest.fixture
@@ -135,6 +136,18 @@ def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     registry._declared.cache_clear()
     for origin in {str(row.origin) for row in registry.choices("optimizer").values() if row.origin is not None}:
         registry.remove(origin)
+
+
+def test_an_installed_metric_is_found_by_its_name(site: Path) -> None:
+    install(site, "scores", "worst = scores_of_mine", group="metrics")
+    (site / "scores_of_mine.py").write_text(
+        "from dataclasses import dataclass\nimport optrun\nfrom optrun.config.schema.metric import MetricConfig\n"
+        "@dataclass(kw_only=True)\nclass WorstConfig(MetricConfig):\n    pass\n"
+        "@optrun.register_metric('worst', schema=WorstConfig)\ndef worst(predictions, labels):\n    return 0.0\n"
+    )
+    (row,) = chosen_metrics(["worst"], "sequence_classification", of_numbers=False)
+    registry.remove("scores 1.2")
+    assert row.name == "worst"
 
 
 def test_an_installed_package_brings_it(site: Path, capsys: pytest.CaptureFixture[str]) -> None:

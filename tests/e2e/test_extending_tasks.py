@@ -75,6 +75,8 @@ def test_a_task(capsys: pytest.CaptureFixture[str]) -> None:
     plugin = ["--plugin", "multiple_choice.py"]
     train, a, b = write_endings("train.jsonl", 24), write_endings("a.jsonl", 6, 50), write_endings("b.jsonl", 6, 60)
     words = ["task=multiple_choice", "data=files", f"data.train={train}", f"data.eval={{dev: {a}, hard: {b}}}"]
+    assert optrun(*plugin, *words, *TINY_BERT, *SHORT, "task.endings_column=answers") == 2
+    assert "task.endings_column=answers" in capsys.readouterr().err
     smoothed = [*words, "training.label_smoothing_factor=0.1"]
     card = through(capsys, plugin, smoothed, "eval/dev/accuracy", "max")
     meta = yaml.safe_load(card.split("---")[1])
@@ -167,6 +169,22 @@ def test_a_source_and_a_metric(capsys: pytest.CaptureFixture[str]) -> None:
         assert optrun(*plugin, *others, wrong, *TINY_BERT, *SHORT) == 2
         said = capsys.readouterr().err
         assert all(fact in said for fact in facts), said
+
+
+def test_a_source_is_found_from_another_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Only the schema knows that `data.rows` is a file."""
+    written = FILES["pipes.py"].replace('("path",)', '("rows",)').replace("path: str", "rows: str")
+    Path("pipes.py").write_text(written.replace("config.path", "config.rows"), encoding="utf-8")
+    words = ["data=pipes", f"data.rows={write_pipes('reviews.txt', 40)}", "task=sequence_classification"]
+    assert optrun("--plugin", "pipes.py", *words, *TINY_BERT, *SHORT, "hydra.run.dir=run") == 0, capsys.readouterr().err
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    capsys.readouterr()
+    assert optrun("--plugin", "../pipes.py", "resume=../run", "training.max_steps=3") == 0, capsys.readouterr().err
+    assert "data.rows" not in capsys.readouterr().out, "the same file is no change"
+    assert optrun("--plugin", "../pipes.py", "evaluate", "../run") == 0, capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -182,6 +182,11 @@ def test_a_refusal_is_raised(
     assert not Path("outputs").exists()
 
 
+def test_a_single_plugin_is_no_list() -> None:
+    with pytest.raises(TypeError, match="expected a list of files"):
+        optrun.run([], plugins="my_lion.py")
+
+
 def test_what_cannot_be_opened_is_refused(words: list[str], tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="no such directory"):
         optrun.load_run("nowhere")

@@ -16,6 +16,8 @@ class DataConfig:
 
     EVALUATION_ROWS: ClassVar[str | None] = None
     """How other rows to evaluate on are named; None: such a source has no others."""
+    PATHS: ClassVar[tuple[str, ...]] = ()
+    """Keys that hold files or folders: relative ones are found again when the run goes on from another folder."""
     # Values where a registered source has no YAML that says them.
     name: str
     max_length: int = 128
@@ -64,6 +66,7 @@ class FilesConfig(ColumnsConfig):
     """The user's own csv, tsv, json, jsonl, parquet or text files."""
 
     EVALUATION_ROWS: ClassVar[str | None] = "data.eval=FILE"
+    PATHS: ClassVar[tuple[str, ...]] = ("train", "eval")
     train: Any
     """One path, a list of paths, or a glob."""
     eval: Any
@@ -101,6 +104,7 @@ class HubConfig(ColumnsConfig):
     """A dataset by `datasets.load_dataset`: hub name or local folder."""
 
     EVALUATION_ROWS: ClassVar[str | None] = "data.eval_split=NAME"
+    PATHS: ClassVar[tuple[str, ...]] = ("path",)
     path: str
     subset: str | None
     """The dataset's configuration, what `load_dataset` calls `name`."""

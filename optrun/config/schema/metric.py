@@ -90,7 +90,8 @@ def chosen_metrics(names: Iterable[str], task: str, *, of_numbers: bool) -> list
     Raises:
         ConfigError: No such metric, or one that is not for this task; with those that are.
     """
-    rows = registry.choices("metric")
+    names = list(names)
+    rows = {**registry.choices("metric"), **{name: row for name in names if (row := registry.find("metric", name))}}
     fitting = {
         name: row
         for name, row in rows.items()

@@ -84,7 +84,8 @@ def changes_since(
         started_from: The folder the run was started from; None: it is not known.
     """
     found = differences(saved.config, values)
-    return {key: pair for key, pair in found.items() if not is_path(key) or not same_files(*pair, started_from)}
+    source = values["data"].get("name")
+    return {key: pair for key, pair in found.items() if not is_path(key, source) or not same_files(*pair, started_from)}
 
 
 def refuse_idle(changes: Changes, done: int) -> None:
