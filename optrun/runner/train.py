@@ -216,7 +216,7 @@ def _prepare(session: Session, snapshot: Snapshot | None) -> Prepared:
         where = "there is nothing to save yet" if snapshot is None else "the checkpoints are as they were"
         raise StoppedEarly(
             f"{signal.name} received while data and model were made ready: {where}. Go on with: "
-            f"optrun resume=auto hydra.run.dir={session.run.path}"
+            + session.summary.command("resume=auto", f"hydra.run.dir={session.run.path}")
         ) from None
 
 

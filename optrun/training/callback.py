@@ -44,13 +44,21 @@ class TrainingContext:
         setup: What is trained.
         run: The run directory.
         note: Tells the user one line.
+        command: Tells the command line that has these overrides, and the plugins of the run; `mended=True`: also where
+            their code has changed meanwhile.
         stop: A request that a checkpoint holds, of an earlier start of the run.
     """
 
     def __init__(
-        self, setup: TrainingSetup, run: RunDir, note: Callable[[str], None], stop: StopRequest | None = None
+        self,
+        setup: TrainingSetup,
+        run: RunDir,
+        note: Callable[[str], None],
+        command: Callable[..., str],
+        stop: StopRequest | None = None,
     ) -> None:
         self.setup = setup
+        self.command = command
         self.run_dir = run.path
         """To read from: what stands there is sealed, and a file of somebody else's counts as damage."""
         self.extra_dir = run.extra
