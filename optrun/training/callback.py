@@ -109,6 +109,9 @@ class TrainingContext:
         Asked for in `on_step` or `on_evaluate` it ends with this step, in any other hook with the next one. The first
         request counts. One that is made in an evaluation that only the end of the run asked for does not.
         """
+        if not isinstance(reason, str):
+            raise TypeError(f"request_stop: expected a text, got {type(reason).__name__}")
+        reason = reason.encode(errors="backslashreplace").decode()  # it is written to files
         step = self.global_step + self.step_finished
         if self.stop is None and not self.final and step < self.total_steps:
             self.stop = StopRequest(self.caller, reason, step)
