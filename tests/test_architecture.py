@@ -29,7 +29,7 @@ ALLOWED: dict[str, set[str]] = {
     "optimizer": {"config", "errors", "param_groups", "registry"},  # AdamWDL's ratio function, one pure function
     "testing": {"optimizer"},
     "task": {"config", "data", "errors", "formatting", "registry"},
-    "training": {"artifacts", "config", "data", "errors", "formatting", "registry"},
+    "training": {"artifacts", "config", "data", "errors", "formatting"},
     "runner": {
         "artifacts", "clip", "config", "data", "errors", "formatting", "model", "optimizer", "param_groups", "registry",
         "report", "scheduler", "task", "tracking", "training",

@@ -25,7 +25,7 @@ def command_line_of(
         TypeError: The overrides are no list of texts.
         ConfigError: An option stands among them.
     """
-    if isinstance(overrides, str) or not all(isinstance(token, str) for token in overrides):
+    if not isinstance(overrides, list | tuple) or not all(isinstance(token, str) for token in overrides):
         raise TypeError(f'overrides={overrides!r}: expected a list of texts, such as ["optimizer=lamb", "lr=2e-3"].')
     for token in overrides:
         if token.startswith("-"):

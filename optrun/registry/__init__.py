@@ -22,6 +22,9 @@ if TYPE_CHECKING:
 
 Target = TypeVar("Target", bound=Callable[..., Any])
 
+_NO_TEXTS = ("null", "true", "false", "inf", "nan")
+"""What Hydra's grammar reads as another value than a text, whatever the case."""
+
 KINDS = ("optimizer", "scheduler", "task", "metric", "data", "tracker", "callback")
 """What can be registered. The decorator of each is `register_<kind>`."""
 
@@ -245,7 +248,8 @@ def register(kind: str, name: str, schema: type[Any]) -> Callable[[Target], Targ
 
 def _check(kind: str, name: str, schema: Any, where: str) -> None:
     said = f"{where}: register_{kind}({name!r}, ...)"
-    if not isinstance(name, str) or not name.isidentifier() or name.endswith("_schema"):
+    plain = isinstance(name, str) and name.isascii() and name.isidentifier() and not name.endswith("_schema")
+    if not plain or name.lower() in _NO_TEXTS:
         raise ConfigError(f"{said}: expected a name of letters, digits and _, such as my_{kind}.")
     base = _imported(BASES[kind]) if kind in BASES else None
     expected = "a dataclass" if base is None else f"a dataclass that builds on {base.__name__}"
@@ -267,6 +271,17 @@ def _check(kind: str, name: str, schema: Any, where: str) -> None:
         raise ConfigError(
             f"{said}: schema={schema.__name__} has no value for {lacking[0]}: write `{lacking[0]}: ... = VALUE`."
         )
+    from omegaconf import OmegaConf
+    from omegaconf.errors import OmegaConfBaseException
+
+    try:
+        OmegaConf.structured(schema)
+    except OmegaConfBaseException as error:
+        line = str(error).partition("\n")[0]
+        raise ConfigError(
+            f"{said}: schema={schema.__name__}: {error.full_key or 'a field'}: {line}. Expected types that OmegaConf "
+            "knows, such as float, str | None, list[int], and a default of the type."
+        ) from error
 
 
 def register_optimizer(name: str, *, schema: type[Any]) -> Callable[[Target], Target]:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
-import shlex
 import sys
 import traceback
 from collections.abc import Iterable, Mapping, Sequence
@@ -71,11 +70,6 @@ def options(records: Iterable[Mapping[str, Any]]) -> list[str]:
     return [word for record in records if "plugin" in record for word in (OPTION, record["plugin"])]
 
 
-def command() -> str:
-    """The beginning of a command that loads what this process has loaded, for messages that say how to go on."""
-    return shlex.join(["optrun", *options(LOADED.values())])
-
-
 def load(given: str, path: str | None = None) -> dict[str, Any]:
     """Load a plugin; one that is loaded and did not change stays.
 
@@ -97,6 +91,7 @@ def load(given: str, path: str | None = None) -> dict[str, Any]:
         if LOADED[name]["sha256"] == digest:
             return LOADED[name]
         forget(name)
+    imported = name in sys.modules
     try:
         with registry.origin(given):
             _import(name, given, file)
@@ -108,7 +103,8 @@ def load(given: str, path: str | None = None) -> dict[str, Any]:
                 '@optrun.register_optimizer("my_lion", schema=MyLionConfig).'
             )
     except BaseException:
-        sys.modules.pop(name, None)
+        if not imported:  # else it belongs to who imported it
+            sys.modules.pop(name, None)
         raise
     LOADED[name] = {"plugin": given, "path": str(file), "sha256": digest, "names": names}
     return LOADED[name]
@@ -135,11 +131,15 @@ def load_again(records: Sequence[Mapping[str, Any]], *, changes_allowed: bool) -
 
 
 def _file_module(given: str, where: str) -> tuple[str, Path]:
-    path = Path(where).expanduser().resolve()
+    try:
+        path = Path(where).expanduser().resolve()
+        quoted = quote(str(path), safe="/").replace(".", "%2E")
+    except (OSError, RuntimeError, ValueError) as error:  # a circle of links, no such home, bytes that are no text
+        raise ConfigError(f"{OPTION} {given}: cannot be read as a path: {error}") from error
     if path.suffix != ".py" or not path.is_file():
         why = "no such file" if not path.exists() else "expected a Python file, FILE.py"
         raise ConfigError(f"{OPTION} {given}: {why}.")
-    return f"{__name__}.{quote(str(path), safe='/').replace('.', '%2E')}", path
+    return f"{__name__}.{quoted}", path
 
 
 def _module(given: str) -> tuple[str, Path]:
@@ -147,6 +147,10 @@ def _module(given: str) -> tuple[str, Path]:
         spec = importlib.util.find_spec(given)
     except (ImportError, ValueError) as error:
         raise ConfigError(f"{OPTION} {given}: no such module: {error}.") from error
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:  # of the package that it lies in
+        raise _failure(given, error) from error
     if spec is None or spec.origin is None or not spec.has_location:
         hint = f" There is a file of that name: {OPTION} {given}.py." if Path(f"{given}.py").is_file() else ""
         raise ConfigError(f"{OPTION} {given}: no such module, or none with a file.{hint}")
@@ -158,9 +162,15 @@ def _import(name: str, given: str, path: Path) -> ModuleType:
         return importlib.import_module(name)
     except ConfigError as error:
         raise ConfigError(f"{OPTION} {given}{_line(error, path)}: {error}") from error
-    except (Exception, SystemExit) as error:
-        what = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
-        raise ConfigError(f"{OPTION} {given}{_line(error, path)}: it fails at import: {what}.") from error
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:  # SystemExit, too: a run that was never begun is no success
+        raise _failure(f"{given}{_line(error, path)}", error) from error
+
+
+def _failure(where: str, error: BaseException) -> ConfigError:
+    what = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+    return ConfigError(f"{OPTION} {where}: it fails at import: {what}.")
 
 
 def _line(error: BaseException, path: Path) -> str:
@@ -174,7 +184,8 @@ def _line(error: BaseException, path: Path) -> str:
 def forget(name: str) -> None:
     """Take back what a plugin registered, in a process that goes on: its file changed, or nothing is to be left."""
     registry.remove(LOADED.pop(name)["plugin"])
-    sys.modules.pop(name, None)
+    for module in [module for module in sys.modules if module == name or module.startswith(f"{name}.")]:
+        del sys.modules[module]
 
 
 class _Files(MetaPathFinder):

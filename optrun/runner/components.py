@@ -76,7 +76,7 @@ def build_loop(session: Session, assembled: Assembled, snapshot: Snapshot | None
     ]
     if config.training.early_stopping_patience is not None:
         components.append(EarlyStopping(config.training, setup.ranking))
-    training = TrainingContext(setup, run, note)
+    training = TrainingContext(setup, run, note, session.summary.command)
     hooks = Hooks(training, components, build_callbacks(config.callbacks))
     if snapshot is not None:
         hooks.load_state_dict(snapshot.metadata.callbacks or {}, assembled.stop)

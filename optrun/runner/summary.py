@@ -16,7 +16,7 @@ from optrun.artifacts.run_dir import MANIFEST, RunDir
 from optrun.config.request import Request
 from optrun.config.saved import flat
 from optrun.errors import EXIT_DONE
-from optrun.registry.origins import records
+from optrun.registry.origins import ALLOW, records
 from optrun.registry.plugins import OPTION, options
 from optrun.training.callback import Callback, StopRequest, TrainingContext
 from optrun.training.device import peak_memory_bytes
@@ -74,6 +74,16 @@ class Summary:
             "metrics": {"last": {}, "best": {}},
             "resumes": [],
         }
+
+    def command(self, *overrides: str, mended: bool = False) -> str:
+        """Tell a command about this run, with the plugins that it needs.
+
+        Args:
+            overrides: After them.
+            mended: Whether a plugin will have changed since it was recorded.
+        """
+        needed = options(self.values["plugins"])
+        return shlex.join(["optrun", *needed, *([ALLOW] if mended and needed else []), *overrides])
 
     def take_up(self) -> None:
         """Read the summary that is there: when the run was started, by which command, how often it was resumed."""

@@ -22,7 +22,6 @@ from optrun.config.schema.training import OnNonfinite
 from optrun.data.cache import discarded
 from optrun.errors import EXIT_DONE, EXIT_FAILED, ConfigError, StoppedEarly
 from optrun.optimizer.build import require_optimizer
-from optrun.registry import plugins
 from optrun.report.curves import draw_curves
 from optrun.runner.assemble import Assembled, assemble
 from optrun.runner.components import build_loop
@@ -217,7 +216,7 @@ def _prepare(session: Session, snapshot: Snapshot | None) -> Prepared:
         where = "there is nothing to save yet" if snapshot is None else "the checkpoints are as they were"
         raise StoppedEarly(
             f"{signal.name} received while data and model were made ready: {where}. Go on with: "
-            f"{plugins.command()} resume=auto hydra.run.dir={session.run.path}"
+            + session.summary.command("resume=auto", f"hydra.run.dir={session.run.path}")
         ) from None
 
 

@@ -44,13 +44,21 @@ class TrainingContext:
         setup: What is trained.
         run: The run directory.
         note: Tells the user one line.
+        command: Tells the command line that has these overrides, and the plugins of the run; `mended=True`: also where
+            their code has changed meanwhile.
         stop: A request that a checkpoint holds, of an earlier start of the run.
     """
 
     def __init__(
-        self, setup: TrainingSetup, run: RunDir, note: Callable[[str], None], stop: StopRequest | None = None
+        self,
+        setup: TrainingSetup,
+        run: RunDir,
+        note: Callable[[str], None],
+        command: Callable[..., str],
+        stop: StopRequest | None = None,
     ) -> None:
         self.setup = setup
+        self.command = command
         self.run_dir = run.path
         """To read from: what stands there is sealed, and a file of somebody else's counts as damage."""
         self.extra_dir = run.extra
@@ -101,6 +109,9 @@ class TrainingContext:
         Asked for in `on_step` or `on_evaluate` it ends with this step, in any other hook with the next one. The first
         request counts. One that is made in an evaluation that only the end of the run asked for does not.
         """
+        if not isinstance(reason, str):
+            raise TypeError(f"request_stop: expected a text, got {type(reason).__name__}")
+        reason = reason.encode(errors="backslashreplace").decode()  # it is written to files
         step = self.global_step + self.step_finished
         if self.stop is None and not self.final and step < self.total_steps:
             self.stop = StopRequest(self.caller, reason, step)

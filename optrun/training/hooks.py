@@ -11,7 +11,6 @@ from typing import Any
 from optrun.artifacts.atomic import storing
 from optrun.artifacts.metrics import to_json
 from optrun.errors import OptrunError
-from optrun.registry import plugins
 from optrun.training.callback import Callback, StopRequest, TrainingContext
 from optrun.training.state import RandomStates
 from optrun.training.step import StepResult
@@ -164,19 +163,19 @@ class Hooks:
         """Inside, a component is called; what a user's raises is told with its name.
 
         Raises:
-            OptrunError: In place of any `Exception`.
+            OptrunError: In place of any `Exception`, and of SystemExit, which would pass for a good end.
         """
         self.training.caller = key
         try:
             yield
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             if key not in self.callbacks:
                 raise
             line = " ".join(str(error).split())[:500]
             raise OptrunError(
                 f"{key}: {method} raised {type(error).__name__}: {line} (after step {self.training.global_step}). "
                 "HYDRA_FULL_ERROR=1 shows where. The checkpoints are as they were; mend it and go on with: "
-                f"{plugins.command()} resume={self.training.run_dir}"
+                f"{self.training.command(f'resume={self.training.run_dir}', mended=True)}"
             ) from error
         finally:
             self.training.caller = ""

@@ -11,7 +11,6 @@ from typing import Any, NoReturn
 from optrun.config.schema.training import OnNonfinite
 from optrun.data.loader import Batch
 from optrun.errors import StoppedEarly
-from optrun.registry import plugins
 from optrun.training import failures
 from optrun.training.checkpointing import CheckpointManager
 from optrun.training.device import peak_memory_bytes
@@ -339,6 +338,7 @@ class Loop:
             StorageError: The save was refused.
         """
         step, total, run_dir = self.state.global_step, self.setup.total_steps, self.training.run_dir
+        again = self.training.command(f"resume={run_dir}")
         signal = self.signal_handler.stop_signal
         why = (
             f"{signal.name} received"
@@ -348,15 +348,12 @@ class Loop:
         if not self.checkpoints.enabled:
             raise StoppedEarly(
                 f"{why} after step {step}; checkpoint=none: nothing was saved. Begin again at step 0 with: "
-                f"{plugins.command()} resume=auto hydra.run.dir={run_dir}"
+                + self.training.command("resume=auto", f"hydra.run.dir={run_dir}")
             )
         if step == 0:
             raise StoppedEarly(
-                f"{why} before the first step: there is nothing to save yet. Start again with: "
-                f"{plugins.command()} resume={run_dir} (or the same command with resume=auto)"
+                f"{why} before the first step: there is nothing to save yet. Start again with: {again} (or the same "
+                "command with resume=auto)"
             )
         self.checkpoints.save_now()
-        raise StoppedEarly(
-            f"{why}: stopped after step {step} of {total}, everything is saved. Go on with: "
-            f"{plugins.command()} resume={run_dir}"
-        )
+        raise StoppedEarly(f"{why}: stopped after step {step} of {total}, everything is saved. Go on with: {again}")

@@ -87,6 +87,36 @@ def test_a_module_is_one_too(lion: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     assert plugins.LOADED["my_lion"]["plugin"] == "my_lion"
 
 
+def test_the_package_around_a_module_may_fail(
+    lion: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.syspath_prepend(str(lion.parent))
+    for name, text in {"breaking": "1 / 0", "leaving": "raise SystemExit(0)"}.items():
+        Path(name).mkdir()
+        Path(name, "__init__.py").write_text(text)
+        Path(name, "lion.py").write_text(LION)
+        assert run(["--plugin", f"{name}.lion", "optimizer=my_lion", "--cfg", "job"]) == 2
+        assert f"{name}.lion: it fails at import" in capsys.readouterr().err
+
+
+def test_a_package_is_read_again_with_its_modules(lion: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(lion.parent))
+    Path("pride").mkdir()
+    Path("pride/__init__.py").write_text("from . import lion")
+    Path("pride/lion.py").write_text(LION)
+    assert run(["--plugin", "pride", "optimizer=my_lion", "--cfg", "job"]) == 0
+    plugins.forget("pride")
+    assert run(["--plugin", "pride", "optimizer=my_lion", "--cfg", "job"]) == 0
+
+
+def test_a_module_of_somebody_else_stays_imported() -> None:
+    import json
+
+    with pytest.raises(ConfigError, match="registers nothing"):
+        plugins.load("json")
+    assert sys.modules["json"] is json
+
+
 def test_a_changed_file_is_read_again(lion: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["--plugin", "my_lion.py", "optimizer=my_lion", "--cfg", "job"]) == 0
     lion.write_text(LION.replace("1e-4", "3e-4"))
@@ -109,6 +139,18 @@ def test_a_changed_file_is_read_again(lion: Path, capsys: pytest.CaptureFixture[
         (["--plugin", "mine.py"], "\n1 / 0", ["mine.py", "line 2", "ZeroDivisionError"]),
         (["--plugin", "mine.py"], "x = (", ["mine.py", "line 1", "SyntaxError"]),
         (["--plugin", "mine.py"], "raise SystemExit(0)", ["mine.py", "line 1", "SystemExit"]),
+        (["--plugin", "mine.py"], "raise GeneratorExit", ["mine.py", "line 1", "GeneratorExit"]),
+        (["--plugin", "mine.py"], "def deeper(): deeper()\ndeeper()", ["mine.py", "RecursionError"]),
+        (
+            ["--plugin", "mine.py"],
+            LION.replace("betas: tuple[float, float] = (0.9, 0.99)", "betas: set = None"),
+            ["mine.py", "MyLionConfig", "betas", "set"],
+        ),
+        (["--plugin", "mine.py"], LION.replace("1e-4", "'fast'"), ["mine.py", "MyLionConfig", "default_lr", "fast"]),
+        (["--plugin", "mine.py"], LION.replace("my_lion", "Null"), ["mine.py", "Null", "letters"]),
+        (["--plugin", "mine.py"], LION.replace("my_lion", "l\u00f6we"), ["mine.py", "letters"]),
+        (["--plugin", "~nobody_here/mine.py"], "", ["~nobody_here/mine.py", "path"]),
+        (["--plugin", "mi\0ne.py"], "", ["path", "null byte"]),
         (["--plugin", "mine.py"], "import not_installed_here", ["mine.py", "line 1", "not_installed_here"]),
         (["--plugin", "mine.py"], LION.replace('"my_lion"', '"lamb"'), ["mine.py", "optimizer=lamb", "optrun itself"]),
         (["--plugin", "mine.py"], LION.replace("@dataclass(kw_only=True)", ""), ["mine.py", "MyLionConfig"]),

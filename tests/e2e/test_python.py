@@ -327,3 +327,9 @@ def test_the_example_without_runs(capsys: pytest.CaptureFixture[str]) -> None:
     runpy.run_path(str(ROOT / "examples" / "plain_torch.py"))
     losses = [float(line.split()[3]) for line in capsys.readouterr().out.splitlines()]
     assert losses[-1] < losses[0] / 4
+
+
+@pytest.mark.parametrize("overrides", [5, None, "lr=1", iter(["lr=-1"]), [5]])
+def test_overrides_are_a_list_of_texts(overrides: Any) -> None:
+    with pytest.raises(TypeError, match="expected a list of texts"):
+        optrun.compose(overrides)
