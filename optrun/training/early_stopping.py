@@ -7,7 +7,6 @@ from collections.abc import Mapping
 from typing import Any
 
 from optrun.config.schema.training import TrainingConfig
-from optrun.errors import CheckpointError
 from optrun.training.callback import Callback, TrainingContext
 from optrun.training.ranking import Ranking
 
@@ -61,20 +60,6 @@ class EarlyStopping(Callback):
         return {"metric": self.ranking.metric, "mode": self.ranking.mode, "best": self.best, "counter": self.counter}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on counting; what was counted of another metric, or in another direction, is forgotten.
-
-        Raises:
-            CheckpointError: It is none that `state_dict` returns.
-        """
-        kinds = {"metric": str, "mode": str, "best": float | int | None, "counter": int}
-        good = isinstance(state, Mapping) and all(
-            key in state and isinstance(state[key], kind) and not isinstance(state[key], bool)
-            for key, kind in kinds.items()
-        )
-        if not good or state["counter"] < 0:
-            raise CheckpointError(
-                f"callbacks.{self.key}: {str(state)[:80]}: no state of early stopping, and no run saved this. Resume "
-                "from an earlier checkpoint."
-            )
+        """Go on counting; what was counted of another metric, or in another direction, is forgotten."""
         if (state["metric"], state["mode"]) == (self.ranking.metric, self.ranking.mode):
             self.best, self.counter = state["best"], state["counter"]

@@ -80,6 +80,13 @@ KEYS: list[tuple[tuple[str | int, ...], object, str]] = [
     (("model_config", "id2label"), {"x": "y"}, "model_config.id2label: 'x'"),
     (("model_class",), 5, "model_class: 5, expected a text"),
     (("trainable",), 7, "trainable: 7, expected a list"),
+    (("stop",), {"by": "x", "reason": 3, "step": 4}, "stop.reason: 3, expected a text"),
+    (("callbacks",), {"training.early_stopping_patience": 3}, "callbacks.training.early_stopping_patience: 3"),
+    (
+        ("callbacks",),
+        {"training.early_stopping_patience": {"metric": "eval/loss", "mode": "min", "counter": 1, "best": "low"}},
+        "callbacks.training.early_stopping_patience.best: 'low', expected a number",
+    ),
 ]
 
 

@@ -14,6 +14,7 @@ from optrun.artifacts.metadata import CheckpointMetadata
 from optrun.artifacts.metrics import from_json
 from optrun.artifacts.run_dir import CHECKPOINT_STATE
 from optrun.errors import CheckpointError
+from optrun.training.early_stopping import EarlyStopping
 from optrun.training.state import TrainState, read_random_states
 
 _COUNT, _NUMBER = "a whole number, 0 or more", "a number"
@@ -53,6 +54,7 @@ _OPTIONAL: dict[str, Any] = {
     "callbacks": dict,
     "stop": {"by": str, "reason": str, "step": _COUNT},
 }
+_EARLY_STOPPING = {"metric": str, "mode": str, "counter": _COUNT}
 _PLATEAU = {"multiplier": _NUMBER, "num_bad": _COUNT, "cooling": _COUNT}
 
 
@@ -84,6 +86,12 @@ def _faults(state: dict[str, Any]) -> Iterator[str]:
         yield _expected("scheduler.last_lr", [], "a learning rate for each group")
     for plateau in state["scheduler"]["plateaus"]:
         if plateau is not None and (fault := _wrong("scheduler.plateaus", plateau, _PLATEAU)):
+            yield fault
+    if EarlyStopping.key in state.get("callbacks", {}):
+        counted = state["callbacks"][EarlyStopping.key]
+        none_yet = isinstance(counted, dict) and counted.get("best", 0) is None
+        shape = _EARLY_STOPPING | ({} if none_yet else {"best": _NUMBER})
+        if fault := _wrong(f"callbacks.{EarlyStopping.key}", counted, shape):
             yield fault
     if fault := _wrong("scaler", state["scaler"], dict.fromkeys(state["scaler"], _NUMBER)):
         yield fault
