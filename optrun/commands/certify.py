@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 from optrun.commands.messages import guarded
 from optrun.commands.parser import VerbParser
 from optrun.errors import EXIT_DONE, EXIT_FAILED, ConfigError, printable, refuse_url
+from optrun.registry import plugins
 
 if TYPE_CHECKING:
     from optrun.certify.resume import Certificate
@@ -88,6 +89,7 @@ def run(argv: list[str]) -> int:
             folder=folder,
             watch=lambda text: status.update(f"certify resume · {text}"),
         )
+    paper.argv[:0] = plugins.options(plugins.LOADED.values())
     text = json.dumps(paper.to_dict(), indent=2)
     if options.json:
         sys.stdout.write(text + "\n")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from typing import Any
 
 from optrun import registry
@@ -20,6 +21,7 @@ from optrun.config.schema import (
     tracking,
     training,
 )
+from optrun.errors import ConfigError, did_you_mean, nearest
 
 # The tables themselves, not copies: a plugin adds to them.
 GROUPS: dict[str, dict[str, type[Any]]] = {
@@ -63,3 +65,11 @@ def default_values(group: str, choice: str) -> dict[str, Any]:
         return row.values()
     values = yaml_mapping(config_dir() / group / f"{choice}.yaml")
     return {str(key): value for key, value in values.items() if key != "defaults"}
+
+
+def no_such_choice(group: str, name: object, options: Sequence[str]) -> ConfigError:
+    """The refusal of a choice that a group does not have, with the nearest names and every one there is."""
+    near = did_you_mean(str(name), options)
+    every = f" Choices: {', '.join(sorted(options))}." if nearest(str(name), options) else ""
+    own = " One of your own comes by --plugin FILE.py." if group in registry.GROUPS else ""
+    return ConfigError(f"{group}={name}: no such {group}. {near}{every}{own}")

@@ -11,11 +11,12 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from optrun.config import store
+from optrun.config.groups import no_such_choice
 from optrun.config.hydra_internals import Hydra
 from optrun.config.keys import all_keys, node_at, open_prefix, unknown_hydra_group, unknown_hydra_key, unknown_key
 from optrun.config.schema.optimizer import refuse_few_bits
 from optrun.config.types import expected_type, in_yaml
-from optrun.errors import ConfigError, did_you_mean, nearest
+from optrun.errors import ConfigError, did_you_mean
 
 
 def parse(tokens: Sequence[str]) -> list[Override]:
@@ -146,10 +147,7 @@ def _check_choice(hydra: Hydra, override: Override, *, sweep: bool) -> None:
         if value not in options:
             if group == "optimizer":
                 refuse_few_bits(group, str(value))
-            raise ConfigError(
-                f"{group}={value}: no such {group}. {did_you_mean(value, options)}"
-                + (f" Choices: {', '.join(sorted(options))}." if nearest(value, options) else "")
-            )
+            raise no_such_choice(group, value, options)
 
 
 def _check_hydra_choice(hydra: Hydra, override: Override) -> None:

@@ -11,7 +11,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from optrun.bounded_yaml import UnboundedYamlError, interpolation_in, read_text
 from optrun.config import store
-from optrun.config.groups import default_values
+from optrun.config.groups import default_values, no_such_choice
 from optrun.config.hydra_internals import Hydra
 from optrun.config.keys import all_keys as keys_of
 from optrun.config.keys import open_prefix, unknown_key
@@ -19,7 +19,7 @@ from optrun.config.kind import KIND, kind_of, saved_kind, with_kind
 from optrun.config.overrides import assign, parse, refuse_twice
 from optrun.config.request import DEFAULT_CONFIG
 from optrun.config.schema.run import RunConfig
-from optrun.errors import ConfigError, did_you_mean
+from optrun.errors import ConfigError
 
 
 def read_config(path: Path) -> dict[str, Any]:
@@ -117,7 +117,7 @@ def _change_choice(hydra: Hydra, cfg: DictConfig, override: Override) -> None:
     group, value = override.key_or_group, str(override.value())
     options = hydra.config_loader.get_group_options(group)
     if value not in options:
-        raise ConfigError(f"{group}={value}: no such {group}. {did_you_mean(value, options)}")
+        raise no_such_choice(group, value, options)
     chosen = store.without_hydra(store.compose(hydra, DEFAULT_CONFIG, [f"{group}={value}"]))
     kinds = [kind_of(group, store.GROUPS[group], tree[group]) for tree in (chosen, cfg)]
     if kinds[0] == kinds[1] and OmegaConf.to_container(chosen[group]).get("name") in (cfg[group].name, "???"):  # type: ignore[union-attr]

@@ -54,7 +54,7 @@ def take(argv: Sequence[str]) -> list[str]:
             rest.append(argument)
             continue
         value = value if joined else next(arguments, "")
-        if not value or value.startswith("-") or "=" in value:
+        if not value or value.startswith("-") or ("=" in value and not value.endswith(".py")):
             raise ConfigError(f"{OPTION} {value}".rstrip() + f": expected {OPTION} FILE.py or {OPTION} MODULE.")
         if value in given:
             raise ConfigError(f"{OPTION} {value} is given twice.")
