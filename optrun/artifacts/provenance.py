@@ -15,9 +15,16 @@ from typing import Any
 import optrun
 
 _PACKAGES = ("torch", "transformers", "datasets", "tokenizers", "safetensors", "numpy", "hydra-core", "omegaconf")
-NOT_IDENTITY = ("run_name", "resume", "tracking", "checkpoint")
+NOT_IDENTITY = ("run_name", "resume", "tracking", "checkpoint", "distributed")
 """Groups and keys that may differ between two runs without their results differing."""
-NOT_IDENTITY_OF_TRAINING = ("logging_steps", "max_seconds", "dataloader_num_workers", "dataloader_timeout", "device")
+NOT_IDENTITY_OF_TRAINING = (
+    "logging_steps",
+    "max_seconds",
+    "dataloader_num_workers",
+    "dataloader_timeout",
+    "device",
+    "nproc_per_node",
+)
 """The same, below `training`."""
 
 
@@ -98,7 +105,13 @@ def identity(values: Mapping[str, Any]) -> dict[str, Any]:
     """
     kept = {key: value for key, value in values.items() if key not in NOT_IDENTITY}
     if isinstance(kept.get("training"), Mapping):
-        kept["training"] = {k: v for k, v in kept["training"].items() if k not in NOT_IDENTITY_OF_TRAINING}
+        training = {k: v for k, v in kept["training"].items() if k not in NOT_IDENTITY_OF_TRAINING}
+        if training.get("global_batch_size", "") is None:
+            del training["global_batch_size"]  # digests of before there was this key hold
+            distributed = values.get("distributed", {})
+            if distributed.get("name", "none") != "none":  # each rank adds to the batch
+                training["ranks"] = [values["training"].get("nproc_per_node"), distributed.get("nnodes")]
+        kept["training"] = training
     aside = {"optimizer": {"default_lr"}, "model": {"default_lr_factor"}}
     if isinstance(kept.get("optimizer"), Mapping) and kept["optimizer"].get("kind") == "pytorch_optimizer":
         aside["optimizer"].add("kind")  # its keys tell the library's kind, too: digests of before kinds were saved hold

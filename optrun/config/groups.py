@@ -13,6 +13,7 @@ from optrun.config.schema import (
     checkpoint,
     clip,
     data,
+    distributed,
     model,
     optimizer,
     param_groups,
@@ -35,6 +36,7 @@ GROUPS: dict[str, dict[str, type[Any]]] = {
     "training": training.SCHEMAS,
     "checkpoint": checkpoint.SCHEMAS,
     "tracking": tracking.SCHEMAS,
+    "distributed": distributed.SCHEMAS,
 }
 
 

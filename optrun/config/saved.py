@@ -21,6 +21,9 @@ from optrun.config.request import DEFAULT_CONFIG
 from optrun.config.schema.run import RunConfig
 from optrun.errors import ConfigError
 
+_LATER_GROUPS = {"distributed": {"name": "none"}}
+"""What an older run, which has no such group, was."""
+
 
 def read_config(path: Path) -> dict[str, Any]:
     """A `config.yaml` of a run directory.
@@ -68,9 +71,9 @@ def with_schemas(values: Mapping[str, Any], where: str) -> DictConfig:
         ConfigError: A group is missing, a key or type does not fit, or a value is not resolved.
     """
     refuse_interpolations(values, where)
-    tree, own = OmegaConf.structured(RunConfig), dict(values)
+    tree, own = OmegaConf.structured(RunConfig), {**_LATER_GROUPS, **values}
     for group, schemas in store.GROUPS.items():
-        section = values.get(group)
+        section = own.get(group)
         if not isinstance(section, Mapping) or "name" not in section:
             raise ConfigError(f"{where}: group {group} is missing: this was not written by optrun.")
         filled = _filled(group, section)
@@ -179,6 +182,7 @@ def differences(before: Mapping[str, Any], after: Mapping[str, Any]) -> dict[str
 
 def _all_filled(values: Mapping[str, Any]) -> dict[str, Any]:
     """Fill a saved configuration with the keys that came later."""
+    values = {**_LATER_GROUPS, **values}
     sections = {group: values[group] for group in store.GROUPS if isinstance(values.get(group), Mapping)}
     return {
         "callbacks": {},

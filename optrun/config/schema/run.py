@@ -9,6 +9,7 @@ from optrun.config.schema.checkpoint import CheckpointConfig
 from optrun.config.schema.checks import expect
 from optrun.config.schema.clip import ClipConfig
 from optrun.config.schema.data import DataConfig
+from optrun.config.schema.distributed import DistributedConfig
 from optrun.config.schema.model import ModelConfig
 from optrun.config.schema.optimizer import OptimizerConfig
 from optrun.config.schema.param_groups import ParamGroupsConfig
@@ -37,6 +38,7 @@ class RunConfig:
     training: TrainingConfig
     checkpoint: CheckpointConfig
     tracking: TrackingConfig
+    distributed: DistributedConfig
     callbacks: dict[str, Any] = field(default_factory=dict)
     """Name of a registered callback to its keys and values. It has a default: older runs have no such key."""
 

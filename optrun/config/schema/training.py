@@ -52,6 +52,10 @@ class TrainingConfig:
     dataloader_num_workers: int
     dataloader_timeout: float
     """Seconds to wait for a worker's batch before the run ends with an error; 0: without end."""
+    global_batch_size: int | None
+    """Examples of an optimizer step, over all ranks; null: per device times accumulation times ranks."""
+    nproc_per_node: str
+    """Ranks on each machine where `distributed` is not `none`: a number, or `auto`: one a GPU, or one on the CPU."""
     device: str
     """`auto` (cuda, then mps, then cpu) or a torch device such as `cuda:1`."""
     max_seconds: float | None
@@ -76,6 +80,7 @@ class TrainingConfig:
             "per_device_train_batch_size",
             "per_device_eval_batch_size",
             "gradient_accumulation_steps",
+            "global_batch_size",
             "logging_steps",
             "eval_steps",
             "max_nonfinite_skips",
@@ -83,11 +88,48 @@ class TrainingConfig:
             "early_stopping_patience",
         ):
             expect_count(f"training.{key}", getattr(self, key))
+        self._check_ranks()
         expect_fraction("training.label_smoothing_factor", self.label_smoothing_factor)
         expect_positive("training.max_seconds", self.max_seconds)
         expect_not_negative("training.dataloader_num_workers", self.dataloader_num_workers)
         expect_not_negative("training.dataloader_timeout", self.dataloader_timeout)
         self._check_early_stopping()
+
+    def _check_ranks(self) -> None:
+        ranks, key = self.nproc_per_node, "training.nproc_per_node"
+        expect(ranks == "auto" or (ranks.isdecimal() and int(ranks) > 0), key, ranks, "1 or more, or auto")
+        micro, accumulation = self.per_device_train_batch_size, self.gradient_accumulation_steps
+        whole = self.global_batch_size
+        expect(
+            whole is None or whole % (micro * accumulation) == 0,
+            "training.global_batch_size",
+            whole,
+            f"a multiple of training.per_device_train_batch_size={micro}"
+            + (f" times training.gradient_accumulation_steps={accumulation}" if accumulation > 1 else ""),
+        )
+
+    def micro_batches(self, ranks: int) -> int:
+        """Count the micro-batches of an optimizer step over all ranks.
+
+        Args:
+            ranks: How many there are.
+
+        Raises:
+            ConfigError: `training.global_batch_size` cannot be made by so many ranks.
+        """
+        micro, accumulation = self.per_device_train_batch_size, self.gradient_accumulation_steps
+        if self.global_batch_size is None:
+            return accumulation * ranks
+        count, left = divmod(self.global_batch_size, micro)
+        expect(
+            left == 0 and count % ranks == 0 and accumulation in (1, count // ranks),
+            "training.global_batch_size",
+            self.global_batch_size,
+            f"a multiple of training.per_device_train_batch_size={micro} times {ranks} ranks"
+            + (f" times training.gradient_accumulation_steps={accumulation}" if accumulation > 1 else ""),
+            "Accumulation follows from it: leave training.gradient_accumulation_steps at 1.",
+        )
+        return count
 
     def _check_early_stopping(self) -> None:
         key, threshold = "training.early_stopping_threshold", self.early_stopping_threshold

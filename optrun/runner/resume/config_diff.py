@@ -13,7 +13,7 @@ from optrun.errors import ConfigError
 
 Changes = Mapping[str, tuple[Any, Any]]
 
-_HARMLESS = ("run_name", "tracking.", "checkpoint.")
+_HARMLESS = ("run_name", "tracking.", "checkpoint.", "distributed.")
 _HARMLESS_TRAINING = {
     f"training.{key}"
     for key in (
@@ -23,6 +23,7 @@ _HARMLESS_TRAINING = {
         "dataloader_num_workers",
         "dataloader_timeout",
         "max_seconds",
+        "nproc_per_node",
         "on_nonfinite",
         "max_nonfinite_skips",
         "max_rollbacks",
@@ -38,6 +39,7 @@ _PLAN = {
     "seed",
     "training.per_device_train_batch_size",
     "training.gradient_accumulation_steps",
+    "training.global_batch_size",
     "training.group_by_length",
 }
 

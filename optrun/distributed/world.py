@@ -1,0 +1,101 @@
+"""The ranks of a run, as one of them sees them."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any, Self
+
+if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
+
+
+@dataclass(frozen=True)
+class World:
+    """Ranks that train one model; a run in one process has one.
+
+    What the ranks tell each other of the run goes over groups on the CPU (gloo), apart from the group of the gradients:
+    a flag needs no synchronisation with a device, and the saver's thread shares none with training.
+    """
+
+    rank: int = 0
+    size: int = 1
+    local_rank: int = 0
+    """Among those of this machine; picks the device."""
+    local_size: int = 1
+    control: ProcessGroup | None = None
+    """For the training thread."""
+    saving: ProcessGroup | None = None
+    """For the thread that writes checkpoints."""
+
+    @property
+    def is_main(self) -> bool:
+        """Whether this rank writes metrics, trackers, summary and report."""
+        return self.rank == 0
+
+    @classmethod
+    def join(cls, backend: str, timeout: timedelta) -> Self:
+        """Meet the other ranks, which the environment tells of as torchrun sets it.
+
+        Args:
+            backend: Of the default group, such as `gloo` or `cpu:gloo,cuda:nccl`.
+            timeout: After which a collective gives up.
+        """
+        import torch.distributed as dist
+
+        if not dist.is_initialized():
+            dist.init_process_group(backend, timeout=timeout)
+        return cls(
+            rank=dist.get_rank(),
+            size=dist.get_world_size(),
+            local_rank=int(os.environ.get("LOCAL_RANK", dist.get_rank())),
+            local_size=int(os.environ.get("LOCAL_WORLD_SIZE", dist.get_world_size())),
+            control=dist.new_group(backend="gloo", timeout=timeout),
+            saving=dist.new_group(backend="gloo", timeout=timeout),
+        )
+
+    def all_gather(self, values: Sequence[float]) -> list[list[float]]:
+        """Each rank's numbers, by rank.
+
+        Args:
+            values: As many on every rank; float64 holds them exactly.
+        """
+        if self.size == 1:
+            return [list(values)]
+        import torch
+        import torch.distributed as dist
+
+        own = torch.tensor(values, dtype=torch.float64)
+        every = torch.empty(self.size, len(values), dtype=torch.float64)
+        dist.all_gather_into_tensor(every, own, group=self.control)
+        return [[float(value) for value in row] for row in every.tolist()]
+
+    def gather_objects(self, value: Any) -> list[Any]:
+        """Each rank's object, by rank, on every rank."""
+        if self.size == 1:
+            return [value]
+        import torch.distributed as dist
+
+        every: list[Any] = [None] * self.size
+        dist.all_gather_object(every, value, group=self.control)
+        return every
+
+    def broadcast(self, value: Any) -> Any:
+        """What rank 0 has, on every rank."""
+        if self.size == 1:
+            return value
+        import torch.distributed as dist
+
+        held = [value if self.is_main else None]
+        dist.broadcast_object_list(held, src=0, group=self.control)
+        return held[0]
+
+    def barrier(self) -> None:
+        """Until every rank is here."""
+        self.all_gather([0.0])
+
+
+ALONE = World()
+"""A run in one process."""
