@@ -6,10 +6,11 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from optrun.artifacts.checkpoint import load_checkpoint
+from optrun.artifacts.checkpoint import open_verified
 from optrun.artifacts.run_dir import RunDir
 from optrun.artifacts.run_manifest import RunManifest
 from optrun.config.request import Request
+from optrun.config.schema.distributed import FsdpConfig
 from optrun.distributed.world import World
 from optrun.runner.assemble import assemble
 from optrun.runner.components import build_loop
@@ -61,7 +62,8 @@ def follow(
         config, started = request.config, time.monotonic()
         device = pick_device(config.training.device, world.local_rank)
         start: Start = world.broadcast(None)
-        snapshot = None if start.checkpoint is None else load_checkpoint(start.checkpoint)
+        lazy = isinstance(config.distributed, FsdpConfig)
+        snapshot = None if start.checkpoint is None else open_verified(start.checkpoint, lazy=lazy)
         prepared = prepare(config)
         assembled = assemble(request, prepared, snapshot, device, start.started_from, world)
         if snapshot is not None and assembled.is_done and world.broadcast(None):
@@ -76,4 +78,4 @@ def follow(
             seed_random_states(config.seed)
         loop()
         with assembled.setup.evaluation_weights():
-            whole_model(prepared.model, assembled.constants)
+            whole_model(prepared.model)
