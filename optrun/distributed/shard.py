@@ -121,7 +121,7 @@ def is_sharded(model: nn.Module) -> bool:
     return isinstance(model, FSDPModule)
 
 
-def model_class(model: nn.Module) -> type[nn.Module]:
+def model_class(model: nn.Module) -> type[Any]:
     """The class of a model before it was sharded: `fully_shard` puts one of its own in front."""
     return next(kind for kind in type(model).__mro__ if not issubclass(kind, FSDPModule))
 

@@ -95,7 +95,7 @@ def build_loop(session: Session, assembled: Assembled, snapshot: Snapshot | None
         snapshot=take,
         sync=metrics_log.sync,
         note=note,
-        saving=world.saving if is_sharded(setup.model) else None,
+        saving=world.saving if is_sharded(setup.model) and world.size > 1 else None,
     )
     return Loop(
         setup,

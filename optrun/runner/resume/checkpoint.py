@@ -133,9 +133,7 @@ def refuse_newer_run(run: RunDir) -> None:
         refuse_newer_format(folder)
 
 
-def open_checkpoint(
-    run: RunDir, resume: ResumePoint, *, allow_nonfinite: bool, lazy: bool = False
-) -> OpenedCheckpoint:
+def open_checkpoint(run: RunDir, resume: ResumePoint, *, allow_nonfinite: bool, lazy: bool = False) -> OpenedCheckpoint:
     """Pick the checkpoint to resume from and read it; nothing on the disk is changed.
 
     Args:
