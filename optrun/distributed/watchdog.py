@@ -1,0 +1,63 @@
+"""Watches heartbeats, and tells who is silent for too long."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from types import TracebackType
+from typing import Self
+
+from optrun.distributed.heartbeat import Heartbeat, Heartbeats, Phase
+
+_LOOKS = 20
+"""In the time that a rank may be silent."""
+
+
+class Watchdog:
+    """Calls a function once when ranks have been silent for too long, and again only after they have been heard.
+
+    Args:
+        heartbeats: Of this machine.
+        timeout: Seconds that a rank may be silent.
+        on_silent: Gets the ranks that are, all of them, by their rank on this machine.
+    """
+
+    def __init__(
+        self, heartbeats: Heartbeats, timeout: float, on_silent: Callable[[dict[int, Heartbeat]], None]
+    ) -> None:
+        self._heartbeats = heartbeats
+        self._timeout = timeout
+        self._on_silent = on_silent
+        self._told: dict[int, Heartbeat] = {}
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._watch, name="optrun-watchdog", daemon=True)
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._over.set()
+        self._thread.join()
+
+    def _watch(self) -> None:
+        while not self._over.wait(min(self._timeout / _LOOKS, 1.0)):
+            self.look(time.monotonic())
+
+    def look(self, now: float) -> None:
+        """Look once.
+
+        Args:
+            now: Seconds, on the monotonic clock.
+        """
+        silent = {}
+        for rank in range(len(self._heartbeats)):
+            heartbeat = self._heartbeats[rank]
+            if now - heartbeat.time > self._timeout and heartbeat.phase is not Phase.closing:
+                silent[rank] = heartbeat
+        if silent and any(self._told.get(rank) != heartbeat for rank, heartbeat in silent.items()):
+            self._told = silent
+            self._on_silent(silent)
