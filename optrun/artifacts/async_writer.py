@@ -62,6 +62,11 @@ class AsyncWriter:
         """Whether an order was given whose result nobody has taken."""
         return self._thread is not None
 
+    @property
+    def running(self) -> bool:
+        """Whether an order is being carried out."""
+        return self._thread is not None and self._thread.is_alive()
+
     def start(self, order: Order) -> None:
         """Begin to write; the result of the order before must have been taken."""
         assert self._thread is None, "one save at a time"

@@ -76,6 +76,11 @@ class CheckpointManager:
         """Whether anything is saved at all."""
         return self.config.enabled
 
+    @property
+    def writing(self) -> bool:
+        """Whether a checkpoint is on its way to the disk."""
+        return self._writer.running
+
     def scheduled(self, step: int) -> bool:
         """Whether `save_steps` asks for a checkpoint after this step."""
         return self.config.save_steps is not None and step % self.config.save_steps == 0
@@ -213,3 +218,26 @@ class CheckpointManager:
             values["perf/checkpoint_write_seconds"] = self._write_seconds
             self._write_seconds = None
         return values
+
+
+class Bystander(CheckpointManager):
+    """On a rank that saves nothing, because another one saves the same: it keeps to the other's order of events."""
+
+    writing = False
+
+    def save(self, random: RandomStates | None = None) -> None:  # noqa: ARG002
+        """Note that this step is saved."""
+        self._submitted = self.state.global_step
+
+    def save_now(self, random: RandomStates | None = None) -> None:
+        """Note that this step is saved."""
+        self.save(random)
+
+    def poll(self) -> None:
+        """Nothing is being written here."""
+
+    def wait(self) -> None:
+        """Nothing is being written here."""
+
+    def close(self) -> None:
+        """Nothing is being written here."""

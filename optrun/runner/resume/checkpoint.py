@@ -59,6 +59,8 @@ class OpenedCheckpoint:
     """None: nothing was ever saved, and the run begins again."""
     notes: list[str]
     """For the user."""
+    folder: Path | None = None
+    """Where the snapshot was read."""
     damaged: list[Path] = field(default_factory=list)
     superseded: list[Path] = field(default_factory=list)
     foreign: list[Path] = field(default_factory=list)
@@ -151,7 +153,7 @@ def open_checkpoint(run: RunDir, resume: ResumePoint, *, allow_nonfinite: bool) 
         snapshot = _load(resume.checkpoint, allow_nonfinite)
         # What comes after it belongs to a future that is now written anew.
         later = [folder for folder in folders if step_of(folder) > snapshot.global_step]
-        return OpenedCheckpoint(snapshot, [f"going on from {resume.checkpoint}"], superseded=later)
+        return OpenedCheckpoint(snapshot, [f"going on from {resume.checkpoint}"], resume.checkpoint, superseded=later)
     wrong: dict[Path, str] = {}
     foreign: list[Path] = []
     for folder in folders:
@@ -167,7 +169,7 @@ def open_checkpoint(run: RunDir, resume: ResumePoint, *, allow_nonfinite: bool) 
             continue
         notes = [f"{reason} Passed over." for reason in wrong.values()]
         damaged = [folder for folder in wrong if folder not in foreign]
-        return OpenedCheckpoint(snapshot, [*notes, f"going on from {folder}"], damaged=damaged, foreign=foreign)
+        return OpenedCheckpoint(snapshot, [*notes, f"going on from {folder}"], folder, damaged=damaged, foreign=foreign)
     if wrong:
         listed = "".join(f"\n  {reason}" for reason in wrong.values())
         raise CheckpointError(

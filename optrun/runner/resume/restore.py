@@ -15,6 +15,7 @@ from optrun.artifacts.metadata import CheckpointMetadata
 from optrun.artifacts.retention import step_of
 from optrun.artifacts.run_dir import RunDir, checkpoint_folders
 from optrun.config.schema.checkpoint import OnOtherOptimizer
+from optrun.distributed.world import ALONE, World
 from optrun.errors import CheckpointError, ConfigError, NonFiniteError, OptrunError
 from optrun.model.weights import load_model_tensors, model_tensors
 from optrun.optimizer.state import load_named_state, named_state
@@ -182,7 +183,9 @@ def other_environment(metadata: CheckpointMetadata, device: torch.device) -> str
     return f"warning: {'; '.join(other)}: going on works, bit-equality with an uninterrupted run is not promised."
 
 
-def go_back(run: RunDir, step: int, every: int | None, setup: TrainingSetup) -> tuple[TrainState, CheckpointMetadata]:
+def go_back(
+    run: RunDir, step: int, every: int | None, setup: TrainingSetup, world: World = ALONE
+) -> tuple[TrainState, CheckpointMetadata]:
     """Restore the last scheduled checkpoint at or before a step, in the middle of a run.
 
     Args:
@@ -190,6 +193,7 @@ def go_back(run: RunDir, step: int, every: int | None, setup: TrainingSetup) -> 
         step: A scheduled one.
         every: `checkpoint.save_steps`.
         setup: In use; the checkpoint may be older than its ranking.
+        world: The ranks, all of which go back.
 
     Returns:
         The counters from there, and what else the checkpoint says.
@@ -218,7 +222,8 @@ def go_back(run: RunDir, step: int, every: int | None, setup: TrainingSetup) -> 
     setup.train_step.optimizer.zero_grad(set_to_none=True)
     restore_state(snapshot, setup.model, setup.train_step, {}, OnOtherOptimizer.refuse)
     restore_random_states(snapshot.metadata.random, setup.train_step.device)
-    for later in checkpoint_folders(run):
+    world.barrier()  # every rank has read it
+    for later in checkpoint_folders(run) if world.is_main else ():
         if step_of(later) > snapshot.global_step:
             set_aside(later, "superseded")
     state = train_state(snapshot.metadata)
