@@ -81,6 +81,7 @@ def begin(launched: Launched) -> Rank:
         faulthandler.register(signal.SIGUSR2, stack_file(folder, launched.local_rank).open("w"), all_threads=True)
     signals = RankSignals(table)
     signals.begin()
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # DDP warns of what find_unused_parameters costs
     set_torch_environment(launched)
     return Rank(launched, signals, folder)
 
@@ -121,7 +122,7 @@ def _end(rank: Rank, error: BaseException, code: int) -> RankEnd:
 
 def _train(rank: Rank, payload: Payload, meeting: Meeting) -> Outcome | None:
     from optrun.commands.run_here import run_here
-    from optrun.runner.train import train
+    from optrun.runner.follow import follow
     from optrun.training.display import PlainDisplay
 
     request, resume = _agree(rank, payload, meeting)
@@ -129,7 +130,7 @@ def _train(rank: Rank, payload: Payload, meeting: Meeting) -> Outcome | None:
     if rank.is_main:
         return run_here(request, payload.run, Console(quiet=payload.quiet), resume, world=world)
     with _own_log():
-        train(request, payload.run, PlainDisplay(Console(quiet=True)), resume, world=world)
+        follow(request, payload.run, PlainDisplay(Console(quiet=True)), world)
     return None
 
 
@@ -173,8 +174,8 @@ def _world(config: DistributedConfig, meeting: Meeting) -> World:
 def _part(rank: Rank, meeting: Meeting, end: RankEnd) -> list[RankEnd]:
     """Tell how this rank ended, and let nobody leave before rank 0 where all end alike.
 
-    The first rank that leaves with another code than 0 makes the launcher end the others, and rank 0 has its summary and
-    curves to write.
+    The first rank that leaves with another code than 0 makes the launcher end the others, and rank 0 has its summary
+    and curves to write.
 
     Returns:
         The ends that are known here.
@@ -237,7 +238,7 @@ class Leader:
                 self._meeting.heard(_LEFT, range(1, self._meeting.size), _PARTING_SECONDS)
 
 
-def follow(rank: Rank, meeting: Meeting) -> int:
+def follow_leader(rank: Rank, meeting: Meeting) -> int:
     """Do as any other rank of a launcher what rank 0 sends.
 
     Returns:

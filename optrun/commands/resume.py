@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from optrun.artifacts.metrics import read_summary
 from optrun.artifacts.run_dir import RunDir
-from optrun.commands.ranks import refuse_unfit
+from optrun.commands.rank_checks import refuse_unfit
 from optrun.commands.single_run import Caller, execute, start
 from optrun.config import overrides, saved, store
 from optrun.config.compose import request_of

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import TYPE_CHECKING
 
 from optrun.artifacts.run_dir import RunDir
+from optrun.commands.devices import idle_note
 from optrun.config.request import Request
+from optrun.distributed.watchdog import watched
 from optrun.distributed.world import ALONE, World
 
 if TYPE_CHECKING:
@@ -48,6 +51,12 @@ def run_here(
         title = f"optrun · {config.task.name} · {config.model.name} · {config.optimizer.name} · lr {config.lr:g}"
         display = make_display(console, title)
         introduce(display, config, run)
-        outcome = train(request, run, display, resume, owns_process=owns_process, world=world)
+        with contextlib.ExitStack() as stack:
+            if world is ALONE:  # ranks are watched by their agent
+                stack.enter_context(watched(config.distributed.timeout_seconds, display.note))
+                idle = idle_note(config)
+                if idle is not None:
+                    display.note(idle)
+            outcome = train(request, run, display, resume, owns_process=owns_process, world=world)
         show(console, outcome, config.data)
     return outcome

@@ -15,7 +15,8 @@ from omegaconf import DictConfig
 from optrun.artifacts.lock import refuse_held
 from optrun.artifacts.run_dir import RunDir
 from optrun.commands.rank import Leader
-from optrun.commands.ranks import refuse_unfit, train_on_ranks
+from optrun.commands.rank_checks import refuse_unfit
+from optrun.commands.ranks import train_on_ranks
 from optrun.commands.run_here import run_here
 from optrun.config.compose import request_of
 from optrun.config.hydra_internals import Hydra

@@ -12,7 +12,7 @@ from rich.console import Console
 
 from optrun.commands import hydra_options, hydra_services
 from optrun.commands.messages import guarded
-from optrun.commands.rank import Leader, begin, follow, leave
+from optrun.commands.rank import Leader, begin, follow_leader, leave
 from optrun.commands.resume import resume, resume_value
 from optrun.commands.single_run import Caller, start
 from optrun.config import overrides, store
@@ -86,7 +86,7 @@ def _lead(launched: Launched, hydra: Hydra, command_line: CommandLine, *, sweeps
 def _follow(launched: Launched, overrides: Sequence[str]) -> int:
     """Run as any other rank of a launcher: it composes nothing."""
     rank = begin(launched)
-    return follow(rank, Meeting.join(_timeout(overrides)))
+    return follow_leader(rank, Meeting.join(_timeout(overrides)))
 
 
 def _timeout(tokens: Sequence[str]) -> float:

@@ -34,6 +34,10 @@ class LostRankError(OptrunError):
     """Another rank has left, or does not answer; that one is the cause."""
 
 
+_BY_SECOND_SIGNAL = tuple(128 + number for number in (signal.SIGHUP, signal.SIGINT, signal.SIGTERM))
+"""Exit codes of a rank that a second signal ends at once."""
+
+
 @dataclass(frozen=True)
 class RankEnd:
     """How one rank ended."""
@@ -99,6 +103,7 @@ def _causes(bad: Sequence[RankEnd]) -> list[RankEnd]:
     it early, or at last by SIGKILL.
     """
     own = [end for end in bad if not end.lost_rank]
+    own = [end for end in own if end.code not in _BY_SECOND_SIGNAL] or own
     for found in (
         sorted((end for end in own if end.code < 0 and end.code != -signal.SIGTERM), key=lambda end: end.seen)[:1],
         [end for end in own if end.code > 0 and end.code != EXIT_STOPPED_EARLY],

@@ -2,16 +2,46 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from types import TracebackType
 from typing import Self
 
+from optrun.distributed import heartbeat
 from optrun.distributed.heartbeat import Heartbeat, Heartbeats, Phase
 
 _LOOKS = 20
 """In the time that a rank may be silent."""
+
+
+@contextmanager
+def watched(timeout: float, note: Callable[[str], None]) -> Iterator[None]:
+    """Tell it when the run in this process makes no progress; it goes on.
+
+    Args:
+        timeout: Seconds that a step, or a batch, may take.
+        note: Tells the user one line.
+    """
+    main = threading.get_ident()
+
+    def tell(silent: dict[int, Heartbeat]) -> None:
+        frame = sys._current_frames().get(main)
+        where = "" if frame is None else f", at {frame.f_code.co_filename}:{frame.f_lineno} in {frame.f_code.co_name}"
+        note(
+            f"warning: no progress for {timeout:g} s (distributed.timeout_seconds): {silent[0]}{where}. The run is not "
+            "ended."
+        )
+
+    table = Heartbeats.create(1)
+    heartbeat.begin(table)
+    try:
+        with Watchdog(table, timeout, tell):
+            yield
+    finally:
+        heartbeat.end()
 
 
 class Watchdog:

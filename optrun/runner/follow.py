@@ -10,6 +10,7 @@ from optrun.artifacts.checkpoint import load_checkpoint
 from optrun.artifacts.run_dir import RunDir
 from optrun.artifacts.run_manifest import RunManifest
 from optrun.config.request import Request
+from optrun.distributed.heartbeat import Phase, beat
 from optrun.distributed.world import World
 from optrun.runner.assemble import assemble
 from optrun.runner.components import build_loop
@@ -62,6 +63,7 @@ def follow(
         device = pick_device(config.training.device, world.local_rank)
         start: Start = world.broadcast(None)
         snapshot = None if start.checkpoint is None else load_checkpoint(start.checkpoint)
+        beat(Phase.preparing)
         prepared = prepare(config)
         assembled = assemble(request, prepared, snapshot, device, start.started_from, world)
         if snapshot is not None and assembled.is_done and world.broadcast(None):
@@ -75,5 +77,6 @@ def follow(
         else:
             seed_random_states(config.seed)
         loop()
+        beat(Phase.publishing)
         with assembled.setup.evaluation_weights():
             whole_model(prepared.model, assembled.constants)
