@@ -13,26 +13,28 @@ import os
 import signal
 import socket
 import sys
+import tempfile
 import traceback
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, NoReturn, Self
+from typing import TYPE_CHECKING, Any, NoReturn, Self
 
 from rich.console import Console
 
 from optrun.commands.payload import Payload
 from optrun.config.schema.distributed import DistributedConfig, RanksConfig
 from optrun.distributed import heartbeat
-from optrun.distributed.agent import HEARTBEATS, end_file, stack_file
-from optrun.distributed.heartbeat import Heartbeats, Phase
+from optrun.distributed.heartbeat import Heartbeat, Heartbeats, Phase
 from optrun.distributed.join import Launched, launched, set_torch_environment
+from optrun.distributed.local_ends import HEARTBEATS, end_file, find_hung, is_alive, kill, stack_file
 from optrun.distributed.meeting import Meeting
 from optrun.distributed.rank_signals import RankSignals
 from optrun.distributed.verdict import RankEnd, error_of, is_lost_rank
+from optrun.distributed.watchdog import Watchdog
 from optrun.errors import EXIT_DONE, EXIT_FAILED, EXIT_NONFINITE, EXIT_STOPPED_EARLY, OptrunError, printable
 
 if TYPE_CHECKING:
@@ -44,7 +46,7 @@ if TYPE_CHECKING:
 
 _PARTING_SECONDS = 10.0
 """For the others to say how they ended, where one has failed."""
-_GROUPS_SECONDS = 5.0
+_GROUPS_SECONDS = 60.0
 """More than a rank may be silent: the watchdog, which knows more, is to speak before a collective gives up."""
 _TOGETHER = (EXIT_DONE, EXIT_NONFINITE, EXIT_STOPPED_EARLY)
 """Codes that the ranks have agreed on."""
@@ -64,26 +66,53 @@ class Rank:
     launched: Launched
     signals: RankSignals
     folder: Path | None = None
-    """Of the attempt, where optrun's own agent started it; None: another launcher did."""
+    """That the ranks of this machine share."""
+    heartbeats: Heartbeats | None = None
+    """In it."""
 
     @property
     def is_main(self) -> bool:
         """Whether it is the one that composes, writes and speaks."""
         return self.launched.rank == 0
 
+    @property
+    def is_watched(self) -> bool:
+        """Whether optrun's own agent started it, which finds ranks that hang, and tells how they ended."""
+        return FOLDER in os.environ
+
+    def share(self, folder: Path) -> None:
+        """Write heartbeats where the others of this machine, and the agent, read them."""
+        local_rank = self.launched.local_rank
+        self.folder, self.heartbeats = folder, Heartbeats.open(folder / HEARTBEATS)
+        heartbeat.begin(self.heartbeats, local_rank, self.launched.rank)
+        faulthandler.register(signal.SIGUSR2, stack_file(folder, local_rank).open("w"), all_threads=True)
+
+    def meet(self, timeout: float) -> Meeting:
+        """Meet the other ranks.
+
+        Raises:
+            ConfigError: Not all of them come, or some run another program.
+        """
+        meeting = Meeting.join(timeout)
+        if not self.is_watched:
+            if self.launched.local_rank == 0:
+                made = Path(tempfile.mkdtemp(prefix="optrun-ranks-"))
+                Heartbeats.create(self.launched.local_size, made / HEARTBEATS)
+                meeting.tell_machine(str(made))
+            self.share(Path(meeting.hear_machine()))
+        return meeting
+
 
 def begin(launched: Launched) -> Rank:
-    """Make this process a rank: from here on signals are noted, and heartbeats written where an agent reads them."""
-    table, folder = None, Path(os.environ[FOLDER]) if FOLDER in os.environ else None
-    if folder is not None:
-        table = Heartbeats.open(folder / HEARTBEATS)
-        heartbeat.begin(table, launched.local_rank, launched.rank)
-        faulthandler.register(signal.SIGUSR2, stack_file(folder, launched.local_rank).open("w"), all_threads=True)
-    signals = RankSignals(table)
-    signals.begin()
+    """Make this process a rank: from here on signals are noted."""
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # DDP warns of what find_unused_parameters costs
     set_torch_environment(launched)
-    return Rank(launched, signals, folder)
+    rank = Rank(launched, RankSignals())
+    if rank.is_watched:
+        rank.share(Path(os.environ[FOLDER]))
+        rank.signals.heartbeats = rank.heartbeats
+    rank.signals.begin()
+    return rank
 
 
 def take_part(rank: Rank, payload: Payload, meeting: Meeting) -> Outcome | None:
@@ -96,7 +125,7 @@ def take_part(rank: Rank, payload: Payload, meeting: Meeting) -> Outcome | None:
         OptrunError: How the ranks ended, together, where not all ended well.
     """
     meeting.timeout = float(payload.values["distributed"]["timeout_seconds"])
-    with _output(rank, payload.run):
+    with _output(rank, payload.run), _watching_others(rank, meeting):
         end, outcome = RankEnd(rank.launched.rank, EXIT_DONE), None
         try:
             outcome = _train(rank, payload, meeting)
@@ -105,8 +134,9 @@ def take_part(rank: Rank, payload: Payload, meeting: Meeting) -> Outcome | None:
             if not rank.is_main:  # into its log; the terminal has it once
                 sys.stderr.write(f"optrun: {printable(end.message)}\n")
         except BaseException as error:  # told together with how the others ended
-            traceback.print_exc()
             end = _end(rank, error, EXIT_FAILED)
+            if not (rank.is_main and end.lost_rank) or os.environ.get("HYDRA_FULL_ERROR") == "1":
+                traceback.print_exc()
         ends = _part(rank, meeting, end)
     together = error_of(ends, payload.run.rank_log)
     if together is not None:
@@ -171,6 +201,35 @@ def _world(config: DistributedConfig, meeting: Meeting) -> World:
     return WatchedWorld.join(backend, timeout)
 
 
+@contextmanager
+def _watching_others(rank: Rank, meeting: Meeting) -> Iterator[None]:
+    """End ranks of this machine that hang, and tell how, where no agent of optrun's does."""
+    if rank.is_watched or rank.folder is None or rank.heartbeats is None:
+        yield
+        return
+    folder = rank.folder
+
+    def end_silent(silent: dict[int, Heartbeat]) -> None:
+        ends = find_hung(silent, folder, meeting.timeout)
+        for end in ends.values():
+            with contextlib.suppress(RuntimeError):
+                meeting.send("end", end.to_dict(), end.rank)
+        for local_rank in ends:
+            kill(silent[local_rank])
+
+    with Watchdog(rank.heartbeats, meeting.timeout, end_silent):
+        yield
+
+
+def _lost(rank: Rank, ranks: Iterable[int]) -> list[RankEnd]:
+    """The ends of ranks that told nothing: they are gone, or on their way."""
+    known = [] if rank.heartbeats is None else [rank.heartbeats[number] for number in range(len(rank.heartbeats))]
+    where = {line.rank: str(line) for line in known if not is_alive(line)}
+    if not where:
+        return []
+    return [RankEnd(number, EXIT_FAILED, "it is gone", where=where[number]) for number in ranks if number in where]
+
+
 def _part(rank: Rank, meeting: Meeting, end: RankEnd) -> list[RankEnd]:
     """Tell how this rank ended, and let nobody leave before rank 0 where all end alike.
 
@@ -182,17 +241,19 @@ def _part(rank: Rank, meeting: Meeting, end: RankEnd) -> list[RankEnd]:
     """
     rank.signals.close()
     heartbeat.beat(Phase.closing)
-    if rank.folder is not None:
+    if rank.is_watched and rank.folder is not None:
         end_file(rank.folder, rank.launched.local_rank).write_text(json.dumps(end.to_dict()), encoding="utf-8")
     with contextlib.suppress(RuntimeError):  # the store is gone with who held it
         meeting.send("end", end.to_dict())
+    found: dict[int, Any] = {}
+    lost: list[RankEnd] = []
     if rank.is_main:
-        found = meeting.heard("end", range(meeting.size), _PARTING_SECONDS if end.code == EXIT_FAILED else 0.0)
+        everyone = range(meeting.size)
+        found = meeting.heard("end", everyone, _PARTING_SECONDS if end.lost_rank and not rank.is_watched else 0.0)
+        lost = [] if rank.is_watched else _lost(rank, set(everyone) - set(found))
     elif end.code in _TOGETHER:
         found = meeting.heard("end", [0], meeting.timeout)
-    else:
-        found = {}
-    return [end, *(RankEnd(**theirs) for number, theirs in found.items() if number != end.rank)]
+    return [end, *lost, *(RankEnd(**theirs) for number, theirs in found.items() if number != end.rank)]
 
 
 # Started by another launcher ----------------------------------------------------------------------------------------
@@ -252,7 +313,7 @@ def follow_leader(rank: Rank, meeting: Meeting) -> int:
         meeting.send(_LEFT, None)
         return int(told["exit_code"])
     payload = Payload.from_dict(told)
-    if rank.folder is not None and rank.launched.local_rank == 0:
+    if rank.is_watched and rank.folder is not None and rank.launched.local_rank == 0:
         (rank.folder / PAYLOAD).write_text(json.dumps(told), encoding="utf-8")  # for ranks that are started once more
     take_part(rank, payload, meeting)
     return EXIT_DONE
@@ -305,7 +366,7 @@ def main() -> NoReturn:
     assert rank.folder is not None
     payload = Payload.from_dict(json.loads((rank.folder / PAYLOAD).read_text(encoding="utf-8")))
     try:
-        take_part(rank, payload, Meeting.join(payload.values["distributed"]["timeout_seconds"]))
+        take_part(rank, payload, rank.meet(payload.values["distributed"]["timeout_seconds"]))
     except OptrunError as error:  # the agent tells it
         leave(error.exit_code)
     leave(EXIT_DONE)

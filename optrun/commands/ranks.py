@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import tempfile
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from optrun.artifacts.atomic import replace_text
 from optrun.artifacts.metrics import read_summary
 from optrun.artifacts.run_dir import RunDir, checkpoint_folders
+from optrun.artifacts.run_manifest import recorded
 from optrun.commands.devices import nproc
 from optrun.commands.payload import Payload
 from optrun.commands.rank import FOLDER, PAYLOAD
@@ -68,6 +71,7 @@ def train_on_ranks(request: Request, run: RunDir, console: Console, resume: Resu
             if ended.stops > 1 and any(end.code > 128 for end in ended.ends):
                 error = OptrunError("a second signal ended all ranks at once; nothing new was saved.")
                 error.exit_code = max(end.code for end in ended.ends)
+            _record(run, error)
             if ended.stops or error.exit_code != EXIT_FAILED or attempt == distributed.max_restarts:
                 raise error
             console.print(
@@ -77,6 +81,17 @@ def train_on_ranks(request: Request, run: RunDir, console: Console, resume: Resu
                 soft_wrap=True,
             )
     raise AssertionError("unreachable")
+
+
+def _record(run: RunDir, error: OptrunError) -> None:
+    """Write into the summary why a run failed, where rank 0 could not, or knew only that another rank had left."""
+    with contextlib.suppress(OSError, ValueError, OptrunError):  # what ended the run is what counts
+        values = read_summary(run.summary)
+        if error.exit_code != EXIT_FAILED or values.get("status") not in ("running", "failed"):
+            return
+        values.update(status="failed", message=str(error), exit_code=error.exit_code)
+        with recorded(run.summary):
+            replace_text(run.summary, json.dumps(values, indent=2))
 
 
 def _again(payload: Payload, began: float) -> Payload:

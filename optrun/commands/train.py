@@ -20,7 +20,6 @@ from optrun.config.groups import default_values
 from optrun.config.hydra_internals import Hydra
 from optrun.config.request import DEFAULT_CONFIG, CommandLine
 from optrun.distributed.join import Launched, launched
-from optrun.distributed.meeting import Meeting
 from optrun.errors import EXIT_DONE, ConfigError
 
 if TYPE_CHECKING:
@@ -79,14 +78,14 @@ def _run(hydra: Hydra, command_line: CommandLine, caller: Caller, *, sweeps: boo
 def _lead(launched: Launched, hydra: Hydra, command_line: CommandLine, *, sweeps: bool) -> int:
     """Run as rank 0 of a launcher."""
     rank = begin(launched)
-    with Leader(rank, Meeting.join(_timeout(command_line.overrides))) as leader:
+    with Leader(rank, rank.meet(_timeout(command_line.overrides))) as leader:
         return _run(hydra, command_line, Caller(Console(), leader=leader), sweeps=sweeps)
 
 
 def _follow(launched: Launched, overrides: Sequence[str]) -> int:
     """Run as any other rank of a launcher: it composes nothing."""
     rank = begin(launched)
-    return follow_leader(rank, Meeting.join(_timeout(overrides)))
+    return follow_leader(rank, rank.meet(_timeout(overrides)))
 
 
 def _timeout(tokens: Sequence[str]) -> float:

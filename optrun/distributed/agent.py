@@ -8,15 +8,12 @@ that hangs is found by its heartbeats, and exit codes are kept.
 from __future__ import annotations
 
 import contextlib
-import json
 import logging
 import math
 import os
-import re
 import signal
 import sys
 import threading
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -24,18 +21,14 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from optrun.distributed.heartbeat import Heartbeat, Heartbeats, Phase
+from optrun.distributed.heartbeat import Heartbeat, Heartbeats
+from optrun.distributed.local_ends import HEARTBEATS, end_of, find_hung, kill
 from optrun.distributed.verdict import RankEnd
 from optrun.distributed.watchdog import Watchdog
-from optrun.errors import EXIT_FAILED, ConfigError
+from optrun.errors import ConfigError
 
-HEARTBEATS = "heartbeats"
 _DIRECT_SECONDS = 0.5
 """A launcher may signal agent and ranks at once: the agent passes its own on a little later, so that it counts once."""
-_STACK_SECONDS = 1.0
-"""For a rank to write where it is."""
-_WAITING = ("torch/distributed/", "torch/autograd/", "torch/nn/parallel/", "optrun/distributed/")
-"""Files of the innermost frame of a rank that waits for another one."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,16 +48,6 @@ class Ranks:
     """What each finds besides the variables of torch."""
     run_id: str
     """The same on every machine, for this run; another for each attempt."""
-
-
-def end_file(folder: Path, local_rank: int) -> Path:
-    """Name the file in which a rank of this machine says how it ended."""
-    return folder / f"end-{local_rank}.json"
-
-
-def stack_file(folder: Path, local_rank: int) -> Path:
-    """Name the file into which `faulthandler` writes where a rank is, when it is asked by SIGUSR2."""
-    return folder / f"stack-{local_rank}"
 
 
 @dataclass(frozen=True)
@@ -90,15 +73,14 @@ def run_ranks(ranks: Ranks, folder: Path) -> Ended:
     hung: dict[int, RankEnd] = {}
 
     def end_silent(silent: dict[int, Heartbeat]) -> None:
-        for local_rank, end in _find_hung(silent, folder, ranks.timeout).items():
+        for local_rank, end in find_hung(silent, folder, ranks.timeout).items():
             hung[local_rank] = end
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(silent[local_rank].pid, signal.SIGKILL)  # each rank leads a session of its own
+            kill(silent[local_rank])
 
     with _forwarded(heartbeats) as stops, Watchdog(heartbeats, ranks.timeout, end_silent):
         codes = _launch(ranks)
     ends = [
-        hung.get(local_rank) or _end_of(folder, local_rank, codes.get(local_rank, 0), heartbeats[local_rank])
+        hung.get(local_rank) or end_of(folder, local_rank, codes.get(local_rank, 0), heartbeats[local_rank])
         for local_rank in range(ranks.nproc)
     ]
     return Ended(ends, stops=len(stops))
@@ -199,65 +181,3 @@ def _forwarded(heartbeats: Heartbeats) -> Iterator[list[signal.Signals]]:
             signal.signal(number, handler)
         for timer in timers:
             timer.cancel()
-
-
-# Ends -------------------------------------------------------------------------------------------------------------
-
-
-def _find_hung(silent: dict[int, Heartbeat], folder: Path, timeout: float) -> dict[int, RankEnd]:
-    """Find which of the silent ranks the others wait for, and say where it is."""
-    frames = {local_rank: _frame_of(folder, local_rank, heartbeat.pid) for local_rank, heartbeat in silent.items()}
-    hung = [
-        local_rank
-        for local_rank, heartbeat in silent.items()
-        if _is_stopped(heartbeat.pid)
-        or (heartbeat.phase is not Phase.waiting and not any(text in frames[local_rank] for text in _WAITING))
-    ] or list(silent)
-    ends = {}
-    for local_rank in hung:
-        state = ", stopped by a signal" if _is_stopped(silent[local_rank].pid) else ""
-        frame = f" at {frames[local_rank]}" if frames[local_rank] else ""
-        ends[local_rank] = RankEnd(
-            silent[local_rank].rank,
-            EXIT_FAILED,
-            f"no sign of life for {timeout:g} s (distributed.timeout_seconds){state}{frame}; all ranks were ended. The "
-            "checkpoints are as they were",
-            where=str(silent[local_rank]),
-        )
-    return ends
-
-
-def _is_stopped(pid: int) -> bool:
-    """Whether a process is stopped by a signal; False where the system does not say."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] in "Tt"
-    except OSError:
-        return False
-
-
-def _frame_of(folder: Path, local_rank: int, pid: int) -> str:
-    """Ask a rank for its innermost Python frame, by `faulthandler`; empty where it does not answer."""
-    path = stack_file(folder, local_rank)
-    if not pid or not path.is_file():
-        return ""
-    with contextlib.suppress(ProcessLookupError):
-        os.kill(pid, signal.SIGUSR2)
-    deadline = time.monotonic() + _STACK_SECONDS
-    while time.monotonic() < deadline:
-        found = re.findall(
-            r"^(?:Current thread|Thread) .*\n  File \"(.+)\", line (\d+) in (.+)", path.read_text(), re.M
-        )
-        if found:
-            file, line, name = found[-1]  # the main thread is the last
-            return f"{file}:{line} in {name}"
-        time.sleep(0.02)
-    return ""
-
-
-def _end_of(folder: Path, local_rank: int, code: int, heartbeat: Heartbeat) -> RankEnd:
-    """Read how a rank ended: as it says itself, else by its exit code and its last heartbeat."""
-    try:
-        told = RankEnd(**json.loads(end_file(folder, local_rank).read_text(encoding="utf-8")))
-    except (OSError, ValueError, TypeError):
-        return RankEnd(heartbeat.rank, code, where=str(heartbeat), seen=heartbeat.time)
-    return told  # also where it was ended on its way out

@@ -104,17 +104,35 @@ class Meeting:
                         f"{ranks[0]['host']} runs {ranks[0][package]}. Expected the same version on all ranks."
                     )
 
-    def send(self, key: str, value: Any) -> None:
+    def send(self, key: str, value: Any, rank: int | None = None) -> None:
         """Tell all ranks something.
 
         Args:
             key: Used once by this rank.
             value: Anything that JSON holds.
+            rank: That it is told for; None: this one.
         """
-        self.store.set(f"{key}/{self.rank}", json.dumps(value))
+        self.store.set(f"{key}/{self.rank if rank is None else rank}", json.dumps(value))
 
     def _read(self, key: str, rank: int) -> Any:
         return json.loads(self.store.get(f"{key}/{rank}"))
+
+    def tell_machine(self, text: str) -> None:
+        """Tell the ranks of this machine something, once."""
+        self.store.set(f"machine/{socket.gethostname()}", text)
+
+    def hear_machine(self) -> str:
+        """Wait for what is told to the ranks of this machine.
+
+        Raises:
+            OptrunError: Nothing comes in time.
+        """
+        key, deadline = f"machine/{socket.gethostname()}", time.monotonic() + self.timeout
+        while not self.store.check([key]):
+            if time.monotonic() > deadline:
+                raise OptrunError(f"rank {self.rank}: no first rank on {socket.gethostname()}; is LOCAL_RANK right?")
+            time.sleep(_LOOK)
+        return self.store.get(key).decode()
 
     def _missing(self, key: str, ranks: Sequence[int], timeout: float) -> list[int]:
         """Wait for what ranks tell; those that did not, in time."""

@@ -28,7 +28,7 @@ class RankSignals:
     """
 
     def __init__(self, heartbeats: Heartbeats | None = None) -> None:
-        self._heartbeats = heartbeats
+        self.heartbeats = heartbeats
         self._parent = os.getppid()
         self._noted: list[signal.Signals] = []
         self._save_noted = False
@@ -76,7 +76,7 @@ class RankSignals:
         handler: Any = getattr(signal.getsignal(signal.SIGTERM), "__self__", None)
         if handler is self or not hasattr(handler, "stop_signal"):
             return
-        asked = self._heartbeats.requests if self._heartbeats is not None else None
+        asked = self.heartbeats.requests if self.heartbeats is not None else None
         stops, number = (asked.stops, asked.stop_signal) if asked is not None else (0, signal.SIGTERM)
         if self._noted:
             stops, number = max(stops, 1), self._noted[0]

@@ -15,6 +15,8 @@ from optrun.distributed.heartbeat import Heartbeat, Heartbeats, Phase
 
 _LOOKS = 20
 """In the time that a rank may be silent."""
+_SLOW_SECONDS = 60.0
+"""At least, for imports and data, which give no sign of life on their way."""
 
 
 @contextmanager
@@ -86,7 +88,9 @@ class Watchdog:
         silent = {}
         for rank in range(len(self._heartbeats)):
             heartbeat = self._heartbeats[rank]
-            if now - heartbeat.time > self._timeout and heartbeat.phase is not Phase.closing:
+            slow = heartbeat.phase <= Phase.preparing
+            limit = max(self._timeout, _SLOW_SECONDS) if slow else self._timeout
+            if now - heartbeat.time > limit and heartbeat.phase is not Phase.closing:
                 silent[rank] = heartbeat
         if silent and any(self._told.get(rank) != heartbeat for rank, heartbeat in silent.items()):
             self._told = silent
