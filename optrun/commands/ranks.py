@@ -9,8 +9,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from optrun.artifacts.atomic import replace_text
-from optrun.artifacts.metrics import read_summary
+from optrun.artifacts.metrics import read_summary, write_summary
 from optrun.artifacts.run_dir import RunDir, checkpoint_folders
 from optrun.artifacts.run_manifest import recorded
 from optrun.commands.devices import nproc
@@ -91,7 +90,7 @@ def _record(run: RunDir, error: OptrunError) -> None:
             return
         values.update(status="failed", message=str(error), exit_code=error.exit_code)
         with recorded(run.summary):
-            replace_text(run.summary, json.dumps(values, indent=2))
+            write_summary(run.summary, values)
 
 
 def _again(payload: Payload, began: float) -> Payload:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from optrun.artifacts.checkpoint import Snapshot
-from optrun.config.schema.distributed import FsdpConfig
+from optrun.distributed.shard import is_sharded
 from optrun.runner.assemble import Assembled
 from optrun.runner.callbacks import build_callbacks
 from optrun.runner.resume.restore import go_back, stop_request
@@ -88,14 +88,14 @@ def build_loop(session: Session, assembled: Assembled, snapshot: Snapshot | None
         hooks.load_state_dict(saved.callbacks or {}, stop_request(saved, {}) if same else None)
         return state
 
-    saves_here = world.is_main or isinstance(config.distributed, FsdpConfig)
-    checkpoints = (CheckpointManager if saves_here else Bystander)(
+    checkpoints = (CheckpointManager if world.is_main or is_sharded(setup.model) else Bystander)(
         manifest=session.manifest,
         config=config.checkpoint,
         setup=setup,
         snapshot=take,
         sync=metrics_log.sync,
         note=note,
+        saving=world.saving if is_sharded(setup.model) and world.size > 1 else None,
     )
     return Loop(
         setup,

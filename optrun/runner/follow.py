@@ -6,10 +6,11 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from optrun.artifacts.checkpoint import load_checkpoint
+from optrun.artifacts.checkpoint import open_verified
 from optrun.artifacts.run_dir import RunDir
 from optrun.artifacts.run_manifest import RunManifest
 from optrun.config.request import Request
+from optrun.config.schema.distributed import FsdpConfig
 from optrun.distributed.heartbeat import Phase, beat
 from optrun.distributed.world import World
 from optrun.runner.assemble import assemble
@@ -62,7 +63,8 @@ def follow(
         config, started = request.config, time.monotonic()
         device = pick_device(config.training.device, world.local_rank)
         start: Start = world.broadcast(None)
-        snapshot = None if start.checkpoint is None else load_checkpoint(start.checkpoint)
+        lazy = isinstance(config.distributed, FsdpConfig)
+        snapshot = None if start.checkpoint is None else open_verified(start.checkpoint, lazy=lazy)
         beat(Phase.preparing)
         prepared = prepare(config)
         assembled = assemble(request, prepared, snapshot, device, start.started_from, world)
@@ -79,4 +81,4 @@ def follow(
         loop()
         beat(Phase.publishing)
         with assembled.setup.evaluation_weights():
-            whole_model(prepared.model, assembled.constants)
+            whole_model(prepared.model)

@@ -17,6 +17,7 @@ from optrun.artifacts.retention import clean_leftovers
 from optrun.artifacts.run_dir import RunDir
 from optrun.artifacts.run_manifest import RunManifest
 from optrun.config.request import Request
+from optrun.config.schema.distributed import FsdpConfig
 from optrun.config.schema.run import RunConfig
 from optrun.config.schema.training import OnNonfinite
 from optrun.data.cache import discarded
@@ -180,7 +181,7 @@ def _train(session: Session, resume: ResumePoint | None, stop_at: int | None) ->
     loop()
     beat(Phase.publishing, state.global_step)
     with assembled.setup.evaluation_weights():
-        model = whole_model(prepared.model, assembled.constants)
+        model = whole_model(prepared.model)
         assert model is not None, "rank 0 has it"
         sample = _sample(prepared.task, model, prepared.tokenizer, display, seed=config.seed)
         publish(session.manifest, model, prepared.tokenizer, summary.values, dict(session.request.values), sample)
@@ -207,7 +208,9 @@ def _open(session: Session, resume: ResumePoint | None) -> OpenedCheckpoint:
         session.display.note(f"{name} was removed: left by a process that was killed while it wrote")
     opened = OpenedCheckpoint(None, [])
     if resume is not None:
-        opened = open_checkpoint(session.run, resume, allow_nonfinite=session.config.checkpoint.allow_nonfinite)
+        allow_nonfinite = session.config.checkpoint.allow_nonfinite
+        lazy = isinstance(session.config.distributed, FsdpConfig)
+        opened = open_checkpoint(session.run, resume, allow_nonfinite=allow_nonfinite, lazy=lazy)
     for note in [*(resume.notes if resume is not None else ()), *opened.notes]:
         session.display.note(note)
     if opened.snapshot is None:

@@ -4,27 +4,23 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from torch.distributed.fsdp import FSDPModule
-
-from optrun.artifacts.metadata import CheckpointMetadata
-from optrun.distributed.shard import whole_tensors
+from optrun.distributed.shard import is_sharded, model_class, whole_tensors
 from optrun.model.weights import load_model_tensors, model_tensors
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 
-def whole_model(model: PreTrainedModel, constants: CheckpointMetadata) -> PreTrainedModel | None:
+def whole_model(model: PreTrainedModel) -> PreTrainedModel | None:
     """Gather a sharded model; every rank takes part.
 
     Args:
         model: As it was trained.
-        constants: Say its class.
 
     Returns:
         On rank 0 a model on the CPU with all weights, or the model itself where it is no sharded one; else None.
     """
-    if not isinstance(model, FSDPModule):
+    if not is_sharded(model):
         return model
     import copy
 
@@ -35,7 +31,7 @@ def whole_model(model: PreTrainedModel, constants: CheckpointMetadata) -> PreTra
     if dist.get_rank():
         return None
     sharded: Any = model
-    kind = next(base for base in type(model).__mro__ if base.__name__ == constants.model_class)
+    kind: Any = model_class(model)
     with torch.random.fork_rng(devices=[]):
         whole: PreTrainedModel = kind(copy.deepcopy(sharded.config))
     load_model_tensors(whole, tensors)
