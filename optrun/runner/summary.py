@@ -15,6 +15,7 @@ from optrun.artifacts.metrics import SUMMARY_FORMAT, read_summary, write_summary
 from optrun.artifacts.run_dir import MANIFEST, RunDir
 from optrun.config.request import Request
 from optrun.config.saved import flat
+from optrun.distributed.shard import model_class
 from optrun.errors import EXIT_DONE
 from optrun.registry.origins import ALLOW, records
 from optrun.registry.plugins import OPTION, options
@@ -117,7 +118,7 @@ class Summary:
             max_steps=setup.total_steps,
             main_metric={"name": ranking.metric, "mode": ranking.mode} if len(task.eval) else None,
             model={
-                "class": type(model).__name__,
+                "class": model_class(model).__name__,
                 "parameters": sum(p.numel() for p in model.parameters()),
                 "trainable_parameters": sum(p.numel() for p in model.parameters() if p.requires_grad),
             },
@@ -127,7 +128,10 @@ class Summary:
                 "fingerprint": fingerprint,
             },
             versions=provenance.versions(),
-            hardware=provenance.hardware(_device_name(device), torch.get_num_threads()),
+            hardware={
+                **provenance.hardware(_device_name(device), torch.get_num_threads()),
+                "ranks": setup.train_step.world.size,
+            },
             git=provenance.git_revision(Path.cwd()),
         )
         self.write()
