@@ -121,7 +121,8 @@ def assemble(
         state = train_state(saved)
         moved = move(saved.plan, state, plan, fingerprint)
         others = require(saved.plugins or (), "this run")
-        notes = [note for note in (table(changes), other_environment(saved, device, world.size), moved, *others) if note]
+        elsewhere = other_environment(saved, device, world.size)
+        notes = [note for note in (table(changes), elsewhere, moved, *others) if note]
         stop = stop_request(saved, changes)
     whole = math.ceil(config.training.num_train_epochs * plan.steps_per_epoch) - state.data_shift
     total = config.training.max_steps or max(1, whole)
