@@ -327,7 +327,7 @@ def load_checkpoint(
         CheckpointError: It is not whole; the message names the file. Of several ranks all raise the same.
     """
     _refuse_problems(folder, group)
-    snapshot = together(group, lambda: _open(folder))
+    snapshot = together(group, lambda: open_verified(folder, lazy=True))
     if like is not None:
         return together(group, lambda: slices_of(snapshot, like))
     return snapshot if lazy else together(group, lambda: _in_memory(snapshot, *map(dict, _sections(snapshot))))
@@ -341,8 +341,16 @@ def _refuse_problems(folder: Path, group: ProcessGroup | None) -> None:
         raise CheckpointError(next(iter(wrong)))
 
 
-def _open(folder: Path) -> Snapshot:
-    """A verified checkpoint, its tensors in their files."""
+def open_verified(folder: Path, *, lazy: bool) -> Snapshot:
+    """Read a checkpoint whose files were verified just now, by this rank or another one.
+
+    Args:
+        folder: The checkpoint.
+        lazy: Leave the tensors in their files until one is asked for.
+
+    Raises:
+        CheckpointError: A file changes while it is read.
+    """
     manifest = read_manifest(folder)
     path = folder / names.CHECKPOINT_STATE
     text = path.read_bytes()
@@ -362,7 +370,8 @@ def _open(folder: Path) -> Snapshot:
         metadata = CheckpointMetadata.from_dict(state, optimizer)
     except ValueError as error:
         raise CheckpointError(f"{path}: {error}. Its checksums are right, but no run saved this.") from error
-    return Snapshot(manifest["step"], model, optimizer, metadata, digests=digests)
+    snapshot = Snapshot(manifest["step"], model, optimizer, metadata, digests=digests)
+    return snapshot if lazy else _in_memory(snapshot, *map(dict, _sections(snapshot)))
 
 
 def slices_of(snapshot: Snapshot, params: Mapping[str, torch.Tensor]) -> Snapshot:
