@@ -19,6 +19,7 @@ from torch.multiprocessing import ProcessExitedException
 
 from optrun import cli
 from optrun.artifacts import checkpoint as checkpoint_of
+from optrun.artifacts import checkpoint_files as files_of
 from optrun.artifacts import sharded as sharded_of
 from optrun.artifacts.atomic import remove_folder
 from optrun.artifacts.checkpoint import Snapshot, load_checkpoint, save_checkpoint
@@ -55,7 +56,7 @@ def refused(kind: str, rank: int) -> Snapshot:
     if kind == "write":
         sharded_of.write_tensors = full_disk  # type: ignore[assignment]
     elif kind == "flush":
-        checkpoint_of.sync_folder = full_disk
+        files_of.sync_folder = full_disk
     elif kind == "non-finite":
         local_part(taken.model["weight"])[0, 0] = float("nan")
     elif kind == "step":
@@ -69,7 +70,7 @@ def refused(kind: str, rank: int) -> Snapshot:
 
 def saves_and_refuses(folder: Path, kind: str, culprit: int, error: type[Exception], fact: str, rank: int) -> None:
     run, saving = RunDir(folder), group()
-    originals = sharded_of.write_tensors, checkpoint_of.sync_folder
+    originals = sharded_of.write_tensors, files_of.sync_folder
     taken = refused(kind, rank) if rank == culprit else fsdp_snapshot(2)
     with pytest.raises(error) as told:
         save_checkpoint(run, taken, saving=saving)
@@ -81,7 +82,7 @@ def saves_and_refuses(folder: Path, kind: str, culprit: int, error: type[Excepti
     assert left == []
     assert not run.checkpoint(2).exists()
     dist.barrier()
-    sharded_of.write_tensors, checkpoint_of.sync_folder = originals
+    sharded_of.write_tensors, files_of.sync_folder = originals
     save_checkpoint(run, fsdp_snapshot(2), saving=saving)  # all ranks stand where they stood: the next one works
 
 
@@ -144,9 +145,9 @@ def dies(stage: str, victim: int, rank: int) -> None:
     room, name, when = {
         "before the first shard": (sharded_of, "write_tensors", before),
         "a shard is written": (sharded_of, "write_tensors", after),
-        "before the flush": (checkpoint_of, "sync_folder", before),
-        "hashes are in": (checkpoint_of, "_write_shards", after),
-        "manifest": (checkpoint_of, "_write_manifest", after),
+        "before the flush": (files_of, "sync_folder", before),
+        "hashes are in": (checkpoint_of, "write_content", after),
+        "manifest": (checkpoint_of, "write_manifest", after),
         "renamed": (checkpoint_of, "_put_in_place", after),
         "committed": (checkpoint_of, "replace_text", after),
     }[stage]
