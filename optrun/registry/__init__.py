@@ -56,7 +56,7 @@ class Choice:
     target: Any
     """A class or function, or `module:attribute` of one."""
     origin: str | None = None
-    """Who brought it: a file, a module or a distribution; None: optrun itself."""
+    """Who brought it: the path of a plugin's file, a module or a distribution; None: optrun itself."""
 
     def load(self) -> Any:
         """Import the target."""
@@ -116,11 +116,16 @@ def add(choice: Choice) -> None:
     taken = _ROWS[choice.kind].get(choice.name)
     if taken is not None:
         raise ConfigError(
-            f"{choice.kind}={choice.name}: {choice.origin or 'optrun'} registers a name that is taken by "
-            f"{taken.origin or 'optrun itself'}. Choose another name."
+            f"{_by(choice.origin)}{choice.kind}={choice.name}: the name is taken by {taken.origin or 'optrun itself'}. "
+            "Choose another name."
         )
     _ROWS[choice.kind][choice.name] = choice
     _SCHEMAS[choice.kind][choice.name] = choice.schema
+
+
+def _by(origin: str | None) -> str:
+    """Who registers, for messages; empty inside `origin`, whose caller says it."""
+    return "" if _origin else f"{origin or 'optrun'}: "
 
 
 def own(kind: str, rows: Mapping[str, tuple[type[Any], str]]) -> dict[str, type[Any]]:
@@ -192,6 +197,11 @@ def _declared() -> dict[str, dict[str, list[EntryPoint]]]:
     return declared
 
 
+def of_others() -> list[Choice]:
+    """The rows that are not optrun's own."""
+    return [row for rows in _ROWS.values() for row in rows.values() if row.origin is not None]
+
+
 def choices(kind: str) -> Mapping[str, Choice]:
     """The rows of a kind by name, those added later too."""
     return MappingProxyType(_ROWS[kind])
@@ -247,7 +257,7 @@ def register(kind: str, name: str, schema: type[Any]) -> Callable[[Target], Targ
 
 
 def _check(kind: str, name: str, schema: Any, where: str) -> None:
-    said = f"{where}: register_{kind}({name!r}, ...)"
+    said = f"{_by(where)}register_{kind}({name!r}, ...)"
     plain = isinstance(name, str) and name.isascii() and name.isidentifier() and not name.endswith("_schema")
     if not plain or name.lower() in _NO_TEXTS:
         raise ConfigError(f"{said}: expected a name of letters, digits and _, such as my_{kind}.")

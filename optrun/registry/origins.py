@@ -36,9 +36,8 @@ def records(values: Mapping[str, Any]) -> list[dict[str, Any]]:
         registered ones that are used.
     """
     used = _texts(values)
-    rows = [row for kind in registry.KINDS for row in registry.choices(kind).values() if row.origin is not None]
     found: dict[str, dict[str, Any]] = {}
-    for row in rows:
+    for row in registry.of_others():
         if row.name in used:
             record = found.setdefault(str(row.origin), {**_source(row), "names": []})
             record["names"].append(f"{row.kind}={row.name}")
@@ -96,7 +95,7 @@ def _source(row: registry.Choice) -> dict[str, Any]:
     """Where a row comes from: a plugin, a distribution, or a module that the program imported."""
     plugins = sys.modules.get("optrun.registry.plugins")
     for record in plugins.LOADED.values() if plugins is not None else ():
-        if record["plugin"] == row.origin:
+        if record["path"] == row.origin:
             return {key: record[key] for key in ("plugin", "path", "sha256")}
     name, _, version = str(row.origin).partition(" ")
     source = {"distribution": name, "version": version} if version else {"module": name}
