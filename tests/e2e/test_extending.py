@@ -102,8 +102,10 @@ def test_a_forged_record_is_refused_though_its_checksums_are_right(capsys: pytes
         "null": "no record of optimizer=my_lion",
         "5": "plugins: 5",
         "[5]": "plugins[0]: 5",
-        json.dumps([{**recorded[0], "names": ["optimizer=lamb", "optimizer=my_lion"]}]): "is optrun's own now",
-        json.dumps([{**recorded[0], "sha256": None}]): "sha256 None, now",
+        json.dumps(
+            [{**recorded[0], "names": ["optimizer=lamb", "optimizer=my_lion"]}, recorded[1]]
+        ): "is optrun's own now",
+        json.dumps([{**recorded[0], "sha256": None}, recorded[1]]): "sha256 None, now",
     }.items():
         resealed(folder, ("plugins",), json.loads(forged))
         for verb in (["evaluate", "run"], ["resume=run", "training.max_steps=2"]):
