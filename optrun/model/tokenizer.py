@@ -135,7 +135,7 @@ def _begins_without_space(tokenizer: Any) -> bool:
 
 
 def in_one_line(error: BaseException) -> str:
-    """What a library said, in one line of readable length."""
+    """Shorten an error of a library to one readable line."""
     message = " ".join(str(error).split()) or type(error).__name__
     return message if len(message) <= 300 else f"{message[:300]} ..."
 

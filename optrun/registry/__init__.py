@@ -171,16 +171,16 @@ def find(kind: str, name: str) -> Choice | None:
     where = [f"{point.dist.name} {point.dist.version}" if point.dist else "an unknown package" for point in points]
     if len(points) > 1:
         raise ConfigError(f"{kind}={name}: {' and '.join(where)} both bring one. Keep one of them installed.")
-    said = f"{kind}={name}: the entry point {ENTRY_POINTS[kind]}: {name} = {points[0].value} of {where[0]}"
+    prefix = f"{kind}={name}: the entry point {ENTRY_POINTS[kind]}: {name} = {points[0].value} of {where[0]}"
     try:
         with origin(where[0]):
             points[0].load()
     except ConfigError as error:
-        raise ConfigError(f"{said}: {error}") from error
+        raise ConfigError(f"{prefix}: {error}") from error
     except (Exception, SystemExit) as error:
-        raise ConfigError(f"{said} fails at import: {type(error).__name__}: {error}".rstrip(": .") + ".") from error
+        raise ConfigError(f"{prefix} fails at import: {type(error).__name__}: {error}".rstrip(": .") + ".") from error
     if name not in _ROWS[kind]:
-        raise ConfigError(f"{said} registers no such name: expected @optrun.register_{kind}({name!r}, ...) in it.")
+        raise ConfigError(f"{prefix} registers no such name: expected @optrun.register_{kind}({name!r}, ...) in it.")
     return _ROWS[kind][name]
 
 
@@ -257,29 +257,29 @@ def register(kind: str, name: str, schema: type[Any]) -> Callable[[Target], Targ
 
 
 def _check(kind: str, name: str, schema: Any, where: str) -> None:
-    said = f"{_by(where)}register_{kind}({name!r}, ...)"
+    prefix = f"{_by(where)}register_{kind}({name!r}, ...)"
     plain = isinstance(name, str) and name.isascii() and name.isidentifier() and not name.endswith("_schema")
     if not plain or name.lower() in _NO_TEXTS:
-        raise ConfigError(f"{said}: expected a name of letters, digits and _, such as my_{kind}.")
+        raise ConfigError(f"{prefix}: expected a name of letters, digits and _, such as my_{kind}.")
     base = _imported(BASES[kind]) if kind in BASES else None
     expected = "a dataclass" if base is None else f"a dataclass that builds on {base.__name__}"
     if not isinstance(schema, type) or not is_dataclass(schema) or (base is not None and not issubclass(schema, base)):
         shown = schema.__name__ if isinstance(schema, type) else repr(schema)
         hint = f" from {base.__module__}, decorated with @dataclass(kw_only=True)" if base is not None else ""
-        raise ConfigError(f"{said}: schema={shown}: expected {expected}{hint}.")
+        raise ConfigError(f"{prefix}: schema={shown}: expected {expected}{hint}.")
     if "__dataclass_fields__" not in vars(schema):
         raise ConfigError(
-            f"{said}: schema={schema.__name__} lacks @dataclass(kw_only=True): its fields would not count."
+            f"{prefix}: schema={schema.__name__} lacks @dataclass(kw_only=True): its fields would not count."
         )
     shared = {field.name for field in fields(base)} if base is not None else set()
     try:
         values = Choice(kind, name, schema, None).values()
     except NameError as error:
-        raise ConfigError(f"{said}: schema={schema.__name__}: {error}: its annotations cannot be read.") from error
+        raise ConfigError(f"{prefix}: schema={schema.__name__}: {error}: its annotations cannot be read.") from error
     lacking = [key for key, value in values.items() if key in shared and value == "???"]
     if lacking:
         raise ConfigError(
-            f"{said}: schema={schema.__name__} has no value for {lacking[0]}: write `{lacking[0]}: ... = VALUE`."
+            f"{prefix}: schema={schema.__name__} has no value for {lacking[0]}: write `{lacking[0]}: ... = VALUE`."
         )
     from omegaconf import OmegaConf
     from omegaconf.errors import OmegaConfBaseException
@@ -289,7 +289,7 @@ def _check(kind: str, name: str, schema: Any, where: str) -> None:
     except OmegaConfBaseException as error:
         line = str(error).partition("\n")[0]
         raise ConfigError(
-            f"{said}: schema={schema.__name__}: {error.full_key or 'a field'}: {line}. Expected types that OmegaConf "
+            f"{prefix}: schema={schema.__name__}: {error.full_key or 'a field'}: {line}. Expected types that OmegaConf "
             "knows, such as float, str | None, list[int], and a default of the type."
         ) from error
 

@@ -74,7 +74,7 @@ def require(recorded: object, where: str) -> list[str]:
         where: What is taken up, for messages.
 
     Returns:
-        What is to be said and recorded, where changes were allowed.
+        Notes to show and record, where changes were allowed.
 
     Raises:
         ConfigError: A name is not registered now, or its code is another.
@@ -88,14 +88,14 @@ def require(recorded: object, where: str) -> list[str]:
             row = registry.find(kind, choice) if kind in registry.KINDS else None
             if row is None:
                 raise ConfigError(f"{where}: {name} was registered by {_who(record)}; {_remedy(record)}.")
-            said = _difference(record, row)
-            if said is None:
+            difference = _difference(record, row)
+            if difference is None:
                 continue
             if not _allowed[0]:
                 raise ConfigError(
-                    f"{where}: {said}. Put back what it was; or go on with what it is, which is recorded, by {ALLOW}."
+                    f"{where}: {difference}. Restore what it was, or give {ALLOW} to go on with what it is; the run records that."
                 )
-            notes.append(f"{said}; allowed by {ALLOW}")
+            notes.append(f"{difference}; allowed by {ALLOW}")
             break
     return notes
 
