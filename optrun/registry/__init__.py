@@ -20,6 +20,10 @@ from optrun.errors import ConfigError, did_you_mean
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
 
+    from _typeshed import DataclassInstance
+
+    Schema = type[DataclassInstance]
+
 Target = TypeVar("Target", bound=Callable[..., Any])
 
 _NO_TEXTS = ("null", "true", "false", "inf", "nan")
@@ -52,7 +56,7 @@ class Choice:
     kind: str
     name: str
     schema: type[Any]
-    """A dataclass; `optimizer=NAME` has its fields as keys."""
+    """A dataclass; `optimizer=NAME` has its fields as keys, and facts of its kind stand in class variables."""
     target: Any
     """A class or function, or `module:attribute` of one."""
     origin: str | None = None
@@ -83,7 +87,7 @@ def _imported(target: str) -> Any:
     return getattr(importlib.import_module(module), attribute)
 
 
-class _Schemas(dict[str, type[Any]]):
+class _Schemas(dict[str, "Schema"]):
     """Schemas by name. Looking a name up imports the entry point that brings it; iterating shows what is loaded."""
 
     def __init__(self, kind: str) -> None:
@@ -92,7 +96,7 @@ class _Schemas(dict[str, type[Any]]):
     def __contains__(self, name: object) -> bool:
         return super().__contains__(name) or (isinstance(name, str) and find(self.kind, name) is not None)
 
-    def __missing__(self, name: str) -> type[Any]:
+    def __missing__(self, name: str) -> Schema:
         row = find(self.kind, name)
         if row is None:
             raise KeyError(name)
@@ -100,7 +104,7 @@ class _Schemas(dict[str, type[Any]]):
 
 
 _ROWS: dict[str, dict[str, Choice]] = {kind: {} for kind in KINDS}
-_SCHEMAS: dict[str, dict[str, type[Any]]] = {kind: _Schemas(kind) for kind in KINDS}
+_SCHEMAS: dict[str, dict[str, Schema]] = {kind: _Schemas(kind) for kind in KINDS}
 _origin: list[str] = []
 """Who is being loaded; the last counts."""
 
@@ -236,7 +240,7 @@ def origin(name: str) -> Iterator[None]:
         _origin.pop()
 
 
-def register(kind: str, name: str, schema: type[Any]) -> Callable[[Target], Target]:
+def register(kind: str, name: str, schema: Schema) -> Callable[[Target], Target]:
     """Return the decorator that adds a class or function to a kind; the decorated object is unchanged.
 
     Raises:
@@ -294,7 +298,7 @@ def _check(kind: str, name: str, schema: Any, where: str) -> None:
         ) from error
 
 
-def register_optimizer(name: str, *, schema: type[Any]) -> Callable[[Target], Target]:
+def register_optimizer(name: str, *, schema: Schema) -> Callable[[Target], Target]:
     """Make a class known as `optimizer=NAME`.
 
     Args:
@@ -307,7 +311,7 @@ def register_optimizer(name: str, *, schema: type[Any]) -> Callable[[Target], Ta
     return register("optimizer", name, schema)
 
 
-def register_scheduler(name: str, *, schema: type[Any]) -> Callable[[Target], Target]:
+def register_scheduler(name: str, *, schema: Schema) -> Callable[[Target], Target]:
     """Make a schedule known as `scheduler=NAME`.
 
     Args:
@@ -321,26 +325,26 @@ def register_scheduler(name: str, *, schema: type[Any]) -> Callable[[Target], Ta
     return register("scheduler", name, schema)
 
 
-def register_task(name: str, *, schema: type[Any]) -> Callable[[Target], Target]:
+def register_task(name: str, *, schema: Schema) -> Callable[[Target], Target]:
     """Make a class known as `task=NAME`; its schema is a dataclass on `optrun.config.schema.task.TaskConfig`."""
     return register("task", name, schema)
 
 
-def register_metric(name: str, *, schema: type[Any]) -> Callable[[Target], Target]:
+def register_metric(name: str, *, schema: Schema) -> Callable[[Target], Target]:
     """Make a metric known by its name."""
     return register("metric", name, schema)
 
 
-def register_data(name: str, *, schema: type[Any]) -> Callable[[Target], Target]:
+def register_data(name: str, *, schema: Schema) -> Callable[[Target], Target]:
     """Make a data source known as `data=NAME`; its schema is a dataclass on `optrun.config.schema.data.DataConfig`."""
     return register("data", name, schema)
 
 
-def register_tracker(name: str, *, schema: type[Any]) -> Callable[[Target], Target]:
+def register_tracker(name: str, *, schema: Schema) -> Callable[[Target], Target]:
     """Make a tracker known as `tracking=NAME`; its schema is on `optrun.config.schema.tracking.TrackingConfig`."""
     return register("tracker", name, schema)
 
 
-def register_callback(name: str, *, schema: type[Any]) -> Callable[[Target], Target]:
+def register_callback(name: str, *, schema: Schema) -> Callable[[Target], Target]:
     """Make a callback known by its name."""
     return register("callback", name, schema)
