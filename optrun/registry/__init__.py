@@ -285,6 +285,11 @@ def _check(kind: str, name: str, schema: Any, where: str) -> None:
         raise ConfigError(
             f"{prefix}: schema={schema.__name__} has no value for {lacking[0]}: write `{lacking[0]}: ... = VALUE`."
         )
+    paths = getattr(schema, "PATHS", ())
+    if not isinstance(paths, tuple | list) or not set(paths) <= {field.name for field in fields(schema)}:
+        raise ConfigError(
+            f'{prefix}: schema={schema.__name__}: PATHS={paths!r}: expected names of its fields, such as ("file",).'
+        )
     from omegaconf import OmegaConf
     from omegaconf.errors import OmegaConfBaseException
 
