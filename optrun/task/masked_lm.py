@@ -7,10 +7,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from optrun.data.examples import Example
-from optrun.data.loader import Batch
 from optrun.data.source import Source
 from optrun.errors import ConfigError
-from optrun.task.base import pad, pad_inputs
 from optrun.task.evaluation import IGNORED, MetricAccumulator, TokenMetrics
 from optrun.task.language_model import LanguageModel
 
@@ -57,13 +55,6 @@ class MaskedLm(LanguageModel):
             other = chosen[(fate >= 0.8) & (fate < 0.9)]
             ids[other] = self.ordinary[randomness.integers(len(self.ordinary), size=len(other))]
         return {"input_ids": ids, "labels": labels}
-
-    def collate(self, examples: list[Example]) -> Batch:
-        """`input_ids`, `attention_mask` and `labels` of shape (batch, longest)."""
-        return {
-            **pad_inputs(examples, self.padding),
-            "labels": pad((example["labels"] for example in examples), IGNORED),
-        }
 
     def running_metrics(self) -> MetricAccumulator:
         """Loss, perplexity and accuracy over chosen tokens."""
