@@ -32,12 +32,12 @@ class Stream(io.TextIOBase):  # as ipykernel's: no terminal, and no file descrip
 
 def interrupts(*steps):
     original, done = TrainStep.__call__, []
-    def call(self, batches):
+    def call(self, *args):
         done.append(1)
         for number in steps:
             if number == len(done):
                 signal.raise_signal(signal.SIGINT)
-        return original(self, batches)
+        return original(self, *args)
     TrainStep.__call__ = call
     return lambda: setattr(TrainStep, "__call__", original)
 
@@ -80,11 +80,11 @@ def _here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def interrupt_at(monkeypatch: pytest.MonkeyPatch, step: int) -> None:
     original, done = TrainStep.__call__, [0]
 
-    def call(self: TrainStep, batches: list[dict[str, Any]]) -> object:
+    def call(self: TrainStep, *args: Any) -> object:
         done[0] += 1
         if done[0] == step:
             os.kill(os.getpid(), signal.SIGINT)
-        return original(self, batches)
+        return original(self, *args)
 
     monkeypatch.setattr(TrainStep, "__call__", call)
 
