@@ -37,7 +37,7 @@ class Run:
     status: str
     """One of `STATUSES`, or "unknown" where no summary says it."""
     message: str
-    """Why it ended as it did, as far as the run said."""
+    """Why it ended as it did, as far as the run recorded it."""
     config: dict[str, Any]
     """Dotted keys of `config.yaml`; empty where there is none."""
     summary: dict[str, Any]
