@@ -198,6 +198,8 @@ class Adafactor(NamedOptimizer, torch.optim.Adafactor):
         "foreach": arguments.optional_flag,
     }
 
+    TAKES_SHARDS: ClassVar[bool] = False
+
     def kept_state(self, param: torch.Tensor, group: Mapping[str, Any]) -> set[str]:
         """As in `NamedOptimizer`: second moments of rows and columns, or of a vector's entries."""
         del group

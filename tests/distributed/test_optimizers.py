@@ -169,7 +169,8 @@ def measure(rank: int, ranks: int, layout: str, folder: str) -> None:
     found: dict[str, Any] = {}
     mesh: Any = None
     if layout != "ddp":
-        mesh = init_device_mesh("cpu", (ranks,) if layout == "fsdp" else (2, ranks // 2))
+        shape, names = ((ranks,), ("shard",)) if layout == "fsdp" else ((2, ranks // 2), ("replicate", "shard"))
+        mesh = init_device_mesh("cpu", shape, mesh_dim_names=names)
     for name, run in RUNS.items():
         wanted, wanted_norms = alone(name)
         model = net().to(run.dtype)
