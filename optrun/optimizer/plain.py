@@ -103,7 +103,7 @@ def _reason(error: Exception) -> str:
     if isinstance(error, ConfigError):
         return str(error).rstrip(".")
     first = str(error).strip().split("\n", 1)[0]
-    return f"it fails: {type(error).__name__}: {first.rstrip('.')}"
+    return ": ".join(part for part in ("it fails", type(error).__name__, first.rstrip(".")) if part)
 
 
 def without_no_decay(options: Mapping[str, Any], keywords: Set[str]) -> dict[str, Any]:

@@ -154,7 +154,8 @@ def _refuse_far(what: str, one: _Trial, shards: _Trial) -> None:
         held = found[name]
         value = (held.full_tensor() if isinstance(held, DTensor) else held).detach()
         if value.shape != wanted[name].shape or value.dtype != wanted[name].dtype:
-            raise ConfigError(f"{what}: {name} is {tuple(value.shape)}, {value.dtype}")
+            shapes = f"{tuple(value.shape)} and not {tuple(wanted[name].shape)}"
+            raise ConfigError(f"{what}: {name} has shape {shapes}, {value.dtype} and {wanted[name].dtype}")
         if not value.numel() or _equal(value.cpu(), wanted[name]):
             continue
         far = (value.cpu() - wanted[name]).abs().max().item() / max(wanted[name].abs().max().item(), 1e-30)

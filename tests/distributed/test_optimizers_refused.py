@@ -13,10 +13,12 @@ from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
+from optrun.api import compose
 from optrun.errors import ConfigError
-from optrun.optimizer.build import build_optimizer
+from optrun.optimizer.build import build_optimizer, refuse_unshardable
 from optrun.optimizer.plain import tried
 from optrun.optimizer.sparse import refuse_sparse_gradients
+from optrun.testing import check_optimizer
 from tests.ranks import run_ranks
 
 
@@ -82,7 +84,7 @@ def foreign_over_shards(_rank: int) -> None:
         (Elementwise, None),
         (OwnPiece, "not those of one process"),
         (WholeAlone, "it fails: "),
-        (PlainState, "not those of one process: 0.0.weight/moment"),
+        (PlainState, "/moment has shape"),
     ):
         groups = [{"params": list(shards().named_parameters())}]
 
@@ -111,8 +113,8 @@ def library_over_shards(_rank: int) -> None:
         return build_optimizer(config, [{"params": list(shards().named_parameters())}], lr=0.01)
 
     assert type(built("lion")).__name__ == "Lion"
-    with pytest.raises(ConfigError, match=r"optimizer.name=muon: .* cannot train with distributed=fsdp: "):
-        built("muon")
+    with pytest.raises(ConfigError, match=r"optimizer.name=gravity: .* cannot train with distributed=fsdp: "):
+        built("gravity")
 
 
 class Rows(nn.Module):
@@ -197,3 +199,26 @@ def test_sparse_gradients_are_refused_where_they_cannot_be_reduced() -> None:
         refuse_sparse_gradients(frozen, distributed, device)
     refuse_sparse_gradients(rows(), "ddp")
     refuse_sparse_gradients(rows(), "none", "cuda")
+
+
+def test_what_is_known_to_take_no_shards_is_refused_before_ranks_start() -> None:
+    adafactor, lamb = compose(["optimizer=adafactor"]).optimizer, compose(["optimizer=lamb"]).optimizer
+    rule = {"pattern": "head", "optimizer": "adafactor"}
+    for config, rules, key in (
+        (adafactor, [], "optimizer=adafactor"),
+        (lamb, [{"pattern": "x"}, rule], "param_groups.rules[1].optimizer=adafactor"),
+    ):
+        with pytest.raises(ConfigError) as refused:
+            refuse_unshardable(config, "fsdp", rules)
+        for fact in (key, "Adafactor", "whole parameters", "distributed=ddp", "adamw"):
+            assert fact in str(refused.value)
+        for distributed in ("none", "ddp"):
+            refuse_unshardable(config, distributed, rules)
+    refuse_unshardable(lamb, "fsdp")
+    refuse_unshardable(compose(["optimizer=pytorch_optimizer", "optimizer.name=lion"]).optimizer, "fsdp")
+
+
+def test_authors_check_shards_too() -> None:
+    check_optimizer("muon", lr=0.05, ranks=2)
+    with pytest.raises(AssertionError, match=r"adafactor: in shards on 2 ranks: .*is sharded"):
+        check_optimizer("adafactor", lr=0.2, ranks=2)
