@@ -98,9 +98,7 @@ def saves_and_refuses(folder: Path, kind: str, culprit: int, error: type[Excepti
         ("defect", 1, OptrunError, "at most 2 arguments"),
     ],
 )
-def test_a_refusal_reaches_all_ranks(
-    kind: str, culprit: int, error: type[Exception], fact: str, tmp_path: Path
-) -> None:
+def test_a_refusal_reaches_all(kind: str, culprit: int, error: type[Exception], fact: str, tmp_path: Path) -> None:
     run = sharded_run(tmp_path / "run", (1,))
     in_ranks(run.path, partial(saves_and_refuses, run.path, kind, culprit, error, fact))
     assert problems(run.checkpoint(1)) == problems(run.checkpoint(2)) == []
