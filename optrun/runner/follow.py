@@ -63,10 +63,10 @@ def follow(
         config, started = request.config, time.monotonic()
         device = pick_device(config.training.device, world.local_rank)
         start: Start = world.broadcast(None)
-        lazy = isinstance(config.distributed, FsdpConfig)
-        snapshot = None if start.checkpoint is None else open_verified(start.checkpoint, lazy=lazy)
+        sharded = isinstance(config.distributed, FsdpConfig)
+        snapshot = None if start.checkpoint is None else open_verified(start.checkpoint, lazy=sharded)
         beat(Phase.preparing)
-        prepared = prepare(config)
+        prepared = prepare(config, meta=sharded)
         assembled = assemble(request, prepared, snapshot, device, start.started_from, world)
         if snapshot is not None and assembled.is_done and world.broadcast(None):
             return
