@@ -110,23 +110,24 @@ def load(given: str, path: str | None = None) -> dict[str, Any]:
     return LOADED[name]
 
 
-def load_again(records: Sequence[Mapping[str, Any]], *, changes_allowed: bool) -> None:
-    """Load in a worker what its sweep loaded.
+def load_again(records: Sequence[Mapping[str, Any]], *, changes_allowed: bool, start: str = "sweep") -> None:
+    """Load in a worker what its sweep loaded, or in a rank what its run did.
 
     Args:
         records: Of the plugins.
         changes_allowed: As for `origins.allow_changes`, which is about runs that were begun before.
+        start: What was started, for the message.
 
     Raises:
-        ConfigError: A plugin cannot be loaded, or changed since the sweep began.
+        ConfigError: A plugin cannot be loaded, or is another one than where it was started.
     """
     allow_changes(changes_allowed)
     for record in records:
         now = load(record["plugin"], record["path"])["sha256"]
         if now != record["sha256"]:
             raise ConfigError(
-                f"{OPTION} {record['plugin']}: changed since the sweep was started: sha256 {record['sha256'][:12]}, "
-                f"now {now[:12]}. Start the sweep again."
+                f"{OPTION} {record['plugin']}: changed since the {start} was started: sha256 {record['sha256'][:12]}, "
+                f"now {now[:12]}. Start the {start} again."
             )
 
 
