@@ -158,6 +158,14 @@ class Run:
         return value if value is not None and math.isfinite(value) else None
 
     @property
+    def device(self) -> str:
+        """The accelerator it ran on, as `CUDA_VISIBLE_DEVICES` names it, with its UUID where it said that."""
+        device = self.summary.get("device")
+        known = device if isinstance(device, dict) else {}
+        names = [str(known[key]) for key in ("cuda_visible_devices", "uuid") if known.get(key)]
+        return " ".join(dict.fromkeys(names))
+
+    @property
     def wall_seconds(self) -> float | None:
         """Seconds of wall clock the run took."""
         return number(self.summary.get("wall_seconds"))

@@ -13,6 +13,7 @@ import subprocess
 import sys
 import threading
 import traceback
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -22,7 +23,9 @@ from optrun.config.hydra_internals import Callbacks
 from optrun.config.overrides import quote_path
 from optrun.registry.plugins import load_again
 from optrun.sweeper.command import SweepCommand
+from optrun.sweeper.devices import VISIBLE, refuse_unseen
 from optrun.sweeper.folder import SweepDir
+from optrun.sweeper.pool import Lease, adopt
 
 
 @dataclass
@@ -38,6 +41,8 @@ class Launch:
     """The overrides of each job."""
     stop_at: int | None
     retry: dict[str, int]
+    devices: list[str]
+    """What `CUDA_VISIBLE_DEVICES` of its process names; empty: nothing was set for this sweep."""
 
 
 class Server:
@@ -47,10 +52,12 @@ class Server:
 
     Args:
         log: Takes what it prints.
+        lease: Devices that it has for itself, and whose locks it inherits; None: it is not pinned.
     """
 
-    def __init__(self, log: Path) -> None:
+    def __init__(self, log: Path, lease: Lease | None = None) -> None:
         self.log = log
+        self.lease = lease
         self._process: subprocess.Popen[bytes] | None = None
         self._done = Path()
 
@@ -68,12 +75,16 @@ class Server:
         """
         self._done = done_file(spec)
         if self._process is None or self._process.poll() is not None:
+            locks = self.lease.descriptors if self.lease else ()
+            pinned = {VISIBLE: ",".join(self.lease.visible)} if self.lease else {}
             with self.log.open("ab") as out:
                 self._process = subprocess.Popen(
-                    [sys.executable, "-m", "optrun.sweeper.launch"],
+                    [sys.executable, "-m", "optrun.sweeper.launch", *map(str, locks)],
                     stdin=subprocess.PIPE,
                     stdout=out,
                     stderr=out,
+                    env={**os.environ, **pinned},  # there before torch is imported
+                    pass_fds=locks,
                     process_group=0,  # setpgid: the terminal sends SIGINT to its foreground group alone
                 )
         assert self._process.stdin is not None
@@ -90,18 +101,32 @@ class Server:
             return code
         return ended
 
-    def close(self) -> None:
-        """Let the process end."""
+    def finish(self) -> None:
+        """Let the process end after the launch it is at, without waiting for it."""
         if self._process is not None:
             assert self._process.stdin is not None
             with contextlib.suppress(OSError):
                 self._process.stdin.close()
+
+    def has_ended(self) -> bool:
+        """Whether there is no process."""
+        return self._process is None or self._process.poll() is not None
+
+    def close(self) -> None:
+        """Let the process end, and wait for it."""
+        self.finish()
+        if self._process is not None:
             self._process.wait()
 
 
 def done_file(spec: Path) -> Path:
     """Name the file that holds the exit code of a launch once it is over."""
     return spec.with_suffix(".done")
+
+
+def error_file(spec: Path) -> Path:
+    """Name the file that says why a launch failed."""
+    return spec.with_suffix(".error")
 
 
 def write_spec(path: Path, launch: Launch) -> None:
@@ -130,7 +155,7 @@ def main(spec: Path) -> int:
         return 130
     except Exception as error:
         traceback.print_exc()
-        sweep.error(launch.token).write_text(f"{type(error).__name__}: {error}", encoding="utf-8")
+        error_file(spec).write_text(f"{type(error).__name__}: {error}", encoding="utf-8")
         return 1
     finally:
         over.set()
@@ -144,6 +169,8 @@ def _launch(launch: Launch, sweep: SweepDir) -> None:
     from optrun.sweeper.worker import SweepTask
 
     command = launch.command
+    if launch.devices:
+        refuse_unseen(launch.devices)
     load_again(command.plugins, changes_allowed=command.plugins_may_change)
     hydra = store.open_hydra(command.config_dir)
     cfg = store.compose(
@@ -158,6 +185,7 @@ def _launch(launch: Launch, sweep: SweepDir) -> None:
         command=command,
         stop_at=launch.stop_at,
         retry=launch.retry,
+        devices=launch.devices,
     )
     launcher = Plugins.instance().instantiate_launcher(
         hydra_context=HydraContext(config_loader=hydra.config_loader, callbacks=Callbacks(cfg)),
@@ -186,8 +214,13 @@ def _follow(stop: Path) -> threading.Event:
     return over
 
 
-def serve() -> None:
-    """Run launches, one path a line, until there are no more."""
+def serve(locks: Sequence[int]) -> None:
+    """Run launches, one path a line, until there are no more.
+
+    Args:
+        locks: Open files that this process inherited and keeps as long as it lives.
+    """
+    adopt(locks)
     for line in sys.stdin:
         spec = Path(line.rstrip("\n"))
         code = main(spec)
@@ -195,4 +228,4 @@ def serve() -> None:
 
 
 if __name__ == "__main__":
-    serve()
+    serve([int(number) for number in sys.argv[1:]])

@@ -48,6 +48,8 @@ class SweepTask:
     """Pause after this many optimizer steps; None: go to the end."""
     retry: dict[str, int] = field(default_factory=dict)
     """Failed jobs to try again, with the attempts they had."""
+    devices: list[str] = field(default_factory=list)
+    """The CUDA devices that this process is pinned to."""
 
     def __call__(self, cfg: DictConfig) -> str:
         """Work on one job.
@@ -87,6 +89,7 @@ class SweepTask:
         record.attempts += 1
         record.open = self.token
         record.stopped_at = None
+        record.devices = self.devices
         sweep.write_record(name, record)
         values = saved.plain(own)
         try:

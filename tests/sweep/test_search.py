@@ -91,8 +91,8 @@ def search(words: list[str]) -> Search:
     """A search over words of the command line."""
     hydra = open_hydra()
     options = OptunaConfig(
-        name="optuna", params={}, retry_failed=False, max_batch_size=None, rungs=[], reduction_factor=2, n_trials=1,
-        n_jobs=1, sampler=Sampler.tpe, seed=0, storage=None,
+        name="optuna", params={}, retry_failed=False, max_batch_size=None, devices=None, rungs=[],
+        reduction_factor=2, n_trials=1, n_jobs=1, sampler=Sampler.tpe, seed=0, storage=None,
     )  # fmt: skip
     return Search(hydra, Composer(hydra, "config"), options, checked(hydra, "config", words, sweep=True))
 
