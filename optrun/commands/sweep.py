@@ -81,6 +81,8 @@ def sweep(
     _refuse_early(judged, command)
     if search is not None or options.rungs:
         _refuse_unjudged(judged)
+    if options.rungs:
+        _refuse_ranks_at_rungs(judged)
     devices = _devices(options, judged, str(cfg.hydra.runtime.choices["hydra/launcher"]))
     pool = DevicePool(devices) if devices else None
     folder = _folder(cfg)
@@ -235,6 +237,21 @@ def _refuse_unjudged(jobs: list[jobs_of.Job]) -> None:
             raise ConfigError(
                 "data.eval_fraction=0: a search (hydra/sweeper=optuna) and rungs go by an evaluation, and there is "
                 "none. Give data.eval or a fraction above 0, and train on all rows when the choice is made."
+            )
+
+
+def _refuse_ranks_at_rungs(jobs: list[jobs_of.Job]) -> None:
+    """Refuse to pause jobs of several ranks.
+
+    Raises:
+        ConfigError: With the job.
+    """
+    for job in jobs:
+        kind = job.values["distributed"]["name"]
+        if kind != "none":
+            raise ConfigError(
+                f"distributed={kind}: expected none; hydra.sweeper.rungs pauses jobs of one process alone. Leave one "
+                f"of them out. In the job {job.label}."
             )
 
 

@@ -16,6 +16,7 @@ import traceback
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from optrun.artifacts.atomic import replace_text
 from optrun.config import store
@@ -26,6 +27,9 @@ from optrun.sweeper.command import SweepCommand
 from optrun.sweeper.devices import VISIBLE, refuse_unseen
 from optrun.sweeper.folder import SweepDir
 from optrun.sweeper.pool import Lease, adopt
+
+if TYPE_CHECKING:
+    from optrun.sweeper.worker import OnRanks
 
 
 @dataclass
@@ -140,8 +144,12 @@ def read_spec(path: Path) -> Launch:
     return Launch(**{**values, "command": SweepCommand(**values["command"])})
 
 
-def main(spec: Path) -> int:
+def main(spec: Path, on_ranks: OnRanks | None = None) -> int:
     """Run the jobs of a launch.
+
+    Args:
+        spec: A `Launch` as JSON.
+        on_ranks: Trains jobs of several ranks.
 
     Returns:
         0; 1 where the launcher failed, with the reason in a file.
@@ -150,7 +158,7 @@ def main(spec: Path) -> int:
     sweep = SweepDir(Path(launch.folder))
     over = _follow(sweep.stop(launch.token))
     try:
-        _launch(launch, sweep)
+        _launch(launch, sweep, on_ranks)
     except KeyboardInterrupt:
         return 130
     except Exception as error:
@@ -162,7 +170,7 @@ def main(spec: Path) -> int:
     return 0
 
 
-def _launch(launch: Launch, sweep: SweepDir) -> None:
+def _launch(launch: Launch, sweep: SweepDir, on_ranks: OnRanks | None) -> None:
     from hydra.core.plugins import Plugins
     from hydra.types import HydraContext, RunMode
 
@@ -186,6 +194,7 @@ def _launch(launch: Launch, sweep: SweepDir) -> None:
         stop_at=launch.stop_at,
         retry=launch.retry,
         devices=launch.devices,
+        on_ranks=on_ranks,
     )
     launcher = Plugins.instance().instantiate_launcher(
         hydra_context=HydraContext(config_loader=hydra.config_loader, callbacks=Callbacks(cfg)),
@@ -214,16 +223,17 @@ def _follow(stop: Path) -> threading.Event:
     return over
 
 
-def serve(locks: Sequence[int]) -> None:
+def serve(locks: Sequence[int], on_ranks: OnRanks | None = None) -> None:
     """Run launches, one path a line, until there are no more.
 
     Args:
         locks: Open files that this process inherited and keeps as long as it lives.
+        on_ranks: Trains jobs of several ranks.
     """
     adopt(locks)
     for line in sys.stdin:
         spec = Path(line.rstrip("\n"))
-        code = main(spec)
+        code = main(spec, on_ranks)
         replace_text(done_file(spec), str(code))
 
 
