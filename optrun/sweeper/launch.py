@@ -59,6 +59,9 @@ class Server:
         lease: Devices that it has for itself, and whose locks it inherits; None: it is not pinned.
     """
 
+    module = "optrun.sweeper.launch"
+    """What it runs."""
+
     def __init__(self, log: Path, lease: Lease | None = None) -> None:
         self.log = log
         self.lease = lease
@@ -83,7 +86,7 @@ class Server:
             pinned = {VISIBLE: ",".join(self.lease.visible)} if self.lease else {}
             with self.log.open("ab") as out:
                 self._process = subprocess.Popen(
-                    [sys.executable, "-m", "optrun.sweeper.launch", *map(str, locks)],
+                    [sys.executable, "-m", self.module, *map(str, locks)],
                     stdin=subprocess.PIPE,
                     stdout=out,
                     stderr=out,

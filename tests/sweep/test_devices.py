@@ -6,9 +6,13 @@ jobs train on the CPU of a process that is pinned all the same.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import re
 import signal
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -137,6 +141,7 @@ def _label(name: str) -> str:
     return next(label for label, row in result().items() if row["name"] == name)
 
 
+@pytest.mark.slow
 def test_two_sweeps_never_meet_on_a_device(two: Path) -> None:
     """Other jobs, other folders: the devices are the machine's."""
     words = ["lr=1e-3,2e-3", "seed=0,1", "training.max_steps=3", TWO]
@@ -186,6 +191,53 @@ def test_a_killed_worker_frees_its_device(two: Path, undisturbed: Path, monkeypa
     assert sweep("lr=1e-3,2e-3", "seed=0", TWO) == 0
     assert all(same(job, undisturbed / job.name) for job in jobs())
     assert {len(row["devices"]) for row in result().values()} == {1}
+
+
+@pytest.mark.slow
+def test_the_real_program(two: Path, request: pytest.FixtureRequest) -> None:
+    """Workers are pinned in their environment, keep their device until they have saved, and then free it."""
+    words = [*forked.JOB, "lr=1e-3,2e-3", "seed=0,1", "hydra.sweep.dir=sweep", TWO]
+    words[words.index("training.max_steps=8")] = "training.max_steps=60"
+
+    def begin() -> subprocess.Popen[bytes]:
+        with (two / "out").open("ab") as out:
+            started = subprocess.Popen(
+                [sys.executable, "-m", "tests.sweep.simulated", "-m", *words],
+                stdout=out,
+                stderr=out,
+                env={**os.environ, "PYTHONPATH": str(Path(forked.__file__).parents[2])},
+            )
+        request.addfinalizer(lambda: (started.kill(), started.wait()))
+        return started
+
+    def workers() -> dict[int, str]:
+        """Processes that train, and what they are pinned to, as the kernel knows it."""
+        found = {}
+        for lock in Path("sweep").glob("*/.lock"):
+            match = re.search(r'"pid": (\d+),', lock.read_text())
+            with contextlib.suppress(OSError):
+                if match and (lock.parent / "metrics.jsonl").is_file():
+                    variables = Path("/proc", match[1], "environ").read_bytes().split(b"\0")
+                    pinned = [variable.decode() for variable in variables if variable.startswith(VISIBLE.encode())]
+                    found[int(match[1])] = pinned[0].partition("=")[2] if pinned else ""  # a zombie shows nothing
+        return found
+
+    process = begin()
+    while len(found := workers()) < 2:
+        assert process.poll() is None, (two / "out").read_text()[-3000:]
+        time.sleep(0.02)
+    assert sorted(found.values()) == ["0", "1"]
+    os.kill(min(found), signal.SIGKILL)  # its device and its job come back
+    while len(now := workers()) < 2 or min(found) in now:
+        assert process.poll() is None, (two / "out").read_text()[-3000:]
+        time.sleep(0.02)
+    process.kill()  # its workers save, and free their devices when they are gone
+    process.wait()
+    process = begin()
+    assert process.wait(timeout=240) == 0, (two / "out").read_text()[-3000:]
+    assert len(jobs()) == 4
+    assert all(whole(job, 60) for job in jobs())
+    assert {summary(job)["device"]["cuda_visible_devices"] for job in jobs()} == {"0", "1"}
 
 
 def test_a_search_uses_the_devices(two: Path) -> None:
