@@ -7,11 +7,16 @@ import time
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from optrun.artifacts.checkpoint import Snapshot, save_checkpoint
 from optrun.artifacts.retention import Retention, point_best
+from optrun.artifacts.run_dir import RunDir
 from optrun.artifacts.run_manifest import RunManifest
 from optrun.errors import StorageError
+
+if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
 
 _LOOK_SECONDS = 0.2
 
@@ -42,18 +47,36 @@ class Result:
     error: BaseException | None = None
 
 
+class _Kept:
+    """What follows a commit, on the rank that holds the run's lock: older ones go, and the run's manifest is sealed."""
+
+    def __init__(self, manifest: RunManifest, keep_last: int) -> None:
+        self.manifest = manifest
+        self.retention = Retention(manifest.run, keep_last, manifest.whole)
+
+    def take_in(self, folder: Path, order: Order) -> None:
+        self.retention.trust(folder)
+        best = self.retention.whole(order.ranked, order.keep_best)
+        point_best(self.manifest.run, best[0] if best else None)
+        # Sealed without those that go: one that is listed and not there was not deleted by us.
+        self.retention({*best, *order.keep, order.snapshot.global_step}, self.manifest.seal)
+
+
 class AsyncWriter:
     """Writes snapshots; whoever gives an order takes its result.
 
     Args:
-        manifest: Of the run, sealed after each checkpoint; the run's lock is held.
+        manifest: Of the run, sealed after each checkpoint; the run's lock is held. On other ranks than the first the
+            run directory alone: they write their shards and nothing else.
         keep_last: As for `Retention`.
+        saving: As for `save_checkpoint`; only the threads of the writers use it. Each rank gives the same orders in the
+            same succession.
     """
 
-    def __init__(self, manifest: RunManifest, keep_last: int) -> None:
-        self.run = manifest.run
-        self.manifest = manifest
-        self.retention = Retention(manifest.run, keep_last, manifest.whole)
+    def __init__(self, manifest: RunManifest | RunDir, keep_last: int, saving: ProcessGroup | None = None) -> None:
+        self.run = manifest if isinstance(manifest, RunDir) else manifest.run
+        self.saving = saving
+        self._kept = None if isinstance(manifest, RunDir) else _Kept(manifest, keep_last)
         self._thread: threading.Thread | None = None
         self._result: Result | None = None
 
@@ -61,6 +84,11 @@ class AsyncWriter:
     def busy(self) -> bool:
         """Whether an order was given whose result nobody has taken."""
         return self._thread is not None
+
+    @property
+    def ended(self) -> bool:
+        """Whether an order was given that is done, and whose result nobody has taken."""
+        return self._thread is not None and not self._thread.is_alive()
 
     def start(self, order: Order) -> None:
         """Begin to write; the result of the order before must have been taken."""
@@ -88,12 +116,9 @@ class AsyncWriter:
         folder = None
         error: BaseException | None = None
         try:
-            folder = save_checkpoint(self.run, order.snapshot, order.before_commit)
-            self.retention.trust(folder)
-            best = self.retention.whole(order.ranked, order.keep_best)
-            point_best(self.run, best[0] if best else None)
-            # Sealed without those that go: one that is listed and not there was not deleted by us.
-            self.retention({*best, *order.keep, order.snapshot.global_step}, self.manifest.seal)
+            folder = save_checkpoint(self.run, order.snapshot, order.before_commit, self.saving)
+            if self._kept is not None:
+                self._kept.take_in(folder, order)
         except OSError as refused:
             error = StorageError(f"{refused.filename or self.run.checkpoints}: {refused.strerror or refused}.")
         except BaseException as failure:  # carried to the thread that asked, which raises it

@@ -2,14 +2,16 @@
 
 A folder is a checkpoint when its manifest is there and every file agrees with it. That one predicate, `problems`,
 answers for loading, for retention and for `optrun verify`. Only files that the manifest names are ever opened, and the
-manifest may name three, all safetensors or JSON.
+manifest may name three, all safetensors or JSON; of a sharded checkpoint, in place of the two safetensors files, those
+in two folders with a shard of each rank.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+import re
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -19,18 +21,34 @@ from optrun.errors import CheckpointError, ForeignCheckpointError, NewerFormatEr
 
 FORMAT = 2
 """2: says which run it is of. 1: does not; in its first days it had no seal, and sha256 for each tensor."""
+SHARDED_FORMAT = 3
+"""Of a sharded checkpoint: files in folders, world size and mesh. Whole ones stay at 2, which older versions read."""
 _UNSEALED = {"format", "step", "created_at", "files", "tensors"}
 CONTENT = (names.CHECKPOINT_MODEL, names.CHECKPOINT_OPTIMIZER, names.CHECKPOINT_STATE)
 TENSOR_FILES = (names.CHECKPOINT_MODEL, names.CHECKPOINT_OPTIMIZER)
+SHARD_FOLDERS = (names.CHECKPOINT_MODEL_SHARDS, names.CHECKPOINT_OPTIMIZER_SHARDS)
+_SHARD = re.compile(rf"({'|'.join(SHARD_FOLDERS)})/shard-\d{{5}}-model-00001-of-00001\.safetensors")
+"""As `torch.distributed.checkpoint` names them; the number is that of the rank, from 1."""
 _MANIFEST_LIMIT = 32 * 2**20
 _STATE_LIMIT = 256 * 2**20
+
+
+def is_content(name: str) -> bool:
+    """Whether a path inside a checkpoint is one that its manifest may name."""
+    return name in CONTENT or _SHARD.fullmatch(name) is not None
+
+
+def shards(files: Iterable[str], folder: str) -> list[str]:
+    """Those of a checkpoint's files that are shards in one of its folders, by rank."""
+    return sorted(name for name in files if _SHARD.fullmatch(name) and name.startswith(f"{folder}/"))
 
 
 def read_manifest(folder: Path) -> dict[str, Any]:
     """The manifest of a checkpoint.
 
     Returns:
-        As written, with `listed` beside it: file name to size and sha256; `run_id` is None before format 2.
+        As written, with `listed` beside it: file name to size and sha256; `run_id` is None before format 2. `tensors`
+        holds a section for each of `TENSOR_FILES`, or of a sharded checkpoint for each of `SHARD_FOLDERS`.
 
     Raises:
         NewerFormatError: A newer optrun wrote it.
@@ -49,31 +67,49 @@ def read_manifest(folder: Path) -> dict[str, Any]:
         text = path.read_bytes().decode()
         manifest = dict(json.loads(text))
         version = manifest["format"]
-        check_format(path, manifest, FORMAT)
-        if version not in range(1, FORMAT + 1):
-            raise CheckpointError(f"{path}: format {str(version)[:20]}, this optrun reads formats 1 to {FORMAT}.")
+        check_format(path, manifest, SHARDED_FORMAT)
+        if version not in range(1, SHARDED_FORMAT + 1):
+            known = f"formats 1 to {SHARDED_FORMAT}"
+            raise CheckpointError(f"{path}: format {str(version)[:20]}, this optrun reads {known}.")
         unsealed = version == 1 and set(manifest) - {"config_digest"} == _UNSEALED and '"xxh3"' not in text
         if not unsealed and manifest.pop("sha256", None) != seal(manifest):
             raise CheckpointError(f"{path}: its bytes changed since it was written (checksum differs).")
         listed = {str(entry["name"]): (int(entry["size"]), str(entry["sha256"])) for entry in manifest["files"]}
         step = int(manifest["step"])
-        tensors = {str(file): _tensors(manifest["tensors"][file]) for file in TENSOR_FILES}
+        sections = SHARD_FOLDERS if version == SHARDED_FORMAT else TENSOR_FILES
+        sharded = sections is SHARD_FOLDERS
+        tensors = {section: _tensors(manifest["tensors"][section], sharded) for section in sections}
+        strange = _strange_files(manifest, listed)
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise CheckpointError(f"{path}: damaged: {type(error).__name__} while reading it.") from error
-    if set(listed) != set(CONTENT):
-        shown = ", ".join(sorted(listed))[:200]
-        raise CheckpointError(f"{path}: names {shown}; expected {', '.join(CONTENT)}.")
+    if strange is not None:
+        raise CheckpointError(f"{path}: {strange}")
     if listed[names.CHECKPOINT_STATE][0] > _STATE_LIMIT:
         raise CheckpointError(f"{path}: names a {names.CHECKPOINT_STATE} larger than {_STATE_LIMIT:,} bytes.")
     return {**manifest, "listed": listed, "step": step, "tensors": tensors, "run_id": manifest.get("run_id")}
 
 
-def _tensors(section: Any) -> dict[str, dict[str, Any]]:
+def _strange_files(manifest: Mapping[str, Any], listed: Mapping[str, Any]) -> str | None:
+    """What is wrong with the files that a manifest names; None: nothing."""
+    shown = ", ".join(sorted(listed))[:200]
+    if manifest["format"] != SHARDED_FORMAT:
+        return None if set(listed) == set(CONTENT) else f"names {shown}; expected {', '.join(CONTENT)}."
+    ranks = int(manifest["world_size"])
+    files = set(listed) - {names.CHECKPOINT_STATE}
+    if names.CHECKPOINT_STATE not in listed or not all(map(_SHARD.fullmatch, files)):
+        return f"names {shown}; expected {names.CHECKPOINT_STATE} and shards in {' and '.join(SHARD_FOLDERS)}."
+    numbers = {int(name.partition("shard-")[2][:5]) for name in files}
+    if not numbers <= set(range(1, ranks + 1)):
+        return f"names a shard of rank {max(numbers) - 1}, of {ranks} ranks."
+    return None
+
+
+def _tensors(section: Any, sharded: bool) -> dict[str, dict[str, Any]]:
     return {
         str(name): {
             "dtype": str(e["dtype"]),
             "shape": [int(size) for size in e["shape"]],
-            "xxh3": None if "sha256" in e else str(e["xxh3"]),  # the file's own checksum stands for it then
+            "xxh3": None if sharded or "sha256" in e else str(e["xxh3"]),  # the files' own checksums stand for it then
         }
         for name, e in section.items()
     }
@@ -109,12 +145,13 @@ def refuse_foreign(folder: Path, run_id: str | None) -> None:
         raise ForeignCheckpointError(f"{folder}: of another run ({str(own)[:12]}), not of the one it lies in.")
 
 
-def problems(folder: Path, run_id: str | None = None) -> list[str]:
+def problems(folder: Path, run_id: str | None = None, share: tuple[int, int] = (0, 1)) -> list[str]:
     """What is wrong with a checkpoint, file by file; an empty list means it is whole.
 
     Args:
         folder: The checkpoint.
         run_id: Of the run it lies in, as for `refuse_foreign`.
+        share: Read the files of one of several readers alone: its number from 0, and how many there are.
     """
     try:
         refuse_foreign(folder, run_id)
@@ -123,7 +160,10 @@ def problems(folder: Path, run_id: str | None = None) -> list[str]:
         named = parse_step(folder.name)
         if named is not None and named != manifest["step"]:
             found.append(f"{folder}: the folder says step {named}, its manifest step {manifest['step']}.")
-        for name, (size, checksum) in manifest["listed"].items():
+        found += _strange_shards(folder, manifest["listed"])
+        reader, readers = share
+        largest_first = sorted(manifest["listed"].items(), key=lambda entry: (-entry[1][0], entry[0]))
+        for name, (size, checksum) in largest_first[reader::readers]:
             problem = file_problem(folder / name, size, checksum)
             if problem is not None:
                 found.append(problem)
@@ -131,6 +171,22 @@ def problems(folder: Path, run_id: str | None = None) -> list[str]:
         return [str(error)]
     except OSError as error:
         return [f"{error.filename or folder}: cannot be read: {error.strerror or error}."]
+    return found
+
+
+def _strange_shards(folder: Path, listed: Mapping[str, Any]) -> list[str]:
+    """Links in place of folders, and shards that the manifest does not name: other readers take all that lie there."""
+    found = []
+    for name in SHARD_FOLDERS if any(map(_SHARD.fullmatch, listed)) else ():
+        if (folder / name).is_symlink():
+            found.append(f"{folder / name}: a link: what lies outside of a checkpoint is not read.")
+        elif (folder / name).is_dir():
+            strange = [path for path in (folder / name).iterdir() if f"{name}/{path.name}" not in listed]
+            found += [
+                f"{path}: a shard of another save: the manifest does not name it."
+                for path in sorted(strange)
+                if path.name.endswith(".safetensors")
+            ]
     return found
 
 
@@ -151,8 +207,13 @@ def file_problem(path: Path, size: int, checksum: str) -> str | None:
 
 def foreign_files(folder: Path) -> list[Path]:
     """What lies in a checkpoint and is none of its files: never opened."""
-    own = {*CONTENT, names.CHECKPOINT_MANIFEST}
-    return sorted(path for path in folder.iterdir() if path.name not in own)
+    found = []
+    for path in folder.iterdir():
+        if path.name in SHARD_FOLDERS and path.is_dir() and not path.is_symlink():
+            found += [inner for inner in path.iterdir() if not is_content(f"{path.name}/{inner.name}")]
+        elif path.name not in (*CONTENT, names.CHECKPOINT_MANIFEST):
+            found.append(path)
+    return sorted(found)
 
 
 def seal(manifest: Mapping[str, Any]) -> str:
@@ -187,6 +248,7 @@ def make_manifest(
     tensors: Mapping[str, Any],
     digest: str,
     run_id: str | None = None,
+    ranks: Mapping[str, Any] | None = None,
 ) -> bytes:
     """The text of a manifest.
 
@@ -194,19 +256,21 @@ def make_manifest(
         global_step: Optimizer steps done.
         created_at: ISO 8601, UTC.
         files: Name to size and sha256.
-        tensors: Name of a tensor file to its tensors.
+        tensors: Section, one of `TENSOR_FILES` or of `SHARD_FOLDERS`, to its tensors.
         digest: Of the configuration.
         run_id: Of the run.
+        ranks: Of a sharded checkpoint: `world_size` and `mesh`.
 
     Raises:
         ValueError: It would be larger than what is read again.
     """
     manifest = {
-        "format": FORMAT,
+        "format": FORMAT if ranks is None else SHARDED_FORMAT,
         "run_id": run_id,
         "step": global_step,
         "created_at": created_at,
         "config_digest": digest,
+        **(ranks or {}),
         "files": [{"name": name, "size": size, "sha256": sha256} for name, (size, sha256) in files.items()],
         "tensors": tensors,
     }

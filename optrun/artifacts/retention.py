@@ -7,14 +7,14 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Iterator
 from itertools import islice
 from pathlib import Path
 
 from optrun.artifacts.atomic import DOOMED, remove_folder, replace_text
 from optrun.artifacts.checkpoint import REPLACED, TEMPORARY
 from optrun.artifacts.identity import run_id_of
-from optrun.artifacts.manifest import problems, refuse_newer_format
+from optrun.artifacts.manifest import SHARD_FOLDERS, problems, refuse_newer_format
 from optrun.artifacts.run_dir import RunDir, checkpoint_folders, parse_step, step_name
 
 _OURS = re.compile(
@@ -146,10 +146,17 @@ class Retention:
 def _signature(folder: Path) -> str:
     """Changes when a file does; as text, since the run's manifest remembers it for the next start."""
     found = []
-    for path in sorted(folder.iterdir()):
+    for path in sorted(_entries(folder)):
         known = path.lstat()
-        found.append((path.name, known.st_size, known.st_mtime_ns, known.st_ino))
+        found.append((path.relative_to(folder).as_posix(), known.st_size, known.st_mtime_ns, known.st_ino))
     return hashlib.sha256(repr(found).encode()).hexdigest()[:16]
+
+
+def _entries(folder: Path) -> Iterator[Path]:
+    for path in folder.iterdir():
+        yield path
+        if path.name in SHARD_FOLDERS and path.is_dir() and not path.is_symlink():
+            yield from path.iterdir()
 
 
 def point_best(run: RunDir, global_step: int | None) -> None:

@@ -22,9 +22,11 @@ MANIFEST = "run_manifest.json"
 HYDRA = ".hydra"
 EXTRA = "extra"
 
-# Inside one checkpoint, `checkpoints/step-00000100/`.
+# Inside one checkpoint, `checkpoints/step-00000100/`; weights and optimizer state in a file each, or in shards.
 CHECKPOINT_MODEL = "model.safetensors"
 CHECKPOINT_OPTIMIZER = "optimizer.safetensors"
+CHECKPOINT_MODEL_SHARDS = "model"
+CHECKPOINT_OPTIMIZER_SHARDS = "optimizer"
 CHECKPOINT_STATE = "state.json"
 CHECKPOINT_MANIFEST = "manifest.json"
 BEST = "best"

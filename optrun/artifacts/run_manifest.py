@@ -25,7 +25,7 @@ from typing import Any
 from optrun.artifacts import run_dir as names
 from optrun.artifacts.atomic import replace_bytes, replace_text, sync_folder
 from optrun.artifacts.lock import RunLock
-from optrun.artifacts.manifest import CONTENT, check_format, seal
+from optrun.artifacts.manifest import check_format, is_content, seal
 from optrun.artifacts.run_dir import RunDir, parse_step
 from optrun.errors import CheckpointError, LockedError, NewerFormatError, StorageError
 
@@ -159,10 +159,17 @@ def files_of(run: RunDir) -> dict[str, Path]:
         links = [name for name in folders if Path(folder, name).is_symlink()]
         for name in (*files, *links):
             path = Path(folder, name)
-            of_checkpoint = path.parent.parent == run.checkpoints and parse_step(path.parent.name) is not None
-            if path != run.manifest and not (of_checkpoint and name in CONTENT):
+            if path != run.manifest and not _is_covered(run, path):
                 found[path.relative_to(run.path).as_posix()] = path
     return dict(sorted(found.items()))
+
+
+def _is_covered(run: RunDir, path: Path) -> bool:
+    """Whether the manifest of a checkpoint names a file."""
+    if not path.is_relative_to(run.checkpoints):
+        return False
+    checkpoint, _, name = path.relative_to(run.checkpoints).as_posix().partition("/")
+    return parse_step(checkpoint) is not None and is_content(name)
 
 
 class RunManifest:

@@ -19,6 +19,7 @@ import torch
 import xxhash
 from safetensors import SafetensorError
 from safetensors.torch import load_file
+from torch.distributed.tensor import DTensor
 
 from optrun.artifacts.atomic import Output
 from optrun.errors import CheckpointError
@@ -57,14 +58,20 @@ class Written:
     """Name to `dtype`, `shape` and `xxh3`."""
 
 
+def local_part(tensor: torch.Tensor) -> torch.Tensor:
+    """What this rank holds of a tensor, a reference: all of it, unless it is divided among ranks."""
+    tensor = tensor.detach()
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+
+
 def tensor_bytes(tensor: torch.Tensor) -> memoryview:
     """A tensor's bytes, row by row; of one on the CPU that is contiguous they are not copied."""
-    flat = tensor.detach().to("cpu").contiguous().reshape(-1)
+    flat = local_part(tensor).to("cpu").contiguous().reshape(-1)
     return flat.view(torch.uint8).numpy().data if flat.numel() else memoryview(b"")
 
 
 def tensor_digest(tensor: torch.Tensor) -> str:
-    """xxh3 of 128 bits over a tensor's bytes, row by row; hexadecimal.
+    """xxh3 of 128 bits over a tensor's bytes, row by row, those that this rank holds; hexadecimal.
 
     The file around it has a sha256; this one is for looking at tensors one by one, in memory too, and costs a tenth.
     """
@@ -76,24 +83,30 @@ def describe(tensor: torch.Tensor) -> dict[str, Any]:
     return {"dtype": str(tensor.dtype).removeprefix("torch."), "shape": list(tensor.shape)}
 
 
-def write_tensors(path: Path, tensors: Mapping[str, torch.Tensor]) -> Written:
+def write_tensors(
+    path: Path, tensors: Mapping[str, torch.Tensor], metadata: Mapping[str, str] | None = None
+) -> Written:
     """Write a new file and flush it to the disk.
 
     Args:
         path: Where nothing is yet.
         tensors: On any device.
+        metadata: For the header, in addition.
 
     Raises:
         OSError: The disk refused.
         TypeError: A dtype that the format does not have; the tensor is named.
+        ValueError: This rank holds a part of a tensor alone.
     """
     ordered = sorted(tensors, key=lambda name: (-tensors[name].element_size(), name))  # keeps every tensor aligned
-    header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
+    header: dict[str, Any] = {"__metadata__": {"format": "pt", **(metadata or {})}}
     offset = 0
     for name in ordered:
         tensor = tensors[name]
         if tensor.dtype not in _DTYPES:
             raise TypeError(f"{name}: a tensor of {tensor.dtype} cannot be saved.")
+        if local_part(tensor).shape != tensor.shape:
+            raise ValueError(f"{name}: divided among ranks: all of them have to save together.")
         size = tensor.numel() * tensor.element_size()
         header[name] = {
             "dtype": _DTYPES[tensor.dtype],
@@ -189,10 +202,11 @@ def first_not_finite(tensors: Mapping[str, torch.Tensor], *, infinite: bool = Tr
     """The first floating tensor with a NaN or an infinity in it, or None.
 
     Args:
-        tensors: By name.
+        tensors: By name; of those divided among ranks, what this one holds is looked at.
         infinite: Whether infinities count; NaN always does.
     """
-    for name, tensor in tensors.items():
+    for name, whole in tensors.items():
+        tensor = local_part(whole)
         if not tensor.is_floating_point() or tensor.numel() == 0:
             continue
         values = tensor if tensor.element_size() > 1 else tensor.float()

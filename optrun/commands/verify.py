@@ -92,7 +92,7 @@ def _verify(path: str) -> int:
             for stranger in report.foreign:
                 table.add_row(
                     "",
-                    Text(printable(stranger.name)),
+                    Text(printable(stranger.relative_to(folder).as_posix())),
                     "",
                     "",
                     Text("not of the checkpoint; never read", style="yellow"),
@@ -114,8 +114,8 @@ def _verify(path: str) -> int:
 class _File:
     """File of a checkpoint, with its size and whether it is damaged."""
 
-    def __init__(self, path: Path, tensors: int | None, damaged: bool) -> None:
-        self.name = path.name
+    def __init__(self, path: Path, tensors: int | None, damaged: bool, name: str | None = None) -> None:
+        self.name = name or path.name
         self.size = path.stat().st_size if path.is_file() else 0
         self.tensors = tensors
         self.damaged = damaged
@@ -151,10 +151,10 @@ def examine(folder: Path, run_id: str | None = None) -> Report:
         report.files = [_File(folder / name, None, True) for name in (names.CHECKPOINT_MANIFEST, *CONTENT)]
         return report
     report.files.append(_File(folder / names.CHECKPOINT_MANIFEST, None, False))
-    for name in CONTENT:
+    for name, known in manifest["listed"].items():
         path, tensors = folder / name, manifest["tensors"].get(name)
-        damaged = file_problem(path, *manifest["listed"][name]) is not None
+        damaged = file_problem(path, *known) is not None
         if name in TENSOR_FILES and path.is_file() and not path.is_symlink():
             report.problems += damaged_tensors(path, tensors)
-        report.files.append(_File(path, None if tensors is None else len(tensors), damaged))
+        report.files.append(_File(path, None if tensors is None else len(tensors), damaged, name))
     return report

@@ -95,12 +95,28 @@ class EpochPlan:
                 ]
             step = (epoch + 1) * self.steps_per_epoch
 
-    def sizes(self, step: int) -> list[int]:
-        """Examples of each micro-batch of a step."""
+    def micro_batches(self, step: int) -> int:
+        """Count the micro-batches of a step; the last step of an epoch may have fewer than others."""
         _, position = self.locate(step)
-        first = position * self.accumulation * self.batch_size
-        last = min(first + self.accumulation * self.batch_size, self.examples)
-        return [min(self.batch_size, last - begin) for begin in range(first, last, self.batch_size)]
+        return min(self.accumulation, self.micro_batches_per_epoch - position * self.accumulation)
+
+
+def share_of(count: int, rank: int, ranks: int) -> list[int]:
+    """Divide the micro-batches of a step, or the batches of an evaluation, among ranks.
+
+    Every rank has as many, since a forward pass under FSDP takes all of them. Numbers from `count` on stand for no
+    micro-batch: what is run there counts nothing.
+
+    Args:
+        count: How many there are.
+        rank: Whose share.
+        ranks: How many ranks.
+
+    Example:
+        >>> share_of(6, rank=0, ranks=4), share_of(6, rank=3, ranks=4)
+        ([0, 4], [3, 7])
+    """
+    return list(range(rank, -(-count // ranks) * ranks, ranks))
 
 
 class _Keyed(Dataset[Example]):
@@ -148,26 +164,42 @@ class BatchLoader:
             generator=torch.Generator().manual_seed(self.seed),
         )
 
-    def training(self, plan: EpochPlan, start: int) -> Generator[list[Batch]]:
-        """Micro-batches of each optimizer step from number `start` on, without end; closing it ends the workers."""
-        micro_batches = (keys for step in plan.steps(start) for keys in step)
+    def training(self, plan: EpochPlan, start: int, rank: int = 0, ranks: int = 1) -> Generator[list[Batch]]:
+        """Micro-batches of each optimizer step, without end; closing it ends the workers.
+
+        Args:
+            plan: Which examples each step sees.
+            start: Number of the first step.
+            rank: Whose share of each step, as `share_of` divides it; where it has none, another micro-batch stands in.
+            ranks: How many ranks there are.
+        """
+        micro_batches = (
+            keys[number % len(keys)] for keys in plan.steps(start) for number in share_of(len(keys), rank, ranks)
+        )
         batches = iter(self._loader(_Stream(micro_batches), "example"))
         step = start
         try:
             while True:
-                yield [next(batches) for _ in plan.sizes(step)]
+                yield [next(batches) for _ in share_of(plan.micro_batches(step), rank, ranks)]
                 step += 1
         finally:
             del batches
 
-    def evaluation(self, batch_size: int) -> Iterator[Batch]:
-        """All examples once, in order; their randomness is the same at every call."""
+    def evaluation(self, batch_size: int, rank: int = 0, ranks: int = 1) -> Iterator[Batch]:
+        """All examples once, in order; their randomness is the same at every call.
+
+        Args:
+            batch_size: Examples of a batch.
+            rank: Whose share of the batches, as `share_of` divides it; where it has none, another one stands in.
+            ranks: How many ranks there are.
+        """
         count = len(self.examples)
         keys = [
             [(0, index) for index in range(begin, min(begin + batch_size, count))]
             for begin in range(0, count, batch_size)
         ]
-        yield from self._loader(keys, "evaluation")
+        own = [keys[number % len(keys)] for number in share_of(len(keys), rank, ranks)]
+        yield from self._loader(own, "evaluation")
 
 
 def _ignore_stop_signals(_: int) -> None:

@@ -68,9 +68,9 @@ class World:
         import torch.distributed as dist
 
         own = torch.tensor(values, dtype=torch.float64)
-        every = torch.empty(self.size, len(values), dtype=torch.float64)
-        dist.all_gather_into_tensor(every, own, group=self.control)
-        return [[float(value) for value in row] for row in every.tolist()]
+        every = [torch.empty_like(own) for _ in range(self.size)]
+        dist.all_gather(every, own, group=self.control)
+        return [row.tolist() for row in every]
 
     def gather_objects(self, value: Any) -> list[Any]:
         """Each rank's object, by rank, on every rank."""
@@ -81,6 +81,11 @@ class World:
         every: list[Any] = [None] * self.size
         dist.all_gather_object(every, value, group=self.control)
         return every
+
+    def merge_names(self, *lists: list[str]) -> list[list[str]]:
+        """Merge lists of names over ranks: what any rank has, each once, in the order of the first that has it."""
+        every = self.gather_objects(lists)
+        return [list(dict.fromkeys(name for own in every for name in own[at])) for at in range(len(lists))]
 
     def broadcast(self, value: Any) -> Any:
         """What rank 0 has, on every rank."""

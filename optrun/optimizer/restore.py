@@ -1,7 +1,7 @@
-"""Loading a torch state dict by parameter name, dtypes kept.
+"""Give parameters their saved state by name, dtypes kept and sharded as they are; read it from a torch state dict.
 
 `torch.optim.Optimizer.load_state_dict` maps by position and turns float32 moments of a bfloat16 parameter into
-bfloat16; this reads the same layout and does neither.
+bfloat16; this reads the same layout and does neither. Files have a layout of their own, see `state.py`.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.optim import Optimizer
 
 from optrun.errors import did_you_mean
@@ -68,6 +69,22 @@ def refuse_foreign(name: str, param: Tensor, value: Tensor, key: str) -> None:
         )
 
 
+def refuse_other_sharding(name: str, param: Tensor, value: Tensor, key: str) -> None:
+    """Raise where a state tensor lies on other ranks than its parameter.
+
+    Raises:
+        ValueError: Naming parameter, key and both placements.
+    """
+    if not isinstance(value, DTensor):
+        return
+    here = (param.device_mesh, param.placements) if isinstance(param, DTensor) else None
+    if here is None or (value.shape == param.shape and here != (value.device_mesh, value.placements)):
+        raise ValueError(
+            f"state {key!r} of parameter {name!r} is sharded as {value.placements}, the parameter "
+            f"{'is whole' if here is None else f'as {here[1]}'}: give the whole tensor, full_tensor()."
+        )
+
+
 def refuse_other_state(
     optimizer: Optimizer, group: Mapping[str, Any], name: str, param: Tensor, entries: Mapping[str, Any]
 ) -> None:
@@ -98,14 +115,41 @@ def refuse_other_state(
         )
 
 
+def restored_state(
+    optimizer: Optimizer, groups: Sequence[Mapping[str, Any]], saved: Mapping[str, Mapping[str, Any]]
+) -> dict[Tensor, dict[str, Any]]:
+    """State by parameter as the optimizer should hold it; the one way in, from a state dict and from files.
+
+    Args:
+        optimizer: Says what it keeps; nothing of it is changed.
+        groups: Its parameters with the options that will be in force.
+        saved: By parameter name; a parameter that was never stepped is missing.
+
+    Raises:
+        ValueError: For what is not of the parameter's shape, or not what its optimizer keeps.
+    """
+    state = {}
+    for index, group in enumerate(groups):
+        for name, param in zip(names_of(group, index), group["params"], strict=True):
+            if name not in saved:
+                continue
+            for key, value in saved[name].items():
+                if isinstance(value, Tensor):
+                    refuse_other_sharding(name, param, value, str(key))
+            refuse_other_state(optimizer, group, name, param, saved[name])
+            state[param] = {key: placed(value, param, group, str(key)) for key, value in saved[name].items()}
+    return state
+
+
 def placed(value: Any, param: Tensor, group: Mapping[str, Any], key: str) -> Any:
-    """A copy of one state value where its parameter lives, in its own dtype.
+    """A copy of one state value where its parameter lives, in its own dtype and with the parameter's sharding.
 
     `step` stays on the CPU, where torch keeps it, unless the group runs fused or captured.
     """
     if isinstance(value, Tensor):
         on_device = key != "step" or group.get("fused") or group.get("capturable")
-        return value.detach().to(device=param.device if on_device else torch.device("cpu"), copy=True)
+        piece = sharded_like(value.detach(), param)
+        return piece.to(device=param.device if on_device else torch.device("cpu"), copy=True)
     if isinstance(value, dict):
         return {inner: placed(entry, param, group, str(inner)) for inner, entry in value.items()}
     if isinstance(value, (list, tuple)):
@@ -115,6 +159,19 @@ def placed(value: Any, param: Tensor, group: Mapping[str, Any], key: str) -> Any
     if is_helper(value):
         return new_helper(type(value).__name__, placed(vars(value), param, group, key))
     return deepcopy(value)
+
+
+def sharded_like(value: Tensor, param: Tensor) -> Tensor:
+    """Cut a tensor of a parameter's shape as the parameter is sharded; every other tensor comes back as it is.
+
+    Args:
+        value: Whole, the same on every rank, of which each keeps its piece without communication; or a DTensor with the
+            parameter's placements already.
+        param: Says mesh and placements, if it has any.
+    """
+    if isinstance(param, DTensor) and value.shape == param.shape:
+        return distribute_tensor(value, param.device_mesh, param.placements, src_data_rank=None)
+    return value
 
 
 def restored(
@@ -144,7 +201,7 @@ def restored(
     saved_groups = state_dict["param_groups"]
     own_names = [names_of(group, index) for index, group in enumerate(optimizer.param_groups)]
     sources = _sources(optimizer, own_names, saved_groups)
-    state: defaultdict[Tensor, Any] = defaultdict(dict)
+    saved = {name: state_dict["state"][key] for name, (_, key) in sources.items() if key in state_dict["state"]}
     groups: list[dict[str, Any]] = []
     for own_group, names in zip(optimizer.param_groups, own_names, strict=True):
         saved_group = saved_groups[_only_group(names, sources)]
@@ -153,19 +210,16 @@ def restored(
                 f"the group of {names[0]!r} was stepped by {saved_group.get('optimizer')}, "
                 f"now by {own_group.get('optimizer')}."
             )
-        groups.append(_restored_group(own_group, saved_group))
         for name, param in zip(names, own_group["params"], strict=True):
-            entries = state_dict["state"].get(sources[name][1])
-            if entries is None:
-                continue
-            for key, value in entries.items():
+            for key, value in saved.get(name, {}).items():
                 if isinstance(value, Tensor):
                     refuse_foreign(name, param, value, str(key))
-            refuse_other_state(optimizer, groups[-1], name, param, entries)
-            state[param] = {key: placed(value, param, own_group, str(key)) for key, value in entries.items()}
-        if "step" not in saved_group:  # torch counts for each parameter alone
-            steps = [int(state[param]["step"]) for param in own_group["params"] if "step" in state.get(param, ())]
-            groups[-1]["step"] = max(steps, default=0)
+        groups.append(_restored_group(own_group, saved_group))
+    state = defaultdict[Tensor, Any](dict, restored_state(optimizer, groups, saved))
+    for group, names in zip(groups, own_names, strict=True):
+        if "step" not in saved_groups[_only_group(names, sources)]:  # torch counts for each parameter alone
+            steps = [int(state[param]["step"]) for param in group["params"] if "step" in state.get(param, ())]
+            group["step"] = max(steps, default=0)
     return state, groups
 
 

@@ -13,7 +13,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.optim import Optimizer
 
 from optrun.errors import refuse_newer
@@ -21,7 +20,7 @@ from optrun.optimizer.averaged import averages
 from optrun.optimizer.base import NamedOptimizer
 from optrun.optimizer.groups import DESCRIPTIVE_KEYS
 from optrun.optimizer.library import is_helper, new_helper
-from optrun.optimizer.restore import placed, refuse_difference, refuse_other_state
+from optrun.optimizer.restore import placed, refuse_difference, restored_state, sharded_like
 
 FORMAT = 1
 
@@ -92,7 +91,8 @@ def load_named_state(optimizer: Optimizer, tensors: Mapping[str, Tensor], meta: 
 
     Args:
         optimizer: Built with named parameters, of the class the state was saved from.
-        tensors: Whole tensors; a sharded parameter takes its piece.
+        tensors: Whole tensors, of which a sharded parameter takes its piece without communication; or DTensors that are
+            sharded as their parameters.
         meta: What came with them.
 
     Raises:
@@ -113,15 +113,11 @@ def load_named_state(optimizer: Optimizer, tensors: Mapping[str, Tensor], meta: 
                 f"the optimizer's has {tuple(param.shape)}."
             )
     unused = set(tensors)
-    loaded: dict[Any, Any] = {}
-    own_groups = {name: group for group in optimizer.param_groups for name in group["param_names"]}
-    for name, entries in meta["state"].items():
-        param = params[name]
-        refuse_other_state(optimizer, own_groups[name], name, param, entries)
-        values = {key: _unpacked(value, tensors, unused) for key, value in entries.items()}
-        loaded[param] = {
-            key: _sharded(placed(value, param, own_groups[name], key), param) for key, value in values.items()
-        }
+    saved = {
+        name: {key: _unpacked(value, tensors, unused) for key, value in entries.items()}
+        for name, entries in meta["state"].items()
+    }
+    loaded: dict[Any, Any] = {**restored_state(optimizer, optimizer.param_groups, saved)}
     for key, value in meta["shared"]:
         loaded[key] = placed(_unpacked(value, tensors, unused), next(iter(params.values())), {}, str(key))
     counters = _counters(optimizer, meta, tensors, unused)
@@ -148,7 +144,7 @@ def load_named_state(optimizer: Optimizer, tensors: Mapping[str, Tensor], meta: 
         group.update(values)
     with torch.no_grad():
         for name, value in trained.items():
-            params[name].copy_(_sharded(value.to(params[name].device), params[name]))
+            params[name].copy_(sharded_like(value, params[name]).to(params[name].device))
 
 
 def group_differences(optimizer: Optimizer, meta: Mapping[str, Any]) -> list[str]:
@@ -327,13 +323,6 @@ def _unpacked(value: Any, tensors: Mapping[str, Tensor], unused: set[str]) -> An
         return new_helper(content[0], _unpacked(content[1], tensors, unused))
     entries = [_unpacked(entry, tensors, unused) for entry in content]
     return entries if kind == "list" else tuple(entries)
-
-
-def _sharded(value: Any, param: Tensor) -> Any:
-    whole = isinstance(value, Tensor) and not isinstance(value, DTensor)
-    if isinstance(param, DTensor) and whole and value.shape == param.shape:
-        return distribute_tensor(value, param.device_mesh, param.placements)
-    return value
 
 
 def _plain(value: Any) -> Any:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from torch import Tensor, nn
 
 from optrun.errors import ConfigError
-from optrun.param_groups.roles import EMBEDDING, HEAD, MATRIX
+from optrun.param_groups.roles import EMBEDDING, HEAD, MATRIX, roles_of
 from optrun.param_groups.stacks import Stack, find_stacks
 from optrun.param_groups.tree import Node, tree_of
 
@@ -287,3 +287,9 @@ def _embedding_place(towers: list[_Tower]) -> Place:
 def _head_place(towers: list[_Tower]) -> Place:
     depth = max(tower.stack.depth for tower in towers)
     return Place(depth + 1, depth, label_of(depth + 1, depth), ABOVE)
+
+
+def block_paths(model: nn.Module) -> list[str]:
+    """Dotted names of the modules that are a model's blocks, in its order; none where it has no stack of them."""
+    stacks = find_stacks(tree_of(dict(model.named_parameters()), roles_of(model), model))
+    return [path for stack in stacks for path in stack.blocks]

@@ -17,12 +17,15 @@ from optrun.artifacts.metadata import CheckpointMetadata
 from optrun.artifacts.provenance import config_digest
 from optrun.clip import build_clip
 from optrun.config.request import Request
+from optrun.config.schema.distributed import FsdpConfig
 from optrun.config.schema.run import RunConfig
 from optrun.data.loader import BatchLoader, EpochPlan, ExampleSource
+from optrun.distributed.shard import distribute
+from optrun.distributed.world import ALONE, World
 from optrun.errors import ConfigError, OptrunError, nearest
 from optrun.optimizer.averaged import evaluation_weights
 from optrun.optimizer.build import build_optimizer
-from optrun.param_groups import build_param_groups
+from optrun.param_groups import block_paths, build_param_groups
 from optrun.registry.origins import records, require
 from optrun.runner.prepare import Prepared
 from optrun.runner.resume.config_diff import changes_since, table
@@ -67,6 +70,7 @@ def assemble(
     snapshot: Snapshot | None,
     device: torch.device,
     started_from: Path | None = None,
+    world: World = ALONE,
 ) -> Assembled:
     """Build everything that trains, standing where the snapshot says.
 
@@ -76,6 +80,7 @@ def assemble(
         snapshot: Of the checkpoint to go on from; None: from the start.
         device: Where to train.
         started_from: Folder that relative paths of the snapshot's configuration start from; None: the current one.
+        world: The ranks that share the run.
 
     Raises:
         ConfigError: Options that do not fit the task or the model.
@@ -83,11 +88,13 @@ def assemble(
     """
     config, values = request.config, request.values
     task = prepared.task
-    model = prepared.model.to(device)
+    model = prepared.model
+    if not isinstance(config.distributed, FsdpConfig):
+        model = model.to(device)
     plan = EpochPlan(
         examples=len(task.train),
         batch_size=config.training.per_device_train_batch_size,
-        accumulation=config.training.gradient_accumulation_steps,
+        accumulation=config.training.micro_batches(world.size),
         seed=config.seed,
         lengths=_lengths(config, task),
     )
@@ -123,7 +130,7 @@ def assemble(
     if not len(task.eval):
         _refuse_without_evaluation(config)
     notes += [note for note in [rank_by(state, ranking)] if note is not None]
-    train_step = _train_step(config, model, task, device, total)
+    train_step = _train_step(config, model, task, device, total, world)
     default_lr = config.default_lr_note() if snapshot is None else None
     notes += [note for note in [default_lr, warmup_note(config.scheduler, total)] if note is not None]
     if train_step.scheduler.metric is not None:
@@ -207,7 +214,9 @@ def _lengths(config: RunConfig, task: Task) -> np.ndarray | None:
     return lengths
 
 
-def _train_step(config: RunConfig, model: PreTrainedModel, task: Task, device: torch.device, total: int) -> TrainStep:
+def _train_step(
+    config: RunConfig, model: PreTrainedModel, task: Task, device: torch.device, total: int, world: World
+) -> TrainStep:
     if config.training.gradient_checkpointing:
         options = {"use_reentrant": False}
         if hasattr(model, "activation_checkpointing_enable"):  # its name from transformers 5.2x on
@@ -218,12 +227,17 @@ def _train_step(config: RunConfig, model: PreTrainedModel, task: Task, device: t
     model.train()
     weight_decay = getattr(config.optimizer, "weight_decay", None)
     groups = build_param_groups(model, config.param_groups, lr=config.lr, weight_decay=weight_decay)
+    forward, gradient_sync = distribute(model, config.distributed, world, device, block_paths(model))
+    params = dict(model.named_parameters())  # the same, or the shards that took their place
+    for group in groups:
+        group["params"] = [(name, params[name]) for name, _ in group["params"]]
     try:
         optimizer = build_optimizer(config.optimizer, groups, lr=config.lr)
         scheduler = build_scheduler(optimizer, config.scheduler, num_training_steps=total)
     except (TypeError, ValueError) as error:
         raise error if isinstance(error, OptrunError) else ConfigError(str(error)) from error
-    forward = cast("torch.nn.Module", torch.compile(model)) if config.training.compile else model
+    if config.training.compile:
+        forward = cast("torch.nn.Module", torch.compile(forward))
     return TrainStep(
         forward,
         optimizer,
@@ -233,6 +247,10 @@ def _train_step(config: RunConfig, model: PreTrainedModel, task: Task, device: t
         device,
         config.training.precision.value,
         task.loss,
+        seed=config.seed,
+        sizes=task.sizes,
+        world=world,
+        gradient_sync=gradient_sync,
     )
 
 

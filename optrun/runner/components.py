@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from optrun.artifacts.checkpoint import Snapshot
+from optrun.distributed.shard import is_sharded
 from optrun.runner.assemble import Assembled
 from optrun.runner.callbacks import build_callbacks
 from optrun.runner.resume.restore import go_back, stop_request
@@ -13,7 +14,7 @@ from optrun.runner.session import Session
 from optrun.runner.snapshot import Snapshots
 from optrun.tracking import Tracker, build_tracker
 from optrun.training.callback import Callback, TrainingContext
-from optrun.training.checkpointing import CheckpointManager
+from optrun.training.checkpointing import Bystander, CheckpointManager
 from optrun.training.display import DisplayCallback
 from optrun.training.divergence import Divergence
 from optrun.training.early_stopping import EarlyStopping
@@ -21,6 +22,7 @@ from optrun.training.evaluate import Evaluator
 from optrun.training.hooks import Hooks
 from optrun.training.loop import Loop
 from optrun.training.metrics_log import MetricsLogger, storage_policy
+from optrun.training.setup import TrainingSetup
 from optrun.training.state import RandomStates, TrainState
 
 
@@ -57,27 +59,14 @@ def build_loop(session: Session, assembled: Assembled, snapshot: Snapshot | None
         OptrunError: A callback raised while its state was loaded.
     """
     config, run, setup, note = session.config, session.run, assembled.setup, session.display.note
-    refused = storage_policy(config.checkpoint.on_storage_error, note)
-    metrics_log = MetricsLogger(session.manifest, refused)
-    tracker = build_tracker(
-        config.tracking,
-        run.path,
-        config.run_name,
-        session.summary.flat_config(),
-        start=setup.state.global_step,
-        note=note,
-    )
-    # A line is on the disk before anybody else hears of it. With several ranks, those here that write are rank 0's.
-    components: list[Callback] = [
-        metrics_log,
-        DisplayCallback(session.display),
-        TrackerCallback(tracker),
-        session.summary.as_callback(refused),
-    ]
-    if config.training.early_stopping_patience is not None:
+    world = setup.train_step.world
+    metrics_log = MetricsLogger(session.manifest, storage_policy(config.checkpoint.on_storage_error, note))
+    components = _writers(session, setup, metrics_log) if world.is_main else []
+    if config.training.early_stopping_patience is not None:  # every rank comes to the same verdict
         components.append(EarlyStopping(config.training, setup.ranking))
     training = TrainingContext(setup, run, note, session.summary.command)
-    hooks = Hooks(training, components, build_callbacks(config.callbacks))
+    callbacks = build_callbacks(config.callbacks) if world.is_main else {}
+    hooks = Hooks(training, components, callbacks, may_request=bool(config.callbacks))
     if snapshot is not None:
         hooks.load_state_dict(snapshot.metadata.callbacks or {}, assembled.stop)
     snapshots = Snapshots(
@@ -94,18 +83,19 @@ def build_loop(session: Session, assembled: Assembled, snapshot: Snapshot | None
         return snapshots(random.packed(), hooks.state_dict(), stop)
 
     def restore(step: int) -> TrainState:
-        state, saved = go_back(run, step, config.checkpoint.save_steps, setup)
+        state, saved = go_back(run, step, config.checkpoint.save_steps, setup, world)
         same = saved.config_digest == assembled.constants.config_digest  # else the request was answered already
         hooks.load_state_dict(saved.callbacks or {}, stop_request(saved, {}) if same else None)
         return state
 
-    checkpoints = CheckpointManager(
+    checkpoints = (CheckpointManager if world.is_main or is_sharded(setup.model) else Bystander)(
         manifest=session.manifest,
         config=config.checkpoint,
         setup=setup,
         snapshot=take,
         sync=metrics_log.sync,
         note=note,
+        saving=world.saving if is_sharded(setup.model) and world.size > 1 else None,
     )
     return Loop(
         setup,
@@ -117,3 +107,22 @@ def build_loop(session: Session, assembled: Assembled, snapshot: Snapshot | None
         stop_at=stop_at,
         started=session.started,
     )
+
+
+def _writers(session: Session, setup: TrainingSetup, metrics_log: MetricsLogger) -> list[Callback]:
+    """What writes or shows each line; a line is on the disk before anybody else hears of it."""
+    config, note = session.config, session.display.note
+    tracker = build_tracker(
+        config.tracking,
+        session.run.path,
+        config.run_name,
+        session.summary.flat_config(),
+        start=setup.state.global_step,
+        note=note,
+    )
+    return [
+        metrics_log,
+        DisplayCallback(session.display),
+        TrackerCallback(tracker),
+        session.summary.as_callback(metrics_log.refused),
+    ]

@@ -8,6 +8,7 @@ from optrun.artifacts.run_dir import RunDir
 from optrun.artifacts.run_manifest import RunManifest
 from optrun.config.request import Request
 from optrun.config.schema.run import RunConfig
+from optrun.distributed.world import ALONE, World
 from optrun.runner.resume.saved_config import as_text, digest_of
 from optrun.runner.summary import Summary
 from optrun.training.display import Display
@@ -25,6 +26,8 @@ class Session:
     signal_handler: SignalHandler
     started: float
     """When, on the monotonic clock."""
+    world: World = ALONE
+    """The ranks that share the run; this one writes for all of them."""
 
     @property
     def config(self) -> RunConfig:

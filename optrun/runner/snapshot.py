@@ -8,10 +8,12 @@ from dataclasses import replace
 from typing import Any
 
 import torch
+from torch.distributed.tensor import DTensor
 
 from optrun.artifacts.checkpoint import Snapshot
 from optrun.artifacts.manifest import FORMAT
 from optrun.artifacts.metadata import CheckpointMetadata
+from optrun.artifacts.tensor_file import local_part
 from optrun.data.loader import EpochPlan
 from optrun.model.weights import model_tensors
 from optrun.optimizer.averaged import evaluation_weights
@@ -36,15 +38,21 @@ class Copier:
         for name, tensor in tensors.items():
             held = self._buffers.get(name)
             if held is None or held.shape != tensor.shape or held.dtype != tensor.dtype:
-                held = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=tensor.is_cuda)
-                self._buffers[name] = held
-            held.copy_(tensor.detach(), non_blocking=tensor.is_cuda)
+                held = self._buffers[name] = _buffer(tensor)
+            local_part(held).copy_(local_part(tensor.detach()), non_blocking=tensor.is_cuda)
             if tensor.is_cuda:
                 copied_from.add(tensor.device)
             copies[name] = held
         for device in copied_from:
             torch.cuda.synchronize(device)  # without one it waits for the current device, which may be another
         return copies
+
+
+def _buffer(tensor: torch.Tensor) -> torch.Tensor:
+    """Memory on the CPU for a copy; for a divided tensor, for what this rank holds of it."""
+    if isinstance(tensor, DTensor):
+        return torch.empty_like(tensor.detach(), device="cpu", memory_format=torch.contiguous_format)
+    return torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=tensor.is_cuda)
 
 
 class Snapshots:

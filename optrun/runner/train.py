@@ -7,7 +7,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from optrun.artifacts.checkpoint import Snapshot, make_checkpoints_dir
 from optrun.artifacts.identity import new_run_id, run_id_of
@@ -17,9 +17,11 @@ from optrun.artifacts.retention import clean_leftovers
 from optrun.artifacts.run_dir import RunDir
 from optrun.artifacts.run_manifest import RunManifest
 from optrun.config.request import Request
+from optrun.config.schema.distributed import FsdpConfig
 from optrun.config.schema.run import RunConfig
 from optrun.config.schema.training import OnNonfinite
 from optrun.data.cache import discarded
+from optrun.distributed.world import ALONE, World
 from optrun.errors import EXIT_DONE, EXIT_FAILED, ConfigError, StoppedEarly
 from optrun.optimizer.build import require_optimizer
 from optrun.report.curves import draw_curves
@@ -27,6 +29,7 @@ from optrun.runner.assemble import Assembled, assemble
 from optrun.runner.components import build_loop
 from optrun.runner.disk_space import checkpoint_bytes, space_warning
 from optrun.runner.export import publish, write_tokenizer
+from optrun.runner.follow import Start
 from optrun.runner.prepare import Prepared, prepare
 from optrun.runner.resume.checkpoint import (
     OpenedCheckpoint,
@@ -39,12 +42,17 @@ from optrun.runner.resume.checkpoint import (
 from optrun.runner.resume.config_diff import refuse_idle
 from optrun.runner.session import Session
 from optrun.runner.summary import Summary
+from optrun.runner.whole_model import whole_model
+from optrun.task import Task
 from optrun.task.data_check import data_check
 from optrun.tracking import require_tracker
 from optrun.training.device import pick_device
 from optrun.training.display import Display
 from optrun.training.signals import SignalHandler, Stopped
 from optrun.training.state import restore_random_states, seed_random_states
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 
 @dataclass
@@ -65,8 +73,9 @@ def train(
     *,
     stop_at: int | None = None,
     owns_process: bool = True,
+    world: World = ALONE,
 ) -> Outcome:
-    """Train, evaluate, checkpoint, and write the run directory.
+    """Train, evaluate, checkpoint, and write the run directory; with several ranks, on rank 0.
 
     Args:
         request: Configuration and command line.
@@ -75,6 +84,7 @@ def train(
         resume: Where to go on; None: from the start.
         stop_at: Pause after this many optimizer steps, evaluated and saved; the schedule stays that of the whole run.
         owns_process: Whether a second signal may end the process.
+        world: The ranks that share the run; the others are in `optrun.runner.follow.follow`.
 
     Raises:
         StoppedEarly: At `stop_at`, by a signal, or because the time is up.
@@ -97,7 +107,8 @@ def train(
             summary.take_up()
         try:
             with _status(summary, display):
-                return _train(Session(request, manifest, display, summary, signal_handler, started), resume, stop_at)
+                session = Session(request, manifest, display, summary, signal_handler, started, world)
+                return _train(session, resume, stop_at)
         finally:
             if run.metrics.is_file():
                 with contextlib.suppress(OSError):  # a picture less; what ended the run is what counts
@@ -135,16 +146,19 @@ def _train(session: Session, resume: ResumePoint | None, stop_at: int | None) ->
     """Train from the checkpoint, or the start, to the end."""
     config, display, summary = session.config, session.display, session.summary
     _refuse_early(config)
-    device = pick_device(config.training.device)
+    world = session.world
+    device = pick_device(config.training.device, world.local_rank if world.size > 1 else None)
     opened = _open(session, resume)
     snapshot = opened.snapshot
+    started_from = resume.started_from if resume else None
+    world.broadcast(Start(opened.folder, started_from))
     prepared = _prepare(session, snapshot)
-    assembled = assemble(session.request, prepared, snapshot, device, resume.started_from if resume else None)
+    assembled = assemble(session.request, prepared, snapshot, device, started_from, world)
     assembled.constants.run_id = summary.values["run_id"]
     state, total = assembled.setup.state, assembled.setup.total_steps
     if snapshot is not None and assembled.is_done:
         refuse_idle(assembled.changes, state.global_step)
-        if summary.finished_before:
+        if world.broadcast(summary.finished_before):
             return _leave_finished(session, assembled, mended=resume is not None and bool(resume.notes))
     notes = [*assembled.notes, *opened.set_aside_skipped(), *discarded(), *prepared.notes, *data_check(prepared.facts)]
     for note in notes:
@@ -165,15 +179,10 @@ def _train(session: Session, resume: ResumePoint | None, stop_at: int | None) ->
         seed_random_states(config.seed)
     loop()
     with assembled.setup.evaluation_weights():
-        sample = _sample(prepared, display, seed=config.seed)
-        publish(
-            session.manifest,
-            prepared.model,
-            prepared.tokenizer,
-            summary.values,
-            dict(session.request.values),
-            sample,
-        )
+        model = whole_model(prepared.model)
+        assert model is not None, "rank 0 has it"
+        sample = _sample(prepared.task, model, prepared.tokenizer, display, seed=config.seed)
+        publish(session.manifest, model, prepared.tokenizer, summary.values, dict(session.request.values), sample)
     stop = loop.training.stop if state.global_step < total else None
     summary.finish(stop)
     return Outcome(session.run, summary.values, sample)
@@ -197,7 +206,9 @@ def _open(session: Session, resume: ResumePoint | None) -> OpenedCheckpoint:
         session.display.note(f"{name} was removed: left by a process that was killed while it wrote")
     opened = OpenedCheckpoint(None, [])
     if resume is not None:
-        opened = open_checkpoint(session.run, resume, allow_nonfinite=session.config.checkpoint.allow_nonfinite)
+        allow_nonfinite = session.config.checkpoint.allow_nonfinite
+        lazy = isinstance(session.config.distributed, FsdpConfig)
+        opened = open_checkpoint(session.run, resume, allow_nonfinite=allow_nonfinite, lazy=lazy)
     for note in [*(resume.notes if resume is not None else ()), *opened.notes]:
         session.display.note(note)
     if opened.snapshot is None:
@@ -256,10 +267,12 @@ def _begin(session: Session, prepared: Prepared, assembled: Assembled) -> None:
             session.display.note(warning)
 
 
-def _sample(prepared: Prepared, display: Display, *, seed: int) -> tuple[str, str] | None:
+def _sample(
+    task: Task, model: PreTrainedModel, tokenizer: Any, display: Display, *, seed: int
+) -> tuple[str, str] | None:
     """Continue the task's prompt; None where there is no prompt, or the model cannot continue it."""
     try:
-        return prepared.task.sample(prepared.model, prepared.tokenizer, seed=seed)
+        return task.sample(model, tokenizer, seed=seed)
     except Exception as error:  # whatever it is: the model is trained, and is published without a sample
         line = f"{type(error).__name__}: {error}".splitlines()[0]
         display.note(f"warning: task.prompt could not be continued ({line}); the model is published without a sample.")

@@ -84,6 +84,10 @@ class Tally:
         self.actual += len(there)
         self.right += len(made & there)
 
+    def __add__(self, other: Tally) -> Tally:
+        """Count both."""
+        return Tally(self.predicted + other.predicted, self.actual + other.actual, self.right + other.right)
+
     @property
     def precision(self) -> float:
         """Share of predicted entities that are right; 0 where none is predicted."""

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Mapping, Sequence
+from itertools import zip_longest
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -35,6 +36,11 @@ class MetricAccumulator(ABC):
 
     names: list[str]
 
+    @property
+    def mergeable(self) -> bool:
+        """Whether ranks can share a set; else each of them runs over all of it."""
+        return type(self).merge is not MetricAccumulator.merge
+
     @abstractmethod
     def update(self, outputs: ModelOutput, batch: Batch) -> None:
         """Take in one batch.
@@ -47,6 +53,18 @@ class MetricAccumulator(ABC):
     @abstractmethod
     def compute(self) -> dict[str, float]:
         """Names without prefix, such as `loss`, to their values over all batches."""
+
+    def partial(self) -> Any:
+        """What was counted so far, as `merge` takes it from other ranks."""
+        raise NotImplementedError
+
+    def merge(self, partials: Sequence[Any]) -> None:
+        """Count in place of what was counted here what all ranks counted.
+
+        Args:
+            partials: What `partial` returned, by rank, this one's among them.
+        """
+        raise NotImplementedError
 
 
 class MeanLoss(MetricAccumulator):
@@ -68,6 +86,14 @@ class MeanLoss(MetricAccumulator):
         if count:  # else it is 0/0
             self.loss += float(outputs.loss) * count
             self.counted += count
+
+    def partial(self) -> tuple[float, int]:
+        """Sum of losses, and targets."""
+        return self.loss, self.counted
+
+    def merge(self, partials: Sequence[tuple[float, int]]) -> None:
+        """Add those of all ranks."""
+        self.loss, self.counted = sum(loss for loss, _ in partials), sum(count for _, count in partials)
 
     def compute(self) -> dict[str, float]:
         """The mean over all targets; NaN where there was none."""
@@ -101,6 +127,15 @@ class TokenMetrics(MetricAccumulator):
         self.loss += float(outputs.loss) * count
         self.right += int(((logits.argmax(-1) == labels) & targets).sum())
         self.count += count
+
+    def partial(self) -> tuple[float, int, int]:
+        """Sum of losses, right tokens, and target tokens."""
+        return self.loss, self.right, self.count
+
+    def merge(self, partials: Sequence[tuple[float, int, int]]) -> None:
+        """Add those of all ranks."""
+        losses, rights, counts = zip(*partials, strict=True)
+        self.loss, self.right, self.count = sum(losses), sum(rights), sum(counts)
 
     def compute(self) -> dict[str, float]:
         """Means over all target tokens; NaN where there was none."""
@@ -139,6 +174,21 @@ class EvaluationMetrics(MetricAccumulator):
         self.running.update(outputs, batch)
         if self.functions:
             self.kept.append(self.predictions(outputs, batch))
+
+    @property
+    def mergeable(self) -> bool:
+        """Whether what is counted batch by batch is."""
+        return self.running.mergeable
+
+    def partial(self) -> tuple[Any, list[tuple[np.ndarray, np.ndarray]]]:
+        """What was counted, and the predictions of each batch."""
+        return self.running.partial(), self.kept
+
+    def merge(self, partials: Sequence[tuple[Any, list[tuple[np.ndarray, np.ndarray]]]]) -> None:
+        """Count those of all ranks, the predictions in the order of their batches."""
+        self.running.merge([running for running, _ in partials])
+        rounds = zip_longest(*(kept for _, kept in partials))
+        self.kept = [batch for together in rounds for batch in together if batch is not None]
 
     def compute(self) -> dict[str, float]:
         """Over the whole set; a registered metric of no target at all is NaN.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import chain
 from typing import TYPE_CHECKING
 
@@ -172,6 +172,16 @@ class WordMetrics(MetricAccumulator):
         if self.whole_entities:
             for found, right, mask in zip(made, labels, targets, strict=True):
                 self.tally.add([self.labels[k] for k in found[mask]], [self.labels[k] for k in right[mask]])
+
+    def partial(self) -> tuple[float, np.ndarray, entities.Tally]:
+        """Sum of losses, confusions, and entities."""
+        return self.loss, self.counts, self.tally
+
+    def merge(self, partials: Sequence[tuple[float, np.ndarray, entities.Tally]]) -> None:
+        """Add those of all ranks."""
+        losses, counts, tallies = zip(*partials, strict=True)
+        self.loss, self.counts = sum(losses), sum(counts, np.zeros_like(self.counts))
+        self.tally = sum(tallies, entities.Tally())
 
     def compute(self) -> dict[str, float]:
         """Over all words."""

@@ -6,10 +6,12 @@ import logging
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from optrun.artifacts import retention
 from optrun.artifacts.async_writer import AsyncWriter, Order, Result
 from optrun.artifacts.checkpoint import Snapshot
+from optrun.artifacts.ranks import rank_of
 from optrun.artifacts.run_dir import checkpoint_folders, step_name
 from optrun.artifacts.run_manifest import RunManifest
 from optrun.config.schema.checkpoint import CheckpointConfig, OnStorageError
@@ -17,6 +19,9 @@ from optrun.config.schema.training import OnNonfinite
 from optrun.errors import NonFiniteError, StorageError
 from optrun.training.setup import TrainingSetup
 from optrun.training.state import RandomStates
+
+if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
 
 log = logging.getLogger("optrun")
 _LONGEST_WAIT = 1024
@@ -36,6 +41,7 @@ class CheckpointManager:
         snapshot: Copies everything, with these random states; what it returns is not used again before the next call.
         sync: Flushes the metrics; called beside training before a checkpoint commits.
         note: Tells the user one line.
+        saving: Ranks that write a sharded checkpoint together; each does the same as the others at the same step.
         clock: Seconds, monotonic.
     """
 
@@ -48,6 +54,7 @@ class CheckpointManager:
         snapshot: Callable[[RandomStates], Snapshot],
         sync: Callable[[], None],
         note: Callable[[str], None],
+        saving: ProcessGroup | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.run = manifest.run
@@ -65,7 +72,8 @@ class CheckpointManager:
         """Whether the newest checkpoint at a multiple of `save_steps` stays whatever else is kept."""
         self._stall = 0.0
         self._write_seconds: float | None = None
-        self._writer = AsyncWriter(manifest, config.keep_last)
+        writes_manifest = saving is None or rank_of(saving) == 0
+        self._writer = AsyncWriter(manifest if writes_manifest else manifest.run, config.keep_last, saving)
         self._refused: Order | None = None
         self._failures = 0
         self._retry_at = 0
@@ -75,6 +83,11 @@ class CheckpointManager:
     def enabled(self) -> bool:
         """Whether anything is saved at all."""
         return self.config.enabled
+
+    @property
+    def writing(self) -> bool:
+        """Whether a checkpoint is on its way to the disk."""
+        return self._writer.busy and not self._writer.ended
 
     def scheduled(self, step: int) -> bool:
         """Whether `save_steps` asks for a checkpoint after this step."""
@@ -213,3 +226,26 @@ class CheckpointManager:
             values["perf/checkpoint_write_seconds"] = self._write_seconds
             self._write_seconds = None
         return values
+
+
+class Bystander(CheckpointManager):
+    """On a rank that saves nothing, because another one saves the same: it keeps to the other's order of events."""
+
+    writing = False
+
+    def save(self, random: RandomStates | None = None) -> None:  # noqa: ARG002
+        """Note that this step is saved."""
+        self._submitted = self.state.global_step
+
+    def save_now(self, random: RandomStates | None = None) -> None:
+        """Note that this step is saved."""
+        self.save(random)
+
+    def poll(self) -> None:
+        """Nothing is being written here."""
+
+    def wait(self) -> None:
+        """Nothing is being written here."""
+
+    def close(self) -> None:
+        """Nothing is being written here."""

@@ -10,15 +10,18 @@ import torch
 from optrun.errors import ConfigError
 
 
-def pick_device(name: str) -> torch.device:
+def pick_device(name: str, local_rank: int | None = None) -> torch.device:
     """The device of `training.device`.
 
     Args:
         name: `auto` (cuda, then mps, then cpu) or a torch device.
+        local_rank: Which of several ranks on this machine asks, each for a GPU of its own; None: there is one.
 
     Raises:
         ConfigError: No such device here.
     """
+    if local_rank is not None:
+        return _device_of_rank(name, local_rank)
     if name == "auto":
         if torch.cuda.is_available():
             return torch.device("cuda", torch.cuda.current_device())
@@ -36,6 +39,24 @@ def pick_device(name: str) -> torch.device:
         usable = ", ".join(kind for kind, present in there.items() if present)
         raise ConfigError(f"training.device={name}: there is no such device here. Usable: {usable}.")
     return device
+
+
+def _device_of_rank(name: str, local_rank: int) -> torch.device:
+    kind = name if name != "auto" else "cuda" if torch.cuda.is_available() else "cpu"
+    if kind not in ("cpu", "cuda"):
+        raise ConfigError(
+            f"training.device={name}: expected auto, cpu or cuda, since each rank has a device of its own."
+        )
+    if kind == "cpu":
+        return torch.device("cpu")
+    count = torch.cuda.device_count()
+    if local_rank >= count:
+        raise ConfigError(
+            f"training.nproc_per_node: rank {local_rank} of this machine has no GPU of its own: {count} are there. "
+            f"Expected {count} ranks or fewer."
+        )
+    torch.cuda.set_device(local_rank)
+    return torch.device("cuda", local_rank)
 
 
 def peak_memory_bytes(device: torch.device) -> int:

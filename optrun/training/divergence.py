@@ -62,6 +62,7 @@ class Divergence:
         if result.overflow:
             state.skipped_steps += 1
             return None
+        micro_batches = self._of_all_ranks(micro_batches)
         found = nonfinite.describe(self.setup, result, micro_batches)
         policy = config.on_nonfinite
         if policy is OnNonfinite.skip and not found.bad_weights:  # with such weights every step is like this one
@@ -90,11 +91,22 @@ class Divergence:
             "training.on_nonfinite=skip or rollback goes on."
         )
 
+    def _of_all_ranks(self, micro_batches: list[Batch]) -> list[Batch]:
+        """The step's micro-batches in their order; under one process those that it was given."""
+        world = self.setup.train_step.world
+        if world.size == 1:
+            return micro_batches
+        ranks = world.gather_objects(micro_batches)
+        count = self.setup.plan.micro_batches(self.setup.state.position)
+        return [ranks[number % world.size][number // world.size] for number in range(count)]
+
     def _report(self, found: NonfiniteStep, micro_batches: list[Batch]) -> str:
         """Write it for whoever looks at the step later, and say where.
 
         A disk that refuses it is told, no more: what is done about the step, and the good state, count for more.
         """
+        if not self.setup.train_step.world.is_main:
+            return ""
         try:
             folder = nonfinite.save(self.run, found, micro_batches)
         except StorageError as error:

@@ -8,7 +8,8 @@ from contextlib import AbstractContextManager
 
 import torch
 
-from optrun.data.loader import Batch, BatchLoader
+from optrun.data.loader import Batch, BatchLoader, share_of
+from optrun.distributed.world import ALONE, World
 from optrun.training.failures import of_memory_in_evaluation, waiting_for_workers
 from optrun.training.ranking import Ranking, best_mode
 from optrun.training.setup import Metrics, TrainingSetup
@@ -23,18 +24,17 @@ def evaluate(
     *,
     to_device: Callable[[Batch], Batch],
     autocast: Callable[[], AbstractContextManager[object]],
-) -> dict[str, float]:
+    counted: int | None = None,
+) -> None:
     """Run a model over all batches; its mode is put back.
 
     Args:
         model: Called with a batch's tensors by name.
         batches: The evaluation split.
-        metrics: Empty; takes each batch in.
+        metrics: Takes each batch in.
         to_device: Moves a batch to the model.
         autocast: The precision of the forward pass.
-
-    Returns:
-        Names without prefix to values.
+        counted: How many batches count; the model runs over those after them because other ranks do. None: all.
 
     Raises:
         OptrunError: Memory does not suffice.
@@ -43,15 +43,15 @@ def evaluate(
     model.eval()
     try:
         with torch.no_grad():
-            for batch in batches:
+            for number, batch in enumerate(batches):
                 with of_memory_in_evaluation(batch):
                     moved = to_device(batch)
                     with autocast():
                         outputs = model(**moved)
-                    metrics.update(outputs, moved)
+                    if counted is None or number < counted:
+                        metrics.update(outputs, moved)
     finally:
         model.train(training)
-    return metrics.compute()
 
 
 def evaluate_sets(
@@ -63,8 +63,12 @@ def evaluate_sets(
     *,
     to_device: Callable[[Batch], Batch],
     autocast: Callable[[], AbstractContextManager[object]],
+    world: World = ALONE,
 ) -> dict[str, float]:
     """Run a model over every evaluation set.
+
+    Several ranks share the batches of a set, each example counted once. Where the metrics of a task cannot be merged,
+    every rank runs over all of them.
 
     Args:
         model: Called with a batch's tensors by name.
@@ -75,19 +79,26 @@ def evaluate_sets(
             there are in all.
         to_device: Moves a batch to the model.
         autocast: The precision of the forward pass.
+        world: The ranks.
 
     Returns:
         `eval/METRIC`, or `eval/SET/METRIC`, to values.
     """
-    counts = {name: -(-len(loader.examples) // batch_size) for name, loader in loaders.items()}
+    rank, ranks = (world.rank, world.size) if getattr(metrics(), "mergeable", False) else (0, 1)
+    shares = {name: share_of(-(-len(loader.examples) // batch_size), rank, ranks) for name, loader in loaders.items()}
+    total = sum(map(len, shares.values()))
     values: dict[str, float] = {}
     before = 0
     for name, loader in loaders.items():
-        batches = watch(loader.evaluation(batch_size), before, sum(counts.values()))
-        found = evaluate(model, batches, metrics(), to_device=to_device, autocast=autocast)
+        batches = watch(loader.evaluation(batch_size, rank, ranks), before, total)
+        found, count = metrics(), -(-len(loader.examples) // batch_size)
+        counted = sum(number < count for number in shares[name])
+        evaluate(model, batches, found, to_device=to_device, autocast=autocast, counted=counted)
+        if ranks > 1:
+            found.merge(world.gather_objects(found.partial()))
         prefix = f"eval/{name}/" if name else "eval/"
-        values |= {f"{prefix}{metric}": value for metric, value in found.items()}
-        before += counts[name]
+        values |= {f"{prefix}{metric}": value for metric, value in found.compute().items()}
+        before += len(shares[name])
     return values
 
 
@@ -140,6 +151,7 @@ class Evaluator:
                     self._until_stopped,
                     to_device=train_step.to_device,
                     autocast=train_step.autocast,
+                    world=train_step.world,
                 )
         finally:
             self.progress(0, 0)
@@ -155,14 +167,25 @@ class Evaluator:
                 with waiting_for_workers(workers, self.setup.config.dataloader_timeout):
                     batch = next(batches, None)
             except RuntimeError:
-                if self.signal_handler.stop_requested:  # a signal to the whole group, which ended a worker too
+                # A signal to the whole group, which ended a worker, too.
+                if self.signal_handler.stop_requested and self.setup.train_step.world.size == 1:
                     raise Stopped from None
                 raise
             if batch is None:
                 return
-            if self.signal_handler.stop_requested:
-                raise Stopped
+            self._stop_if_asked()
             yield batch
+
+    def _stop_if_asked(self) -> None:
+        """End the evaluation on all ranks where one of them was asked to stop.
+
+        Raises:
+            Stopped: With the number of the signal.
+        """
+        asked = self.setup.train_step.world.all_gather([float(self.signal_handler.stop_signal or 0)])
+        signal = int(max(number for (number,) in asked))
+        if signal:
+            raise Stopped(signal)
 
     def _remember_best(self, values: Mapping[str, float]) -> None:
         state, ranking = self.setup.state, self.setup.ranking

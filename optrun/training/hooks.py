@@ -19,22 +19,29 @@ from optrun.training.step import StepResult
 class Hooks:
     """The components, in the order in which they are called.
 
-    On several ranks the components that write belong to the list of rank 0 alone; what the others ask for travels with
-    the one all-reduce of a step that the loop's requests will take.
+    On several ranks the components that write, and the user's, belong to rank 0 alone; the loop lets the other ranks
+    know what they ask for.
 
     Args:
         training: What every hook is given.
         components: optrun's own; what they raise ends the run as it is.
         callbacks: The user's, by configuration key. What they raise ends the run with a message that names them; they
             leave random states and the model's mode as they found them.
+        may_request: Whether a rank has callbacks of the user's, which may ask for a save or an end; None: this one.
     """
 
     def __init__(
-        self, training: TrainingContext, components: Sequence[Callback], callbacks: Mapping[str, object]
+        self,
+        training: TrainingContext,
+        components: Sequence[Callback],
+        callbacks: Mapping[str, object],
+        *,
+        may_request: bool | None = None,
     ) -> None:
         self.training = training
         self.components = components
         self.callbacks = callbacks
+        self.may_request = bool(callbacks) if may_request is None else may_request
         self._final_state: dict[str, Any] | None = None
 
     def on_train_begin(self) -> None:

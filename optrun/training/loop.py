@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import signal
 import time
 from collections.abc import Callable, Generator, Mapping
 from contextlib import AbstractContextManager
@@ -16,6 +17,7 @@ from optrun.training.checkpointing import CheckpointManager
 from optrun.training.device import peak_memory_bytes
 from optrun.training.divergence import Divergence
 from optrun.training.evaluate import Evaluator
+from optrun.training.exchange import GlobalStep, Requests
 from optrun.training.hooks import Hooks
 from optrun.training.nonfinite import NonfiniteStep
 from optrun.training.rates import learning_rates
@@ -67,10 +69,12 @@ class Loop:
         self.planned_end = setup.total_steps if stop_at is None else min(setup.total_steps, stop_at)
         self.clock = clock
         self.device = setup.train_step.device
+        self.world = setup.train_step.world
         self.throughput = Throughput(clock)
         self._started = clock() if started is None else started
         self._begun = clock()
         self._seconds_before = self.state.seconds
+        self._first_step = self.state.global_step
         self._steps: Generator[list[Batch]] | None = None
         checkpoints.on_save = hooks.on_save
 
@@ -131,31 +135,60 @@ class Loop:
     # One step ---------------------------------------------------------------------------------------------------
 
     def _step(self) -> None:
+        state, train_step = self.state, self.setup.train_step
         micro_batches = self._fetch()
+        step = self._exchange(micro_batches)
         before = RandomStates(self.device)
         # Those of this step: the scheduler moves them on.
-        self.state.lrs = learning_rates(self.setup.train_step.optimizer.param_groups)
-        with failures.of_memory(self.state.global_step, micro_batches):
-            result = self.setup.train_step(micro_batches)
+        state.lrs = learning_rates(train_step.optimizer.param_groups)
+        with failures.of_memory(state.global_step, micro_batches):
+            result = train_step(micro_batches, step, state.position)
         nonfinite = self.divergence.judge(result, micro_batches, before)
         if nonfinite is not None:
             self._roll_back(nonfinite)
             return
-        self._count(result, micro_batches)
+        self._count(result, step)
         self.hooks.on_step(result)
-        self.state.unfinished = True
+        self._agree_on_requests()
+        state.unfinished = True
         self._finish_step()
-        if self.checkpoints.enabled:
+        if self.checkpoints.enabled and step.requests.written:
             self.checkpoints.poll()
+
+    def _exchange(self, micro_batches: list[Batch]) -> GlobalStep:
+        """Tell the other ranks of this one's part of the step and of what it was asked for, and hear of theirs.
+
+        Raises:
+            StoppedEarly: One of them was asked to stop.
+        """
+        train_step, handler = self.setup.train_step, self.signal_handler
+        requests = Requests()
+        if self.world.size > 1:
+            spent = self.world.is_main and self._time_is_spent() and self.state.global_step > self._first_step
+            stop = handler.stop_signal or (-1 if spent else 0)
+            requests = Requests(stop, handler.take_save_request(), written=not self.checkpoints.writing)
+        step = train_step.exchange(micro_batches, requests, self.setup.plan.micro_batches(self.state.position))
+        self.training.save_requested |= step.requests.save
+        if step.requests.stop:
+            self._stop(step.requests.stop)
+        return step
+
+    def _agree_on_requests(self) -> None:
+        """Let every rank know what the callbacks, which only one rank has, ask for."""
+        if self.world.size > 1 and self.hooks.may_request:
+            stop, save = self.world.broadcast((self.training.stop, self.training.save_requested))
+            self.training.stop, self.training.save_requested = stop, save
 
     def _fetch(self) -> list[Batch]:
         """Wait for the next step's batches; nothing is lost where a request to stop ends the wait."""
         loader = self.setup.train_loader
         try:
-            with self.signal_handler.immediate():
+            # Of several ranks none leaves alone: they agree before the forward passes.
+            with self.signal_handler.immediate() if self.world.size == 1 else contextlib.nullcontext():
                 if self._steps is None:
                     self._before_fork()
-                    self._steps = loader.training(self.setup.plan, self.state.position)
+                    world = self.world
+                    self._steps = loader.training(self.setup.plan, self.state.position, world.rank, world.size)
                 with failures.waiting_for_workers(loader.workers, self.setup.config.dataloader_timeout):
                     return next(self._steps)
         except Stopped:
@@ -180,15 +213,14 @@ class Loop:
             self._steps.close()  # ends the loader's workers
             self._steps = None
 
-    def _count(self, result: StepResult, micro_batches: list[Batch]) -> None:
+    def _count(self, result: StepResult, step: GlobalStep) -> None:
         state = self.state
         state.global_step += 1
-        state.batches_digest = digest_of_batches(state.batches_digest, micro_batches)
-        for batch in micro_batches:
-            tokens, samples = self.setup.task.sizes(batch)
-            state.tokens += tokens
-            state.samples += samples
-            self.throughput.add(tokens, samples)
+        state.batches_digest = digest_of_batches(state.batches_digest, (fact.digest for fact in step.facts))
+        for fact in step.facts:
+            state.tokens += fact.tokens
+            state.samples += fact.samples
+            self.throughput.add(fact.tokens, fact.samples)
         if result.finite:
             state.window_loss += result.loss * result.weight
             state.window_weight += result.weight
@@ -253,8 +285,8 @@ class Loop:
         begun = self.clock()
         try:
             metrics = self.evaluator()
-        except Stopped:
-            self._stop()
+        except Stopped as stopped:
+            self._stop(stopped.signal or self.signal_handler.stop_signal or -1)
         self.throughput.leave_out(self.clock() - begun)
         if not metrics:
             return {}
@@ -264,6 +296,7 @@ class Loop:
         if not due:
             self.hooks.begin_final()
         self.hooks.on_evaluate(metrics)
+        self._agree_on_requests()
         return metrics
 
     def _training_metrics(self) -> dict[str, Any]:
@@ -300,19 +333,20 @@ class Loop:
                 self.hooks.begin_final()
                 due = record
             self.hooks.on_log(record, {name: value for name, value in due.items() if name != "unscheduled"})
+            self._agree_on_requests()
         self.training.step_finished = True
 
     # Saving and stopping ----------------------------------------------------------------------------------------
 
     def _save_if_due(self, *, last: bool, evaluated: bool) -> None:
-        # On several ranks this request and that of `_stop_if_asked` are agreed on, by one all-reduce a step.
-        asked = self.signal_handler.save_requested or self.training.save_requested
-        self.signal_handler.save_requested = self.training.save_requested = False
+        if self.world.size == 1:  # several ranks agreed on it before the step
+            self.training.save_requested |= self.signal_handler.take_save_request()
+        asked, self.training.save_requested = self.training.save_requested, False
         checkpoints = self.checkpoints
         if not checkpoints.enabled:
             return
         due = last or asked or checkpoints.scheduled(self.state.global_step)
-        if due or (evaluated and checkpoints.among_best()):
+        if due or (evaluated and self.world.broadcast(self.world.is_main and checkpoints.among_best())):
             begun = self.clock()
             checkpoints.save()
             self.throughput.leave_out(self.clock() - begun)
@@ -323,15 +357,21 @@ class Loop:
         Args:
             before_step: Only a signal counts: each start of a run makes at least one step of progress.
         """
-        if self.state.global_step >= self.end:
-            return
-        budget = self.setup.config.max_seconds
-        spent = budget is not None and not before_step and self.clock() - self._started >= budget
-        if self.signal_handler.stop_requested or spent:
-            self._stop()
+        if self.state.global_step >= self.end or self.world.size > 1:
+            return  # several ranks agree on it before the next step's forward passes
+        received = self.signal_handler.stop_signal
+        if received is not None or (self._time_is_spent() and not before_step):
+            self._stop(received or -1)
 
-    def _stop(self) -> NoReturn:
+    def _time_is_spent(self) -> bool:
+        budget = self.setup.config.max_seconds
+        return budget is not None and self.clock() - self._started >= budget
+
+    def _stop(self, request: int) -> NoReturn:
         """Save and end.
+
+        Args:
+            request: Number of the signal; -1: the time budget is spent.
 
         Raises:
             StoppedEarly: Always.
@@ -339,10 +379,9 @@ class Loop:
         """
         step, total, run_dir = self.state.global_step, self.setup.total_steps, self.training.run_dir
         again = self.training.command(f"resume={run_dir}")
-        signal = self.signal_handler.stop_signal
         why = (
-            f"{signal.name} received"
-            if signal is not None
+            f"{signal.Signals(request).name} received"
+            if request > 0
             else f"the time budget is spent (training.max_seconds={self.setup.config.max_seconds:g})"
         )
         if not self.checkpoints.enabled:

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from safetensors.torch import save_file
+from torch.distributed.tensor import DTensor
 
 from optrun.artifacts.atomic import storing
 from optrun.artifacts.metrics import to_json
@@ -39,8 +40,10 @@ def describe(setup: TrainingSetup, result: StepResult, micro_batches: list[Batch
     """
     state = setup.state
     named = list(setup.model.named_parameters())
-    bad_gradients = [name for name, p in named if p.grad is not None and not torch.isfinite(_values(p.grad)).all()]
-    bad_weights = [name for name, p in named if not torch.isfinite(p).all()]
+    bad_gradients, bad_weights = setup.train_step.world.merge_names(
+        [name for name, p in named if p.grad is not None and not torch.isfinite(_values(p.grad)).all()],
+        [name for name, p in named if not torch.isfinite(_values(p)).all()],
+    )
     bad_losses = [number for number, loss in enumerate(result.losses) if loss != loss or abs(loss) == float("inf")]
     examples = [[index for _, index in keys] for keys in next(setup.plan.steps(state.position))]
     message = f"loss {result.loss:g}, gradient norm {result.grad_norm:g}."
@@ -72,6 +75,9 @@ def describe(setup: TrainingSetup, result: StepResult, micro_batches: list[Batch
 
 
 def _values(tensor: torch.Tensor) -> torch.Tensor:
+    """Of this rank, or of the rows that there are."""
+    if isinstance(tensor, DTensor):
+        return tensor.to_local()
     return tensor.coalesce().values() if tensor.is_sparse else tensor
 
 

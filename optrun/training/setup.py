@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
@@ -20,7 +20,11 @@ if TYPE_CHECKING:
 class Metrics(Protocol):
     """Metrics over a split, batch by batch."""
 
+    @property
+    def mergeable(self) -> bool: ...
     def update(self, outputs: Any, batch: Batch) -> None: ...
+    def partial(self) -> Any: ...
+    def merge(self, partials: Sequence[Any]) -> None: ...
     def compute(self) -> dict[str, float]: ...
 
 

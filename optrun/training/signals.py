@@ -18,7 +18,15 @@ from typing import Self
 
 
 class Stopped(BaseException):
-    """A request to stop, raised where waiting for the next step makes no sense; no defect and no `Exception`."""
+    """A request to stop, raised where waiting for the next step makes no sense; no defect and no `Exception`.
+
+    Args:
+        signal: Number of the one that another rank received; 0: this process was asked.
+    """
+
+    def __init__(self, signal: int = 0) -> None:
+        super().__init__()
+        self.signal = signal
 
 
 class SignalHandler:
@@ -42,6 +50,11 @@ class SignalHandler:
     def stop_requested(self) -> bool:
         """Whether the loop should save and end."""
         return self.stop_signal is not None
+
+    def take_save_request(self) -> bool:
+        """Whether there was a request to save since the last call."""
+        requested, self.save_requested = self.save_requested, False
+        return requested
 
     @contextmanager
     def immediate(self) -> Iterator[None]:

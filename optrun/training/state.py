@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import random
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field, fields
 from types import NoneType
 from typing import Any
@@ -82,26 +83,37 @@ class TrainState:
 _DIGESTED = 32 * 2**10
 
 
-def digest_of_batches(before: str, micro_batches: list[dict[str, torch.Tensor]]) -> str:
+def digest_of_batch(batch: dict[str, torch.Tensor]) -> bytes:
+    """Digest of one micro-batch: equal digests mean equal examples.
+
+    Args:
+        batch: On the CPU; of each tensor the shape, its first 32 KiB and its last count.
+
+    Returns:
+        sha256, 32 bytes.
+    """
+    total = hashlib.sha256()
+    for name in sorted(batch):
+        tensor = batch[name]
+        total.update(f"{name}{tuple(tensor.shape)}{tensor.dtype}".encode())
+        if tensor.numel():
+            content = tensor.contiguous().reshape(-1).view(torch.uint8).numpy().data
+            total.update(content[:_DIGESTED])
+            total.update(content[_DIGESTED:][-_DIGESTED:])
+    return total.digest()
+
+
+def digest_of_batches(before: str, digests: Iterable[bytes]) -> str:
     """One more step's batches taken into a digest: equal digests mean equal examples in equal order.
 
     Args:
         before: Digest up to here.
-        micro_batches: Of one step, on the CPU; of each tensor the shape, its first 32 KiB and its last count.
+        digests: Of the step's micro-batches, over all ranks in their order.
 
     Returns:
         32 hexadecimal digits.
     """
-    total = hashlib.sha256(before.encode())
-    for batch in micro_batches:
-        for name in sorted(batch):
-            tensor = batch[name]
-            total.update(f"{name}{tuple(tensor.shape)}{tensor.dtype}".encode())
-            if tensor.numel():
-                content = tensor.contiguous().reshape(-1).view(torch.uint8).numpy().data
-                total.update(content[:_DIGESTED])
-                total.update(content[_DIGESTED:][-_DIGESTED:])
-    return total.hexdigest()[:32]
+    return hashlib.sha256(before.encode() + b"".join(digests)).hexdigest()[:32]
 
 
 class RandomStates:
@@ -150,10 +162,25 @@ class RandomStates:
 
 
 def seed_random_states(seed: int) -> None:
-    """All global generators at the start of a run."""
+    """Seed all global generators."""
     torch.manual_seed(seed)
     random.seed(seed)
     np.random.seed(seed % 2**32)
+
+
+def seed_of_micro_batch(seed: int, position: int, number: int) -> int:
+    """Seed of the forward pass over one micro-batch: its dropout is the same on whichever rank it runs.
+
+    Args:
+        seed: Of the run.
+        position: Steps of data used before this one.
+        number: Of the micro-batch in its step, over all ranks.
+
+    Returns:
+        A number of 63 bits.
+    """
+    text = f"{seed}/{position}/{number}".encode()
+    return int.from_bytes(hashlib.sha256(text).digest()[:8], "big") >> 1
 
 
 def restore_random_states(states: dict[str, Any], device: torch.device) -> None:

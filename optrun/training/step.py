@@ -11,6 +11,9 @@ from typing import Any, Protocol
 import torch
 
 from optrun.data.loader import Batch
+from optrun.distributed.world import ALONE, World
+from optrun.training.exchange import GlobalStep, MicroBatchFacts, Requests, exchange
+from optrun.training.state import digest_of_batch, seed_of_micro_batch, seed_random_states
 
 _AUTOCAST = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
@@ -79,6 +82,13 @@ def own_loss(outputs: Any, batch: Batch) -> torch.Tensor:  # noqa: ARG001
     return found
 
 
+def _zero(outputs: Any) -> torch.Tensor:
+    """A loss of 0 that every parameter has a part in."""
+    floating = (value for value in outputs.values() if torch.is_tensor(value) and value.is_floating_point())
+    wholes = [value.float().sum() for value in floating if value.dim()]
+    return torch.stack(wholes).sum() * 0
+
+
 class TrainStep(Precision):
     """One optimizer step: micro-batches forward and backward, clip, check, update, schedule.
 
@@ -91,6 +101,11 @@ class TrainStep(Precision):
         device: Where the model is.
         precision: `fp32`, `bf16` or `fp16`.
         loss: What the model returned, and the batch, to the mean loss; shape ().
+        seed: Of dropout.
+        sizes: Tokens and examples of a batch.
+        world: The ranks that share each step.
+        gradient_sync: Around each micro-batch, told whether it is the step's last on this rank; gradients are reduced
+            over ranks there only.
     """
 
     def __init__(
@@ -103,6 +118,11 @@ class TrainStep(Precision):
         device: torch.device,
         precision: str,
         loss: Callable[[Any, Batch], torch.Tensor] = own_loss,
+        *,
+        seed: int = 0,
+        sizes: Callable[[Batch], tuple[int, int]] = lambda batch: (0, 0),  # noqa: ARG005
+        world: World = ALONE,
+        gradient_sync: Callable[[bool], AbstractContextManager[object]] = lambda last: nullcontext(),  # noqa: ARG005
     ) -> None:
         super().__init__(device, precision)
         self.model = model
@@ -111,41 +131,48 @@ class TrainStep(Precision):
         self.scheduler = scheduler
         self.weight = weight
         self.loss = loss
+        self.seed = seed
+        self.sizes = sizes
+        self.world = world
+        self.gradient_sync = gradient_sync
         self.scaler = torch.amp.GradScaler(device.type, enabled=precision == "fp16")
 
-    def __call__(self, micro_batches: list[Batch]) -> StepResult:
+    def __call__(self, micro_batches: list[Batch], step: GlobalStep | None = None, position: int = 0) -> StepResult:
         """Do one step.
 
-        Each micro-batch's mean loss is weighted by its share of the step's tokens (or examples), so that k
-        micro-batches give the gradient of one big batch. Nothing is updated where loss or gradient norm is not finite.
+        Each micro-batch's mean loss is weighted by its share of the step's tokens (or examples), over all ranks, so
+        that k micro-batches give the gradient of one big batch wherever they run. Each draws its dropout from a seed of
+        its own. Nothing is updated where loss or gradient norm is not finite.
 
         Args:
-            micro_batches: As collated, on the CPU.
+            micro_batches: Of this rank, as collated, on the CPU.
+            step: What all ranks know of the step; None: there are no others.
+            position: Steps of data used before this one.
 
         Returns:
-            What was seen; the caller decides what a non-finite result means.
+            What was seen, the same on every rank; the caller decides what a non-finite result means.
         """
-        weights = [self.weight(batch) for batch in micro_batches]
-        total = sum(weights)
-        parts = []
-        self.optimizer.zero_grad(set_to_none=True)
-        for batch, weight in zip(micro_batches, weights, strict=True):
-            if weight == 0:
-                continue  # the mean over no target is 0/0
-            with self.autocast():
-                moved = self.to_device(batch)
-                share = self.loss(self.model(**moved), moved) * (weight / total)
-            self.scaler.scale(share).backward()
-            parts.append(share.detach().float())
-        if not parts:
+        step = step or self.exchange(micro_batches, Requests(), len(micro_batches))
+        total = step.total_weight
+        if total == 0:  # the mean over no target is 0/0
             return StepResult(loss=math.nan, weight=0, grad_norm=math.nan, applied=False, losses=[])
+        self.optimizer.zero_grad(set_to_none=True)
+        # Every rank takes part in every forward pass; a process alone leaves out what has no target.
+        runs = [
+            run
+            for run in zip(micro_batches, step.numbers, strict=True)
+            if self.world.size > 1 or step.weight_of(run[1])
+        ]
+        shares = []
+        for at, (batch, number) in enumerate(runs, 1):
+            seed_random_states(seed_of_micro_batch(self.seed, position, number))
+            with self.gradient_sync(at == len(runs)):
+                shares.append(self._backward(batch, step.weight_of(number) / total))
         self.scaler.unscale_(self.optimizer)
         grad_norm = self.clip(self.optimizer).float()
         # One transfer for all numbers of the step.
-        *shares, norm = torch.stack([*parts, grad_norm.to(parts[0].device)]).tolist()
-        counted = [weight for weight in weights if weight]
-        losses = [share * total / weight for share, weight in zip(shares, counted, strict=True)]
-        result = StepResult(loss=sum(shares), weight=total, grad_norm=norm, applied=True, losses=losses)
+        *own, norm = torch.stack([*shares, grad_norm.to(shares[0].device)]).tolist()
+        result = self._result(step, [number for _, number in runs], own, norm)
         if result.finite:
             follows_loss = getattr(self.optimizer, "takes_loss", False)
             self.scaler.step(self.optimizer, *([lambda: result.loss] if follows_loss else []))
@@ -158,6 +185,55 @@ class TrainStep(Precision):
         if result.overflow:
             self.scheduler.step()
         return result
+
+    def exchange(self, micro_batches: list[Batch], requests: Requests, count: int) -> GlobalStep:
+        """Tell the other ranks of this one's micro-batches, and hear of theirs.
+
+        Args:
+            micro_batches: Of this rank.
+            requests: Of this rank.
+            count: Micro-batches of the step over all ranks.
+        """
+        facts = [
+            MicroBatchFacts(self.weight(batch), *self.sizes(batch), digest_of_batch(batch)) for batch in micro_batches
+        ]
+        return exchange(facts, requests, self.world, count)
+
+    def _backward(self, batch: Batch, share: float) -> torch.Tensor:
+        """Run one micro-batch forward and backward.
+
+        Args:
+            batch: On the CPU.
+            share: Of its mean loss in the step's.
+
+        Returns:
+            What it adds to the step's loss; shape ().
+        """
+        with self.autocast():
+            moved = self.to_device(batch)
+            outputs = self.model(**moved)
+            # What counts nothing may have a mean over no target, which is NaN, and NaN times 0 is NaN.
+            loss = self.loss(outputs, moved) * share if share else _zero(outputs)
+        # The reduction over ranks is a mean.
+        self.scaler.scale(loss * self.world.size).backward()
+        return loss.detach().float()
+
+    def _result(self, step: GlobalStep, numbers: list[int], own: list[float], norm: float) -> StepResult:
+        """Put the losses of all ranks together, in the order of their micro-batches."""
+        shares = dict(zip(numbers, own, strict=True))
+        if self.world.size > 1:
+            ranks = self.world.all_gather([*own, norm])
+            size, norm = self.world.size, ranks[0][-1]
+            shares = {number: ranks[number % size][number // size] for number in range(len(step.facts))}
+        counted = [(number, fact.weight) for number, fact in enumerate(step.facts) if fact.weight]
+        total = step.total_weight
+        return StepResult(
+            loss=sum(shares[number] for number, _ in counted),
+            weight=total,
+            grad_norm=norm,
+            applied=True,
+            losses=[shares[number] * total / weight for number, weight in counted],
+        )
 
     def _lower_scale(self, result: StepResult) -> bool:
         """Whether a non-finite result is only the fp16 scaler finding its scale, which is then lower at the next step.

@@ -52,12 +52,12 @@ class Full:
     def __init__(self, monkeypatch: pytest.MonkeyPatch, refused: set[int]) -> None:
         self.calls: list[int] = []
 
-        def save(run: RunDir, taken: Snapshot, before_commit: Any = None) -> Path:
+        def save(run: RunDir, taken: Snapshot, *given: Any) -> Path:
             self.calls.append(taken.global_step)
             if len(self.calls) not in refused:
-                return save_checkpoint(run, taken, before_commit)
+                return save_checkpoint(run, taken, *given)
             with Syscalls(run.checkpoints, 6, refuse(errno.ENOSPC)):
-                return save_checkpoint(run, taken, before_commit)
+                return save_checkpoint(run, taken, *given)
 
         monkeypatch.setattr(saver_of, "save_checkpoint", save)
 

@@ -119,10 +119,10 @@ def test_what_was_never_saved_takes_no_place(
 ) -> None:
     """The best step fails to be saved: the best that is there stays, and better ones than it are kept."""
 
-    def save(run: RunDir, taken: Snapshot, before_commit: Any = None) -> Path:
+    def save(run: RunDir, taken: Snapshot, *given: Any) -> Path:
         if taken.global_step == 3:
             raise StorageError("full")
-        return save_checkpoint(run, taken, before_commit)
+        return save_checkpoint(run, taken, *given)
 
     monkeypatch.setattr(saver, "save_checkpoint", save)
     find([3.0, 2.0, 0.5, 2.5, 2.6, 2.7], [0.1] * 6)

@@ -59,6 +59,8 @@ class OpenedCheckpoint:
     """None: nothing was ever saved, and the run begins again."""
     notes: list[str]
     """For the user."""
+    folder: Path | None = None
+    """Where the snapshot was read."""
     damaged: list[Path] = field(default_factory=list)
     superseded: list[Path] = field(default_factory=list)
     foreign: list[Path] = field(default_factory=list)
@@ -131,13 +133,14 @@ def refuse_newer_run(run: RunDir) -> None:
         refuse_newer_format(folder)
 
 
-def open_checkpoint(run: RunDir, resume: ResumePoint, *, allow_nonfinite: bool) -> OpenedCheckpoint:
+def open_checkpoint(run: RunDir, resume: ResumePoint, *, allow_nonfinite: bool, lazy: bool = False) -> OpenedCheckpoint:
     """Pick the checkpoint to resume from and read it; nothing on the disk is changed.
 
     Args:
         run: The run directory; its lock is held.
         resume: What was asked for.
         allow_nonfinite: Whether weights with NaN or infinity will do.
+        lazy: Leave the tensors in their files until one is asked for.
 
     Raises:
         CheckpointError: The checkpoint that was asked for is damaged or of another run, or none is whole; every one is
@@ -148,16 +151,16 @@ def open_checkpoint(run: RunDir, resume: ResumePoint, *, allow_nonfinite: bool) 
     run_id = run_id_of(run)
     if resume.checkpoint is not None:
         refuse_foreign(resume.checkpoint, run_id)
-        snapshot = _load(resume.checkpoint, allow_nonfinite)
+        snapshot = _load(resume.checkpoint, allow_nonfinite, lazy=lazy)
         # What comes after it belongs to a future that is now written anew.
         later = [folder for folder in folders if step_of(folder) > snapshot.global_step]
-        return OpenedCheckpoint(snapshot, [f"going on from {resume.checkpoint}"], superseded=later)
+        return OpenedCheckpoint(snapshot, [f"going on from {resume.checkpoint}"], resume.checkpoint, superseded=later)
     wrong: dict[Path, str] = {}
     foreign: list[Path] = []
     for folder in folders:
         try:
             refuse_foreign(folder, run_id)
-            snapshot = _load(folder, allow_nonfinite)
+            snapshot = _load(folder, allow_nonfinite, lazy=lazy)
         except ForeignCheckpointError as error:
             wrong[folder] = str(error)
             foreign.append(folder)
@@ -167,7 +170,7 @@ def open_checkpoint(run: RunDir, resume: ResumePoint, *, allow_nonfinite: bool) 
             continue
         notes = [f"{reason} Passed over." for reason in wrong.values()]
         damaged = [folder for folder in wrong if folder not in foreign]
-        return OpenedCheckpoint(snapshot, [*notes, f"going on from {folder}"], damaged=damaged, foreign=foreign)
+        return OpenedCheckpoint(snapshot, [*notes, f"going on from {folder}"], folder, damaged=damaged, foreign=foreign)
     if wrong:
         listed = "".join(f"\n  {reason}" for reason in wrong.values())
         raise CheckpointError(
@@ -186,8 +189,8 @@ def open_checkpoint(run: RunDir, resume: ResumePoint, *, allow_nonfinite: bool) 
     return OpenedCheckpoint(None, [f"{run.path}: this run {why}; it starts over from step 0."])
 
 
-def _load(folder: Path, allow_nonfinite: bool) -> Snapshot:
-    snapshot = load_checkpoint(folder)
+def _load(folder: Path, allow_nonfinite: bool, *, lazy: bool) -> Snapshot:
+    snapshot = load_checkpoint(folder, lazy=lazy)
     refuse_garbage(folder, snapshot.metadata)
     if not allow_nonfinite:
         names = snapshot.metadata.trainable or ()

@@ -8,13 +8,15 @@ import torch
 
 from optrun.artifacts import provenance
 from optrun.artifacts import run_dir as names
-from optrun.artifacts.checkpoint import Snapshot, load_checkpoint, refuse_mutated, set_aside
+from optrun.artifacts.checkpoint import Snapshot, load_checkpoint, refuse_mutated, set_aside, slices_of
 from optrun.artifacts.identity import run_id_of
 from optrun.artifacts.manifest import refuse_foreign
 from optrun.artifacts.metadata import CheckpointMetadata
 from optrun.artifacts.retention import step_of
 from optrun.artifacts.run_dir import RunDir, checkpoint_folders
 from optrun.config.schema.checkpoint import OnOtherOptimizer
+from optrun.distributed.shard import is_sharded, model_class
+from optrun.distributed.world import ALONE, World
 from optrun.errors import CheckpointError, ConfigError, NonFiniteError, OptrunError
 from optrun.model.weights import load_model_tensors, model_tensors
 from optrun.optimizer.state import load_named_state, named_state
@@ -72,6 +74,8 @@ def restore_state(
         CheckpointError: They do not fit without any change, or are in memory not what they are in the file.
     """
     notes: list[str] = []
+    if is_sharded(model):
+        snapshot = slices_of(snapshot, model_tensors(model))
     _refuse_other_model(snapshot, model, changes)
     try:
         load_model_tensors(model, snapshot.model)
@@ -97,7 +101,7 @@ def restore_state(
 
 
 def _refuse_other_model(snapshot: Snapshot, model: torch.nn.Module, changes: Changes) -> None:
-    before, now = snapshot.metadata.model_class, type(model).__name__
+    before, now = snapshot.metadata.model_class, model_class(model).__name__
     if before != now:
         text = f"the checkpoint holds a {before}, the configuration builds a {now}."
         raise _unfit(text, changes, ("model.", "task."))
@@ -182,7 +186,9 @@ def other_environment(metadata: CheckpointMetadata, device: torch.device) -> str
     return f"warning: {'; '.join(other)}: going on works, bit-equality with an uninterrupted run is not promised."
 
 
-def go_back(run: RunDir, step: int, every: int | None, setup: TrainingSetup) -> tuple[TrainState, CheckpointMetadata]:
+def go_back(
+    run: RunDir, step: int, every: int | None, setup: TrainingSetup, world: World = ALONE
+) -> tuple[TrainState, CheckpointMetadata]:
     """Restore the last scheduled checkpoint at or before a step, in the middle of a run.
 
     Args:
@@ -190,6 +196,7 @@ def go_back(run: RunDir, step: int, every: int | None, setup: TrainingSetup) -> 
         step: A scheduled one.
         every: `checkpoint.save_steps`.
         setup: In use; the checkpoint may be older than its ranking.
+        world: The ranks, all of which go back.
 
     Returns:
         The counters from there, and what else the checkpoint says.
@@ -205,7 +212,7 @@ def go_back(run: RunDir, step: int, every: int | None, setup: TrainingSetup) -> 
         if folder.is_dir():
             try:
                 refuse_foreign(folder, run_id)
-                snapshot = load_checkpoint(folder)
+                snapshot = load_checkpoint(folder, lazy=is_sharded(setup.model))
                 refuse_garbage(folder, snapshot.metadata)
                 break
             except CheckpointError as error:
@@ -218,7 +225,8 @@ def go_back(run: RunDir, step: int, every: int | None, setup: TrainingSetup) -> 
     setup.train_step.optimizer.zero_grad(set_to_none=True)
     restore_state(snapshot, setup.model, setup.train_step, {}, OnOtherOptimizer.refuse)
     restore_random_states(snapshot.metadata.random, setup.train_step.device)
-    for later in checkpoint_folders(run):
+    world.barrier()  # every rank has read it
+    for later in checkpoint_folders(run) if world.is_main else ():
         if step_of(later) > snapshot.global_step:
             set_aside(later, "superseded")
     state = train_state(snapshot.metadata)

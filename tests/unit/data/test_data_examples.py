@@ -143,7 +143,9 @@ def test_a_plan_serves_each_example_once_an_epoch_and_starts_anywhere(
             assert sorted(index for _, index in mine) == list(range(examples))
     assert list(itertools.islice(plan.steps(start), 3)) == list(itertools.islice(plan.steps(0), start, start + 3))
     for number, step in enumerate(steps):
-        assert [len(batch) for batch in step] == plan.sizes(number)
+        sizes = [len(batch) for batch in step]
+        assert len(sizes) == plan.micro_batches(number)
+        assert all(size == batch_size for size in sizes[:-1])
         assert len({epoch for batch in step for epoch, _ in batch}) == 1
         assert len(step) <= accumulation
 

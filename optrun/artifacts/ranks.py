@@ -1,0 +1,118 @@
+"""What the ranks that write or read one checkpoint do together: each its part, and one verdict for all."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, TypeVar, cast
+
+from optrun.errors import OptrunError
+
+if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
+
+T = TypeVar("T")
+
+
+class RankLostError(OptrunError):
+    """A rank no longer answers: it died, or hangs for longer than the group waits."""
+
+
+def rank_of(group: ProcessGroup | None) -> int:
+    """This process among the ranks of a group; without a group there is one."""
+    if group is None:
+        return 0
+    import torch.distributed as dist
+
+    return dist.get_rank(group)
+
+
+def size_of(group: ProcessGroup | None) -> int:
+    """How many ranks a group has."""
+    if group is None:
+        return 1
+    import torch.distributed as dist
+
+    return dist.get_world_size(group)
+
+
+def agree(group: ProcessGroup | None, act: Callable[[], T]) -> list[T]:
+    """Do something on every rank of a group; all of them go on with every result, or fail with the same error.
+
+    Args:
+        group: On the CPU (gloo), used by no other thread; None: this process alone, whose errors pass as they are.
+        act: Its result is sent to the others.
+
+    Returns:
+        Results by rank.
+
+    Raises:
+        OptrunError: Of the first rank that refused, with its number; of the same class on every rank.
+        OSError: The disk of the first rank that refused, in the same way.
+        RankLostError: A rank no longer answers.
+    """
+    if group is None:
+        return [act()]
+    import torch.distributed as dist
+
+    own: tuple[T | None, Exception | None]
+    try:
+        own = (act(), None)
+    except Exception as error:  # sent to all ranks, which raise it
+        own = (None, _portable(error))
+    every: list[tuple[T, Exception | None]] = [None] * dist.get_world_size(group)  # type: ignore[list-item]
+    with answering():
+        dist.all_gather_object(every, own, group=group)
+    for rank, (_, refusal) in enumerate(every):
+        if refusal is not None:
+            raise of_rank(rank, refusal)
+    return [result for result, _ in every]
+
+
+def together(group: ProcessGroup | None, act: Callable[[], T]) -> T:
+    """Do something on every rank; each keeps its own result, and all fail where one does, as by `agree`."""
+    kept: list[T] = []
+    agree(group, lambda: kept.append(act()))
+    return kept[0]
+
+
+def on_first(group: ProcessGroup | None, act: Callable[[], T]) -> T:
+    """Do something on the first rank alone; all of them have its result, or fail with its error, as by `agree`."""
+    first: T | None = agree(group, act if rank_of(group) == 0 else _nothing)[0]
+    return cast(T, first)
+
+
+def _nothing() -> None:
+    return None
+
+
+@contextmanager
+def answering() -> Iterator[None]:
+    """Inside, ranks talk to each other.
+
+    Raises:
+        RankLostError: One does not answer; gloo has no class of its own for that.
+    """
+    try:
+        yield
+    except RuntimeError as error:
+        lines = str(error).strip().splitlines() or [type(error).__name__]
+        raise RankLostError(f"another rank no longer answers: {lines[0]}") from error
+
+
+def _portable(error: Exception) -> Exception:
+    """An error that can be sent: of classes whose arguments make them again."""
+    if isinstance(error, OSError):
+        return OSError(error.errno, error.strerror or str(error), error.filename)
+    if isinstance(error, OptrunError):
+        return type(error)(str(error))
+    return OptrunError(f"{type(error).__name__}: {error}")
+
+
+def of_rank(rank: int, error: BaseException) -> Exception:
+    """The error of one rank, as all of them raise it."""
+    if isinstance(error, OSError):
+        return OSError(error.errno, f"rank {rank}: {error.strerror or error}", error.filename)
+    if isinstance(error, OptrunError):
+        return type(error)(f"rank {rank}: {error}")
+    return OptrunError(f"rank {rank}: {type(error).__name__}: {error}")

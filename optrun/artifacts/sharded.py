@@ -1,0 +1,253 @@
+"""Tensors divided among ranks: each rank writes its own shard, and a reader takes from the shards what it needs.
+
+The files are those of `torch.distributed.checkpoint` with its safetensors writer: one a rank, where each piece lies in
+the whole tensor stands in the header. torch plans which rank writes what (what several hold is written once); the bytes
+go through `write_tensors`, which neither serialises a shard in memory nor leaves it to be read again for its checksum.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageWriter
+from torch.distributed.checkpoint.planner import SavePlan, SavePlanner
+from torch.distributed.checkpoint.state_dict_saver import save
+from torch.distributed.checkpoint.storage import WriteResult
+from torch.distributed.tensor import DTensor
+from torch.futures import Future
+
+from optrun.artifacts.atomic import sync_folder
+from optrun.artifacts.ranks import answering, of_rank
+from optrun.artifacts.tensor_file import Written, local_part, write_tensors
+from optrun.errors import CheckpointError
+
+if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
+
+SHARD = re.compile(r"shard-(\d{5})-model-00001-of-00001\.safetensors")
+"""Name of the shard of one rank, counted from 1, as `torch.distributed.checkpoint` gives it."""
+_OFFSETS = "DCP_SHARDING_INFO"
+"""Key of a header's metadata: name to `saved_offsets`, as JSON."""
+
+
+class ShardWriter(HuggingFaceStorageWriter):
+    """Writes the shard of this rank in the form of `HuggingFaceStorageWriter(save_distributed=True)`.
+
+    Args:
+        folder: For the shards of all ranks.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(path=str(folder), save_distributed=True)
+        self.written: dict[str, Written] = {}
+        """What this rank wrote, by file name; nothing where all that it holds is written by others."""
+
+    def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
+        """Write what is this rank's to write, flushed to the disk.
+
+        Raises:
+            OSError: The disk refused.
+            TypeError: A dtype that the format does not have.
+        """
+        tensors: dict[str, torch.Tensor] = {}
+        offsets: dict[str, dict[str, list[int]]] = {}
+        results = []
+        name = f"shard-{plan.storage_data['shard_index']:05d}-model-00001-of-00001.safetensors"
+        for item in plan.items:
+            piece = planner.resolve_data(item)
+            assert isinstance(piece, torch.Tensor)
+            assert item.tensor_data is not None
+            tensors[item.index.fqn] = piece
+            offsets[item.index.fqn] = {"saved_offsets": list(item.tensor_data.chunk.offsets)}
+            results.append(WriteResult(item.index, piece.numel() * piece.element_size(), None))
+        if tensors:
+            metadata = {_OFFSETS: json.dumps(offsets), "DCP_VERSION": "1.0"}
+            self.written[name] = write_tensors(Path(self.path) / name, tensors, metadata)
+        done: Future[list[WriteResult]] = Future()
+        done.set_result(results)
+        return done
+
+
+def write_shards(folder: Path, tensors: Mapping[str, torch.Tensor], group: ProcessGroup) -> dict[str, tuple[int, str]]:
+    """Write this rank's part of some tensors, while every other rank does the same.
+
+    Args:
+        folder: One that the ranks share; made where it is missing.
+        tensors: On the CPU; a DTensor by what this rank holds, any other is the same on all ranks and written once.
+        group: Of the ranks, on the CPU.
+
+    Returns:
+        The files of this rank: name to size and sha256.
+
+    Raises:
+        OSError: The disk refused on one of the ranks; raised on each, with its number.
+        OptrunError: Another thing went wrong on one of them.
+        RankLostError: A rank no longer answers.
+    """
+    writer = ShardWriter(folder)
+    try:
+        with answering():
+            save(dict(tensors), storage_writer=writer, process_group=group)
+    except CheckpointException as error:
+        rank, (cause, _) = min(error.failures.items(), key=lambda failure: failure[0])
+        raise of_rank(rank, cause) from error
+    sync_folder(folder)
+    return {name: (written.size, written.sha256) for name, written in writer.written.items()}
+
+
+def mesh_of(tensors: Mapping[str, torch.Tensor]) -> dict[str, Any] | None:
+    """Describe the mesh that tensors are divided over; None: none is."""
+    for tensor in tensors.values():
+        if isinstance(tensor, DTensor):
+            mesh = tensor.device_mesh
+            return {"dim_names": list(mesh.mesh_dim_names or ()), "shape": list(mesh.shape)}
+    return None
+
+
+@contextmanager
+def _naming(path: Path) -> Iterator[None]:
+    """Inside, a safetensors file is read.
+
+    Raises:
+        CheckpointError: It cannot be.
+    """
+    try:
+        yield
+    except (SafetensorError, OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise CheckpointError(f"{path}: cannot be read: {type(error).__name__}: {error}") from error
+
+
+@dataclass(frozen=True)
+class _Piece:
+    """Part of a tensor in a file."""
+
+    file: Path
+    offsets: tuple[int, ...]
+    shape: tuple[int, ...]
+
+
+class StoredTensors(Mapping[str, torch.Tensor]):
+    """Tensors in safetensors files, whole or in shards; each is read when it is asked for, out of mapped memory.
+
+    Args:
+        files: All that hold a part; verified.
+        described: Name to `dtype` and `shape`, from the manifest.
+
+    Raises:
+        CheckpointError: The files do not hold these tensors, every element of them once.
+    """
+
+    def __init__(self, files: Sequence[Path], described: Mapping[str, Mapping[str, Any]]) -> None:
+        self.described = described
+        self._files: dict[Path, Any] = {}
+        self._pieces: dict[str, list[_Piece]] = {}
+        for path in files:
+            with _naming(path):
+                self._open(path)
+        self._refuse_gaps(files)
+
+    def _open(self, path: Path) -> None:
+        file = self._files[path] = safe_open(path, framework="pt")
+        sharding = json.loads((file.metadata() or {}).get(_OFFSETS, "{}"))
+        for name in file.keys():  # noqa: SIM118  # no mapping
+            shape = tuple(file.get_slice(name).get_shape())
+            offsets = tuple(map(int, sharding[name]["saved_offsets"])) if name in sharding else (0,) * len(shape)
+            self._pieces.setdefault(name, []).append(_Piece(path, offsets, shape))
+
+    def _refuse_gaps(self, files: Sequence[Path]) -> None:
+        where = files[0].parent if files else "the checkpoint"
+        for name in self._pieces.keys() ^ self.described.keys():
+            only = "the files" if name in self._pieces else "the manifest"
+            raise CheckpointError(f"{where}: tensor {name} stands in {only} alone.")
+        for name, pieces in self._pieces.items():
+            whole = tuple(self.described[name]["shape"])
+            solid = [piece for piece in pieces if 0 not in piece.shape]
+            apart = len({piece.offsets for piece in solid}) == len(solid)
+            inside = all(_inside(piece, whole) for piece in pieces)
+            if not (apart and inside) or sum(_count(piece.shape) for piece in pieces) != _count(whole):
+                parts = ", ".join(f"{list(piece.shape)} at {list(piece.offsets)}" for piece in pieces[:4])
+                raise CheckpointError(f"{where}: tensor {name} of shape {list(whole)} is not whole: {parts}.")
+
+    def __getitem__(self, name: str) -> torch.Tensor:
+        return self.read(name)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.described)
+
+    def __len__(self) -> int:
+        return len(self.described)
+
+    def read(self, name: str, like: torch.Tensor | None = None) -> torch.Tensor:
+        """Read a tensor, or of a divided one what this rank holds.
+
+        Args:
+            name: As it was saved.
+            like: A DTensor of the same shape, materialised: the result is laid out over its mesh as it is, on its
+                device; the dtype is that of the file. Anything else: the tensor is read whole, on the CPU.
+
+        Raises:
+            KeyError: There is none of this name.
+            CheckpointError: It cannot be read.
+        """
+        pieces = self._pieces[name]
+        shape = tuple(self.described[name]["shape"])
+        with _naming(pieces[0].file):
+            if isinstance(like, DTensor) and tuple(like.shape) == shape:
+                divided = torch.empty_like(like.detach(), dtype=self._stored(name, pieces[0]).dtype)
+                self._fill(local_part(divided), _first_index(divided), name)
+                return divided
+            if pieces[0].shape == shape:
+                return self._stored(name, pieces[0])
+            whole = torch.empty(shape, dtype=self._stored(name, pieces[0]).dtype)
+            self._fill(whole, (0,) * len(shape), name)
+            return whole
+
+    def _stored(self, name: str, piece: _Piece) -> torch.Tensor:
+        tensor: torch.Tensor = self._files[piece.file].get_tensor(name)  # mapped: what is not used is not read
+        return tensor
+
+    def _fill(self, target: torch.Tensor, offsets: Sequence[int], name: str) -> None:
+        """Copy every element that a part of the tensor shares with a piece.
+
+        Args:
+            target: The part.
+            offsets: Where it begins in the whole tensor, an index a dimension.
+            name: Of the tensor.
+        """
+        for piece in self._pieces[name]:
+            first = [max(*pair) for pair in zip(offsets, piece.offsets, strict=True)]
+            ends = zip(offsets, target.shape, piece.offsets, piece.shape, strict=True)
+            last = [min(own + size, other + count) for own, size, other, count in ends]
+            if any(begin >= end for begin, end in zip(first, last, strict=True)):
+                continue
+            target[_region(first, last, offsets)].copy_(self._stored(name, piece)[_region(first, last, piece.offsets)])
+
+
+def _region(first: Sequence[int], last: Sequence[int], origin: Sequence[int]) -> tuple[slice, ...]:
+    return tuple(slice(a - o, b - o) for a, b, o in zip(first, last, origin, strict=True))
+
+
+def _count(shape: Sequence[int]) -> int:
+    return torch.Size(shape).numel()
+
+
+def _inside(piece: _Piece, shape: Sequence[int]) -> bool:
+    return len(piece.shape) == len(shape) == len(piece.offsets) and all(
+        offset >= 0 and offset + size <= whole
+        for offset, size, whole in zip(piece.offsets, piece.shape, shape, strict=True)
+    )
+
+
+def _first_index(tensor: torch.Tensor) -> tuple[int, ...]:
+    """Where in the whole tensor what this rank holds begins."""
+    assert isinstance(tensor, DTensor)
+    return tuple(tensor.__create_chunk_list__()[0].offsets)  # the protocol of torch.distributed.checkpoint

@@ -1,0 +1,143 @@
+"""A model on several ranks: whole on each of them (DDP), or cut over them block by block (FSDP2)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any
+
+import torch
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, OffloadPolicy, fully_shard
+from torch.nn.parallel import DistributedDataParallel
+
+from optrun.config.schema.distributed import DdpConfig, DistributedConfig, FsdpConfig, ShardDtype
+from optrun.distributed.world import World
+from optrun.errors import ConfigError
+
+GradientSync = Callable[[bool], AbstractContextManager[object]]
+"""Stands around each micro-batch, told whether it is the last of its step: gradients are reduced there only."""
+
+
+def data_parallel_degrees(config: FsdpConfig, ranks: int) -> tuple[int, int]:
+    """Divide the ranks into groups with a whole model each, and such a group into shards.
+
+    Args:
+        config: The degrees that were asked for.
+        ranks: How many there are.
+
+    Returns:
+        Groups, and ranks of each.
+
+    Raises:
+        ConfigError: They do not make up all ranks.
+
+    """
+    groups, shards = config.data_parallel_replicate_degree, config.data_parallel_shard_degree
+    if ranks % groups:
+        raise ConfigError(
+            f"distributed.data_parallel_replicate_degree={groups}: expected a divisor of {ranks}, the number of ranks."
+        )
+    if shards == -1:
+        shards = ranks // groups
+    if groups * shards != ranks:
+        raise ConfigError(
+            f"distributed.data_parallel_shard_degree={shards}: with {groups} groups of ranks "
+            f"(data_parallel_replicate_degree) it makes {groups * shards} ranks, and there are {ranks}. "
+            f"Expected {ranks // groups}, or -1."
+        )
+    return groups, shards
+
+
+def distribute(
+    model: nn.Module, config: DistributedConfig, world: World, device: torch.device, blocks: Sequence[str]
+) -> tuple[nn.Module, GradientSync]:
+    """Put a model on its ranks.
+
+    Args:
+        model: On the CPU or on the device, equal on every rank. FSDP changes it in place: its parameters are DTensors
+            afterwards, under the same names, and rest on the device.
+        config: How.
+        world: The ranks.
+        device: Of this rank.
+        blocks: Dotted names of the modules that are gathered and freed one by one.
+
+    Returns:
+        What is called in training, and what stands around each micro-batch.
+
+    Raises:
+        ConfigError: Degrees that do not make up the ranks.
+    """
+    if isinstance(config, FsdpConfig):
+        return _fully_sharded(model, config, world, device, blocks)
+    if isinstance(config, DdpConfig):
+        ids = [device] if device.type == "cuda" else None
+        # What a model does not use keeps no gradient, as in one process.
+        replicated = DistributedDataParallel(model, device_ids=ids, find_unused_parameters=True)
+        return replicated, lambda last: nullcontext() if last else replicated.no_sync()
+    return model, lambda last: nullcontext()  # noqa: ARG005
+
+
+def _fully_sharded(
+    model: nn.Module, config: FsdpConfig, world: World, device: torch.device, blocks: Sequence[str]
+) -> tuple[nn.Module, GradientSync]:
+    groups, shards = data_parallel_degrees(config, world.size)
+    options: dict[str, Any] = {
+        "mesh": _mesh(groups, shards, device),
+        "reshard_after_forward": config.reshard_after_forward,
+        "mp_policy": MixedPrecisionPolicy(
+            param_dtype=_dtype(config.param_dtype),
+            reduce_dtype=_dtype(config.reduce_dtype),
+            cast_forward_inputs=config.param_dtype is not None,
+        ),
+        "offload_policy": CPUOffloadPolicy() if config.cpu_offload else OffloadPolicy(),
+    }
+    for block in _innermost_first(model, blocks):
+        fully_shard(block, **options)
+    fully_shard(model, **options)
+    assert isinstance(model, FSDPModule)
+
+    @contextmanager
+    def gradient_sync(last: bool) -> Iterator[None]:
+        model.set_requires_gradient_sync(last)
+        yield
+
+    return model, gradient_sync
+
+
+def _mesh(groups: int, shards: int, device: torch.device) -> DeviceMesh:
+    if groups > 1:
+        return init_device_mesh(device.type, (groups, shards), mesh_dim_names=("dp_replicate", "dp_shard"))
+    return init_device_mesh(device.type, (shards,), mesh_dim_names=("dp_shard",))
+
+
+def _dtype(choice: ShardDtype | None) -> torch.dtype | None:
+    return None if choice is None else getattr(torch, choice.value)
+
+
+def is_sharded(model: nn.Module) -> bool:
+    """Whether several ranks hold a part of the model each."""
+    return isinstance(model, FSDPModule)
+
+
+def model_class(model: nn.Module) -> type[Any]:
+    """The class of a model before it was sharded: `fully_shard` puts one of its own in front."""
+    return next(kind for kind in type(model).__mro__ if not issubclass(kind, FSDPModule))
+
+
+def _innermost_first(model: nn.Module, paths: Iterable[str]) -> list[nn.Module]:
+    """The modules at these names that have a forward pass of their own."""
+    modules = dict(model.named_modules())
+    found = (modules[path] for path in sorted(paths, key=lambda path: -path.count(".")) if path in modules)
+    return [module for module in found if not isinstance(module, nn.ModuleList | nn.ModuleDict)]
+
+
+def whole_tensors(tensors: Iterable[tuple[str, torch.Tensor]]) -> dict[str, torch.Tensor]:
+    """Gather shards, one after the other; every rank takes part and has all of them on the CPU."""
+    from torch.distributed.tensor import DTensor
+
+    return {
+        name: (tensor.full_tensor() if isinstance(tensor, DTensor) else tensor).detach().cpu()
+        for name, tensor in tensors
+    }

@@ -1,0 +1,90 @@
+"""What the ranks of a run tell each other once a step, before its forward passes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from optrun.data.loader import share_of
+from optrun.distributed.world import ALONE, World
+
+_DIGEST_PARTS = 8
+"""Numbers of 32 bits that a digest is sent as."""
+
+
+@dataclass(frozen=True)
+class MicroBatchFacts:
+    """What a rank knows of a micro-batch of its own."""
+
+    weight: float
+    """Tokens or examples that its mean loss is over, or the sum of their class weights."""
+    tokens: int
+    samples: int
+    digest: bytes
+    """sha256 of its content."""
+
+
+@dataclass(frozen=True)
+class Requests:
+    """What is asked of the loop; over ranks, what any of them was asked."""
+
+    stop: int = 0
+    """Number of the signal; -1: the time budget is spent; 0: go on."""
+    save: bool = False
+    written: bool = True
+    """No checkpoint is being written; over ranks, on none of them."""
+
+
+@dataclass(frozen=True)
+class GlobalStep:
+    """The micro-batches of a step over all ranks."""
+
+    facts: list[MicroBatchFacts]
+    """Of each, in their order, which is the same at any number of ranks."""
+    numbers: list[int]
+    """Of those that this rank runs; one beyond the last counts nothing."""
+    requests: Requests
+
+    @property
+    def total_weight(self) -> float:
+        """Tokens or examples that the step's mean loss is over."""
+        return sum(fact.weight for fact in self.facts)
+
+    def weight_of(self, number: int) -> float:
+        """Weight of a micro-batch; 0 where the number stands for none."""
+        return self.facts[number].weight if number < len(self.facts) else 0.0
+
+
+def exchange(own: Sequence[MicroBatchFacts], requests: Requests, world: World, count: int) -> GlobalStep:
+    """Tell the others of this rank's micro-batches and requests, and hear of theirs: one all-gather.
+
+    Args:
+        own: As many on every rank.
+        requests: Of this rank.
+        world: The ranks.
+        count: Micro-batches of the step over all ranks.
+
+    Raises:
+        RuntimeError: A rank is gone, or does not answer in time.
+    """
+    if world is ALONE:
+        return GlobalStep(list(own), list(range(count)), requests)
+    row = [float(requests.stop), float(requests.save), float(requests.written)]
+    for fact in own:
+        parts = (int.from_bytes(fact.digest[at : at + 4], "big") for at in range(0, 4 * _DIGEST_PARTS, 4))
+        row += [fact.weight, float(fact.tokens), float(fact.samples), *map(float, parts)]
+    rows = world.all_gather(row)
+    stops = [int(stop) for stop, *_ in rows]
+    merged = Requests(
+        stop=max(stops) or min(stops),
+        save=any(save for _, save, *_ in rows),
+        written=all(written for _, _, written, *_ in rows),
+    )
+    facts = [_unpacked(rows[number % world.size], number // world.size) for number in range(count)]
+    return GlobalStep(facts, share_of(count, world.rank, world.size), merged)
+
+
+def _unpacked(row: Sequence[float], index: int) -> MicroBatchFacts:
+    size = 3 + _DIGEST_PARTS
+    weight, tokens, samples, *parts = row[3 + index * size : 3 + (index + 1) * size]
+    return MicroBatchFacts(weight, int(tokens), int(samples), b"".join(int(part).to_bytes(4, "big") for part in parts))

@@ -1,0 +1,128 @@
+"""Runs of optrun on several gloo ranks, without the agent that starts them for a person."""
+
+from __future__ import annotations
+
+import json
+import os
+from contextlib import suppress
+from dataclasses import dataclass
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.multiprocessing as mp
+from rich.console import Console
+
+from optrun.artifacts.run_dir import RunDir, checkpoint_folders
+from optrun.config import store
+from optrun.config.compose import compose_request
+from optrun.config.request import CommandLine, Request
+from optrun.distributed.world import ALONE, World
+from optrun.errors import StoppedEarly
+from optrun.runner.follow import follow
+from optrun.runner.resume.checkpoint import ResumePoint
+from optrun.runner.train import train
+from optrun.training.display import make_display
+
+SECONDS = 120
+
+
+@dataclass(frozen=True)
+class Start:
+    """One start of a run."""
+
+    run: Path
+    overrides: list[str]
+    stop_at: int | None = None
+    double: bool = False
+    """Weights and activations in float64."""
+
+
+def start_on(ranks: int, starts: list[Start], meet: Path) -> None:
+    """Do these starts one after the other, all in the same processes.
+
+    Args:
+        ranks: How many there are; a single one is this process.
+        starts: A run that is there already goes on.
+        meet: An empty folder for the ranks to meet in.
+    """
+    if ranks == 1:
+        _each(starts, ALONE)
+    else:
+        meet.mkdir()
+        mp.start_processes(_rank, args=(ranks, starts, str(meet)), nprocs=ranks, start_method="forkserver")
+
+
+def _rank(rank: int, ranks: int, starts: list[Start], meet: str) -> None:
+    import torch.distributed as dist
+
+    os.environ |= {"LOCAL_RANK": str(rank), "LOCAL_WORLD_SIZE": str(ranks), "GLOO_SOCKET_IFNAME": "lo"}
+    torch.set_num_threads(1)
+    timeout = timedelta(seconds=SECONDS)
+    dist.init_process_group("gloo", init_method=f"file://{meet}/meet", rank=rank, world_size=ranks, timeout=timeout)
+    world = World.join("gloo", timeout)
+    _each(starts, world)
+    world.barrier()
+    dist.destroy_process_group()
+
+
+def _each(starts: list[Start], world: World) -> None:
+    for start in starts:
+        before = torch.get_default_dtype()
+        torch.set_default_dtype(torch.float64 if start.double else before)
+        try:
+            with suppress(StoppedEarly):
+                _start(start, world)
+        finally:
+            torch.set_default_dtype(before)
+        world.barrier()
+
+
+def _start(start: Start, world: World) -> None:
+    overrides = [*start.overrides, *([] if world.size > 1 else ["distributed=none"])]
+    start.run.mkdir(parents=True, exist_ok=True)
+    run = RunDir(start.run)
+    with Path(os.devnull).open("w", encoding="utf-8") as nowhere:
+        display = make_display(Console(file=nowhere), "")
+        if world.is_main:
+            resume = ResumePoint(None) if checkpoint_folders(run) else None
+            train(request(overrides), run, display, resume, stop_at=start.stop_at, world=world)
+        else:
+            follow(request(overrides), run, display, world, stop_at=start.stop_at)
+
+
+def request(overrides: list[str]) -> Request:
+    """What these overrides ask for; of a key given twice the last counts."""
+    last = {token.split("=", 1)[0]: token for token in overrides}
+    return compose_request(store.open_hydra(None), CommandLine(overrides=list(last.values())))
+
+
+def rows(run: Path) -> dict[int, dict[str, Any]]:
+    """The lines of `metrics.jsonl` by step."""
+    lines = (run / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
+    return {row["step"]: row for row in map(json.loads, lines)}
+
+
+def batches(run: Path) -> str:
+    """Digest of all batches that a run has seen, in their order."""
+    newest = max(checkpoint_folders(RunDir(run)), key=lambda folder: folder.name)
+    return str(json.loads((newest / "state.json").read_text(encoding="utf-8"))["train"]["batches_digest"])
+
+
+def differences(one: Path, other: Path, names: tuple[str, ...]) -> dict[str, float]:
+    """Greatest relative difference of each metric between two runs, over all steps.
+
+    Args:
+        one: A run directory.
+        other: Another one, with the same steps.
+        names: Of metrics, each of which is in both.
+    """
+    left, right = rows(one), rows(other)
+    assert list(left) == list(right)
+    found = {}
+    for name in names:
+        pairs = [(left[step][name], right[step][name]) for step in left if name in left[step]]
+        assert pairs, name
+        found[name] = max(abs(a - b) / max(abs(a), 1e-30) for a, b in pairs)
+    return found

@@ -1,0 +1,105 @@
+"""The same run on 1, 2 and 4 ranks is the same run."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from optrun.artifacts.run_dir import RunDir
+from tests.distributed.ranked_runs import Start, batches, differences, start_on
+from tests.running import TINY_BERT, TINY_GPT, write_labelled, write_text
+
+LOSSES = ("train/loss", "eval/loss")
+
+
+@dataclass(frozen=True)
+class Case:
+    """A run, small; an epoch of it ends in the middle of a step's micro-batches."""
+
+    overrides: list[str]
+    tolerance: float = 1e-6
+    """Of losses, relative; norms of gradients, which sum over all parameters, are held to a hundred times of it."""
+    double: bool = False
+
+
+COMMON = [
+    "training.max_steps=7",
+    "training.per_device_train_batch_size=4",
+    "training.global_batch_size=16",
+    "training.logging_steps=1",
+    "training.eval_steps=3",
+    "checkpoint.keep_last=1",
+    "data.eval_fraction=0.2",
+]
+SENTENCES = [*TINY_BERT, "task=sequence_classification", "data=files", "model.config.hidden_dropout_prob=0.1"]
+CASES = {
+    "adamw": Case([*TINY_GPT, "data=files"]),
+    "layerwise-lamb": Case([*SENTENCES, "optimizer=lamb", "param_groups=layerwise", "lr=1e-2"]),
+    "adamwdl": Case([*SENTENCES, "optimizer=adamwdl", "task.metrics=[f1]"]),
+    "muon": Case([*TINY_GPT, "data=files", "optimizer=muon"]),
+    "double": Case([*SENTENCES, "optimizer=lamb", "param_groups=layerwise", "lr=1e-2"], 1e-12, double=True),
+}
+
+
+def start_of(name: str, case: Case, folder: Path, kind: str, data: Path) -> Start:
+    """A start of a case in a folder of its own."""
+    text = "data=files" in case.overrides and "task=sequence_classification" not in case.overrides
+    train = write_text(data, 220) if text else write_labelled(data, 68)
+    distributed = {"hsdp": ["distributed=fsdp", "distributed.data_parallel_replicate_degree=2"]}
+    words = [*COMMON, *case.overrides, f"data.train={train}", *distributed.get(kind, [f"distributed={kind}"])]
+    return Start(folder / f"{name}-{kind}", words, double=case.double)
+
+
+def check(folder: Path, ranks: int, kinds: list[str]) -> None:
+    """Every case alone, and on so many ranks in each of these ways."""
+    starts = [start_of(name, case, folder, kind, folder) for name, case in CASES.items() for kind in kinds]
+    start_on(ranks, starts, folder / "meet")
+    start_on(1, [start_of(name, case, folder, "none", folder) for name, case in CASES.items()], folder)
+    for name, case in CASES.items():
+        alone = folder / f"{name}-none"
+        for kind in kinds:
+            found = differences(alone, folder / f"{name}-{kind}", (*LOSSES, "train/grad_norm"))
+            assert max(found[loss] for loss in LOSSES) <= case.tolerance, (name, kind, found)
+            assert found["train/grad_norm"] <= 100 * case.tolerance, (name, kind, found)
+            assert batches(alone) == batches(folder / f"{name}-{kind}")
+
+
+def test_two_ranks_do_what_one_does(tmp_path: Path) -> None:
+    check(tmp_path, 2, ["ddp", "fsdp"])
+
+
+@pytest.mark.slow
+def test_four_ranks_do_what_one_does(tmp_path: Path) -> None:
+    check(tmp_path, 4, ["ddp", "fsdp", "hsdp"])
+
+
+def test_a_run_goes_on_at_another_number_of_ranks(tmp_path: Path) -> None:
+    """Stopped on 2, gone on with on 1, stopped again, and ended on 2: the losses of one undisturbed process."""
+    case, run = CASES["layerwise-lamb"], tmp_path / "moved"
+    undisturbed = start_of("whole", case, tmp_path, "none", tmp_path)
+    start_on(1, [undisturbed], tmp_path)
+    sharded = start_of("x", case, tmp_path, "fsdp", tmp_path).overrides
+    start_on(2, [Start(run, sharded, stop_at=2)], tmp_path / "first")
+    assert RunDir(run).checkpoint(2).joinpath("model").is_dir()
+    start_on(1, [Start(run, [*sharded, "distributed=none"], stop_at=4)], tmp_path)
+    assert RunDir(run).checkpoint(4).joinpath("model.safetensors").is_file()
+    start_on(2, [Start(run, sharded)], tmp_path / "second")
+    found = differences(undisturbed.run, run, LOSSES)
+    assert max(found.values()) <= case.tolerance, found
+    assert batches(undisturbed.run) == batches(run)
+
+
+def test_a_run_on_two_ranks_resumed_is_the_run_undisturbed(tmp_path: Path) -> None:
+    """Bit for bit, at the same number of ranks."""
+    case = CASES["adamwdl"]
+    starts = []
+    for kind in ("ddp", "fsdp"):
+        whole = start_of("whole", case, tmp_path, kind, tmp_path)
+        cut = Start(tmp_path / f"cut-{kind}", whole.overrides)
+        starts += [whole, Start(cut.run, cut.overrides, stop_at=4), cut]
+    start_on(2, starts, tmp_path / "meet")
+    for kind in ("ddp", "fsdp"):
+        found = differences(tmp_path / f"whole-{kind}", tmp_path / f"cut-{kind}", (*LOSSES, "train/grad_norm"))
+        assert set(found.values()) == {0.0}, (kind, found)
