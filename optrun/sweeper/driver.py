@@ -157,6 +157,7 @@ class Driver:
                     break
                 self.sweep.stop(self.token).touch()
             elif not self._open and not any(self._wanted(job, stop_at) for job in jobs):
+                self.workers.stop_waiting()
                 return
             elif self._start(jobs, stop_at):
                 continue
@@ -181,9 +182,11 @@ class Driver:
             missing = devices
             if missing <= 1:
                 break
-        if missing is not None and not self._open and not self._waits:
-            self._waits = True  # others are on the devices, or are about to leave them: said once
-            self.view.note(f"waiting for a device. In use by others: {self.workers.holders or 'none'}")
+        if missing is None:
+            self.workers.stop_waiting()
+        elif not self._open and not self._waits and (holders := self.workers.holders):
+            self._waits = True  # said once
+            self.view.note(f"waiting for devices in use by others: {holders}")
         return False
 
     def _batches(self, jobs: Sequence[Job], stop_at: int | None, at_work: set[str]) -> Iterator[Sequence[Job]]:

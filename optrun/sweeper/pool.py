@@ -106,7 +106,7 @@ class DevicePool:
             if self._gathering is None:
                 self._drop_found()
             return None
-        chosen = tuple(self._found)[:count]
+        chosen = tuple(device for device in self.devices if device in self._found)[:count]
         lease = Lease(chosen, tuple(self._found.pop(device) for device in chosen))
         self._leased.update(chosen)
         self.stop_waiting()

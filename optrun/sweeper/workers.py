@@ -41,6 +41,9 @@ class Workers(Protocol):
     def tidy(self) -> None:
         """Let processes end that nothing is to be done for."""
 
+    def stop_waiting(self) -> None:
+        """Let others have what was kept and told while waiting: there is no job for it now."""
+
     @property
     def holders(self) -> str:
         """Who has the devices that could not be taken."""
@@ -87,6 +90,9 @@ class OneWorker:
     def tidy(self) -> None:
         """Does nothing: it waits for the next launch."""
 
+    def stop_waiting(self) -> None:
+        """Does nothing: it needs no device."""
+
     def pids(self) -> list[int]:
         """The process, while it is at work."""
         return [self._server.pid] if self._server is not None and self._at_work else []
@@ -132,7 +138,7 @@ class DeviceWorkers:
         """
         if devices > len(self._pool.devices):
             gone = ", ".join(f"{device.visible} ({device.uuid})" for device in self._broken)
-            raise OptrunError(f"a job takes {devices} devices, and {gone} failed. See {self._log}.")
+            raise OptrunError(f"there is no device left to go on with: {gone} failed. See {self._log}.")
         for server in self._idle:
             if len(_lease(server).devices) == devices:
                 self._idle.remove(server)
@@ -167,6 +173,10 @@ class DeviceWorkers:
             if server.has_ended():
                 self._pool.release(_lease(server), step_back=step_back)
                 self._ending.remove((server, step_back))
+
+    def stop_waiting(self) -> None:
+        """Give up devices that were kept for a job of several, and tell nobody of waiting."""
+        self._pool.stop_waiting()
 
     @property
     def holders(self) -> str:

@@ -64,6 +64,7 @@ class ForkServer:
     """As `launch.Server`; dies with its process group, which is that of the sweep."""
 
     launches: ClassVar[list[int]] = []
+    on_ranks: ClassVar[Any] = None
 
     def __init__(self, log: Path, lease: Lease | None = None) -> None:
         self.log = log
@@ -86,7 +87,7 @@ class ForkServer:
                         os.close(int(open_file.name))
             adopt(self.lease.descriptors)
             os.environ[VISIBLE] = ",".join(self.lease.visible)
-        return launch.main(spec)
+        return launch.main(spec, self.on_ranks)
 
     def code(self) -> int | None:
         if self._code is None:

@@ -16,6 +16,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
@@ -23,12 +24,15 @@ from typing import Any
 
 import pytest
 
-from optrun.errors import ConfigError, OptrunError
+from optrun.config.schema.distributed import NoDistributedConfig
+from optrun.errors import ConfigError, OptrunError, StorageError
+from optrun.runner.train import train
 from optrun.sweeper import devices as devices_of
 from optrun.sweeper import launch
 from optrun.sweeper.devices import VISIBLE, Device, find_devices
-from optrun.sweeper.pool import DevicePool
+from optrun.sweeper.pool import DevicePool, adopt
 from optrun.sweeper.worker import SweepTask
+from optrun.training.display import PlainDisplay
 from tests.running import optrun, summary
 from tests.sweep import forked
 from tests.sweep.forked import jobs, result, same, sweep, whole
@@ -191,6 +195,36 @@ def test_a_killed_worker_frees_its_device(two: Path, undisturbed: Path, monkeypa
     assert sweep("lr=1e-3,2e-3", "seed=0", TWO) == 0
     assert all(same(job, undisturbed / job.name) for job in jobs())
     assert {len(row["devices"]) for row in result().values()} == {1}
+
+
+def test_jobs_of_several_devices(two: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that takes both runs when both are free, beside none; `auto` takes all."""
+
+    def train_alone(request: Any, run: Any, console: Any, resume: Any) -> None:
+        alone = replace(request.config, distributed=NoDistributedConfig(name="none", timeout_seconds=60.0))
+        train(replace(request, config=alone), run, PlainDisplay(console), resume)
+
+    monkeypatch.setattr(forked.ForkServer, "on_ranks", staticmethod(train_alone))
+    words = ["distributed=ddp", "training.nproc_per_node=1,2,auto", "training.max_steps=3", TWO]
+    assert sweep(*words) == 0
+    found = spans()
+    assert_never_two_on_one(found)
+    begun = {line["job"]: line["devices"].split(",") for line in found if line["what"] == "begin"}
+    taken = {label.partition("=")[2]: sorted(begun[row["name"]]) for label, row in result().items()}
+    assert taken["2"] == taken["auto"] == ["0", "1"]
+    assert taken["1"] in (["0"], ["1"])
+
+
+def test_ranks_that_nobody_starts_are_no_single_process(two: Path) -> None:
+    assert sweep("distributed=ddp", "training.nproc_per_node=2", TWO) == 1
+    assert "distributed=ddp" in next(iter(result().values()))["message"]
+
+
+def test_jobs_of_several_devices_are_not_paused(two: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert sweep("distributed=ddp", "lr=1e-3,2e-3", "hydra.sweeper.rungs=[4]") == 2
+    said = capsys.readouterr().err
+    for fact in ("distributed=ddp", "hydra.sweeper.rungs"):
+        assert fact in said
 
 
 @pytest.mark.slow
@@ -462,8 +496,6 @@ def test_a_worker_keeps_its_device_when_its_sweep_is_gone(tmp_path: Path) -> Non
     ready, end = tmp_path / "ready", tmp_path / "end"
 
     def work(children: Callable[[], int]) -> int:
-        from optrun.sweeper.pool import adopt
-
         adopt(lease.descriptors)
         child = children()
         ready.touch()
@@ -492,8 +524,6 @@ def test_a_worker_keeps_its_device_when_its_sweep_is_gone(tmp_path: Path) -> Non
 
 @pytest.mark.parametrize("what", ["link", "file"])
 def test_locks_that_cannot_be_taken(what: str, locks: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    from optrun.errors import StorageError
-
     if what == "link":
         locks.mkdir(parents=True)
         (locks / "GPU-a.lock").symlink_to("elsewhere")
