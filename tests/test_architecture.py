@@ -22,6 +22,7 @@ ALLOWED: dict[str, set[str]] = {
     "clip": {"config", "errors"},
     "data": {"config", "errors", "registry"},
     "param_groups": {"config", "errors"},
+    "distributed": {"config", "errors"},
     "report": {"artifacts", "bounded_yaml", "errors", "formatting"},
     "scheduler": {"config", "errors", "registry"},
     "tracking": {"artifacts", "config", "errors", "registry"},
@@ -29,10 +30,10 @@ ALLOWED: dict[str, set[str]] = {
     "optimizer": {"config", "errors", "param_groups", "registry"},  # AdamWDL's ratio function, one pure function
     "testing": {"optimizer"},
     "task": {"config", "data", "errors", "formatting", "registry"},
-    "training": {"artifacts", "config", "data", "errors", "formatting"},
+    "training": {"artifacts", "config", "data", "distributed", "errors", "formatting"},
     "runner": {
-        "artifacts", "clip", "config", "data", "errors", "formatting", "model", "optimizer", "param_groups", "registry",
-        "report", "scheduler", "task", "tracking", "training",
+        "artifacts", "clip", "config", "data", "distributed", "errors", "formatting", "model", "optimizer",
+        "param_groups", "registry", "report", "scheduler", "task", "tracking", "training",
     },
     "sweeper": {"artifacts", "config", "errors", "formatting", "registry", "runner", "training"},
     "explain": {
@@ -41,8 +42,8 @@ ALLOWED: dict[str, set[str]] = {
     },
     "certify": {"artifacts", "errors", "runner"},
     "commands": {
-        "artifacts", "certify", "config", "data", "errors", "explain", "formatting", "optimizer", "registry", "report",
-        "runner", "sweeper", "tracking", "training",
+        "artifacts", "certify", "config", "data", "distributed", "errors", "explain", "formatting", "optimizer",
+        "registry", "report", "runner", "sweeper", "tracking", "training",
     },
     "cli": {"commands", "errors", "registry"},
     "__main__": {"cli"},

@@ -16,6 +16,7 @@ CHECKPOINTS = "checkpoints"
 MODEL = "model"
 TOKENIZER = "tokenizer"
 LOG = "optrun.log"
+LOGS = "logs"
 TRACKING = "tracking.json"
 LOCK = ".lock"
 MANIFEST = "run_manifest.json"
@@ -122,6 +123,15 @@ class RunDir:
         return self.path / LOG
 
     @property
+    def logs(self) -> Path:
+        """Logs of the ranks other than the first."""
+        return self.path / LOGS
+
+    def rank_log(self, rank: int) -> Path:
+        """The log of one of these ranks, text."""
+        return self.logs / f"rank-{rank}.log"
+
+    @property
     def manifest(self) -> Path:
         """Size and checksum of every file of the run."""
         return self.path / MANIFEST
@@ -152,8 +162,8 @@ class RunDir:
     def is_unbegun(self) -> bool:
         """Whether nothing lies here, or only what a start leaves that was killed before its run began.
 
-        Hydra's folder, perhaps not whole, the lock, the log, the first manifest, and a configuration that was never put
-        in place.
+        Hydra's folder, perhaps not whole, the lock, the logs, the first manifest, and a configuration that was never
+        put in place.
         """
         if self.path.is_symlink() or not self.path.is_dir() or self.hydra.is_symlink():
             return False
@@ -161,7 +171,7 @@ class RunDir:
         entries = {path.name for path in self.path.iterdir() if not aside.fullmatch(path.name)}
         if not entries:
             return True
-        if HYDRA not in entries or not entries <= {HYDRA, LOCK, LOG, MANIFEST}:
+        if HYDRA not in entries or not entries <= {HYDRA, LOCK, LOG, LOGS, MANIFEST}:
             return False
         return {path.name for path in self.hydra.iterdir()} <= _OF_HYDRA
 

@@ -33,7 +33,7 @@ FORMAT = 1
 _LIMIT = 64 * 2**20
 _POINTERS = (f"{names.CHECKPOINTS}/{names.BEST}", f"{names.CHECKPOINTS}/{names.LAST}")
 CHECKPOINT = f"{names.CHECKPOINTS}/step-*/{names.CHECKPOINT_MANIFEST}"
-ALWAYS_GROWING = (names.LOG, names.LOCK)
+ALWAYS_GROWING = (names.LOG, f"{names.LOGS}/*", names.LOCK)
 """A process that was refused the run has its say in the log, too."""
 GROWING = (names.METRICS, "tensorboard/*", *ALWAYS_GROWING)
 FLEETING = (

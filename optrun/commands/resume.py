@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from optrun.artifacts.metrics import read_summary
 from optrun.artifacts.run_dir import RunDir
+from optrun.commands.rank_checks import refuse_unfit
 from optrun.commands.single_run import Caller, execute, start
 from optrun.config import overrides, saved, store
 from optrun.config.compose import request_of
@@ -84,6 +85,7 @@ def _go_on(hydra: Hydra, command_line: CommandLine, target: Target, caller: Call
     began = original_cwd(target.run.hydra)
     rebase_paths(before, began)
     request = request_of(command_line, saved.changed(hydra, before, changes), changes)
+    refuse_unfit(request.config, changes, caller.launched)
     notes = [] if mended is None else [mended]
     point = ResumePoint(
         target.checkpoint, began, saved=bool(before.checkpoint.enabled), start_over=start_over, notes=notes

@@ -14,10 +14,16 @@ from omegaconf import DictConfig
 
 from optrun.artifacts.lock import refuse_held
 from optrun.artifacts.run_dir import RunDir
+from optrun.commands.rank import Leader
+from optrun.commands.rank_checks import refuse_unfit
+from optrun.commands.ranks import train_on_ranks
+from optrun.commands.run_here import run_here
 from optrun.config.compose import request_of
 from optrun.config.hydra_internals import Hydra
 from optrun.config.overrides import quote_path
 from optrun.config.request import CommandLine, Request
+from optrun.config.schema.distributed import RanksConfig
+from optrun.distributed.join import Launched
 from optrun.errors import ConfigError, StorageError, refuse_url
 
 if TYPE_CHECKING:
@@ -35,6 +41,13 @@ class Caller:
     """Where progress and result are printed."""
     owns_process: bool = True
     """Whether a second signal may end the process; not so in a notebook, or inside of another program."""
+    leader: Leader | None = None
+    """Where torchrun or another launcher started this process as rank 0."""
+
+    @property
+    def launched(self) -> Launched | None:
+        """What that launcher says."""
+        return None if self.leader is None else self.leader.launched
 
 
 def start(hydra: Hydra, command_line: CommandLine, cfg: DictConfig, caller: Caller) -> Outcome:
@@ -49,7 +62,8 @@ def start(hydra: Hydra, command_line: CommandLine, cfg: DictConfig, caller: Call
     Raises:
         OptrunError: As `execute`; where it is refused before it began, nothing is left behind.
     """
-    request_of(command_line, cfg, command_line.overrides)  # refused before a directory is made
+    request = request_of(command_line, cfg, command_line.overrides)  # refused before a directory is made
+    refuse_unfit(request.config, command_line.overrides, caller.launched)
     refuse_url("hydra.run.dir", str(cfg.hydra.run.dir))
     folder = Path(str(cfg.hydra.run.dir))
     if not any(token.startswith("hydra.run.dir=") for token in command_line.overrides):
@@ -100,25 +114,16 @@ class _Job:
 
 
 def execute(request: Request, run: RunDir, caller: Caller, resume: ResumePoint | None = None) -> Outcome:
-    """Train in a run directory and show the result.
+    """Train in a run directory and show the result: in this process, on ranks that it starts, or as the first of them.
 
     Raises:
         OptrunError: As `optrun.runner.train.train`.
     """
-    from optrun.runner.console import introduce, run_log, show
-    from optrun.runner.resume.checkpoint import refuse_links
-    from optrun.runner.train import train
-    from optrun.training.display import make_display
-
-    config = request.config
-    refuse_links(run)  # the log is the first that would be written through one
-    with run_log(run):
-        title = f"optrun · {config.task.name} · {config.model.name} · {config.optimizer.name} · lr {config.lr:g}"
-        display = make_display(caller.console, title)
-        introduce(display, config, run)
-        outcome = train(request, run, display, resume, owns_process=caller.owns_process)
-        show(caller.console, outcome, config.data)
-    return outcome
+    if caller.leader is not None and isinstance(request.config.distributed, RanksConfig):
+        return caller.leader.lead(request, run, caller.console, resume)
+    if isinstance(request.config.distributed, RanksConfig):
+        return train_on_ranks(request, run, caller.console, resume)
+    return run_here(request, run, caller.console, resume, owns_process=caller.owns_process)
 
 
 def _unused(folder: Path) -> Path:
@@ -156,7 +161,8 @@ def forget_unbegun(run: RunDir) -> None:
     """Remove the directory of a run that was refused before it began, so that the mended command can have it."""
     if run.summary.exists() or run.metrics.exists():
         return
-    shutil.rmtree(run.hydra, ignore_errors=True)
+    for folder in (run.hydra, run.logs):
+        shutil.rmtree(folder, ignore_errors=True)
     for leftover in (run.config, run.log, run.lock, run.manifest):
         leftover.unlink(missing_ok=True)
     with contextlib.suppress(OSError):  # something of the user's is in it

@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from hydra.types import RunMode
+from rich.console import Console
 
 from optrun.commands import hydra_options, hydra_services
+from optrun.commands.messages import guarded
+from optrun.commands.rank import Leader, begin, follow_leader, leave
 from optrun.commands.resume import resume, resume_value
 from optrun.commands.single_run import Caller, start
 from optrun.config import overrides, store
+from optrun.config.groups import default_values
 from optrun.config.hydra_internals import Hydra
 from optrun.config.request import DEFAULT_CONFIG, CommandLine
+from optrun.distributed.join import Launched, launched
 from optrun.errors import EXIT_DONE, ConfigError
 
 if TYPE_CHECKING:
@@ -35,6 +41,11 @@ def run(argv: list[str]) -> int:
     """
     parser = hydra_options.parser()
     args = hydra_options.parse(parser, argv)
+    found = launched(os.environ)
+    if found is not None and found.rank:
+        if any((args.help, args.hydra_help, args.shell_completion, args.cfg, args.info)):
+            return EXIT_DONE  # rank 0 answers
+        leave(guarded(lambda _: _follow(found, args.overrides), argv))
     hydra = store.open_hydra(args.config_dir)
     if hydra_services.answer(hydra, parser, args):
         return EXIT_DONE
@@ -52,13 +63,38 @@ def run(argv: list[str]) -> int:
         checked = overrides.checked(hydra, command_line.config_name, command_line.overrides, sweep=sweeps)
         hydra_services.show(hydra, command_line.config_name, checked, args)
         return EXIT_DONE
-    from rich.console import Console
+    if found is not None:
+        leave(guarded(lambda _: _lead(found, hydra, command_line, sweeps=sweeps), argv))
+    return _run(hydra, command_line, Caller(Console()), sweeps=sweeps)
 
-    caller = Caller(Console())
+
+def _run(hydra: Hydra, command_line: CommandLine, caller: Caller, *, sweeps: bool) -> int:
     if sweeps:
         return start_sweep(hydra, command_line, caller).exit_code
     train(hydra, command_line, caller)
     return EXIT_DONE
+
+
+def _lead(launched: Launched, hydra: Hydra, command_line: CommandLine, *, sweeps: bool) -> int:
+    """Run as rank 0 of a launcher."""
+    rank = begin(launched)
+    with Leader(rank, rank.meet(_timeout(command_line.overrides))) as leader:
+        return _run(hydra, command_line, Caller(Console(), leader=leader), sweeps=sweeps)
+
+
+def _follow(launched: Launched, overrides: Sequence[str]) -> int:
+    """Run as any other rank of a launcher: it composes nothing."""
+    rank = begin(launched)
+    return follow_leader(rank, rank.meet(_timeout(overrides)))
+
+
+def _timeout(tokens: Sequence[str]) -> float:
+    """How long to wait for the other ranks, before anything is composed."""
+    given = [token for token in tokens if token.startswith("distributed.timeout_seconds=")]
+    try:
+        return float(given[-1].partition("=")[2])
+    except (IndexError, ValueError):  # rank 0 refuses what is no number
+        return float(default_values("distributed", "ddp")["timeout_seconds"])
 
 
 def train(hydra: Hydra, command_line: CommandLine, caller: Caller) -> Outcome:
@@ -72,7 +108,7 @@ def train(hydra: Hydra, command_line: CommandLine, caller: Caller) -> Outcome:
     Raises:
         OptrunError: It is refused, or comes to a bad end.
     """
-    refuse_ranks()
+    _refuse_call_in_rank(caller)
     for token in command_line.overrides:
         if token.lstrip("+~").startswith(_OF_SWEEPS):
             raise ConfigError(f"{token}: has no effect on a single run. Add -m for a sweep, or leave it out.")
@@ -100,7 +136,12 @@ def start_sweep(hydra: Hydra, command_line: CommandLine, caller: Caller) -> Swee
     """
     from optrun.commands.sweep import sweep
 
-    refuse_ranks()
+    _refuse_call_in_rank(caller)
+    if caller.launched is not None and caller.launched.size > 1:
+        raise ConfigError(
+            f"{caller.launched.shown}: a sweep under {caller.launched.launcher} would be started by rank 0 alone. "
+            f"Start it without {caller.launched.launcher}; a job of it may have distributed=ddp."
+        )
     checked = overrides.checked(hydra, command_line.config_name, command_line.overrides, sweep=True)
     for token in checked:
         if token.startswith("hydra.run."):
@@ -120,15 +161,16 @@ def is_sweep(hydra: Hydra, command_line: CommandLine) -> bool:
     return bool(store.compose(hydra, command_line.config_name, mode).hydra.mode == RunMode.MULTIRUN)
 
 
-def refuse_ranks() -> None:
-    """Refuse to be one of several processes: each would train alone, in the same directory.
+def _refuse_call_in_rank(caller: Caller) -> None:
+    """Refuse a call from Python in one of several processes: each would train alone, in the same directory.
 
     Raises:
-        ConfigError: `WORLD_SIZE` says that there are more, as under torchrun.
+        ConfigError: A launcher started this process, and not the command line.
     """
-    ranks = os.environ.get("WORLD_SIZE", "1").strip()
-    if ranks not in ("", "1"):
+    found = launched(os.environ)
+    if caller.leader is None and found is not None and found.size > 1:
         raise ConfigError(
-            f"WORLD_SIZE={ranks}: optrun trains in one process; expected WORLD_SIZE=1. Start it once, without "
-            "torchrun; a sweep (-m) uses several devices side by side."
+            f"{found.shown}: optrun.run and optrun.sweep start their ranks themselves, with distributed=ddp; they are "
+            f"no part of {found.launcher}'s. Call them in one process, or start the command: {found.launcher} ... -m "
+            "optrun distributed=ddp."
         )

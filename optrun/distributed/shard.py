@@ -10,6 +10,7 @@ import torch
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, OffloadPolicy, fully_shard
+from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.nn.parallel import DistributedDataParallel
 
 from optrun.config.schema.distributed import DdpConfig, DistributedConfig, FsdpConfig, ShardDtype
@@ -56,8 +57,8 @@ def distribute(
     """Put a model on its ranks.
 
     Args:
-        model: On the CPU or on the device, equal on every rank. FSDP changes it in place: its parameters are DTensors
-            afterwards, under the same names, and rest on the device.
+        model: On the CPU or on the device, equal on every rank; for FSDP, other ranks than 0 may have it on `meta`.
+            FSDP changes it in place: its parameters are DTensors afterwards, under the same names, on the device.
         config: How.
         world: The ranks.
         device: Of this rank.
@@ -93,10 +94,12 @@ def _fully_sharded(
         ),
         "offload_policy": CPUOffloadPolicy() if config.cpu_offload else OffloadPolicy(),
     }
+    whole = {name: param.detach() for name, param in model.named_parameters()}
     for block in _innermost_first(model, blocks):
         fully_shard(block, **options)
     fully_shard(model, **options)
     assert isinstance(model, FSDPModule)
+    _fill_from_main(model, whole, world, torch.device("cpu") if config.cpu_offload else device)
 
     @contextmanager
     def gradient_sync(last: bool) -> Iterator[None]:
@@ -104,6 +107,35 @@ def _fully_sharded(
         yield
 
     return model, gradient_sync
+
+
+def _fill_from_main(model: nn.Module, whole: dict[str, torch.Tensor], world: World, device: torch.device) -> None:
+    """Give the ranks that built a model without memory (on `meta`) their shards of rank 0's, one tensor at a time.
+
+    Args:
+        model: Sharded.
+        whole: Its parameters from before, by name; nothing of it is left at the end.
+        world: The ranks.
+        device: Where shards rest.
+    """
+    import torch.distributed as dist
+
+    empty = any(tensor.is_meta for tensor in whole.values())
+    if not any(world.gather_objects(empty)):
+        return
+    if empty:
+        model.to_empty(device=device)
+        tie_weights = getattr(model, "tie_weights", None)
+        if callable(tie_weights):
+            tie_weights()
+    with torch.no_grad():
+        for name, param in model.named_parameters():
+            assert isinstance(param, DTensor)
+            source = torch.empty(param.shape, dtype=param.dtype) if world.rank else whole.pop(name)
+            shard = distribute_tensor(source, param.device_mesh, param.placements, src_data_rank=0)
+            param.to_local().copy_(shard.to_local())
+        for buffer in model.buffers():  # not all of them are saved with the weights
+            dist.broadcast(buffer.view(torch.uint8) if buffer.dtype is torch.bool else buffer, 0)
 
 
 def _mesh(groups: int, shards: int, device: torch.device) -> DeviceMesh:
@@ -135,8 +167,6 @@ def _innermost_first(model: nn.Module, paths: Iterable[str]) -> list[nn.Module]:
 
 def whole_tensors(tensors: Iterable[tuple[str, torch.Tensor]]) -> dict[str, torch.Tensor]:
     """Gather shards, one after the other; every rank takes part and has all of them on the CPU."""
-    from torch.distributed.tensor import DTensor
-
     return {
         name: (tensor.full_tensor() if isinstance(tensor, DTensor) else tensor).detach().cpu()
         for name, tensor in tensors

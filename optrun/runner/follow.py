@@ -11,6 +11,7 @@ from optrun.artifacts.run_dir import RunDir
 from optrun.artifacts.run_manifest import RunManifest
 from optrun.config.request import Request
 from optrun.config.schema.distributed import FsdpConfig
+from optrun.distributed.heartbeat import Phase, beat
 from optrun.distributed.world import World
 from optrun.runner.assemble import assemble
 from optrun.runner.components import build_loop
@@ -62,9 +63,10 @@ def follow(
         config, started = request.config, time.monotonic()
         device = pick_device(config.training.device, world.local_rank)
         start: Start = world.broadcast(None)
-        lazy = isinstance(config.distributed, FsdpConfig)
-        snapshot = None if start.checkpoint is None else open_verified(start.checkpoint, lazy=lazy)
-        prepared = prepare(config)
+        sharded = isinstance(config.distributed, FsdpConfig)
+        snapshot = None if start.checkpoint is None else open_verified(start.checkpoint, lazy=sharded)
+        beat(Phase.preparing)
+        prepared = prepare(config, meta=sharded)
         assembled = assemble(request, prepared, snapshot, device, start.started_from, world)
         if snapshot is not None and assembled.is_done and world.broadcast(None):
             return
@@ -77,5 +79,6 @@ def follow(
         else:
             seed_random_states(config.seed)
         loop()
+        beat(Phase.publishing)
         with assembled.setup.evaluation_weights():
             whole_model(prepared.model)

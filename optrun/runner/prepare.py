@@ -46,12 +46,13 @@ class TrainedArtifacts:
     """Names by number; None: it has no classes."""
 
 
-def prepare(config: RunConfig, artifacts: TrainedArtifacts | None = None) -> Prepared:
+def prepare(config: RunConfig, artifacts: TrainedArtifacts | None = None, *, meta: bool = False) -> Prepared:
     """Prepare tokenizer, data, task and model, in this order; the model's name, keys and head are checked first.
 
     Args:
         config: Typed and checked.
         artifacts: Taken instead of making them from the training data; None: they are made.
+        meta: Build the model without memory for its weights, which come from another rank.
 
     Raises:
         ConfigError: Anything in data or model that does not fit.
@@ -93,6 +94,6 @@ def prepare(config: RunConfig, artifacts: TrainedArtifacts | None = None) -> Pre
         special_ids=special_ids(tokenizer) if on_text else {},
     )
     torch.manual_seed(config.seed)
-    model, notes = build_model(config.model, spec)
+    model, notes = build_model(config.model, spec, meta=meta)
     notes = [*cached, *other_ids(config.model, tokenizer), *source.notes, *task.notes, *notes]
     return Prepared(task, tokenizer, model, notes, source.cut_from_train, facts)

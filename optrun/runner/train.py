@@ -21,6 +21,7 @@ from optrun.config.schema.distributed import FsdpConfig
 from optrun.config.schema.run import RunConfig
 from optrun.config.schema.training import OnNonfinite
 from optrun.data.cache import discarded
+from optrun.distributed.heartbeat import Phase, beat
 from optrun.distributed.world import ALONE, World
 from optrun.errors import EXIT_DONE, EXIT_FAILED, ConfigError, StoppedEarly
 from optrun.optimizer.build import require_optimizer
@@ -178,6 +179,7 @@ def _train(session: Session, resume: ResumePoint | None, stop_at: int | None) ->
     else:
         seed_random_states(config.seed)
     loop()
+    beat(Phase.publishing, state.global_step)
     with assembled.setup.evaluation_weights():
         model = whole_model(prepared.model)
         assert model is not None, "rank 0 has it"
@@ -218,6 +220,7 @@ def _open(session: Session, resume: ResumePoint | None) -> OpenedCheckpoint:
 
 def _prepare(session: Session, snapshot: Snapshot | None) -> Prepared:
     """Prepare data and model; a request to stop ends it at once."""
+    beat(Phase.preparing)
     try:
         with session.signal_handler.immediate():
             return prepare(session.config)

@@ -9,6 +9,7 @@ from contextlib import AbstractContextManager
 import torch
 
 from optrun.data.loader import Batch, BatchLoader, share_of
+from optrun.distributed.heartbeat import Phase, beat
 from optrun.distributed.world import ALONE, World
 from optrun.training.failures import of_memory_in_evaluation, waiting_for_workers
 from optrun.training.ranking import Ranking, best_mode
@@ -163,6 +164,7 @@ class Evaluator:
         workers = self.setup.train_loader.workers
         for done in itertools.count(before):
             self.progress(done, total)
+            beat(Phase.evaluating, self.setup.state.global_step)
             try:
                 with waiting_for_workers(workers, self.setup.config.dataloader_timeout):
                     batch = next(batches, None)

@@ -11,6 +11,7 @@ from typing import Any, NoReturn
 
 from optrun.config.schema.training import OnNonfinite
 from optrun.data.loader import Batch
+from optrun.distributed.heartbeat import Phase, beat
 from optrun.errors import StoppedEarly
 from optrun.training import failures
 from optrun.training.checkpointing import CheckpointManager
@@ -141,6 +142,7 @@ class Loop:
         before = RandomStates(self.device)
         # Those of this step: the scheduler moves them on.
         state.lrs = learning_rates(train_step.optimizer.param_groups)
+        beat(Phase.training)
         with failures.of_memory(state.global_step, micro_batches):
             result = train_step(micro_batches, step, state.position)
         nonfinite = self.divergence.judge(result, micro_batches, before)
@@ -182,6 +184,7 @@ class Loop:
     def _fetch(self) -> list[Batch]:
         """Wait for the next step's batches; nothing is lost where a request to stop ends the wait."""
         loader = self.setup.train_loader
+        beat(Phase.loading, self.state.global_step)
         try:
             # Of several ranks none leaves alone: they agree before the forward passes.
             with self.signal_handler.immediate() if self.world.size == 1 else contextlib.nullcontext():
@@ -348,6 +351,7 @@ class Loop:
         due = last or asked or checkpoints.scheduled(self.state.global_step)
         if due or (evaluated and self.world.broadcast(self.world.is_main and checkpoints.among_best())):
             begun = self.clock()
+            beat(Phase.saving, self.state.global_step)
             checkpoints.save()
             self.throughput.leave_out(self.clock() - begun)
 

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import os
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import torch
 import torch.multiprocessing as mp
@@ -20,6 +22,7 @@ from optrun.config.compose import compose_request
 from optrun.config.request import CommandLine, Request
 from optrun.distributed.world import ALONE, World
 from optrun.errors import StoppedEarly
+from optrun.runner import prepare
 from optrun.runner.follow import follow
 from optrun.runner.resume.checkpoint import ResumePoint
 from optrun.runner.train import train
@@ -69,14 +72,22 @@ def _rank(rank: int, ranks: int, starts: list[Start], meet: str) -> None:
 
 def _each(starts: list[Start], world: World) -> None:
     for start in starts:
-        before = torch.get_default_dtype()
-        torch.set_default_dtype(torch.float64 if start.double else before)
-        try:
-            with suppress(StoppedEarly):
-                _start(start, world)
-        finally:
-            torch.set_default_dtype(before)
+        with suppress(StoppedEarly), _in_double() if start.double else nullcontext():
+            _start(start, world)
         world.barrier()
+
+
+@contextmanager
+def _in_double() -> Iterator[None]:
+    """Inside, models are built in float64, which no configuration asks for."""
+    build = prepare.build_model
+
+    def build_double(*args: Any, **options: Any) -> tuple[Any, list[str]]:
+        model, notes = build(*args, **options)
+        return model.double(), notes
+
+    with patch.object(prepare, "build_model", build_double):
+        yield
 
 
 def _start(start: Start, world: World) -> None:

@@ -1,0 +1,101 @@
+"""Refuses ranks that cannot be, before a directory is made."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+
+from optrun.commands.devices import device_count, nproc, visible_devices
+from optrun.commands.rank import FOLDER
+from optrun.config.schema.distributed import FsdpConfig, RanksConfig
+from optrun.config.schema.run import RunConfig
+from optrun.distributed.join import Launched
+from optrun.errors import ConfigError
+
+_OF_AGENT = ("training.nproc_per_node", "distributed.nnodes", "distributed.rdzv_endpoint", "distributed.max_restarts")
+"""Keys that say how ranks are started: a launcher decides that by itself."""
+
+
+def refuse_unfit(config: RunConfig, overrides: Sequence[str], launched: Launched | None) -> None:
+    """Refuse ranks that cannot be, before a directory is made.
+
+    Args:
+        config: Typed and checked.
+        overrides: Of the command line.
+        launched: What a launcher says of this process; None: optrun starts the ranks.
+
+    Raises:
+        ConfigError: With the key.
+    """
+    distributed, given = config.distributed, config.training.nproc_per_node
+    typed = {token.lstrip("+").split("=", 1)[0] for token in overrides}
+    if not isinstance(distributed, RanksConfig):
+        if launched is not None and launched.size > 1:
+            raise ConfigError(
+                f"{launched.shown}: {launched.launcher} starts {launched.size} ranks, and distributed=none trains in "
+                "one process: each would train alone, in the same directory. Add distributed=ddp or distributed=fsdp, "
+                f"or start optrun without {launched.launcher}."
+            )
+        if "training.nproc_per_node" in typed and given != "auto":
+            raise ConfigError(
+                f"training.nproc_per_node={given}: has no effect with distributed=none, which trains in one process. "
+                "Add distributed=ddp or distributed=fsdp, or leave it out."
+            )
+        return
+    if launched is not None:
+        _refuse_told_twice(typed, launched)
+    device, kind = config.training.device, config.training.device.partition(":")[0]
+    if ":" in device:
+        raise ConfigError(
+            f"training.device={device}: each rank has a device of its own with distributed={distributed.name}. "
+            f"Expected auto, cpu or cuda; CUDA_VISIBLE_DEVICES={device.partition(':')[2]} chooses among them."
+        )
+    if kind == "mps":
+        raise ConfigError(f"training.device={device}: one device; distributed={distributed.name} is for cuda and cpu.")
+    here = launched.local_size if launched is not None else nproc(config)
+    devices = device_count(config)
+    if devices is not None and here > devices:
+        key = f"training.nproc_per_node={given}" if launched is None else f"{launched.launcher}: {here} ranks"
+        raise ConfigError(
+            f"{key}: more ranks than devices: this machine has {devices} ({visible_devices()}). Expected at most "
+            f"{devices}, or training.device=cpu."
+        )
+    _refuse_backend(distributed, on_cuda=devices is not None)
+    world = launched.size if launched is not None else here * distributed.nnodes
+    config.training.micro_batches(world)
+    if isinstance(distributed, FsdpConfig):
+        from optrun.distributed.shard import data_parallel_degrees
+
+        data_parallel_degrees(distributed, world)
+
+
+def _refuse_told_twice(typed: set[str], launched: Launched) -> None:
+    for key in _OF_AGENT:
+        if key in typed:
+            raise ConfigError(
+                f"{key}: has no effect under {launched.launcher} ({launched.shown}), which starts the ranks itself. "
+                f"Leave it out, or start optrun without {launched.launcher}."
+            )
+    restarts = os.environ.get("TORCHELASTIC_MAX_RESTARTS", "0")
+    if launched.launcher == "torchrun" and FOLDER not in os.environ and restarts != "0" and "resume" not in typed:
+        raise ConfigError(
+            f"torchrun --max-restarts={restarts}: each start would begin a run of its own. Add resume=auto and "
+            "hydra.run.dir=DIR, so that it goes on from the last checkpoint."
+        )
+
+
+def _refuse_backend(config: RanksConfig, *, on_cuda: bool) -> None:
+    import torch.distributed as dist
+
+    if config.backend == "auto":
+        return
+    there = {"gloo": dist.is_gloo_available(), "nccl": dist.is_nccl_available(), "mpi": dist.is_mpi_available()}
+    usable = [name for name, is_there in there.items() if is_there and (name != "nccl" or on_cuda)]
+    for part in config.backend.split(","):
+        device, _, name = part.rpartition(":")
+        if name not in usable or device not in ("", "cpu", "cuda"):
+            why = " (it needs CUDA devices)" if name == "nccl" and there["nccl"] else ""
+            raise ConfigError(
+                f"distributed.backend={config.backend}: there is no backend {part!r} here{why}. Expected auto, or one "
+                f"of {', '.join(usable)}, for each device such as cpu:gloo,cuda:nccl."
+            )

@@ -1,0 +1,186 @@
+"""Heartbeats: what each rank of this machine is doing, in memory that its agent reads.
+
+A rank writes a line at every phase of a step, without a system call; the agent sees from it who is silent, and leaves
+its requests in the same memory. A run in one process keeps such a line for itself.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import signal
+import struct
+import time
+from dataclasses import dataclass
+from enum import IntEnum
+from pathlib import Path
+from typing import Self
+
+
+class Phase(IntEnum):
+    """What a rank is at."""
+
+    starting = 0
+    preparing = 1
+    """Data, tokenizer and model."""
+    loading = 2
+    """The next batches."""
+    training = 3
+    waiting = 4
+    """For the other ranks."""
+    evaluating = 5
+    saving = 6
+    publishing = 7
+    closing = 8
+
+
+@dataclass(frozen=True)
+class Heartbeat:
+    """The last sign of life of a rank."""
+
+    pid: int
+    """0: the process has not begun yet."""
+    rank: int
+    """Among all, not only those of this machine."""
+    phase: Phase
+    step: int
+    """Optimizer steps done."""
+    time: float
+    """Seconds, on the monotonic clock, which the processes of a machine share."""
+
+    def __str__(self) -> str:
+        """Name the phase and the step, for messages."""
+        return f"{self.phase.name} after step {self.step}" if self.phase > Phase.preparing else self.phase.name
+
+
+@dataclass(frozen=True)
+class Requests:
+    """What was asked of all ranks of a machine."""
+
+    stops: int = 0
+    """How often they were asked to stop; the second time means at once."""
+    stop_signal: signal.Signals = signal.SIGTERM
+    saves: int = 0
+
+
+class Heartbeats:
+    """One line a rank, and the agent's requests above them.
+
+    Args:
+        memory: Shared by the processes that use it.
+    """
+
+    _HEAD = struct.Struct("<qqq")
+    _LINE = struct.Struct("<qqqqd")
+
+    def __init__(self, memory: mmap.mmap) -> None:
+        self._memory = memory
+
+    @classmethod
+    def create(cls, ranks: int, path: Path | None = None) -> Self:
+        """Make the memory.
+
+        Args:
+            ranks: Of this machine.
+            path: A file that other processes open; None: for this process alone.
+        """
+        size = cls._HEAD.size + ranks * cls._LINE.size
+        if path is None:
+            table = cls(mmap.mmap(-1, size))
+        else:
+            path.write_bytes(bytes(size))
+            table = cls.open(path)
+        for rank in range(ranks):
+            table.write(rank, Heartbeat(0, rank, Phase.starting, 0, time.monotonic()))
+        return table
+
+    @classmethod
+    def open(cls, path: Path) -> Self:
+        """Open what another process made."""
+        with path.open("r+b") as file:
+            return cls(mmap.mmap(file.fileno(), 0))
+
+    def write(self, local_rank: int, heartbeat: Heartbeat) -> None:
+        """Write the line of a rank."""
+        line = (heartbeat.pid, heartbeat.rank, heartbeat.phase, heartbeat.step, heartbeat.time)
+        self._LINE.pack_into(self._memory, self._HEAD.size + local_rank * self._LINE.size, *line)
+
+    def __getitem__(self, local_rank: int) -> Heartbeat:
+        """Read the line of a rank."""
+        line = self._LINE.unpack_from(self._memory, self._HEAD.size + local_rank * self._LINE.size)
+        pid, rank, phase, step, seconds = line
+        return Heartbeat(pid, rank, Phase(phase), step, seconds)
+
+    def __len__(self) -> int:
+        """Count the ranks of this machine."""
+        return (len(self._memory) - self._HEAD.size) // self._LINE.size
+
+    @property
+    def requests(self) -> Requests:
+        """What was asked of the ranks so far."""
+        stops, number, saves = self._HEAD.unpack_from(self._memory)
+        return Requests(stops, signal.Signals(number or signal.SIGTERM), saves)
+
+    @requests.setter
+    def requests(self, requests: Requests) -> None:
+        self._HEAD.pack_into(self._memory, 0, requests.stops, requests.stop_signal, requests.saves)
+
+
+class _Pulse:
+    """The line of this process."""
+
+    def __init__(self, table: Heartbeats, local_rank: int, rank: int) -> None:
+        self.table = table
+        self.local_rank = local_rank
+        self.rank = rank
+        self.pid = os.getpid()
+        self.phase = Phase.starting
+        self.step = 0
+
+    def beat(self) -> None:
+        heartbeat = Heartbeat(self.pid, self.rank, self.phase, self.step, time.monotonic())
+        self.table.write(self.local_rank, heartbeat)
+
+
+_pulse: _Pulse | None = None
+
+
+def begin(table: Heartbeats, local_rank: int = 0, rank: int = 0) -> None:
+    """Write the heartbeats of this process into a line of a table from now on.
+
+    Args:
+        table: Of this machine.
+        local_rank: Which line: the rank among those of this machine.
+        rank: Among all.
+    """
+    global _pulse
+    _pulse = _Pulse(table, local_rank, rank)
+    _pulse.beat()
+
+
+def end() -> None:
+    """Write no more heartbeats."""
+    global _pulse
+    _pulse = None
+
+
+def beat(phase: Phase | None = None, step: int | None = None) -> Phase:
+    """Give a sign of life; cheap enough for every batch. Nothing happens where nobody listens.
+
+    Args:
+        phase: What is begun now; None: the same goes on.
+        step: Optimizer steps done; None: as before.
+
+    Returns:
+        The phase before.
+    """
+    pulse = _pulse
+    if pulse is None:
+        return Phase.starting
+    before = pulse.phase
+    if phase is not None:
+        pulse.phase = phase
+    if step is not None:
+        pulse.step = step
+    pulse.beat()
+    return before

@@ -1,0 +1,164 @@
+"""How a launcher (torchrun, srun, mpirun) tells a process which rank it is, in the words of torch."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from optrun.errors import ConfigError
+
+_FIRST_PORT, _PORTS = 15000, 20000
+"""Where ranks meet that no launcher gave a port: this many from here on, by a number that the job's ranks share."""
+
+
+@dataclass(frozen=True)
+class Launched:
+    """What a launcher says of this process."""
+
+    launcher: str
+    rank: int
+    size: int
+    """Ranks in all."""
+    local_rank: int
+    """Among those of this machine."""
+    local_size: int
+    shown: str
+    """The variable that says that there are others, as in the environment; for messages."""
+
+
+@dataclass(frozen=True)
+class _Names:
+    launcher: str
+    rank: str
+    size: tuple[str, ...]
+    local_rank: str
+    local_size: str
+
+
+_LAUNCHERS = (
+    _Names("torchrun", "RANK", ("WORLD_SIZE",), "LOCAL_RANK", "LOCAL_WORLD_SIZE"),
+    _Names(
+        "mpirun",
+        "OMPI_COMM_WORLD_RANK",
+        ("OMPI_COMM_WORLD_SIZE",),
+        "OMPI_COMM_WORLD_LOCAL_RANK",
+        "OMPI_COMM_WORLD_LOCAL_SIZE",
+    ),
+    _Names("mpirun", "PMI_RANK", ("PMI_SIZE",), "MPI_LOCALRANKID", "MPI_LOCALNRANKS"),
+    _Names("srun", "SLURM_PROCID", ("SLURM_STEP_NUM_TASKS", "SLURM_NTASKS"), "SLURM_LOCALID", "SLURM_NTASKS_PER_NODE"),
+)
+
+
+def launched(env: Mapping[str, str]) -> Launched | None:
+    """Read which rank this process is; None: it was started by itself.
+
+    Args:
+        env: The environment.
+
+    Raises:
+        ConfigError: A variable is missing, or is no number.
+    """
+    for names in _LAUNCHERS:
+        size = next((name for name in names.size if env.get(name, "").strip()), None)
+        if size is None or (names.launcher == "srun" and not _in_step(env)):
+            continue
+        ranks = _number(env, size, names.launcher)
+        if ranks == 1 and (names.rank not in env or (names.launcher == "torchrun" and "MASTER_ADDR" not in env)):
+            continue  # WORLD_SIZE=1 stands in many a profile
+        rank = _number(env, names.rank, names.launcher)
+        if not 0 <= rank < ranks:
+            raise ConfigError(f"{names.rank}={rank}: expected 0 to {ranks - 1}, since {size}={ranks}.")
+        local_rank, local_size = _local(env, names, rank, ranks)
+        return Launched(names.launcher, rank, ranks, local_rank, local_size, f"{size}={ranks}")
+    return None
+
+
+def _in_step(env: Mapping[str, str]) -> bool:
+    """Whether srun started this process: the script of sbatch has SLURM_PROCID and SLURM_NTASKS, too, and is alone."""
+    return "SLURM_STEP_ID" in env or "SLURM_STEPID" in env or "SLURM_JOB_ID" not in env
+
+
+def _local(env: Mapping[str, str], names: _Names, rank: int, ranks: int) -> tuple[int, int]:
+    """The rank among those of this machine, and how many these are; all on one machine where nothing is said."""
+    if not env.get(names.local_rank, "").strip():
+        if int(env.get("SLURM_NNODES", "1")) > 1:
+            raise ConfigError(f"{names.local_rank} is missing: it says which device this rank has.")
+        return rank, ranks
+    local_rank = _number(env, names.local_rank, names.launcher)
+    given = env.get(names.local_size, "").strip()
+    if given.isdecimal():
+        return local_rank, int(given)
+    tasks = re.match(r"\d+", env.get("SLURM_STEP_TASKS_PER_NODE", ""))  # "4(x2)"
+    return local_rank, int(tasks[0]) if tasks else max(local_rank + 1, ranks if env.get("SLURM_NNODES") == "1" else 1)
+
+
+def _number(env: Mapping[str, str], name: str, launcher: str) -> int:
+    text = env.get(name, "").strip()
+    if not text:
+        raise ConfigError(
+            f"{name} is missing, although the environment says that there are several ranks, as {launcher} does. "
+            "Start optrun by the launcher alone, or by itself with distributed=ddp."
+        )
+    if not text.isdecimal():
+        raise ConfigError(f"{name}={text}: expected a whole number, as {launcher} sets it.")
+    return int(text)
+
+
+def set_torch_environment(launched: Launched) -> None:
+    """Set the variables that `torch.distributed` reads, as torchrun would have.
+
+    Raises:
+        ConfigError: Nobody says where the ranks meet, and they are on several machines.
+    """
+    env = os.environ
+    values = {
+        "RANK": launched.rank,
+        "WORLD_SIZE": launched.size,
+        "LOCAL_RANK": launched.local_rank,
+        "LOCAL_WORLD_SIZE": launched.local_size,
+    }
+    env.update({name: str(value) for name, value in values.items()})
+    if "MASTER_ADDR" not in env:
+        env["MASTER_ADDR"] = _address(launched)
+    if "MASTER_PORT" not in env:
+        env["MASTER_PORT"] = _port(launched)
+
+
+def _address(launched: Launched) -> str:
+    """Where rank 0 is."""
+    if launched.launcher == "srun":
+        nodes = os.environ.get("SLURM_STEP_NODELIST") or os.environ.get("SLURM_JOB_NODELIST")
+        return first_node(nodes) if nodes else "127.0.0.1"
+    if launched.launcher == "mpirun" and launched.local_size == launched.size:
+        return "127.0.0.1"
+    raise ConfigError(
+        f"MASTER_ADDR is missing ({launched.shown}): expected the host of rank 0, as torchrun sets it; with mpirun on "
+        "several machines: mpirun -x MASTER_ADDR=HOST -x MASTER_PORT=29500."
+    )
+
+
+def _port(launched: Launched) -> str:
+    """A port that the ranks of this job agree on."""
+    if launched.launcher == "srun":
+        shared = os.environ.get("SLURM_JOB_ID") or str(os.getppid())
+        step = os.environ.get("SLURM_STEP_ID", "0")
+        return str(_FIRST_PORT + (int(shared) * 7 + int(step if step.isdecimal() else 0)) % _PORTS)
+    if launched.launcher == "mpirun" and launched.local_size == launched.size:
+        return str(_FIRST_PORT + os.getppid() % _PORTS)  # mpirun started them all
+    raise ConfigError(
+        f"MASTER_PORT is missing ({launched.shown}): expected the port where the ranks meet, such as 29500."
+    )
+
+
+def first_node(nodes: str) -> str:
+    """Read the first host of a list as SLURM writes it.
+
+    Example:
+        >>> first_node("gpu[07-09,12],cpu1"), first_node("node1,node2"), first_node("rack2-n[3,5]-ib")
+        ('gpu07', 'node1', 'rack2-n3-ib')
+    """
+    match = re.match(r"([^\[,]*)(?:\[(\d+)[^\]]*\])?([^\[,]*)", nodes)
+    assert match is not None
+    return "".join(part or "" for part in match.groups())

@@ -1,0 +1,111 @@
+"""How single ranks of this machine end: what they say themselves, and where those are found that say nothing more."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import signal
+import time
+from pathlib import Path
+
+from optrun.distributed.heartbeat import Heartbeat, Phase
+from optrun.distributed.verdict import RankEnd
+from optrun.errors import EXIT_FAILED
+
+HEARTBEATS = "heartbeats"
+"""Name of the table in the folder that the ranks of a machine share."""
+_STACK_SECONDS = 1.0
+"""For a rank to write where it is."""
+_WAITING = ("torch/distributed/", "torch/autograd/", "torch/nn/parallel/", "optrun/distributed/")
+"""Files of the innermost frame of a rank that waits for another one."""
+
+
+def end_file(folder: Path, local_rank: int) -> Path:
+    """Name the file in which a rank of this machine says how it ended."""
+    return folder / f"end-{local_rank}.json"
+
+
+def stack_file(folder: Path, local_rank: int) -> Path:
+    """Name the file into which `faulthandler` writes where a rank is, when it is asked by SIGUSR2."""
+    return folder / f"stack-{local_rank}"
+
+
+def find_hung(silent: dict[int, Heartbeat], folder: Path, timeout: float) -> dict[int, RankEnd]:
+    """Find which of the silent ranks the others wait for, and say where it is."""
+    frames = {local_rank: _frame_of(folder, local_rank, heartbeat.pid) for local_rank, heartbeat in silent.items()}
+    stopped = [local_rank for local_rank, heartbeat in silent.items() if _is_stopped(heartbeat.pid)]
+    busy = [
+        local_rank
+        for local_rank, heartbeat in silent.items()
+        if heartbeat.phase is not Phase.waiting and not any(text in frames[local_rank] for text in _WAITING)
+    ]
+    hung = stopped or busy or list(silent)
+    ends = {}
+    for local_rank in hung:
+        state = ", stopped by a signal" if local_rank in stopped else ""
+        frame = f" at {frames[local_rank]}" if frames[local_rank] else ""
+        ends[local_rank] = RankEnd(
+            silent[local_rank].rank,
+            EXIT_FAILED,
+            f"no sign of life for {timeout:g} s (distributed.timeout_seconds){state}{frame}; all ranks were ended. The "
+            "checkpoints are as they were",
+            where=str(silent[local_rank]),
+        )
+    return ends
+
+
+def kill(heartbeat: Heartbeat) -> None:
+    """End a rank that hears nothing else, with its workers where it leads them, as under torch's agent."""
+    if not heartbeat.pid:  # not begun; and 0 would mean this process's own group
+        return
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        if os.getpgid(heartbeat.pid) == heartbeat.pid:
+            os.killpg(heartbeat.pid, signal.SIGKILL)
+        else:
+            os.kill(heartbeat.pid, signal.SIGKILL)
+
+
+def is_alive(heartbeat: Heartbeat) -> bool:
+    """Whether a rank of this machine still runs."""
+    try:
+        return Path(f"/proc/{heartbeat.pid}/stat").read_text().rsplit(")", 1)[1].split()[0] not in "ZX"
+    except OSError:
+        return False
+
+
+def _is_stopped(pid: int) -> bool:
+    """Whether a process is stopped by a signal; False where the system does not say."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] in "Tt"
+    except OSError:
+        return False
+
+
+def _frame_of(folder: Path, local_rank: int, pid: int) -> str:
+    """Ask a rank for its innermost Python frame, by `faulthandler`; empty where it does not answer."""
+    path = stack_file(folder, local_rank)
+    if not pid or not path.is_file():
+        return ""
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(pid, signal.SIGUSR2)
+    deadline = time.monotonic() + _STACK_SECONDS
+    while time.monotonic() < deadline:
+        time.sleep(0.1)
+        found = re.findall(
+            r"^(?:Current thread|Thread) .*\n  File \"(.+)\", line (\d+) in (.+)", path.read_text(), re.M
+        )
+        if found:
+            file, line, name = found[-1]  # the main thread is the last
+            return f"{file}:{line} in {name}"
+    return ""
+
+
+def end_of(folder: Path, local_rank: int, code: int, heartbeat: Heartbeat) -> RankEnd:
+    """Read how a rank ended: as it says itself, else by its exit code and its last heartbeat."""
+    try:
+        told = RankEnd(**json.loads(end_file(folder, local_rank).read_text(encoding="utf-8")))
+    except (OSError, ValueError, TypeError):
+        return RankEnd(heartbeat.rank, code, where=str(heartbeat), seen=heartbeat.time)
+    return told  # also where it was ended on its way out

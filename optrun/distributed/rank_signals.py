@@ -1,0 +1,95 @@
+"""Requests to a rank: by signal, by its agent, and by the end of whoever started it."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import threading
+from types import FrameType
+from typing import Any
+
+from optrun.distributed.heartbeat import Heartbeats
+
+_LOOK_SECONDS = 0.1
+_ORPHAN_SECONDS = 30.0
+"""For a rank whose launcher is gone: time to stop by itself, everything saved."""
+_STOPS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+class RankSignals:
+    """Keeps requests until training hears them, and from its end on lets none of them do harm.
+
+    `torch.distributed.elastic` sends SIGTERM to all ranks as soon as one has ended with another code than 0, also where
+    all end alike, with 75, and rank 0 is still at its summary. So before and after training a signal is only noted.
+
+    Args:
+        heartbeats: Where an agent leaves its requests; None: there is none of optrun's.
+    """
+
+    def __init__(self, heartbeats: Heartbeats | None = None) -> None:
+        self.heartbeats = heartbeats
+        self._parent = os.getppid()
+        self._noted: list[signal.Signals] = []
+        self._save_noted = False
+        self._sent = 0
+        self._saves_seen = 0
+        self._orphaned = 0.0
+        self._over = threading.Event()
+
+    def begin(self) -> None:
+        """Note signals from now on, and follow the launcher."""
+        for number in _STOPS:
+            if signal.getsignal(number) is not signal.SIG_IGN:
+                signal.signal(number, self._note)
+        signal.signal(signal.SIGUSR1, self._note)
+        threading.Thread(target=self._follow, name="optrun-rank-signals", daemon=True).start()
+
+    def close(self) -> None:
+        """Hear of nothing any more; the launcher's end still ends this process."""
+        self._over.set()
+
+    def _note(self, number: int, frame: FrameType | None) -> None:  # noqa: ARG002
+        if number == signal.SIGUSR1:
+            self._save_noted = True
+        else:
+            self._noted.append(signal.Signals(number))
+
+    def _follow(self) -> None:
+        waited = threading.Event()
+        while not waited.wait(_LOOK_SECONDS):
+            if os.getppid() != self._parent:
+                self._orphaned += _LOOK_SECONDS
+                if self._orphaned >= _ORPHAN_SECONDS:
+                    for worker in multiprocessing.active_children():
+                        worker.kill()
+                    os._exit(1)
+            if not self._over.is_set():
+                self._pass_on()
+
+    def _pass_on(self) -> None:
+        """Send this process what was asked of it, as far as training has not heard it yet.
+
+        A launcher's kill may reach rank and agent at once, as that of SLURM does: it counts as one request.
+        """
+        # `training.signals.SignalHandler`, while it holds the signals; this room lies below that one.
+        handler: Any = getattr(signal.getsignal(signal.SIGTERM), "__self__", None)
+        if handler is self or not hasattr(handler, "stop_signal"):
+            return
+        asked = self.heartbeats.requests if self.heartbeats is not None else None
+        stops, number = (asked.stops, asked.stop_signal) if asked is not None else (0, signal.SIGTERM)
+        if self._noted:
+            stops, number = max(stops, 1), self._noted[0]
+        if self._orphaned:
+            stops = max(stops, 1)
+        heard = handler.stop_signal is not None
+        if stops and not heard and not self._sent:  # once: what is sent is heard only when the main thread comes to it
+            self._sent = 1
+            os.kill(os.getpid(), number)
+        elif stops > 1 and heard and self._sent < 2:
+            self._sent = 2
+            os.kill(os.getpid(), number)
+        saves = asked.saves if asked is not None else 0
+        if saves > self._saves_seen or self._save_noted:
+            self._saves_seen, self._save_noted = saves, False
+            os.kill(os.getpid(), signal.SIGUSR1)
