@@ -1,7 +1,8 @@
 """The process in which a launcher runs: it may die, and the sweep goes on.
 
 Hydra's basic launcher trains in the process that calls it, and a worker that is killed takes joblib's whole pool with
-it. So the sweep itself never calls a launcher: it starts this module, watches, and starts it again for what is left.
+it. So the sweep itself never calls a launcher: it starts a process for this, watches, and starts it again for what is
+left.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from optrun.registry.plugins import load_again
 from optrun.sweeper.command import SweepCommand
 from optrun.sweeper.devices import VISIBLE, refuse_unseen
 from optrun.sweeper.folder import SweepDir
-from optrun.sweeper.pool import Lease, adopt
+from optrun.sweeper.pool import RANK_LOCKS, Lease, adopt
 
 if TYPE_CHECKING:
     from optrun.sweeper.worker import OnRanks
@@ -59,8 +60,8 @@ class Server:
         lease: Devices that it has for itself, and whose locks it inherits; None: it is not pinned.
     """
 
-    module = "optrun.sweeper.launch"
-    """What it runs."""
+    module = "optrun.commands.sweep_worker"
+    """What it runs: it brings what starts the ranks of a job, which stands above this floor."""
 
     def __init__(self, log: Path, lease: Lease | None = None) -> None:
         self.log = log
@@ -83,7 +84,10 @@ class Server:
         self._done = done_file(spec)
         if self._process is None or self._process.poll() is not None:
             locks = self.lease.descriptors if self.lease else ()
-            pinned = {VISIBLE: ",".join(self.lease.visible)} if self.lease else {}
+            pinned = {}
+            if self.lease:
+                files = os.pathsep.join(map(str, self.lease.rank_locks))
+                pinned = {VISIBLE: ",".join(self.lease.visible), RANK_LOCKS: files}
             with self.log.open("ab") as out:
                 self._process = subprocess.Popen(
                     [sys.executable, "-m", self.module, *map(str, locks)],
@@ -238,7 +242,3 @@ def serve(locks: Sequence[int], on_ranks: OnRanks | None = None) -> None:
         spec = Path(line.rstrip("\n"))
         code = main(spec, on_ranks)
         replace_text(done_file(spec), str(code))
-
-
-if __name__ == "__main__":
-    serve([int(number) for number in sys.argv[1:]])

@@ -2,7 +2,8 @@
 
 The locks belong to the user and the machine, not to a sweep: two sweeps must not meet on a device either. A lock is
 held by the sweep's process and by the worker on the device, through one open file; it is gone when both are, however
-they died, so that a worker which still saves after its sweep was killed keeps its device until it is done.
+they died, so that a worker which still saves after its sweep was killed keeps its device until it is done. Ranks that a
+worker starts inherit no files of it: each holds a lock of its own beside the device's, shared with the other ranks.
 """
 
 from __future__ import annotations
@@ -14,13 +15,15 @@ import json
 import os
 import re
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from optrun.errors import StorageError
 from optrun.sweeper.devices import Device
 
+RANK_LOCKS = "OPTRUN_DEVICE_LOCKS"
+"""Environment variable that names the lock files which ranks hold."""
 _STEP_BACK_SECONDS = 1.0
 """Far longer than the others take to look again."""
 
@@ -41,6 +44,8 @@ class Lease:
     devices: tuple[Device, ...]
     descriptors: tuple[int, ...]
     """Open files that hold the locks; the worker inherits them."""
+    rank_locks: tuple[Path, ...] = ()
+    """Lock files for ranks that the worker starts."""
 
     @property
     def visible(self) -> list[str]:
@@ -107,7 +112,8 @@ class DevicePool:
                 self._drop_found()
             return None
         chosen = tuple(device for device in self.devices if device in self._found)[:count]
-        lease = Lease(chosen, tuple(self._found.pop(device) for device in chosen))
+        descriptors = tuple(self._found.pop(device) for device in chosen)
+        lease = Lease(chosen, descriptors, tuple(self._path(device, "ranks") for device in chosen))
         self._leased.update(chosen)
         self.stop_waiting()
         return lease
@@ -153,9 +159,15 @@ class DevicePool:
         if self.clock() < self._not_before.get(device, 0.0):
             return
         descriptor = _lock(self._path(device, "lock"))
-        if descriptor is not None:
-            self._found[device] = descriptor
-            _sign(descriptor)
+        if descriptor is None:
+            return
+        ranks = _lock(self._path(device, "ranks"))
+        if ranks is None:  # of a worker that was killed; they save, and go
+            os.close(descriptor)
+            return
+        os.close(ranks)
+        self._found[device] = descriptor
+        _sign(descriptor)
 
     def _wait(self, count: int) -> None:
         for device in self.devices:
@@ -190,6 +202,20 @@ def adopt(descriptors: Sequence[int]) -> None:
             os.close(held.pop())
 
     os.register_at_fork(after_in_child=drop)
+
+
+def hold_as_rank(environment: Mapping[str, str]) -> None:
+    """Keep the devices of this process, a rank, for as long as it lives; there need not be any.
+
+    Args:
+        environment: Names the lock files in `RANK_LOCKS`.
+
+    Raises:
+        StorageError: A lock cannot be taken.
+    """
+    paths = [Path(path) for path in environment.get(RANK_LOCKS, "").split(os.pathsep) if path]
+    held = [_lock(path, fcntl.LOCK_SH) for path in paths]
+    adopt([descriptor for descriptor in held if descriptor is not None])
 
 
 def _lock(path: Path, kind: int = fcntl.LOCK_EX) -> int | None:

@@ -30,7 +30,7 @@ from optrun.runner.train import train
 from optrun.sweeper import devices as devices_of
 from optrun.sweeper import launch
 from optrun.sweeper.devices import VISIBLE, Device, find_devices
-from optrun.sweeper.pool import DevicePool, adopt
+from optrun.sweeper.pool import RANK_LOCKS, DevicePool, adopt, hold_as_rank
 from optrun.sweeper.worker import SweepTask
 from optrun.training.display import PlainDisplay
 from tests.running import optrun, summary
@@ -272,6 +272,23 @@ def test_the_real_program(two: Path, request: pytest.FixtureRequest) -> None:
     assert len(jobs()) == 4
     assert all(whole(job, 60) for job in jobs())
     assert {summary(job)["device"]["cuda_visible_devices"] for job in jobs()} == {"0", "1"}
+
+
+@pytest.mark.slow
+def test_ranks_of_the_real_program(two: Path) -> None:
+    """Two ranks a job, on both devices, one job after the other; each rank holds them."""
+    words = [*forked.JOB, "lr=1e-3,2e-3", "hydra.sweep.dir=sweep", TWO, "distributed=ddp", "training.nproc_per_node=2"]
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.sweep.simulated", "-m", *words],
+        env={**os.environ, "PYTHONPATH": str(Path(forked.__file__).parents[2])},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+    assert len(jobs()) == 2
+    assert all(whole(job) for job in jobs())
+    assert [summary(job)["device"]["cuda_visible_devices"] for job in jobs()] == ["0,1"] * 2
 
 
 def test_a_search_uses_the_devices(two: Path) -> None:
@@ -520,6 +537,36 @@ def test_a_worker_keeps_its_device_when_its_sweep_is_gone(tmp_path: Path) -> Non
     os.waitpid(worker, 0)
     assert other.take(1) is not None, "a loader that outlives its worker holds nothing"
     os.kill(int((tmp_path / "child").read_text()), signal.SIGKILL)
+
+
+def test_ranks_keep_their_devices_when_their_worker_is_gone(tmp_path: Path) -> None:
+    """They inherit no file of it, and save before they go."""
+    (one, other), _ = pools("ab")
+    lease = one.take(2)
+    assert lease is not None
+    files = {RANK_LOCKS: os.pathsep.join(map(str, lease.rank_locks))}
+    ready, end = tmp_path / "ready", tmp_path / "end"
+
+    def work() -> int:
+        for number in lease.descriptors:
+            os.close(number)
+        hold_as_rank(files)
+        ready.touch()
+        while not end.exists():
+            time.sleep(0.01)
+        return 0
+
+    log = tmp_path / "log"
+    rank = forked.fork(work, log)
+    patience = time.monotonic() + 60
+    while not ready.exists():
+        assert time.monotonic() < patience, log.read_text()
+        time.sleep(0.01)
+    one.release(lease)
+    assert other.take(1) is None
+    end.touch()
+    os.waitpid(rank, 0)
+    assert other.take(2) is not None
 
 
 @pytest.mark.parametrize("what", ["link", "file"])
