@@ -159,11 +159,8 @@ class Run:
 
     @property
     def device(self) -> str:
-        """The accelerator it ran on, as `CUDA_VISIBLE_DEVICES` names it, with its UUID where it said that."""
-        device = self.summary.get("device")
-        known = device if isinstance(device, dict) else {}
-        names = [str(known[key]) for key in ("cuda_visible_devices", "uuid") if known.get(key)]
-        return " ".join(dict.fromkeys(names))
+        """The devices it was given, as `CUDA_VISIBLE_DEVICES` named them; empty where nothing was set."""
+        return str(_inside(self.summary, "device", "cuda_visible_devices") or "")
 
     @property
     def wall_seconds(self) -> float | None:
