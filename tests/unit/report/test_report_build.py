@@ -351,5 +351,5 @@ def test_runs_that_were_given_a_device_say_which(tmp_path: Path, make_run: MakeR
     assert sorted(row[-2] for row in table.rows) == sorted(["0", "MIG-1/|<b>", "–", "3", "–"])
     report([tmp_path / "pinned"], console=Console(file=io.StringIO()))
     assert "MIG-1/|<b>" not in (tmp_path / "pinned" / "report.html").read_text(), "escaped"
-    rows = list(csv.DictReader((tmp_path / "pinned" / "report.csv").open()))
+    rows = list(csv.DictReader(io.StringIO((tmp_path / "pinned" / "report.csv").read_text())))
     assert {row["device"] for row in rows} == {"0", "MIG-1/|<b>", "", "3"}
