@@ -72,7 +72,8 @@ def visible_devices(inherited: Sequence[str] | None) -> list[Device]:
     if any(name.startswith("MIG-") for name in inherited):  # CUDA shows a process one of them, so each is asked for
         with ThreadPoolExecutor(os.cpu_count()) as threads:
             seen = list(threads.map(_ask_torch, inherited))
-        return [Device(name, name) for name, uuids in zip(inherited, seen, strict=True) if uuids]
+        pairs = [(name, uuids[0]) for name, uuids in zip(inherited, seen, strict=True) if uuids]
+        return [Device(name, name if name.startswith("MIG-") else f"GPU-{uuid}") for name, uuid in pairs]
     # CUDA ends the list at the first name that it does not know.
     uuids = _ask_torch(",".join(inherited))
     return [Device(name, f"GPU-{uuid}") for name, uuid in zip(inherited, uuids, strict=False)]
