@@ -158,6 +158,11 @@ class Run:
         return value if value is not None and math.isfinite(value) else None
 
     @property
+    def device(self) -> str:
+        """The devices it was given, as `CUDA_VISIBLE_DEVICES` named them; empty where nothing was set."""
+        return str(_inside(self.summary, "device", "cuda_visible_devices") or "")
+
+    @property
     def wall_seconds(self) -> float | None:
         """Seconds of wall clock the run took."""
         return number(self.summary.get("wall_seconds"))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 import time
 from collections.abc import Mapping, Sequence
@@ -27,7 +28,7 @@ from optrun.training.setup import TrainingSetup
 _TAKEN_UP = (
     *("started_at", "command", "config_name", "overrides", "resumes", "config_sha256"),
     *("global_step", "max_steps", "epoch", "wall_seconds", "metrics", "perf"),
-    *("main_metric", "model", "data", "versions", "hardware", "git", "stopped"),
+    *("main_metric", "model", "data", "versions", "hardware", "device", "git", "stopped"),
 )
 
 
@@ -133,6 +134,7 @@ class Summary:
                 "ranks": setup.train_step.world.size,
             },
             git=provenance.git_revision(Path.cwd()),
+            device=_device(device),
         )
         self.write()
 
@@ -221,3 +223,13 @@ def _state_bytes(optimizer: torch.optim.Optimizer) -> int:
 
 def _device_name(device: torch.device) -> str:
     return torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
+
+
+def _device(device: torch.device) -> dict[str, str]:
+    """Which device it was; `hardware` says of which kind, which is what runs are compared by."""
+    found = {"type": device.type}
+    if "CUDA_VISIBLE_DEVICES" in os.environ:
+        found["cuda_visible_devices"] = os.environ["CUDA_VISIBLE_DEVICES"]
+    if device.type == "cuda":
+        found["uuid"] = f"GPU-{torch.cuda.get_device_properties(device).uuid}"
+    return found
