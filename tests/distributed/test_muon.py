@@ -68,7 +68,6 @@ def on_two(_rank: int) -> None:
     mesh = init_device_mesh("cpu", (2,))
     equals_torch(mesh, (Shard(0),), 2)
     equals_torch(mesh, (Shard(1),), 2)
-    equals_torch(mesh, (Shard(-1),), 2)
     equals_torch(mesh, (Replicate(),), 0)
     with mock.patch.object(torch_named, "MUON_BUCKET", 300):  # 16 x 12 and 12 x 16; the rest
         equals_torch(mesh, (Shard(0),), 4)
