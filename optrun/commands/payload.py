@@ -87,7 +87,7 @@ class Payload:
             ConfigError: A plugin cannot be loaded here, or is another one than where it was composed; a value does not
                 fit.
         """
-        plugins.load_again(self.plugins, changes_allowed=self.plugins_may_change)
+        plugins.load_again(self.plugins, changes_allowed=self.plugins_may_change, start="run")
         store.register_schemas()
         cfg = saved.with_schemas(self.values, self.run_dir)
         refuse_stored_trust(cfg, self.command_line["overrides"])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from typing import NoReturn
 
 from optrun.commands.devices import device_count, nproc, visible_devices
 from optrun.commands.rank import FOLDER
@@ -31,11 +32,7 @@ def refuse_unfit(config: RunConfig, overrides: Sequence[str], launched: Launched
     typed = {token.lstrip("+").split("=", 1)[0] for token in overrides}
     if not isinstance(distributed, RanksConfig):
         if launched is not None and launched.size > 1:
-            raise ConfigError(
-                f"{launched.shown}: {launched.launcher} starts {launched.size} ranks, and distributed=none trains in "
-                "one process: each would train alone, in the same directory. Add distributed=ddp or distributed=fsdp, "
-                f"or start optrun without {launched.launcher}."
-            )
+            refuse_one_process(launched)
         if "training.nproc_per_node" in typed and given != "auto":
             raise ConfigError(
                 f"training.nproc_per_node={given}: has no effect with distributed=none, which trains in one process. "
@@ -67,6 +64,19 @@ def refuse_unfit(config: RunConfig, overrides: Sequence[str], launched: Launched
         from optrun.distributed.shard import data_parallel_degrees
 
         data_parallel_degrees(distributed, world)
+
+
+def refuse_one_process(launched: Launched) -> NoReturn:
+    """Refuse to train in one process where a launcher has started several.
+
+    Raises:
+        ConfigError: Always.
+    """
+    raise ConfigError(
+        f"{launched.shown}: {launched.launcher} starts {launched.size} ranks, and distributed=none trains in one "
+        "process: each would train alone, in the same directory. Add distributed=ddp or distributed=fsdp, or start "
+        f"optrun without {launched.launcher}."
+    )
 
 
 def _refuse_told_twice(typed: set[str], launched: Launched) -> None:

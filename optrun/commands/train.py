@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import os
 from collections.abc import Sequence
 from dataclasses import replace
@@ -13,6 +14,7 @@ from rich.console import Console
 from optrun.commands import hydra_options, hydra_services
 from optrun.commands.messages import guarded
 from optrun.commands.rank import Leader, begin, follow_leader, leave
+from optrun.commands.rank_checks import refuse_one_process
 from optrun.commands.resume import resume, resume_value
 from optrun.commands.single_run import Caller, start
 from optrun.config import overrides, store
@@ -42,6 +44,8 @@ def run(argv: list[str]) -> int:
     parser = hydra_options.parser()
     args = hydra_options.parse(parser, argv)
     found = launched(os.environ)
+    if found is not None and found.size > 1 and _is_alone(args):
+        refuse_one_process(found)
     if found is not None and found.rank:
         if any((args.help, args.hydra_help, args.shell_completion, args.cfg, args.info)):
             return EXIT_DONE  # rank 0 answers
@@ -73,6 +77,12 @@ def _run(hydra: Hydra, command_line: CommandLine, caller: Caller, *, sweeps: boo
         return start_sweep(hydra, command_line, caller).exit_code
     train(hydra, command_line, caller)
     return EXIT_DONE
+
+
+def _is_alone(args: argparse.Namespace) -> bool:
+    """Whether it is clear before anything is composed, and no launcher told all ranks, that there is nobody to meet."""
+    told = any(token.lstrip("+").startswith(("distributed=", "resume=")) for token in args.overrides)
+    return not (told or args.config_name or args.config_dir or "TORCHELASTIC_RUN_ID" in os.environ)
 
 
 def _lead(launched: Launched, hydra: Hydra, command_line: CommandLine, *, sweeps: bool) -> int:

@@ -67,7 +67,7 @@ def launched(env: Mapping[str, str]) -> Launched | None:
         ranks = _number(env, size, names.launcher)
         if ranks == 1 and (names.rank not in env or (names.launcher == "torchrun" and "MASTER_ADDR" not in env)):
             continue  # WORLD_SIZE=1 stands in many a profile
-        rank = _number(env, names.rank, names.launcher)
+        rank = _number(env, names.rank, names.launcher, f"{size}={ranks}")
         if not 0 <= rank < ranks:
             raise ConfigError(f"{names.rank}={rank}: expected 0 to {ranks - 1}, since {size}={ranks}.")
         local_rank, local_size = _local(env, names, rank, ranks)
@@ -94,12 +94,12 @@ def _local(env: Mapping[str, str], names: _Names, rank: int, ranks: int) -> tupl
     return local_rank, int(tasks[0]) if tasks else max(local_rank + 1, ranks if env.get("SLURM_NNODES") == "1" else 1)
 
 
-def _number(env: Mapping[str, str], name: str, launcher: str) -> int:
+def _number(env: Mapping[str, str], name: str, launcher: str, others: str = "") -> int:
     text = env.get(name, "").strip()
     if not text:
         raise ConfigError(
-            f"{name} is missing, although the environment says that there are several ranks, as {launcher} does. "
-            "Start optrun by the launcher alone, or by itself with distributed=ddp."
+            f"{name} is missing, although {others} says that there are several ranks, as {launcher} does. Expected "
+            f"both, with distributed=ddp; or no {others.partition('=')[0]}, and optrun starts the ranks itself."
         )
     if not text.isdecimal():
         raise ConfigError(f"{name}={text}: expected a whole number, as {launcher} sets it.")
@@ -134,8 +134,9 @@ def _address(launched: Launched) -> str:
     if launched.launcher == "mpirun" and launched.local_size == launched.size:
         return "127.0.0.1"
     raise ConfigError(
-        f"MASTER_ADDR is missing ({launched.shown}): expected the host of rank 0, as torchrun sets it; with mpirun on "
-        "several machines: mpirun -x MASTER_ADDR=HOST -x MASTER_PORT=29500."
+        f"MASTER_ADDR is missing ({launched.shown}): expected the host of rank 0, as torchrun sets it, and with mpirun "
+        "on several machines: mpirun -x MASTER_ADDR=HOST -x MASTER_PORT=29500. To let optrun start the ranks, start it "
+        "by itself with distributed=ddp."
     )
 
 

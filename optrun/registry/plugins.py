@@ -93,10 +93,10 @@ def load(given: str, path: str | None = None) -> dict[str, Any]:
         forget(name)
     imported = name in sys.modules
     try:
-        with registry.origin(given):
+        with registry.origin(str(file)):  # not `given`, which means another file in another folder
             _import(name, given, file)
-        registry.adopt(name, given)
-        names = registry.names_of(given)
+        registry.adopt(name, str(file))
+        names = registry.names_of(str(file))
         if not names:
             raise ConfigError(
                 f"{OPTION} {given}: it registers nothing. Expected a decorator such as "
@@ -110,23 +110,24 @@ def load(given: str, path: str | None = None) -> dict[str, Any]:
     return LOADED[name]
 
 
-def load_again(records: Sequence[Mapping[str, Any]], *, changes_allowed: bool) -> None:
-    """Load in a worker what its sweep loaded.
+def load_again(records: Sequence[Mapping[str, Any]], *, changes_allowed: bool, start: str = "sweep") -> None:
+    """Load in a worker what its sweep loaded, or in a rank what its run did.
 
     Args:
         records: Of the plugins.
         changes_allowed: As for `origins.allow_changes`, which is about runs that were begun before.
+        start: What was started, for the message.
 
     Raises:
-        ConfigError: A plugin cannot be loaded, or changed since the sweep began.
+        ConfigError: A plugin cannot be loaded, or is another one than where it was started.
     """
     allow_changes(changes_allowed)
     for record in records:
         now = load(record["plugin"], record["path"])["sha256"]
         if now != record["sha256"]:
             raise ConfigError(
-                f"{OPTION} {record['plugin']}: changed since the sweep was started: sha256 {record['sha256'][:12]}, "
-                f"now {now[:12]}. Start the sweep again."
+                f"{OPTION} {record['plugin']}: changed since the {start} was started: sha256 {record['sha256'][:12]}, "
+                f"now {now[:12]}. Start the {start} again."
             )
 
 
@@ -183,7 +184,7 @@ def _line(error: BaseException, path: Path) -> str:
 
 def forget(name: str) -> None:
     """Take back what a plugin registered, in a process that goes on: its file changed, or nothing is to be left."""
-    registry.remove(LOADED.pop(name)["plugin"])
+    registry.remove(LOADED.pop(name)["path"])
     for module in [module for module in sys.modules if module == name or module.startswith(f"{name}.")]:
         del sys.modules[module]
 

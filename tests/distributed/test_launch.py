@@ -1,0 +1,281 @@
+"""Ranks that optrun starts itself: exit codes, signals, ranks that die or hang, starting again."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from optrun.artifacts.retention import latest_whole
+from optrun.artifacts.run_dir import RunDir
+from tests.running import TINY_GPT, optrun, optrun_process, session, summary, write_text
+
+RANKS = ["distributed=ddp", "training.nproc_per_node=2", "training.device=cpu"]
+PATIENCE = 240.0
+"""Seconds, for a busy machine."""
+
+
+def tokens(folder: Path, *more: str) -> list[str]:
+    """A run of two ranks that saves often, with its data in a folder."""
+    given = [token.replace("n_layer=2", "n_layer=1") for token in TINY_GPT]
+    own = ["data=files", f"data.train={write_text(folder, 60)}", "training.per_device_train_batch_size=2"]
+    return [*RANKS, *given, *own, "checkpoint.save_steps=2", *more]
+
+
+ENDLESS = ["training.max_steps=1000000", "training.eval_steps=1000000", "training.logging_steps=1000"]
+
+
+def ranks_of(agent: int) -> list[int]:
+    """Processes of the ranks that an agent has started, by rank."""
+    found = {}
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            fields = path.read_text().rsplit(")", 1)[1].split()
+            if int(fields[1]) == agent and fields[0] not in "ZX":
+                env = Path(path.parent, "environ").read_bytes().split(b"\0")
+                rank = next((item[5:] for item in env if item.startswith(b"RANK=")), None)
+                if rank is not None:
+                    found[int(rank)] = int(path.parent.name)
+        except OSError:
+            continue
+    return [found[rank] for rank in sorted(found)]
+
+
+class Started:
+    """A run under way that has saved, and its ranks."""
+
+    def __init__(self, process: subprocess.Popen[str], run: Path, step: int = 2) -> None:
+        self.process, self.run = process, run
+        deadline = time.monotonic() + PATIENCE
+        while not RunDir(run).checkpoint(step).is_dir():
+            assert process.poll() is None, process.communicate()[0]
+            assert time.monotonic() < deadline, "it has not saved"
+            time.sleep(0.05)
+        self.ranks = ranks_of(process.pid)
+        assert len(self.ranks) == 2
+
+    def end(self) -> tuple[int, str]:
+        """Exit code and what was printed; no rank is left."""
+        said = self.process.communicate(timeout=PATIENCE)[0]
+        self.gone()
+        return self.process.returncode, said
+
+    def gone(self) -> None:
+        """Wait until no rank runs any more."""
+        deadline = time.monotonic() + PATIENCE
+        while any(is_running(pid) for pid in self.ranks):
+            assert time.monotonic() < deadline, "a rank is left behind"
+            time.sleep(0.05)
+
+
+def is_running(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] not in "ZX"
+    except OSError:
+        return False
+
+
+@contextmanager
+def started(folder: Path, *more: str) -> Iterator[Started]:
+    given = tokens(folder, *ENDLESS, "hydra.run.dir=run", *more)
+    with session([sys.executable, "-m", "optrun", *given], folder) as process:
+        begun = Started(process, folder / "run")
+        try:
+            yield begun
+        finally:
+            for pid in begun.ranks:
+                if is_running(pid):
+                    os.kill(pid, signal.SIGKILL)
+
+
+def whole(run: Path) -> int:
+    """The step of the newest whole checkpoint."""
+    newest, damaged = latest_whole(RunDir(run))
+    assert newest is not None
+    assert not damaged
+    return int(newest.name.removeprefix("step-"))
+
+
+def test_a_run_on_ranks_from_its_start_to_its_end(tmp_path: Path) -> None:
+    done = optrun_process(*tokens(tmp_path, "training.max_steps=3", "hydra.run.dir=run"), cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    run = RunDir(tmp_path / "run")
+    assert summary(run.path)["status"] == "finished"
+    assert run.rank_log(1).is_file()
+    assert not run.rank_log(0).exists()
+    assert done.stdout.count("step 3/3") + done.stdout.count("eval/loss") >= 1
+    assert "rank-1" not in done.stdout
+    assert optrun("verify", str(run.path)) == 0
+
+
+def test_sigterm_to_the_agent_stops_all_at_the_same_step(tmp_path: Path) -> None:
+    with started(tmp_path) as run:
+        run.process.send_signal(signal.SIGTERM)
+        code, said = run.end()
+    assert code == 75, said
+    assert said.count("SIGTERM received: stopped after step") == 1
+    done = summary(run.run)
+    assert done["status"] == "interrupted"
+    assert whole(run.run) == done["global_step"]
+    assert (run.run / "curves.png").is_file(), "rank 0 has come to its end"
+
+
+@pytest.mark.parametrize("rank", [1, pytest.param(0, marks=pytest.mark.slow)])
+def test_a_rank_that_is_killed_is_named(tmp_path: Path, rank: int) -> None:
+    with started(tmp_path) as run:
+        os.kill(run.ranks[rank], signal.SIGKILL)
+        code, said = run.end()
+    assert code == 1
+    for fact in (f"rank {rank}", "SIGKILL", "after step"):
+        assert fact in said
+    assert "Traceback" not in said
+    done = summary(run.run)
+    assert done["status"] == "failed"
+    assert f"rank {rank} was ended by SIGKILL" in done["message"]
+    assert whole(run.run) >= 2
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("rank", [0, 1])
+def test_sigterm_to_a_rank_stops_all(tmp_path: Path, rank: int) -> None:
+    with started(tmp_path) as run:
+        os.kill(run.ranks[rank], signal.SIGTERM)
+        code, said = run.end()
+    assert code == 75, said
+    assert whole(run.run) == summary(run.run)["global_step"]
+
+
+@pytest.mark.slow
+def test_a_signal_to_agent_and_ranks_at_once_is_one_request(tmp_path: Path) -> None:
+    """As SLURM sends it."""
+    with started(tmp_path) as run:
+        for pid in (run.process.pid, *run.ranks):
+            os.kill(pid, signal.SIGTERM)
+        code, said = run.end()
+    assert code == 75, said
+    assert whole(run.run) == summary(run.run)["global_step"]
+
+
+@pytest.mark.slow
+def test_a_second_signal_ends_all_at_once(tmp_path: Path) -> None:
+    with started(tmp_path, "training.max_seconds=100000") as run:
+        for pid in run.ranks:
+            os.kill(pid, signal.SIGSTOP)
+        for _ in range(2):
+            run.process.send_signal(signal.SIGTERM)
+            time.sleep(0.1)
+        time.sleep(1.5)
+        for pid in run.ranks:
+            os.kill(pid, signal.SIGCONT)
+        code, said = run.end()
+    assert code in (75, 143), said
+    assert whole(run.run) >= 2
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_rank_that_hangs_is_named_with_its_phase(tmp_path: Path, rank: int) -> None:
+    with started(tmp_path, "distributed.timeout_seconds=5") as run:
+        os.kill(run.ranks[rank], signal.SIGSTOP)
+        code, said = run.end()
+    assert code == 1
+    for fact in (f"rank {rank}", "5 s", "distributed.timeout_seconds", "after step", "stopped by a signal"):
+        assert fact in said
+    assert whole(run.run) >= 2
+
+
+@pytest.mark.slow
+def test_nobody_outlives_an_agent_that_is_killed(tmp_path: Path) -> None:
+    with started(tmp_path) as run:
+        run.process.kill()
+        run.process.wait()
+        run.gone()
+    assert summary(run.run)["status"] == "interrupted"
+    assert whole(run.run) == summary(run.run)["global_step"]
+
+
+@pytest.mark.slow
+def test_ranks_start_again_from_the_last_checkpoint(tmp_path: Path) -> None:
+    with started(tmp_path, "distributed.max_restarts=1") as run:
+        os.kill(run.ranks[1], signal.SIGKILL)
+        run.gone()
+        before = whole(run.run)
+        again = Started(run.process, run.run, before + 2)
+        again.process.send_signal(signal.SIGTERM)
+        code, said = again.end()
+    assert code == 75, said
+    assert "Starting again, 1 of 1" in said
+    assert "going on from" in said
+    assert summary(run.run)["global_step"] > before
+
+
+@pytest.mark.slow
+def test_another_start_in_the_same_directory_is_refused(tmp_path: Path) -> None:
+    with started(tmp_path) as run:
+        for more in (tokens(tmp_path, *ENDLESS, "hydra.run.dir=run"), ["resume=run"]):
+            other = optrun_process(*more, cwd=tmp_path)
+            assert other.returncode == 5, other.stderr
+            assert "another process writes this run" in other.stderr
+        run.process.send_signal(signal.SIGTERM)
+        assert run.end()[0] == 75
+
+
+@pytest.mark.slow
+def test_a_refusal_of_the_ranks_is_told_once_and_leaves_nothing(tmp_path: Path) -> None:
+    """What only the ranks can know: here a model that is not there."""
+    given = tokens(tmp_path, "model=pretrained", "model.path=nowhere", "hydra.run.dir=run")
+    given = [token for token in given if not token.startswith(("model.config", "model.vocab"))]
+    refused = optrun_process(*given, cwd=tmp_path)
+    assert refused.returncode == 2
+    assert refused.stderr.count("model.path=nowhere") == 1
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    ("given", "facts"),
+    [
+        (["training.nproc_per_node=2"], ["training.nproc_per_node=2", "distributed=none"]),
+        ([*RANKS, "training.device=cuda:1"], ["training.device=cuda:1", "CUDA_VISIBLE_DEVICES"]),
+        ([*RANKS, "distributed.backend=foo"], ["distributed.backend=foo", "gloo"]),
+        ([*RANKS, "distributed.backend=nccl"], ["distributed.backend=nccl"]),
+        ([*RANKS, "training.global_batch_size=48"], ["training.global_batch_size=48", "2 ranks"]),
+        (["distributed=fsdp", *RANKS[1:], "distributed.data_parallel_shard_degree=3"], ["shard_degree=3", "2"]),
+        ([*RANKS, "distributed.nnodes=2"], ["distributed.rdzv_endpoint", "HOST:PORT"]),
+    ],
+)
+def test_ranks_that_cannot_be_are_refused_before_a_directory_is_made(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    given: list[str],
+    facts: list[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    last = {token.split("=")[0]: token for token in given}  # of each key the last
+    assert optrun(*last.values(), "hydra.run.dir=run") == 2
+    said = capsys.readouterr().err
+    for fact in facts:
+        assert fact in said
+    assert not (tmp_path / "run").exists()
+
+
+def test_more_ranks_than_devices(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    import torch
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    assert optrun("distributed=ddp", "training.nproc_per_node=3", "hydra.run.dir=run") == 2
+    said = capsys.readouterr().err
+    for fact in ("training.nproc_per_node=3", "2"):
+        assert fact in said
+    assert not (tmp_path / "run").exists()

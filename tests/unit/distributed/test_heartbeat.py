@@ -1,0 +1,114 @@
+"""Signs of life: written by ranks, read by an agent, and who is silent."""
+
+from __future__ import annotations
+
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from optrun.distributed import heartbeat
+from optrun.distributed.heartbeat import Heartbeat, Heartbeats, Phase, Requests, beat
+from optrun.distributed.local_ends import end_file, end_of, find_hung, kill
+from optrun.distributed.watchdog import Watchdog, watched
+
+
+@pytest.fixture(autouse=True)
+def _silent_afterwards() -> Iterator[None]:
+    yield
+    heartbeat.end()
+
+
+def test_what_a_rank_writes_others_read(tmp_path: Path) -> None:
+    table = Heartbeats.create(2, tmp_path / "table")
+    heartbeat.begin(Heartbeats.open(tmp_path / "table"), local_rank=1, rank=5)
+    beat(Phase.training, 7)
+    assert beat(Phase.waiting) is Phase.training
+    found = table[1]
+    assert (found.rank, found.phase, found.step) == (5, Phase.waiting, 7)
+    assert str(found) == "waiting after step 7"
+    assert abs(found.time - time.monotonic()) < 60
+    assert table[0].pid == 0
+    assert len(table) == 2
+
+
+def test_requests_travel_with_it(tmp_path: Path) -> None:
+    table = Heartbeats.create(1, tmp_path / "table")
+    assert table.requests == Requests()
+    table.requests = Requests(stops=1, stop_signal=signal.SIGINT, saves=2)
+    assert Heartbeats.open(tmp_path / "table").requests == Requests(1, signal.SIGINT, 2)
+
+
+def test_nobody_listens() -> None:
+    assert beat(Phase.training, 3) is Phase.starting
+
+
+def line(phase: Phase, seconds: float, step: int = 3, pid: int = 0, rank: int = 0) -> Heartbeat:
+    return Heartbeat(pid, rank, phase, step, seconds)
+
+
+def test_silence_is_told_once() -> None:
+    table, told = Heartbeats.create(2), list[dict[int, Heartbeat]]()
+    dog = Watchdog(table, 100.0, told.append)
+    table.write(0, line(Phase.training, 1000.0))
+    table.write(1, line(Phase.waiting, 1050.0))
+    dog.look(1099.0)
+    assert told == []
+    dog.look(1101.0)
+    dog.look(1102.0)
+    assert [set(silent) for silent in told] == [{0}]
+    table.write(0, line(Phase.training, 1103.0, step=4))
+    table.write(1, line(Phase.waiting, 1103.0))
+    dog.look(1110.0)
+    dog.look(1204.0)
+    assert [set(silent) for silent in told] == [{0}, {0, 1}]
+
+
+def test_imports_and_data_have_a_minute_and_the_last_phase_has_no_limit() -> None:
+    table, told = Heartbeats.create(2), list[dict[int, Heartbeat]]()
+    table.write(0, line(Phase.preparing, 1000.0))
+    table.write(1, line(Phase.closing, 1000.0))
+    dog = Watchdog(table, 1.0, told.append)
+    dog.look(1050.0)
+    assert told == []
+    dog.look(1061.0)
+    assert [set(silent) for silent in told] == [{0}]
+
+
+def test_a_run_in_one_process_tells_it() -> None:
+    notes: list[str] = []
+    with watched(0.05, notes.append):
+        beat(Phase.training, 12)
+        deadline = time.monotonic() + 60
+        while not notes and time.monotonic() < deadline:
+            time.sleep(0.01)
+    assert len(notes) == 1
+    for fact in (
+        "no progress for 0.05 s",
+        "distributed.timeout_seconds",
+        "training after step 12",
+        "test_heartbeat.py",
+    ):
+        assert fact in notes[0]
+
+
+def test_the_one_the_others_wait_for_is_named(tmp_path: Path) -> None:
+    silent = {0: line(Phase.waiting, 0.0, rank=4), 1: line(Phase.training, 0.0, rank=5)}
+    found = find_hung(silent, tmp_path, 30)
+    assert list(found) == [1]
+    assert (found[1].rank, found[1].where) == (5, "training after step 3")
+    assert "30 s" in found[1].message
+    assert list(find_hung({0: silent[0]}, tmp_path, 30)) == [0]
+
+
+def test_a_rank_that_never_began_is_not_killed() -> None:
+    kill(line(Phase.starting, 0.0, pid=0))  # 0 would be the group of this process
+
+
+def test_a_rank_that_says_nothing_ended_where_it_was_last_heard(tmp_path: Path) -> None:
+    end = end_of(tmp_path, 1, -9, line(Phase.saving, 5.0, rank=3))
+    assert (end.rank, end.code, end.where) == (3, -9, "saving after step 3")
+    end_file(tmp_path, 1).write_text('{"rank": 3, "code": 75, "message": "stopped"}')
+    assert end_of(tmp_path, 1, -9, line(Phase.closing, 5.0, rank=3)).code == 75

@@ -1,0 +1,114 @@
+"""Which rank a process is, in the words of each launcher."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+
+from optrun.distributed.join import launched, set_torch_environment
+from optrun.errors import ConfigError
+
+TORCHRUN = {"RANK": "3", "WORLD_SIZE": "4", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "a"}
+SRUN = {
+    "SLURM_JOB_ID": "1234",
+    "SLURM_STEP_ID": "2",
+    "SLURM_PROCID": "3",
+    "SLURM_LOCALID": "1",
+    "SLURM_STEP_NUM_TASKS": "4",
+    "SLURM_NTASKS": "4",
+    "SLURM_STEP_TASKS_PER_NODE": "2(x2)",
+    "SLURM_NNODES": "2",
+    "SLURM_STEP_NODELIST": "gpu[07-08]",
+}
+MPIRUN = {
+    "OMPI_COMM_WORLD_RANK": "1",
+    "OMPI_COMM_WORLD_SIZE": "2",
+    "OMPI_COMM_WORLD_LOCAL_RANK": "1",
+    "OMPI_COMM_WORLD_LOCAL_SIZE": "2",
+}
+
+
+@pytest.mark.parametrize(
+    ("env", "expected"),
+    [
+        (TORCHRUN, ("torchrun", 3, 4, 1, 2)),
+        (SRUN, ("srun", 3, 4, 1, 2)),
+        (MPIRUN, ("mpirun", 1, 2, 1, 2)),
+        ({"PMI_RANK": "0", "PMI_SIZE": "2"}, ("mpirun", 0, 2, 0, 2)),
+        ({"SLURM_PROCID": "1", "SLURM_NTASKS": "2"}, ("srun", 1, 2, 1, 2)),
+    ],
+)
+def test_each_launcher_says_who_this_is(env: dict[str, str], expected: tuple[str, int, int, int, int]) -> None:
+    found = launched(env)
+    assert found is not None
+    assert (found.launcher, found.rank, found.size, found.local_rank, found.local_size) == expected
+
+
+@pytest.mark.parametrize(
+    "env",
+    [
+        {},
+        {"WORLD_SIZE": "1"},
+        {"WORLD_SIZE": " "},
+        {"WORLD_SIZE": "1", "RANK": "1"},
+        {"SLURM_JOB_ID": "1", "SLURM_PROCID": "0", "SLURM_NTASKS": "4"},  # the script of sbatch, which is alone
+    ],
+)
+def test_started_by_itself(env: dict[str, str]) -> None:
+    assert launched(env) is None
+
+
+@pytest.mark.parametrize(
+    ("env", "facts"),
+    [
+        ({"WORLD_SIZE": "2"}, ["RANK is missing", "WORLD_SIZE=2", "distributed=ddp"]),
+        ({"WORLD_SIZE": "x", "RANK": "0"}, ["WORLD_SIZE=x", "whole number"]),
+        ({"WORLD_SIZE": "2", "RANK": "2"}, ["RANK=2", "0 to 1"]),
+        ({"WORLD_SIZE": "2", "RANK": "-1"}, ["RANK=-1"]),
+    ],
+)
+def test_half_an_environment_is_refused(env: dict[str, str], facts: list[str]) -> None:
+    with pytest.raises(ConfigError) as refused:
+        launched(env)
+    for fact in facts:
+        assert fact in str(refused.value)
+
+
+def set_for(monkeypatch: pytest.MonkeyPatch, env: dict[str, str]) -> dict[str, str]:
+    """What torch finds in the environment where a launcher set this."""
+    for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"):
+        monkeypatch.setenv(name, "")
+        monkeypatch.delenv(name)
+    for name, value in env.items():
+        monkeypatch.setenv(name, value)
+    found = launched(env)
+    assert found is not None
+    set_torch_environment(found)
+    return dict(os.environ)
+
+
+def test_slurm_has_the_first_node_and_a_port_of_the_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = set_for(monkeypatch, SRUN)
+    assert (found["RANK"], found["WORLD_SIZE"], found["LOCAL_RANK"]) == ("3", "4", "1")
+    assert found["MASTER_ADDR"] == "gpu07"
+    port = found["MASTER_PORT"]
+    assert 1024 < int(port) < 65536
+    assert set_for(monkeypatch, {**SRUN, "SLURM_PROCID": "0", "SLURM_LOCALID": "0"})["MASTER_PORT"] == port
+    assert set_for(monkeypatch, {**SRUN, "SLURM_STEP_ID": "3"})["MASTER_PORT"] != port
+
+
+def test_mpirun_on_one_machine_needs_no_address(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert set_for(monkeypatch, MPIRUN)["MASTER_ADDR"] == "127.0.0.1"
+
+
+def test_mpirun_on_several_machines_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(ConfigError) as refused:
+        set_for(monkeypatch, {**MPIRUN, "OMPI_COMM_WORLD_LOCAL_SIZE": "1", "OMPI_COMM_WORLD_LOCAL_RANK": "0"})
+    for fact in ("MASTER_ADDR", "mpirun -x"):
+        assert fact in str(refused.value)
+
+
+def test_what_is_given_stands(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = set_for(monkeypatch, {**SRUN, "MASTER_ADDR": "login", "MASTER_PORT": "29501"})
+    assert (found["MASTER_ADDR"], found["MASTER_PORT"]) == ("login", "29501")
