@@ -33,9 +33,9 @@ _MANIFEST_LIMIT = 32 * 2**20
 _STATE_LIMIT = 256 * 2**20
 
 
-def is_content(name: str) -> bool:
-    """Whether a path inside a checkpoint is one that its manifest may name."""
-    return name in CONTENT or _SHARD.fullmatch(name) is not None
+def is_content(folder: Path, name: str) -> bool:
+    """Whether a path inside a checkpoint is one that its manifest names; told by the form alone, without reading it."""
+    return name in CONTENT or (_SHARD.fullmatch(name) is not None and not (folder / TENSOR_FILES[0]).exists())
 
 
 def shards(files: Iterable[str], folder: str) -> list[str]:
@@ -208,11 +208,16 @@ def file_problem(path: Path, size: int, checksum: str) -> str | None:
 
 def foreign_files(folder: Path) -> list[Path]:
     """What lies in a checkpoint and is none of its files: never opened."""
+    try:
+        own = {*read_manifest(folder)["listed"], names.CHECKPOINT_MANIFEST}
+    except (CheckpointError, OSError):
+        own = {*CONTENT, names.CHECKPOINT_MANIFEST}
+    folders = {name.partition("/")[0] for name in own if "/" in name}
     found = []
     for path in folder.iterdir():
-        if path.name in SHARD_FOLDERS and path.is_dir() and not path.is_symlink():
-            found += [inner for inner in path.iterdir() if not is_content(f"{path.name}/{inner.name}")]
-        elif path.name not in (*CONTENT, names.CHECKPOINT_MANIFEST):
+        if path.name in folders and path.is_dir() and not path.is_symlink():
+            found += [inner for inner in path.iterdir() if f"{path.name}/{inner.name}" not in own]
+        elif path.name not in own:
             found.append(path)
     return sorted(found)
 

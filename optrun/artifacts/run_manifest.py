@@ -169,7 +169,7 @@ def _is_covered(run: RunDir, path: Path) -> bool:
     if not path.is_relative_to(run.checkpoints):
         return False
     checkpoint, _, name = path.relative_to(run.checkpoints).as_posix().partition("/")
-    return parse_step(checkpoint) is not None and is_content(name)
+    return parse_step(checkpoint) is not None and is_content(run.checkpoints / checkpoint, name)
 
 
 class RunManifest:

@@ -8,10 +8,11 @@ go through `write_tensors`, which neither serialises a shard in memory nor leave
 from __future__ import annotations
 
 import json
-import re
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import combinations, pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -25,7 +26,6 @@ from torch.distributed.checkpoint.storage import WriteResult
 from torch.distributed.tensor import DTensor
 from torch.futures import Future
 
-from optrun.artifacts.atomic import sync_folder
 from optrun.artifacts.ranks import answering, of_rank
 from optrun.artifacts.tensor_file import Written, local_part, write_tensors
 from optrun.errors import CheckpointError
@@ -33,8 +33,6 @@ from optrun.errors import CheckpointError
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
-SHARD = re.compile(r"shard-(\d{5})-model-00001-of-00001\.safetensors")
-"""Name of the shard of one rank, counted from 1, as `torch.distributed.checkpoint` gives it."""
 _OFFSETS = "DCP_SHARDING_INFO"
 """Key of a header's metadata: name to `saved_offsets`, as JSON."""
 
@@ -78,7 +76,7 @@ class ShardWriter(HuggingFaceStorageWriter):
 
 
 def write_shards(folder: Path, tensors: Mapping[str, torch.Tensor], group: ProcessGroup) -> dict[str, tuple[int, str]]:
-    """Write this rank's part of some tensors, while every other rank does the same.
+    """Write this rank's part of some tensors, while every other rank does the same; the folder is not flushed.
 
     Args:
         folder: One that the ranks share; made where it is missing.
@@ -100,7 +98,6 @@ def write_shards(folder: Path, tensors: Mapping[str, torch.Tensor], group: Proce
     except CheckpointException as error:
         rank, (cause, _) = min(error.failures.items(), key=lambda failure: failure[0])
         raise of_rank(rank, cause) from error
-    sync_folder(folder)
     return {name: (written.size, written.sha256) for name, written in writer.written.items()}
 
 
@@ -122,7 +119,7 @@ def _naming(path: Path) -> Iterator[None]:
     """
     try:
         yield
-    except (SafetensorError, OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+    except (SafetensorError, OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise CheckpointError(f"{path}: cannot be read: {type(error).__name__}: {error}") from error
 
 
@@ -170,10 +167,7 @@ class StoredTensors(Mapping[str, torch.Tensor]):
             raise CheckpointError(f"{where}: tensor {name} stands in {only} alone.")
         for name, pieces in self._pieces.items():
             whole = tuple(self.described[name]["shape"])
-            solid = [piece for piece in pieces if 0 not in piece.shape]
-            apart = len({piece.offsets for piece in solid}) == len(solid)
-            inside = all(_inside(piece, whole) for piece in pieces)
-            if not (apart and inside) or sum(_count(piece.shape) for piece in pieces) != _count(whole):
+            if not _tile(pieces, whole):
                 parts = ", ".join(f"{list(piece.shape)} at {list(piece.offsets)}" for piece in pieces[:4])
                 raise CheckpointError(f"{where}: tensor {name} of shape {list(whole)} is not whole: {parts}.")
 
@@ -223,12 +217,11 @@ class StoredTensors(Mapping[str, torch.Tensor]):
             offsets: Where it begins in the whole tensor, an index a dimension.
             name: Of the tensor.
         """
+        own = _Piece(Path(), tuple(offsets), tuple(target.shape))
         for piece in self._pieces[name]:
-            first = [max(*pair) for pair in zip(offsets, piece.offsets, strict=True)]
-            ends = zip(offsets, target.shape, piece.offsets, piece.shape, strict=True)
-            last = [min(own + size, other + count) for own, size, other, count in ends]
-            if any(begin >= end for begin, end in zip(first, last, strict=True)):
+            if not _overlap(own, piece):
                 continue
+            first, last = _common(own, piece)
             target[_region(first, last, offsets)].copy_(self._stored(name, piece)[_region(first, last, piece.offsets)])
 
 
@@ -236,8 +229,28 @@ def _region(first: Sequence[int], last: Sequence[int], origin: Sequence[int]) ->
     return tuple(slice(a - o, b - o) for a, b, o in zip(first, last, origin, strict=True))
 
 
-def _count(shape: Sequence[int]) -> int:
-    return torch.Size(shape).numel()
+def _tile(pieces: Sequence[_Piece], shape: Sequence[int]) -> bool:
+    """Whether pieces hold every element of a tensor once: inside, as many, and no two in one place."""
+    solid = sorted((piece for piece in pieces if 0 not in piece.shape), key=lambda piece: piece.offsets)
+    if sum(math.prod(piece.shape) for piece in solid) != math.prod(shape):
+        return False
+    if not all(_inside(piece, shape) for piece in pieces):
+        return False
+    divided = [d for d in range(len(shape)) if any(piece.shape[d] != shape[d] for piece in solid)]
+    if len(divided) == 1:  # as FSDP divides: those beside each other tell, and there may be thousands
+        (d,) = divided
+        return all(one.offsets[d] + one.shape[d] <= other.offsets[d] for one, other in pairwise(solid))
+    return not any(_overlap(one, other) for one, other in combinations(solid, 2))
+
+
+def _overlap(one: _Piece, other: _Piece) -> bool:
+    return all(first < last for first, last in zip(*_common(one, other), strict=True))
+
+
+def _common(one: _Piece, other: _Piece) -> tuple[list[int], list[int]]:
+    """First and last index, this one exclusive, of what two pieces share in each dimension; none where they cross."""
+    sides = list(zip(one.offsets, one.shape, other.offsets, other.shape, strict=True))
+    return [max(a, b) for a, _, b, _ in sides], [min(a + n, b + m) for a, n, b, m in sides]
 
 
 def _inside(piece: _Piece, shape: Sequence[int]) -> bool:

@@ -38,6 +38,8 @@ from tests.distributed.shards import (
     sharded_run,
     whole_state,
 )
+from tests.distributed.shards import snapshot as whole_snapshot
+from tests.faults.syscalls import Syscalls, refuse
 
 MODEL = "model/shard-00002-model-00001-of-00001.safetensors"
 OPTIMIZER = "optimizer/shard-00001-model-00001-of-00001.safetensors"
@@ -116,6 +118,47 @@ def test_room_is_looked_for_before_anything_is_written(tmp_path: Path) -> None:
     run = make_run(tmp_path / "run")
     in_ranks(run.path, partial(no_room, run.path))
     assert list(run.checkpoints.iterdir()) == []
+
+
+def refuses_at_each_call(folder: Path, rank: int) -> None:
+    """On either rank, one call of the operating system after the other fails."""
+    saving, taken, counts = group(), fsdp_snapshot(2), []
+    with Syscalls(folder) as calls:
+        save_checkpoint(RunDir(folder), taken, saving=saving)
+    dist.barrier()
+    every: list[Any] = [None, None]
+    dist.all_gather_object(every, calls.count)
+    counts = [int(count) for count in every]
+    refusals = 0
+    for culprit, at in [(who, at) for who in (0, 1) for at in range(1, counts[who] + 1)]:
+        run = RunDir(folder.with_name(f"{culprit}-{at}"))
+        if rank == 0:
+            make_run(run.path)
+            save_checkpoint(run, whole_snapshot(1))
+        dist.barrier()
+        told = ""
+        with Syscalls(run.path, at if rank == culprit else 0, refuse(errno.ENOSPC)):
+            try:
+                save_checkpoint(run, taken, saving=saving)
+            except StorageError as error:
+                told = str(error)
+        dist.all_gather_object(every, told)
+        assert bool(every[0]) == bool(every[1]), f"call {at} of rank {culprit}: {every}"
+        assert all(f"rank {culprit}: No space" in text for text in every if text), every
+        refusals += bool(told)
+        committed = run.checkpoint(2).exists()  # refused at what comes after the rename
+        assert problems(run.checkpoint(2) if committed else run.checkpoint(1)) == []
+        save_checkpoint(run, taken, saving=saving)
+        names = {"last", "step-00000001", "step-00000002"}
+        assert {path.name for path in run.checkpoints.iterdir()} - names == set()
+        assert problems(run.checkpoint(2)) == []
+        dist.barrier()
+    assert refusals >= sum(counts) - 4, "a folder that the other rank has made need not be made"
+
+
+def test_refusal_at_every_call_of_either_rank(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run")
+    in_ranks(run.path, partial(refuses_at_each_call, run.path))
 
 
 # Killed.
