@@ -81,8 +81,8 @@ def is_out_of_memory(error: BaseException) -> bool:
     """
     if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":
         return True
-    words = ("allocate memory", "out of memory", "alloc_failed")  # of torch, of its devices, of cuBLAS and cuDNN
-    return isinstance(error, (RuntimeError, OSError)) and any(word in str(error).lower() for word in words)
+    phrases = ("allocate memory", "out of memory", "alloc_failed")  # of torch, of its devices, of cuBLAS and cuDNN
+    return isinstance(error, (RuntimeError, OSError)) and any(phrase in str(error).lower() for phrase in phrases)
 
 
 _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+://")
@@ -108,7 +108,7 @@ def refuse_url(key: str, value: object) -> None:
 
 
 def printable(text: str) -> str:
-    r"""Text from outside, such as a file's name, for a terminal: control characters as words, line ends as they are.
+    r"""Text from outside, such as a file's name, for a terminal: control characters as `\x1b`, line ends as they are.
 
     Example:
         >>> printable("a\x1b[2Jb")

@@ -3,22 +3,29 @@
 from __future__ import annotations
 
 import json
+import tempfile
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import Shard, distribute_tensor
+from torch.multiprocessing.spawn import ProcessRaisedException, start_processes
 from torch.nn import Parameter
 from torch.optim import Optimizer
 
 from optrun.optimizer.build import build_optimizer
 from optrun.optimizer.footprint import state_bytes
+from optrun.optimizer.rehearsal import rehearse_shards
 from optrun.optimizer.state import load_named_state, named_state
 
 _SHAPES = {"body.weight": (8, 12), "body.bias": (8,), "gain": (5,)}
 
 
-def check_optimizer(name: str, *, lr: float, **options: Any) -> None:
+def check_optimizer(name: str, *, lr: float, ranks: int = 1, **options: Any) -> None:
     """Hold a registered optimizer to the laws: use it in a test of your own.
 
     It goes down on a quadratic; a parameter without a gradient stays; groups are as good as several optimizers; its
@@ -28,6 +35,8 @@ def check_optimizer(name: str, *, lr: float, **options: Any) -> None:
     Args:
         name: As in `optimizer=NAME`.
         lr: At which it goes down on a sum of squares in 60 steps.
+        ranks: From 2 on, so many processes (forked, gloo) step it in shards, too: weights and state have to be those of
+            one process, as `distributed=fsdp` needs them.
         **options: Keywords of its class.
 
     Raises:
@@ -64,6 +73,26 @@ def check_optimizer(name: str, *, lr: float, **options: Any) -> None:
     _steps(again, [second], 3, 6)
     for key, param in params.items():
         assert torch.equal(again[key], param), f"{name}: {key} differs after its state went through a checkpoint"
+    if ranks > 1:
+        with tempfile.TemporaryDirectory() as folder:
+            given = (folder, ranks, name, lr, options)
+            try:
+                start_processes(_steps_shards, args=given, nprocs=ranks, start_method="fork")
+            except ProcessRaisedException as error:
+                last = str(error).strip().rsplit("\n", 1)[-1]
+                raise AssertionError(f"{name}: in shards on {ranks} ranks: {last}") from error
+
+
+def _steps_shards(rank: int, folder: str, ranks: int, name: str, lr: float, options: Mapping[str, Any]) -> None:
+    torch.set_num_threads(1)  # after a fork OpenMP's other threads are not there
+    dist.init_process_group("gloo", init_method=f"file://{Path(folder).absolute()}/meet", rank=rank, world_size=ranks)
+    mesh = init_device_mesh("cpu", (ranks,))
+    shards = {
+        key: Parameter(distribute_tensor(param.detach(), mesh, [Shard(0)], src_data_rank=None))
+        for key, param in _params().items()
+    }
+    rehearse_shards(lambda groups: build_optimizer(name, groups, lr=lr, **options), _groups(shards))
+    dist.destroy_process_group()
 
 
 def _params() -> dict[str, Parameter]:

@@ -11,7 +11,8 @@ import torch.distributed as dist
 import torch.multiprocessing as mp
 
 
-def _rank(rank: int, folder: str, ranks: int, check: Callable[[int], None]) -> None:
+def rank_main(rank: int, folder: str, ranks: int, check: Callable[[int], None]) -> None:
+    """What each process does: meet the others, and call `check(rank)`."""
     torch.set_num_threads(1)
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"
     dist.init_process_group("gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=ranks)
@@ -33,4 +34,4 @@ def run_ranks(folder: Path, check: Callable[[int], None], ranks: int = 2) -> Non
     Raises torch.multiprocessing.ProcessRaisedException with the traceback of the first rank that failed.
     """
     mp.set_forkserver_preload(["torch.distributed.tensor", "torch.distributed.fsdp", "optrun.artifacts.checkpoint"])
-    mp.start_processes(_rank, args=(str(folder), ranks, check), nprocs=ranks, start_method="forkserver")
+    mp.start_processes(rank_main, args=(str(folder), ranks, check), nprocs=ranks, start_method="forkserver")

@@ -1,6 +1,6 @@
 """What a program that calls optrun finds afterwards as it was: a command may leave its process as it likes, a call not.
 
-Signal handlers are put back by who takes them (`training.signals`, `sweep.driver`).
+Signal handlers are put back by who takes them (`training.signals`, `sweeper.stop`).
 """
 
 from __future__ import annotations

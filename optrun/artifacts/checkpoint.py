@@ -12,7 +12,6 @@ import hashlib
 import json
 import os
 import shutil
-import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -21,12 +20,12 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from optrun.artifacts import run_dir as names
-from optrun.artifacts.atomic import Output, commit_folder, remove_folder, replace_text, sync_folder, write_bytes
+from optrun.artifacts.atomic import commit_folder, remove_folder, replace_text, sync_folder
+from optrun.artifacts.checkpoint_files import Sections, refuse_disagreement, write_content, write_manifest
 from optrun.artifacts.manifest import (
     SHARD_FOLDERS,
     SHARDED_FORMAT,
     TENSOR_FILES,
-    make_manifest,
     problems,
     read_manifest,
     refuse_newer_format,
@@ -36,9 +35,9 @@ from optrun.artifacts.metadata import CheckpointMetadata
 from optrun.artifacts.metrics import to_json
 from optrun.artifacts.ranks import agree, on_first, rank_of, size_of, together
 from optrun.artifacts.run_dir import RunDir
-from optrun.artifacts.sharded import StoredTensors, mesh_of, write_shards
-from optrun.artifacts.tensor_file import describe, first_not_finite, tensor_digest, write_tensors
-from optrun.errors import CheckpointError, NonFiniteError, OptrunError, StorageError
+from optrun.artifacts.sharded import StoredTensors
+from optrun.artifacts.tensor_file import describe, first_not_finite, tensor_digest
+from optrun.errors import CheckpointError, NonFiniteError, StorageError
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
@@ -101,18 +100,17 @@ def save_checkpoint(
         RankLostError: A rank no longer answers; older checkpoints are untouched.
     """
     agree(saving, lambda: refuse_not_finite(snapshot))
-    _refuse_disagreement(snapshot, saving)
+    refuse_disagreement(snapshot.global_step, _sections(snapshot), saving)
     folder = run.checkpoint(snapshot.global_step)
     aside = run.checkpoints / f"{TEMPORARY}{folder.name}-{os.getpid()}"
     try:
         path = on_first(saving, lambda: _make_aside(run, folder, aside, snapshot))
         if path is None:
             return folder
-        files, tensors = _write_whole(path, snapshot) if saving is None else _write_shards(path, snapshot, saving)
-        ranks = None if saving is None else {"world_size": size_of(saving), "mesh": mesh_of(snapshot.model)}
+        content = write_content(path, _sections(snapshot), saving)
 
         def commit() -> None:
-            _write_manifest(aside, snapshot, files, tensors, ranks)
+            write_manifest(aside, snapshot.metadata, content)
             if before_commit is not None:
                 before_commit()
             _put_in_place(aside, folder)
@@ -131,30 +129,7 @@ def save_checkpoint(
     return folder
 
 
-def _refuse_disagreement(snapshot: Snapshot, saving: ProcessGroup | None) -> None:
-    """Ranks that save other steps, or other tensors, would make a checkpoint of no state that ever was.
-
-    Raises:
-        OptrunError: On every rank, with the first that differs from the first.
-    """
-    if saving is None:
-        return
-
-    def summary() -> tuple[int, int, str]:
-        described = [{name: describe(tensor) for name, tensor in part.items()} for part in _sections(snapshot)]
-        text = json.dumps(described, sort_keys=True)
-        return snapshot.global_step, sum(map(len, described)), hashlib.sha256(text.encode()).hexdigest()
-
-    first, *others = agree(saving, summary)
-    for rank, other in enumerate(others, start=1):
-        if other != first:
-            raise OptrunError(
-                f"not saved: rank 0 saves step {first[0]} with {first[1]} tensors, rank {rank} step {other[0]} with "
-                f"{other[1]}; names, dtypes and shapes have to be the same."
-            )
-
-
-def _sections(snapshot: Snapshot) -> tuple[Mapping[str, torch.Tensor], Mapping[str, torch.Tensor]]:
+def _sections(snapshot: Snapshot) -> Sections:
     return snapshot.model, snapshot.optimizer
 
 
@@ -200,58 +175,6 @@ def _same_counters(folder: Path, snapshot: Snapshot) -> bool:
         return {"train": train, "callbacks": state.get("callbacks"), "stop": state.get("stop")}
 
     return counters(read_state(folder)) == counters(to_json(snapshot.metadata.to_dict()))
-
-
-def _write_whole(aside: Path, snapshot: Snapshot) -> tuple[dict[str, tuple[int, str]], dict[str, Any]]:
-    """Write every tensor, in a file for the weights and one for the optimizer.
-
-    Returns:
-        File name to size and sha256, and the manifest's sections of tensors.
-    """
-    files, tensors = {}, {}
-    for name, content in zip(TENSOR_FILES, _sections(snapshot), strict=True):
-        written = write_tensors(aside / name, content)
-        files[name] = (written.size, written.sha256)
-        tensors[name] = written.tensors
-    return files, tensors
-
-
-def _write_shards(
-    aside: Path, snapshot: Snapshot, saving: ProcessGroup
-) -> tuple[dict[str, tuple[int, str]], dict[str, Any]]:
-    """The same by all ranks, in a folder for the weights and one for the optimizer; returned on each."""
-    own: dict[str, tuple[int, str]] = {}
-    for name, content in zip(SHARD_FOLDERS, _sections(snapshot), strict=True):
-        written = write_shards(aside / name, content, saving)
-        own |= {f"{name}/{file}": known for file, known in written.items()}
-
-    def flush() -> dict[str, tuple[int, str]]:
-        for name in SHARD_FOLDERS:
-            sync_folder(aside / name)
-        return own
-
-    files = {name: known for written in agree(saving, flush) for name, known in written.items()}
-    described = ({name: describe(tensor) for name, tensor in part.items()} for part in _sections(snapshot))
-    return dict(sorted(files.items())), dict(zip(SHARD_FOLDERS, described, strict=True))
-
-
-def _write_manifest(
-    aside: Path,
-    snapshot: Snapshot,
-    files: Mapping[str, tuple[int, str]],
-    tensors: Mapping[str, Any],
-    ranks: Mapping[str, Any] | None,
-) -> None:
-    """Write what a checkpoint says beside its tensors, the manifest last."""
-    text = json.dumps(to_json(snapshot.metadata.to_dict()), allow_nan=False).encode()
-    with Output(aside / names.CHECKPOINT_STATE, exclusive=True) as file:
-        file.write(text)
-        file.sync()
-    files = {**files, names.CHECKPOINT_STATE: (len(text), hashlib.sha256(text).hexdigest())}
-    created_at = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
-    digest = snapshot.metadata.config_digest or ""
-    manifest = make_manifest(snapshot.global_step, created_at, files, tensors, digest, snapshot.metadata.run_id, ranks)
-    write_bytes(aside / names.CHECKPOINT_MANIFEST, manifest)
 
 
 def _room(run: RunDir, snapshot: Snapshot) -> str:

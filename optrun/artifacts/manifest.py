@@ -162,9 +162,10 @@ def problems(folder: Path, run_id: str | None = None, share: tuple[int, int] = (
             found.append(f"{folder}: the folder says step {named}, its manifest step {manifest['step']}.")
         found += _strange_shards(folder, manifest["listed"])
         reader, readers = share
-        largest_first = sorted(manifest["listed"].items(), key=lambda entry: (-entry[1][0], entry[0]))
-        for name, (size, checksum) in largest_first[reader::readers]:
-            problem = file_problem(folder / name, size, checksum)
+        largest_first = sorted(manifest["listed"], key=lambda name: (-manifest["listed"][name][0], name))
+        own = set(largest_first[reader::readers])
+        for name, (size, checksum) in manifest["listed"].items():
+            problem = file_problem(folder / name, size, checksum) if name in own else None
             if problem is not None:
                 found.append(problem)
     except CheckpointError as error:

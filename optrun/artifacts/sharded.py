@@ -165,7 +165,7 @@ class StoredTensors(Mapping[str, torch.Tensor]):
 
     def _refuse_gaps(self, files: Sequence[Path]) -> None:
         where = files[0].parent if files else "the checkpoint"
-        for name in self._pieces.keys() ^ self.described.keys():
+        for name in sorted(self._pieces.keys() ^ self.described.keys()):
             only = "the files" if name in self._pieces else "the manifest"
             raise CheckpointError(f"{where}: tensor {name} stands in {only} alone.")
         for name, pieces in self._pieces.items():

@@ -9,7 +9,7 @@ import random
 import signal
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -26,6 +26,10 @@ Main = Callable[[list[str]], int]
 """Runs a command line and returns its exit code."""
 _LOOK = 0.0002
 """Seconds between two looks at the run directory."""
+_RANK = b"optrun.commands.rank"
+"""In the command line of each rank."""
+_LEAVING_SECONDS = 60.0
+"""For the ranks of a run whose starter was killed."""
 
 
 @dataclass
@@ -102,6 +106,34 @@ class Child:
         assert self.code is not None
         return self.code
 
+    def ranks(self) -> list[int]:
+        """Find the processes that it started as ranks, by number; none where there is no /proc."""
+        children = Path(f"/proc/{self.process}/task/{self.process}/children")
+        try:
+            started = [int(child) for child in children.read_text().split()]
+            return [child for child in started if _RANK in Path(f"/proc/{child}/cmdline").read_bytes()]
+        except OSError:
+            return []
+
+    def kill_one(self, ranks: Sequence[int], rng: random.Random) -> None:
+        """Send SIGKILL to it or to one of its ranks, and wait until none of them is left.
+
+        Args:
+            ranks: Their processes.
+            rng: Chooses.
+        """
+        victim = rng.choice([0, *ranks])
+        if victim:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(victim, signal.SIGKILL)
+            self.wait()
+        self.kill()
+        begun = time.monotonic()
+        while any(map(_is_alive, ranks)):
+            if time.monotonic() - begun > _LEAVING_SECONDS:
+                raise TrialFailed("a rank is left behind by a run that was killed.")
+            time.sleep(0.005)
+
     def kill(self) -> None:
         """Send SIGKILL to it and to its workers."""
         if not self.ended():
@@ -114,6 +146,14 @@ class Child:
     def last_lines(self) -> str:
         """The end of its output."""
         return "\n".join(self.log.read_text(errors="replace").strip().splitlines()[-15:])
+
+
+def _is_alive(process: int) -> bool:
+    """Whether it runs; one that has ended and was not yet fetched does not."""
+    try:
+        return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
+    except OSError:
+        return False
 
 
 @dataclass
@@ -191,11 +231,13 @@ class Trials:
             self.starts += 1
             try:
                 aim = self.rng.choices(("save", "training", "start"), (18, 1.5, 0.5))[0] if kills > 0 else None
+                killed = False
                 if aim is not None:
                     self._await(aim, run, child)
                     if not child.ended():
-                        child.kill()
-                if aim is None or child.code != -signal.SIGKILL:
+                        child.kill_one(child.ranks(), self.rng)
+                        killed = child.code != 0
+                if aim is None or not killed:
                     code = child.wait()
                     self._refuse_wrong_start(run, before, resumes)
                     if code != 0:

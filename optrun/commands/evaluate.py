@@ -7,7 +7,7 @@ import sys
 from typing import TYPE_CHECKING
 
 from optrun.commands.parser import VerbParser
-from optrun.errors import EXIT_DONE, ConfigError
+from optrun.errors import EXIT_DONE, CheckpointError, ConfigError
 from optrun.registry.origins import require
 
 if TYPE_CHECKING:
@@ -96,6 +96,8 @@ def evaluate(path: str, overrides: list[str]) -> tuple[Path, Evaluated]:
     state = read_state(checkpoint)
     for note in require(state.get("plugins", ()), str(checkpoint)):
         sys.stderr.write(f"optrun: {note}\n")
+    if not isinstance(state.get("config"), dict):
+        raise CheckpointError(f"{checkpoint}: state.json holds no configuration: it is not whole.")
     before = saved.with_schemas(state["config"], str(checkpoint))
     rebase_paths(before, original_cwd(run_dir.hydra))
     after = saved.changed(hydra, before, overrides)

@@ -31,11 +31,14 @@ def guarded(verb: Callable[[list[str]], int], argv: list[str]) -> int:
     with _Interrupted() as interrupted:
         try:
             return verb(argv)
-        except (OptrunError, OSError) as error:
-            if not interrupted.heard:
-                return say(error, argv) if isinstance(error, OptrunError) else _storage(error, argv)
         except KeyboardInterrupt:
             pass
+        except OptrunError as error:
+            if not interrupted.heard:
+                return say(error, argv)
+        except (Exception, SystemExit) as error:
+            if not interrupted.heard or not isinstance(error, OSError):
+                return _say_other(error, argv)
     sys.stderr.write("optrun: stopped; nothing was running that could be saved\n")
     return 130
 
@@ -72,11 +75,16 @@ def storage_error(error: OSError) -> StorageError | None:
     return StorageError(f"storage refused: {error.strerror}. Make room, or choose another directory.")
 
 
-def _storage(error: OSError, argv: list[str]) -> int:
-    refused = storage_error(error)
-    if refused is None:
+def _say_other(error: Exception | SystemExit, argv: list[str]) -> int:
+    """Print an error of a disk, or of a plugin; raise what is a defect of optrun's."""
+    from optrun.registry.failures import failure_of_others
+
+    refused = storage_error(error) if isinstance(error, OSError) else None
+    of_plugin = None if isinstance(error, OSError) and error.errno in _STORAGE else failure_of_others(error)
+    message = of_plugin or refused
+    if message is None:
         raise error
-    return say(refused, argv, error)
+    return say(message, argv, error)
 
 
 def say(error: OptrunError, argv: list[str], cause: BaseException | None = None) -> int:
@@ -101,12 +109,19 @@ def say(error: OptrunError, argv: list[str], cause: BaseException | None = None)
 
 
 def _located(error: OptrunError, argv: list[str]) -> str:
-    """The message, behind the line of the user's file where the value stands that it is about."""
+    """The message, behind the line of the user's file that it is about: a value in a YAML, or code of a plugin."""
     message = str(error)
-    typed = any(message.startswith(f"{token.split('=')[0].lstrip('+')}=") for token in argv)
-    if not isinstance(error, ConfigError) or typed:
-        return message
+    position = _position_of_value(message, argv) if isinstance(error, ConfigError) else None
+    if position is None and error.__cause__ is not None and "optrun.registry" in sys.modules:
+        from optrun.registry.failures import position_behind
+
+        position = position_behind(error)
+    return message if position is None else f"{position}: {message}"
+
+
+def _position_of_value(message: str, argv: list[str]) -> str | None:
+    if any(message.startswith(f"{token.split('=')[0].lstrip('+')}=") for token in argv):
+        return None
     from optrun.config.yaml_files import location
 
-    position = location(message)
-    return message if position is None else f"{position}: {message}"
+    return location(message)

@@ -36,6 +36,7 @@ from optrun.distributed.rank_signals import RankSignals
 from optrun.distributed.verdict import RankEnd, error_of, is_lost_rank
 from optrun.distributed.watchdog import Watchdog
 from optrun.errors import EXIT_DONE, EXIT_FAILED, EXIT_NONFINITE, EXIT_STOPPED_EARLY, OptrunError, printable
+from optrun.sweeper.pool import hold_as_rank
 
 if TYPE_CHECKING:
     from optrun.artifacts.run_dir import RunDir
@@ -370,6 +371,7 @@ def main() -> int:
     Returns:
         The exit code; the agent tells what it stands for.
     """
+    hold_as_rank(os.environ)  # of a sweep over devices
     found = launched(os.environ)
     assert found is not None, "started by optrun's agent alone"
     rank = begin(found)

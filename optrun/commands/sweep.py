@@ -22,10 +22,14 @@ from optrun.errors import EXIT_STOPPED_EARLY, ConfigError, StorageError, printab
 from optrun.registry import origins, plugins
 from optrun.sweeper import jobs as jobs_of
 from optrun.sweeper.command import SweepCommand
-from optrun.sweeper.driver import Driver, Stop, clean
+from optrun.sweeper.devices import KEY, Device, find_devices, job_devices, refuse_misplaced
+from optrun.sweeper.driver import Driver, clean
 from optrun.sweeper.folder import SweepDir
 from optrun.sweeper.halving import through_rungs
-from optrun.sweeper.view import make_view, short
+from optrun.sweeper.pool import DevicePool
+from optrun.sweeper.stop import Stop
+from optrun.sweeper.view import PlainView, make_view, short
+from optrun.sweeper.workers import DeviceWorkers, OneWorker
 from optrun.tracking import require_tracker
 
 
@@ -69,7 +73,7 @@ def sweep(
         from optrun.sweeper.search import Search
 
         search = Search(hydra, compose, options, grids[0])
-        judged = [search.example]
+        judged = search.placements()
     else:
         search = None
         points = (point for grid in grids for point in jobs_of.combinations(hydra, grid))
@@ -77,6 +81,10 @@ def sweep(
     _refuse_early(judged, command)
     if search is not None or options.rungs:
         _refuse_unjudged(judged)
+    if options.rungs:
+        _refuse_ranks_at_rungs(judged)
+    devices = _devices(options, judged, str(cfg.hydra.runtime.choices["hydra/launcher"]))
+    pool = DevicePool(devices) if devices else None
     folder = _folder(cfg)
     directory = SweepDir(folder)
     directory.prepare()
@@ -84,7 +92,9 @@ def sweep(
     clean(directory)
     with Stop(owns_process=caller.owns_process) as stop:
         view = make_view(caller.console, f"optrun · sweep · {folder}")
-        driver = Driver(directory, command, options, view, stop)
+        workers = OneWorker(directory.log) if pool is None else DeviceWorkers(pool, directory.log)
+        driver = Driver(directory, command, options, workers, view, stop)
+        _tell_devices(devices, judged, options, view)
         try:
             if search is not None:
                 search(driver)
@@ -99,6 +109,41 @@ def sweep(
                 driver.write_result()
         code = _close(driver, folder, caller.console)
     return SweepOutcome(folder, code, tuple(job.name for job in driver.board.jobs))
+
+
+def _devices(options: SweeperConfig, jobs: list[jobs_of.Job], launcher: str) -> list[Device]:
+    """The devices of the sweep; none where it was not asked for any.
+
+    Raises:
+        ConfigError: They are not there, a job cannot have them, or a launcher is to place the jobs, too.
+    """
+    if options.devices is None:
+        return []
+    given = f"{KEY}={options.devices}"
+    if launcher != "basic":
+        raise ConfigError(
+            f"hydra/launcher={launcher}: expected basic, the default. With {given} optrun starts a process on each "
+            "device of this machine by itself; on a cluster a launcher's own keys ask for devices, such as "
+            "hydra.launcher.gpus_per_node=1. Leave one of them out."
+        )
+    devices = find_devices(options.devices)
+    for job in jobs:
+        refuse_misplaced(job.values, job.label, len(devices))
+    return devices
+
+
+def _tell_devices(devices: list[Device], jobs: list[jobs_of.Job], options: SweeperConfig, view: PlainView) -> None:
+    """Say which devices are used, and which of them a search leaves idle."""
+    if not devices:
+        return
+    view.note(f"devices: {', '.join(f'{device.visible} ({device.uuid})' for device in devices)}")
+    if isinstance(options, OptunaConfig):
+        widest = max(job_devices(job.values, len(devices)) for job in jobs)
+        if options.n_jobs * widest < len(devices):
+            view.note(
+                f"hydra.sweeper.n_jobs={options.n_jobs}: so many trials are proposed and run at a time; "
+                f"hydra.sweeper.n_jobs={len(devices) // widest} would use all {len(devices)} devices."
+            )
 
 
 def sweeper_options(cfg: DictConfig) -> SweeperConfig:
@@ -117,6 +162,7 @@ def sweeper_options(cfg: DictConfig) -> SweeperConfig:
                 params=values.get("params") or {},
                 retry_failed=False,
                 max_batch_size=values.get("max_batch_size"),
+                devices=None,
                 rungs=[],
                 reduction_factor=2,
                 grids=[],
@@ -191,6 +237,21 @@ def _refuse_unjudged(jobs: list[jobs_of.Job]) -> None:
             raise ConfigError(
                 "data.eval_fraction=0: a search (hydra/sweeper=optuna) and rungs go by an evaluation, and there is "
                 "none. Give data.eval or a fraction above 0, and train on all rows when the choice is made."
+            )
+
+
+def _refuse_ranks_at_rungs(jobs: list[jobs_of.Job]) -> None:
+    """Refuse to pause jobs of several ranks.
+
+    Raises:
+        ConfigError: With the job.
+    """
+    for job in jobs:
+        kind = job.values["distributed"]["name"]
+        if kind != "none":
+            raise ConfigError(
+                f"distributed={kind}: expected none; hydra.sweeper.rungs pauses jobs of one process alone. Leave one "
+                f"of them out. In the job {job.label}."
             )
 
 

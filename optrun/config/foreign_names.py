@@ -7,7 +7,7 @@ from __future__ import annotations
 
 _ONE_PROCESS = "not offered yet: one process trains"
 _BATCHES = "not offered: metrics are counted batch by batch, so that no evaluation has to fit into memory"
-_LOG = "not offered: what is said of a run stands in its optrun.log"
+_LOG = "not offered: the log of a run is its optrun.log"
 _HUB = "not offered: optrun export RUN_DIR DEST writes a folder, which `hf upload` sends to the hub"
 _KWARGS = "not offered: an argument is a key of its own, scheduler.KEY=VALUE"
 _BACKEND = "not offered: training.compile=true takes torch.compile's own defaults"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import glob
 import os
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from optrun import registry
 from optrun.bounded_yaml import yaml_mapping
 
 PATHS = ("data.train", "data.eval", "data.path", "model.path", "model.tokenizer")
-"""Keys that may hold a path, or a glob, or a list of them; those of a registered data source come to them."""
+"""Keys that may hold a path, or a glob, or a list of them; those that a registered schema names come to them."""
 
 
 def original_cwd(hydra_folder: Path) -> Path | None:
@@ -40,7 +41,7 @@ def rebase_paths(cfg: DictConfig, folder: Path | None) -> None:
     """
     if folder is None or not folder.is_dir() or folder.resolve() == Path.cwd().resolve():
         return
-    for key in dict.fromkeys((*PATHS, *_paths_of(OmegaConf.select(cfg, "data.name")))):
+    for key in path_keys(cfg):
         value = OmegaConf.select(cfg, key)
         if OmegaConf.is_config(value):
             value = OmegaConf.to_container(value)
@@ -57,20 +58,28 @@ def _rebased(value: Any, folder: Path) -> Any:
     return _from(folder, value)
 
 
-def is_path(key: str, data: str | None) -> bool:
-    """Whether a dotted key may hold a path; `data.eval.dev` is one of several evaluation sets.
+def path_keys(config: Mapping[Any, Any] | DictConfig) -> list[str]:
+    """The dotted keys of a configuration that may hold a path: `PATHS` here, and `PATHS` of the schemas it chooses.
 
-    Args:
-        key: Such as `model.path`.
-        data: The name of the data source, where it is known.
+    Example:
+        >>> "data.train" in path_keys({"data": {"name": "files"}})
+        True
     """
-    return key in PATHS or key in _paths_of(data) or key.startswith("data.eval.")
+    chosen = [(group, kind, (config.get(group) or {}).get("name")) for group, kind in registry.GROUPS.items()]
+    chosen += [(f"callbacks.{name}", "callback", name) for name in config.get("callbacks") or {}]
+    rows = [(prefix, registry.find(kind, name)) for prefix, kind, name in chosen if name is not None]
+    named = [f"{prefix}.{key}" for prefix, row in rows if row is not None for key in getattr(row.schema, "PATHS", ())]
+    return list(dict.fromkeys((*PATHS, *named)))
 
 
-def _paths_of(data: str | None) -> list[str]:
-    """The keys of a data source that hold paths, by what its schema says of itself."""
-    row = None if data is None else registry.find("data", data)
-    return [] if row is None else [f"data.{key}" for key in row.schema.PATHS]
+def is_path(key: str, keys: Iterable[str]) -> bool:
+    """Whether a dotted key is one of these, or below one: `data.eval.dev` is one of several evaluation sets.
+
+    Example:
+        >>> is_path("data.eval.dev", ["data.eval"]), is_path("data.eval_fraction", ["data.eval"])
+        (True, False)
+    """
+    return any(key == one or key.startswith(f"{one}.") for one in keys)
 
 
 def same_files(before: Any, after: Any, folder: Path | None) -> bool:

@@ -167,17 +167,26 @@ def differences(before: Mapping[str, Any], after: Mapping[str, Any]) -> dict[str
     Example:
         >>> differences({"lr": 0.1, "seed": 0}, {"lr": 0.2, "seed": 0})
         {'lr': (0.1, 0.2)}
+        >>> differences({"callbacks": {"target": float("nan")}}, {"callbacks": {"target": float("nan")}})
+        {}
     """
     old, new = flat(_all_filled(before)), flat(_all_filled(after))
     found = {
         name: (old.get(name), new.get(name))
         for name in dict.fromkeys([*old, *new])
-        if old.get(name) != new.get(name) and name != "resume"
+        if name != "resume" and not _same(old.get(name), new.get(name))
     }
     for group in store.GROUPS:
         if f"{group}.name" in found:  # which says it already
             found.pop(f"{group}.{KIND}", None)
     return found
+
+
+def _same(before: Any, after: Any) -> bool:
+    """Whether two values are equal, NaN and NaN among them: a configuration says which value, not what it computes."""
+    if isinstance(before, list) and isinstance(after, list):
+        return len(before) == len(after) and all(map(_same, before, after))
+    return bool(before == after) or (before != before and after != after)
 
 
 def _all_filled(values: Mapping[str, Any]) -> dict[str, Any]:

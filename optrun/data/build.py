@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from optrun import registry
 from optrun.config.kind import kind_of
-from optrun.config.schema.data import SCHEMAS, DataConfig, eval_set_name
+from optrun.config.schema.data import SCHEMAS, DataConfig, eval_set_names
 from optrun.data.source import Source, Split, cut
 from optrun.errors import ConfigError
 
@@ -28,9 +28,9 @@ def load_source(config: DataConfig, *, seed: int, documents: bool) -> Source:
         got = "no training rows" if isinstance(source, Source) else f"{type(source).__name__}, no data.source.Source"
         raise ConfigError(f"data={config.name}: its reader ({row.origin or 'optrun'}) returned {got}.")
     if source.eval_sets:
-        for name, split in source.eval_sets.items():
-            if name or len(source.eval_sets) > 1:
-                eval_set_name(name)
+        if list(source.eval_sets) != [""]:
+            eval_set_names(source.eval_sets)
+        for split in source.eval_sets.values():
             if not len(split.rows) and config.eval_fraction:
                 raise ConfigError(f"data={config.name}: {split.key} has no rows to evaluate on.")
         return source

@@ -95,7 +95,7 @@ def _silence() -> str | None:
     """
     from huggingface_hub import constants, get_session, is_offline_mode, logging
 
-    logging.set_verbosity_error()  # what it warns of is said in our sentence, or is not the user's to mend
+    logging.set_verbosity_error()  # its warnings are in our message already, or nothing the user can act on
     if is_offline_mode():
         return "HF_HUB_OFFLINE is set"
     try:

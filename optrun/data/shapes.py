@@ -151,7 +151,7 @@ def _rows_inside(row: dict[str, Any], path: Path) -> str | None:
         return None
     keys, objects = found
     if any(chat <= set(objects[0]) for chat in _CHAT):
-        return None  # one chat: what is said of its column says more
+        return None  # one chat: the message about its column says more
     return (
         f"Its key {'.'.join(keys)!r} holds a list of {len(objects):,} objects ({_some(objects[0])}): the rows. Take "
         f"them out: jq -c '.{'.'.join(keys)}[]' {name} > {new}"

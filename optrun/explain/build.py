@@ -18,6 +18,7 @@ from optrun.data.cache import discarded
 from optrun.errors import ConfigError, OptrunError
 from optrun.explain.data import Sampled, look_at
 from optrun.explain.facts import CurveFacts, Facts, TensorFacts, total
+from optrun.explain.memory import rank_memory
 from optrun.explain.schedule import assumed_steps, curves_of, named_steps
 from optrun.model.build import ModelSpec, build_model, special_ids
 from optrun.optimizer.base import NamedOptimizer
@@ -59,7 +60,8 @@ def explain(config: RunConfig, model: nn.Module | None = None) -> Facts:
     except (TypeError, ValueError) as error:
         raise error if isinstance(error, OptrunError) else ConfigError(str(error)) from error
     curves, curve_of = curves_of(scheduler, optimizer, config.scheduler, steps)
-    tensors = _tensors(config, optimizer, state_bytes(optimizer), curves, curve_of)
+    states = state_bytes(optimizer)
+    tensors = _tensors(config, optimizer, states, curves, curve_of)
     climb = num_warmup_steps_of(config.scheduler, steps)
     params = dict(model.named_parameters())
     notes += _tied(model, params)
@@ -85,6 +87,7 @@ def explain(config: RunConfig, model: nn.Module | None = None) -> Facts:
         weight_bytes=sum(param.numel() * param.itemsize for param in params.values()),
         gradient_bytes=sum(param.numel() * param.itemsize for param in params.values() if param.requires_grad),
         state_bytes=total([tensor.state_bytes for tensor in tensors]),
+        rank_memory=rank_memory(config, params, states),
         data=sampled,
         notes=notes,
     )

@@ -59,6 +59,27 @@ class CurveFacts:
 
 
 @dataclass(frozen=True)
+class RankMemory:
+    """Memory of the rank that holds most, where there are several.
+
+    Attributes:
+        distributed: The choice, `ddp` or `fsdp`.
+        ranks: All there are, over all machines.
+        shards: Ranks that share one model; 1 where each holds the whole.
+        weight_bytes: Of its pieces of all parameters, float32.
+        gradient_bytes: Of those that train.
+        state_bytes: Of the optimizer; None where it is not known.
+    """
+
+    distributed: str
+    ranks: int
+    shards: int
+    weight_bytes: int
+    gradient_bytes: int
+    state_bytes: int | None
+
+
+@dataclass(frozen=True)
 class Facts:
     """What `optrun explain` shows.
 
@@ -73,6 +94,7 @@ class Facts:
         weight_bytes: Of all parameters, float32.
         gradient_bytes: Of the trainable ones.
         state_bytes: Of the optimizer; None where it is not known.
+        rank_memory: What each rank holds of that; None in one process.
         data: What named data hold; None where none are named, or they are looked at by a run alone.
         notes: What was assumed or left open, for people.
     """
@@ -97,6 +119,7 @@ class Facts:
     weight_bytes: int
     gradient_bytes: int
     state_bytes: int | None
+    rank_memory: RankMemory | None
     data: Sampled | None
     notes: list[str]
 

@@ -92,6 +92,11 @@ def _headline(facts: Facts) -> RenderableType:
     )
     for index, rule in enumerate(facts.rules):
         grid.add_row("" if index else "rules", rule)
+    held = facts.rank_memory
+    if held is not None:
+        shared = f"a model in {held.shards} shards" if held.distributed == "fsdp" else "each with the whole model"
+        ranks = "1 rank" if held.ranks == 1 else f"{held.ranks} ranks"
+        grid.add_row("ranks", Text.assemble((held.distributed, "bold"), f": {ranks}, {shared}"))
     grid.add_row("schedule", Text.assemble((facts.scheduler, "bold"), f" {_length(facts)}"))
     return grid
 
@@ -277,14 +282,20 @@ def _memory(facts: Facts) -> Table:
     parts = [("weights", facts.weight_bytes), ("gradients", facts.gradient_bytes), ("optimizer", facts.state_bytes)]
     known = [amount for _, amount in parts if amount is not None]
     total = sum(known)
+    held = facts.rank_memory
+    of_rank = [None] * 3 if held is None else [held.weight_bytes, held.gradient_bytes, held.state_bytes]
     grid = Table.grid(padding=(0, 2))
     grid.add_column(style="dim", no_wrap=True)
     grid.add_column(justify="right", no_wrap=True)
     grid.add_column(no_wrap=True)
-    for name, amount in parts:
+    grid.add_column(no_wrap=True)
+    for (name, amount), piece in zip(parts, of_rank, strict=True):
         share = bar(amount / total, 24) if amount is not None and total else ""
-        grid.add_row(name, size(amount), Text(share, style="cyan"))
-    grid.add_row("memory", Text(size(total), style="bold"), Text("float32, without activations", style="dim"))
+        beside = Text("" if held is None else f"{size(piece)} per rank")
+        grid.add_row(name, size(amount), Text(share, style="cyan"), beside)
+    whole = "" if held is None else f"{size(sum(piece or 0 for piece in of_rank))} per rank"
+    note = Text("float32, without activations", style="dim")
+    grid.add_row("memory", Text(size(total), style="bold"), note, Text(whole, style="bold"))
     return grid
 
 

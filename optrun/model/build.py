@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -12,13 +12,16 @@ from optrun.errors import ConfigError
 from optrun.model.configuration import ModelSpec, configuration, refuse_long, special_ids
 from optrun.model.tokenizer import in_one_line
 
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
 __all__ = ["ModelSpec", "build_model", "special_ids"]
 
 _LEAST_USED, _USUALLY_USED = 0.5, 0.9
 """Shares of an embedding that a tokenizer reaches: T5 and Qwen leave 1 % as room, ByT5, with 256 bytes, 33 %."""
 
 
-def build_model(config: ModelConfig, spec: ModelSpec, *, meta: bool = False) -> tuple[Any, list[str]]:
+def build_model(config: ModelConfig, spec: ModelSpec, *, meta: bool = False) -> tuple[PreTrainedModel, list[str]]:
     """Build the model in float32 on the CPU.
 
     Args:
@@ -75,7 +78,7 @@ def build_model(config: ModelConfig, spec: ModelSpec, *, meta: bool = False) -> 
     return model, notes
 
 
-def _vocabulary_notes(config: ModelConfig, model: Any, spec: ModelSpec) -> list[str]:
+def _vocabulary_notes(config: ModelConfig, model: PreTrainedModel, spec: ModelSpec) -> list[str]:
     """Compare the tokenizer with the embedding; a table is often somewhat larger, never smaller.
 
     Raises:
@@ -99,7 +102,7 @@ def _vocabulary_notes(config: ModelConfig, model: Any, spec: ModelSpec) -> list[
     return []
 
 
-def _refuse_padded_positions(config: ModelConfig, model: Any, spec: ModelSpec) -> None:
+def _refuse_padded_positions(config: ModelConfig, model: PreTrainedModel, spec: ModelSpec) -> None:
     """RoBERTa and its kin count positions from padding_idx + 1."""
     if spec.max_length is None:
         return
@@ -109,7 +112,7 @@ def _refuse_padded_positions(config: ModelConfig, model: Any, spec: ModelSpec) -
             refuse_long(config, module.num_embeddings - padding - 1, spec)
 
 
-def _refuse_seer(config: ModelConfig, model: Any) -> None:
+def _refuse_seer(config: ModelConfig, model: PreTrainedModel) -> None:
     """A model whose prediction depends on later tokens learns nothing from predicting the next one."""
     size = model.get_input_embeddings().num_embeddings
     ids = torch.arange(8).remainder(size).repeat(2, 1)
@@ -133,7 +136,7 @@ def _refuse_seer(config: ModelConfig, model: Any) -> None:
         )
 
 
-def _refuse_strangers(config: PretrainedConfig, model: Any, report: dict[str, Any]) -> None:
+def _refuse_strangers(config: PretrainedConfig, model: PreTrainedModel, report: dict[str, Any]) -> None:
     """A head may be new; a model that is new for the most part was not loaded at all."""
     mismatched = [str(entry[0] if isinstance(entry, tuple) else entry) for entry in report.get("mismatched_keys", ())]
     fresh = {*map(str, report.get("missing_keys", ())), *mismatched}

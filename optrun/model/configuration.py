@@ -6,13 +6,17 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from optrun.config.schema.model import FromConfigConfig, ModelConfig, PretrainedConfig
 from optrun.data import hub_access as hub
 from optrun.errors import ConfigError, did_you_mean, nearest
 from optrun.model.folder import refuse_broken_weights, refuse_no_model
 from optrun.model.tokenizer import in_one_line
+
+if TYPE_CHECKING:
+    from transformers import PretrainedConfig as TransformersConfig
+    from transformers import PreTrainedTokenizerBase
 
 _SPECIAL_IDS = ("pad_token_id", "bos_token_id", "eos_token_id", "cls_token_id", "sep_token_id")
 _FOR_TASK = {"causal_lm": "a decoder such as gpt2 or llama", "masked_lm": "an encoder such as bert or roberta"}
@@ -34,7 +38,7 @@ class ModelSpec:
     """`pad_token_id` and so on, as far as the tokenizer has them."""
 
 
-def special_ids(tokenizer: Any) -> dict[str, int]:
+def special_ids(tokenizer: PreTrainedTokenizerBase | None) -> dict[str, int]:
     """The ids of a tokenizer's special tokens, by their names in a transformers configuration."""
     found = {name: getattr(tokenizer, name, None) for name in _SPECIAL_IDS}
     # An encoder's tokenizer ends a text with [SEP]; a model that looks for the end must find that one.
@@ -43,7 +47,7 @@ def special_ids(tokenizer: Any) -> dict[str, int]:
     return {name: int(number) for name, number in found.items() if number is not None}
 
 
-def configuration(config: ModelConfig, spec: ModelSpec) -> tuple[Any, bool]:
+def configuration(config: ModelConfig, spec: ModelSpec) -> tuple[TransformersConfig, bool]:
     """The transformers configuration, and whether weights start from scratch.
 
     Raises:
@@ -91,7 +95,7 @@ def refuse_unknown(config: ModelConfig, auto_class: str) -> None:
     _refuse_other_direction(config, values, auto_class)
 
 
-def _defaults(config: FromConfigConfig) -> Any:
+def _defaults(config: FromConfigConfig) -> TransformersConfig:
     """The architecture's own configuration."""
     from transformers import CONFIG_MAPPING, AutoConfig
 
@@ -111,7 +115,7 @@ def _in_parts(config: FromConfigConfig, error: Exception) -> ConfigError:
     )
 
 
-def scratch_configuration(config: FromConfigConfig, spec: ModelSpec | None = None) -> Any:
+def scratch_configuration(config: FromConfigConfig, spec: ModelSpec | None = None) -> TransformersConfig:
     """The configuration of an architecture from scratch.
 
     Args:
@@ -143,7 +147,7 @@ def scratch_configuration(config: FromConfigConfig, spec: ModelSpec | None = Non
         raise ConfigError(f"model.config: {type(values).__name__} refuses it: {in_one_line(error)}") from error
 
 
-def _loaded(config: PretrainedConfig) -> Any:
+def _loaded(config: PretrainedConfig) -> TransformersConfig:
     from transformers import AutoConfig
 
     local = Path(config.path).expanduser()
@@ -180,7 +184,7 @@ def _why_not(config: PretrainedConfig, error: Exception, missing: str | None) ->
     return f"its config.json cannot be read: {in_one_line(error)}"
 
 
-def _refuse_kernels(config: ModelConfig, values: Any) -> None:
+def _refuse_kernels(config: ModelConfig, values: TransformersConfig) -> None:
     """An implementation called OWNER/NAME is code of the hub, which transformers fetches and runs.
 
     A model's own config.json may ask for one, as it may ask for code of its own.
@@ -202,14 +206,14 @@ def _refuse_kernels(config: ModelConfig, values: Any) -> None:
             )
 
 
-def _attributes(values: Any) -> list[str]:
+def _attributes(values: TransformersConfig) -> list[str]:
     names = set(values.to_dict()) | set(getattr(values, "attribute_map", {}))
     return sorted(
         name for name in names if not name.startswith("_") and name not in ("model_type", "transformers_version")
     )
 
 
-def _change(values: Any, changes: Mapping[str, Any], key: str) -> None:
+def _change(values: TransformersConfig, changes: Mapping[str, Any], key: str) -> None:
     """Set the user's values.
 
     Raises:
@@ -224,7 +228,7 @@ def _change(values: Any, changes: Mapping[str, Any], key: str) -> None:
             setattr(values, name, value)
 
 
-def _refuse_names(values: Any, changes: Mapping[str, Any], key: str) -> None:
+def _refuse_names(values: TransformersConfig, changes: Mapping[str, Any], key: str) -> None:
     known = _attributes(values)
     for name, value in changes.items():
         if name not in known:
@@ -245,7 +249,7 @@ def _set(values: Any, name: str, value: Any) -> None:
         setattr(target, name, value)
 
 
-def _rebuilt(values: Any, defaults: Mapping[str, Any]) -> Any:
+def _rebuilt(values: TransformersConfig, defaults: Mapping[str, Any]) -> TransformersConfig:
     """The configuration made anew from its values, so that what its class derives from them fits."""
     changed = {
         name: value for name, value in values.to_dict().items() if name not in defaults or defaults[name] != value
@@ -255,7 +259,7 @@ def _rebuilt(values: Any, defaults: Mapping[str, Any]) -> Any:
     return type(values)(**changed)
 
 
-def _refuse_no_head(config: ModelConfig, values: Any, auto_class: str) -> None:
+def _refuse_no_head(config: ModelConfig, values: TransformersConfig, auto_class: str) -> None:
     import transformers
 
     mapping = getattr(transformers, auto_class)._model_mapping
@@ -268,7 +272,7 @@ def _refuse_no_head(config: ModelConfig, values: Any, auto_class: str) -> None:
     )
 
 
-def _refuse_other_direction(config: ModelConfig, values: Any, auto_class: str) -> None:
+def _refuse_other_direction(config: ModelConfig, values: TransformersConfig, auto_class: str) -> None:
     """An encoder is made a decoder, or a decoder an encoder, only by a word of the user's or of the model's own file.
 
     Raises:
@@ -296,7 +300,7 @@ def _refuse_other_direction(config: ModelConfig, values: Any, auto_class: str) -
     )
 
 
-def _refuse_long(config: ModelConfig, values: Any, spec: ModelSpec) -> None:
+def _refuse_long(config: ModelConfig, values: TransformersConfig, spec: ModelSpec) -> None:
     room = getattr(values.get_text_config(), "max_position_embeddings", None)
     if isinstance(room, int) and room > 0:
         refuse_long(config, room, spec)

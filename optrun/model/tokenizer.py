@@ -7,12 +7,15 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from itertools import chain, islice
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from optrun.config.schema.model import ModelConfig, PretrainedConfig
 from optrun.data import hub_access as hub
 from optrun.data.cache import cached, digest
 from optrun.errors import ConfigError
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 TRAINING_CHARACTERS = 16_000_000
 """A vocabulary is learnt from this much text at most; more changes it little."""
@@ -24,7 +27,7 @@ _SPECIAL = {
 }
 
 
-def load_tokenizer(config: ModelConfig, *, words: bool = False) -> Any | None:
+def load_tokenizer(config: ModelConfig, *, words: bool = False) -> PreTrainedTokenizerBase | None:
     """The tokenizer that the configuration names.
 
     Args:
@@ -63,12 +66,12 @@ def load_tokenizer(config: ModelConfig, *, words: bool = False) -> Any | None:
     return tokenizer
 
 
-def vocab_size(tokenizer: Any) -> int:
+def vocab_size(tokenizer: PreTrainedTokenizerBase) -> int:
     """Rows an embedding needs for a tokenizer: more than its entries where some ids are left out."""
     return max(len(tokenizer), 1 + max(tokenizer.get_vocab().values(), default=-1))
 
 
-def _refuse_empty(key: str, name: str, tokenizer: Any) -> None:
+def _refuse_empty(key: str, name: str, tokenizer: PreTrainedTokenizerBase) -> None:
     """Where its files are missing, transformers makes a tokenizer that knows its special tokens alone.
 
     Raises:
@@ -87,7 +90,7 @@ def _refuse_empty(key: str, name: str, tokenizer: Any) -> None:
     )
 
 
-def other_ids(config: ModelConfig, tokenizer: Any) -> list[str]:
+def other_ids(config: ModelConfig, tokenizer: PreTrainedTokenizerBase) -> list[str]:
     """A sentence where a tokenizer was named that gives its tokens other ids than the model's own."""
     if config.tokenizer is None or not isinstance(config, PretrainedConfig):
         return []
@@ -106,7 +109,7 @@ def other_ids(config: ModelConfig, tokenizer: Any) -> list[str]:
     ]
 
 
-def saved_tokenizer(folder: Path) -> Any:
+def saved_tokenizer(folder: Path) -> PreTrainedTokenizerBase:
     """A tokenizer that was trained here and saved with its run, as it was in use there.
 
     Args:
@@ -126,7 +129,7 @@ def saved_tokenizer(folder: Path) -> Any:
         ) from error
 
 
-def _begins_without_space(tokenizer: Any) -> bool:
+def _begins_without_space(tokenizer: PreTrainedTokenizerBase) -> bool:
     backend = getattr(tokenizer, "backend_tokenizer", None)
     if backend is None:
         return False
@@ -135,12 +138,12 @@ def _begins_without_space(tokenizer: Any) -> bool:
 
 
 def in_one_line(error: BaseException) -> str:
-    """What a library said, in one line of readable length."""
+    """Shorten an error of a library to one readable line."""
     message = " ".join(str(error).split()) or type(error).__name__
     return message if len(message) <= 300 else f"{message[:300]} ..."
 
 
-def train_tokenizer(texts: Callable[[], Iterator[str]], *, vocab_size: int, kind: str) -> Any:
+def train_tokenizer(texts: Callable[[], Iterator[str]], *, vocab_size: int, kind: str) -> PreTrainedTokenizerBase:
     """A byte-level BPE tokenizer of a text, made once for the same text and settings.
 
     Args:

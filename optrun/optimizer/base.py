@@ -46,6 +46,9 @@ class NamedOptimizer(Optimizer):
     """Option -> state tensor it needs where it is set, for classes that make that with a parameter's first state only;
     a state saved without it cannot be stepped."""
 
+    TAKES_SHARDS: ClassVar[bool] = True
+    """Whether it steps the pieces of sharded parameters (DTensors) as one process steps the whole."""
+
     _lr_driven_by: str | None
     """Name of the schedule that writes the groups' lr; set by whoever drives it."""
     _functions: list[dict[str, Callable[[int], float]]]

@@ -18,7 +18,7 @@ from optrun.optimizer.base import NamedOptimizer
 from optrun.optimizer.composite import Composite
 from optrun.optimizer.foreign import build_pytorch_optimizer, library_class
 from optrun.optimizer.groups import given_names
-from optrun.optimizer.plain import build_plain, tried
+from optrun.optimizer.plain import NO_SHARDS, build_plain, tried
 from optrun.optimizer.rehearsal import Build
 from optrun.optimizer.table import class_of, is_own
 from optrun.param_groups.roles import LORA, is_lora
@@ -54,6 +54,33 @@ def require_optimizer(config: OptimizerConfig) -> None:
     """
     if isinstance(config, PytorchOptimizerConfig):
         library_class(config.name)
+
+
+def refuse_unshardable(config: OptimizerConfig, distributed: str, rules: Sequence[Mapping[str, Any]] = ()) -> None:
+    """Refuse an optimizer that is known to step whole parameters alone, before ranks are started.
+
+    What is not known of an optimizer of others is tried where it is built over shards, see `rehearse_shards`.
+
+    Args:
+        config: Of the run's optimizer.
+        distributed: The choice, `none`, `ddp` or `fsdp`.
+        rules: Of `param_groups.rules`, which may name other optimizers.
+
+    Raises:
+        ConfigError: With the key that names it, and what to give instead.
+    """
+    if distributed != "fsdp" or isinstance(config, PytorchOptimizerConfig):
+        return
+    named = {f"optimizer={choice_of(config)}": choice_of(config)}
+    for index, rule in enumerate(rules):
+        if "optimizer" in rule:
+            named[f"param_groups.rules[{index}].optimizer={rule['optimizer']}"] = rule["optimizer"]
+    for key, name in named.items():
+        cls = class_of(name)
+        if not getattr(cls, "TAKES_SHARDS", True):
+            raise ConfigError(
+                f"{key}: {cls.__name__} steps whole parameters alone, and distributed=fsdp shards them. {NO_SHARDS}"
+            )
 
 
 def build_optimizer(

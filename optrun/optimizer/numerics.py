@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -17,6 +18,11 @@ class Sharding:
 
     groups: tuple[dist.ProcessGroup, ...]
     """One group per mesh dimension over which the tensor is split; empty where every process holds all of it."""
+
+    @property
+    def ranks(self) -> int:
+        """Pieces there are of the tensor."""
+        return math.prod(group.size() for group in self.groups)
 
 
 def sharding_of(tensor: Tensor) -> Sharding:

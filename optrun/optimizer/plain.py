@@ -12,10 +12,15 @@ from optrun.errors import ConfigError
 from optrun.optimizer.arguments import known_keys
 from optrun.optimizer.averaged import averages
 from optrun.optimizer.groups import DESCRIPTIVE_KEYS
-from optrun.optimizer.rehearsal import Build, rehearse
+from optrun.optimizer.rehearsal import Build, rehearse, rehearse_shards
 
 ALWAYS_READ = DESCRIPTIVE_KEYS | {"params", "lr", "weight_decay"}
 """Keys of a group that need not be among an optimizer's defaults."""
+
+NO_SHARDS = (
+    "Give distributed=ddp, where each rank holds whole parameters, or another optimizer, such as optimizer=adamw."
+)
+"""What to do where an optimizer cannot take shards."""
 
 
 def build_plain(
@@ -64,7 +69,7 @@ def tried(
     hint: str,
     refuse: Callable[[Optimizer], None] = lambda _: None,
 ) -> Optimizer:
-    """Build an optimizer that steps, obeys and comes back from a checkpoint.
+    """Build an optimizer that steps, obeys and comes back from a checkpoint; on shards, where the parameters are some.
 
     Args:
         build: Makes it over groups.
@@ -82,11 +87,23 @@ def tried(
         refuse(built)
         rehearse(build, groups)
     except Exception as error:  # whatever it raises, it does so before anything is trained
-        said = str(error) if isinstance(error, ConfigError) else f"it fails: {type(error).__name__}: {error}"
         raise ConfigError(
-            f"{key}: tried on small parameters, {owner} cannot be used like this: {said.rstrip('.')}. {hint}"
+            f"{key}: tried on small parameters, {owner} cannot be used like this: {_reason(error)}. {hint}"
+        ) from error
+    try:
+        rehearse_shards(build, groups)
+    except Exception as error:
+        raise ConfigError(
+            f"{key}: tried on small shards, {owner} cannot train with distributed=fsdp: {_reason(error)}. {NO_SHARDS}"
         ) from error
     return built
+
+
+def _reason(error: Exception) -> str:
+    if isinstance(error, ConfigError):
+        return str(error).rstrip(".")
+    first = str(error).strip().split("\n", 1)[0]
+    return ": ".join(part for part in ("it fails", type(error).__name__, first.rstrip(".")) if part)
 
 
 def without_no_decay(options: Mapping[str, Any], keywords: Set[str]) -> dict[str, Any]:

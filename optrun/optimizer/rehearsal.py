@@ -1,4 +1,7 @@
-"""A foreign optimizer is tried on small stand-ins before the model is trained: does it step, obey, and come back?"""
+"""A foreign optimizer is tried on small stand-ins before the model is trained: does it step, obey, and come back?
+
+And where the model is sharded: does it step shards as one process steps the whole?
+"""
 
 from __future__ import annotations
 
@@ -12,11 +15,14 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
+from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.nn import Parameter
 from torch.optim import Optimizer
 
 from optrun.errors import ConfigError
 from optrun.optimizer.averaged import evaluation_weights
+from optrun.optimizer.numerics import sharding_of
+from optrun.optimizer.restore import sharded_like
 from optrun.optimizer.state import load_named_state, named_state
 
 Build = Callable[[list[dict[str, Any]]], Optimizer]
@@ -27,6 +33,9 @@ _HALF, _WHOLE = 11, 24
 _SIDE = 12
 """Longest side of a stand-in."""
 
+_NEAR = {torch.float64: 1e-9, torch.float32: 1e-5}
+"""How far steps over shards may be from those of one process, over the largest number; other dtypes: 1e-2."""
+
 
 class _Trial:
     """A few steps on stand-ins with gradients that are always the same, at an lr that falls as a schedule's does."""
@@ -36,11 +45,13 @@ class _Trial:
         build: Build,
         groups: Sequence[Mapping[str, Any]],
         dtype: torch.dtype | None = None,
+        *,
+        sharded: bool = False,
     ) -> None:
         torch.manual_seed(0)
         random.seed(0)
         np.random.seed(0)
-        self.optimizer = build([_small(group, index, dtype) for index, group in enumerate(groups)])
+        self.optimizer = build([_small(group, index, dtype, sharded) for index, group in enumerate(groups)])
         self.lrs = [float(group["lr"]) for group in self.optimizer.param_groups]
         self.params: dict[str, Tensor] = {
             name: param
@@ -53,7 +64,7 @@ class _Trial:
             generator = torch.Generator().manual_seed(step)
             for param in self.params.values():
                 noise = torch.randn(param.shape, generator=generator, dtype=torch.float64)
-                param.grad = noise.to(param.dtype) + param.detach()
+                param.grad = sharded_like(noise.to(param.dtype), param) + param.detach()
             lrs = [scale * lr * (1 - step / (2 * _WHOLE)) for lr in self.lrs]
             for group, lr in zip(self.optimizer.param_groups, lrs, strict=True):
                 group["lr"] = lr
@@ -97,6 +108,61 @@ def rehearse(build: Build, groups: Sequence[Mapping[str, Any]]) -> None:
             raise ConfigError("its steps do not depend on weight_decay, which would be ignored")
 
 
+def rehearse_shards(build: Build, groups: Sequence[Mapping[str, Any]]) -> None:
+    """Try an optimizer on shards of small stand-ins, which lie on the ranks as the parameters of a run do.
+
+    Every rank has to call it; it does nothing where no parameter is sharded.
+
+    Args:
+        build: Makes the optimizer over groups of (name, parameter) pairs.
+        groups: Of the run; their parameters are only looked at.
+
+    Raises:
+        ConfigError: It fails on shards, its weights or its state are not those of one process, or it does not go on
+            from one process's state; the message is the second half of a sentence.
+    """
+    if not any(sharding_of(param).groups for group in groups for _, param in group["params"]):
+        return
+    kinds = _kinds(groups)
+    with apart():
+        dtype: torch.dtype | None = torch.float64
+        try:
+            _Trial(build, kinds, dtype).steps(0, _HALF)
+        except Exception:  # float64 is not what the run will use
+            dtype = None
+        one, shards = _Trial(build, kinds, dtype), _Trial(build, kinds, dtype, sharded=True)
+        one.steps(0, _HALF)
+        shards.steps(0, _HALF)
+        _refuse_far("its steps over shards are not those of one process", one, shards)
+        resumed = _Trial(build, kinds, dtype, sharded=True)
+        with torch.no_grad():
+            for name, param in resumed.params.items():
+                param.copy_(sharded_like(one.params[name].detach(), param))
+        tensors, meta = named_state(one.optimizer)
+        load_named_state(resumed.optimizer, tensors, json.loads(json.dumps(meta)))
+        one.steps(_HALF, _WHOLE)
+        resumed.steps(_HALF, _WHOLE)
+        _refuse_far("over shards it does not go on from one process's checkpoint", one, resumed)
+
+
+def _refuse_far(what: str, one: _Trial, shards: _Trial) -> None:
+    """Raise for the first tensor that is not that of one process; every rank finds the same one."""
+    wanted, found = one.holds(), shards.holds()
+    for name in sorted(set(wanted) | set(found)):
+        if name not in wanted or name not in found:
+            raise ConfigError(f"{what}: only one of the two keeps {name}")
+        held = found[name]
+        value = (held.full_tensor() if isinstance(held, DTensor) else held).detach()
+        if value.shape != wanted[name].shape or value.dtype != wanted[name].dtype:
+            shapes = f"{tuple(value.shape)} and not {tuple(wanted[name].shape)}"
+            raise ConfigError(f"{what}: {name} has shape {shapes}, {value.dtype} and {wanted[name].dtype}")
+        if not value.numel() or _equal(value.cpu(), wanted[name]):
+            continue
+        far = (value.cpu() - wanted[name]).abs().max().item() / max(wanted[name].abs().max().item(), 1e-30)
+        if not far <= _NEAR.get(value.dtype, 1e-2):
+            raise ConfigError(f"{what}: {name} is {far:.0e} away")
+
+
 def _kinds(groups: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
     """One group of each kind: its keys, whether it decays, how many dimensions its parameters have."""
     found: dict[Any, Mapping[str, Any]] = {}
@@ -108,11 +174,14 @@ def _kinds(groups: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
     return list(found.values())
 
 
-def _small(group: Mapping[str, Any], index: int, dtype: torch.dtype | None) -> dict[str, Any]:
+def _small(group: Mapping[str, Any], index: int, dtype: torch.dtype | None, sharded: bool) -> dict[str, Any]:
     pairs = []
     for name, param in group["params"]:
-        shape = [min(side, _SIDE - place) for place, side in enumerate(param.shape)]
-        pairs.append((f"{index}.{name}", Parameter(0.02 * torch.randn(shape, dtype=dtype or param.dtype))))
+        shape = [min(side, _SIDE - position) for position, side in enumerate(param.shape)]
+        value = 0.02 * torch.randn(shape, dtype=dtype or param.dtype)
+        if sharded and isinstance(param, DTensor):
+            value = distribute_tensor(value, param.device_mesh, param.placements, src_data_rank=None)
+        pairs.append((f"{index}.{name}", Parameter(value)))
     return {**group, "params": pairs}
 
 

@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, ClassVar
 
 import torch
+from torch import Tensor
+from torch.distributed.tensor import DTensor
+from torch.optim._muon import _adjust_lr, _zeropower_via_newtonschulz  # torch offers no other door to its arithmetic
 
 from optrun.optimizer import arguments
 from optrun.optimizer.arguments import Check
 from optrun.optimizer.base import NamedOptimizer, Numeric, Params
 from optrun.optimizer.groups import listed_params, names_of
-from optrun.optimizer.numerics import sharding_of
+from optrun.optimizer.numerics import local, sharding_of
+from optrun.optimizer.whole import on_whole
 
 FUSED_DEVICES = frozenset({"cpu", "cuda", "mps", "xpu"})
 """Where torch has a fused Adam."""
+
+MUON_BUCKET = 2**25
+"""Elements of this process's pieces that Muon brings together at once: 64 MiB in bfloat16."""
 
 _ADAM: Mapping[str, Check] = {
     "lr": arguments.not_negative,
@@ -191,6 +198,8 @@ class Adafactor(NamedOptimizer, torch.optim.Adafactor):
         "foreach": arguments.optional_flag,
     }
 
+    TAKES_SHARDS: ClassVar[bool] = False
+
     def kept_state(self, param: torch.Tensor, group: Mapping[str, Any]) -> set[str]:
         """As in `NamedOptimizer`: second moments of rows and columns, or of a vector's entries."""
         del group
@@ -213,7 +222,11 @@ class Adafactor(NamedOptimizer, torch.optim.Adafactor):
 
 
 class Muon(NamedOptimizer, torch.optim.Muon):
-    """torch's Muon, for 2-D parameters alone; keywords as there."""
+    """torch's Muon, for 2-D parameters alone, sharded ones too; keywords as there.
+
+    A sharded matrix is orthogonalised whole, on one rank, as `whole.py` says; momentum and weights stay in pieces. With
+    16-bit parameters and `nesterov=False` torch 2.13 normalises the momentum in place; here it stays a momentum.
+    """
 
     CHECKS: ClassVar[Mapping[str, Check]] = {
         "lr": arguments.not_negative,
@@ -224,3 +237,53 @@ class Muon(NamedOptimizer, torch.optim.Muon):
         "nesterov": arguments.flag,
     }
     STATE: ClassVar[tuple[str, ...]] = ("momentum_buffer",)
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """Update every matrix that has a gradient; returns what `closure` returned."""
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        bucket: list[tuple[Tensor, Mapping[str, Any]]] = []
+        held = 0
+        for group in self.param_groups:
+            for param in group["params"]:
+                if param.grad is None:
+                    continue
+                bucket.append((param, group))
+                held += param.numel() // sharding_of(param).ranks
+                if held >= MUON_BUCKET:
+                    self._step_together(bucket)
+                    bucket, held = [], 0
+        self._step_together(bucket)
+        return loss
+
+    def _step_together(self, bucket: list[tuple[Tensor, Mapping[str, Any]]]) -> None:
+        updates = [self._momentum(param, group) for param, group in bucket]
+
+        def orthogonal(index: int, update: Tensor) -> Tensor:
+            group = bucket[index][1]
+            return _zeropower_via_newtonschulz(update, group["ns_coefficients"], group["ns_steps"], group["eps"])
+
+        pieces = on_whole(orthogonal, updates, [param for param, _ in bucket])
+        for (param, group), piece in zip(bucket, pieces, strict=True):
+            own = local(param)
+            own.mul_(1 - group["lr"] * group["weight_decay"])
+            own.add_(piece, alpha=-_adjust_lr(group["lr"], group["adjust_lr_fn"], param.shape))
+
+    def _momentum(self, param: Tensor, group: Mapping[str, Any]) -> Tensor:
+        """This process's piece of the update before it is orthogonalised, which torch does in bfloat16."""
+        grad, state = param.grad, self.state[param]
+        assert grad is not None
+        if torch.is_complex(param) or grad.is_sparse:
+            kind = "sparse gradients" if grad.is_sparse else "complex parameters"
+            raise RuntimeError(f"Muon does not support {kind}")
+        if isinstance(param, DTensor) and isinstance(grad, DTensor) and grad.placements != param.placements:
+            grad = grad.redistribute(placements=param.placements)
+        if "momentum_buffer" not in state:
+            state["momentum_buffer"] = torch.zeros_like(grad, memory_format=torch.preserve_format)
+        piece, buffer = local(grad), local(state["momentum_buffer"])
+        buffer.lerp_(piece, 1 - group["momentum"])
+        update = piece.lerp(buffer, group["momentum"]) if group["nesterov"] else buffer
+        return update.to(torch.bfloat16, copy=update is buffer)

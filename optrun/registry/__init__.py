@@ -20,6 +20,10 @@ from optrun.errors import ConfigError, did_you_mean
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
 
+    from _typeshed import DataclassInstance
+
+    Schema = type[DataclassInstance]
+
 Target = TypeVar("Target", bound=Callable[..., Any])
 
 _NO_TEXTS = ("null", "true", "false", "inf", "nan")
@@ -52,11 +56,11 @@ class Choice:
     kind: str
     name: str
     schema: type[Any]
-    """A dataclass; `optimizer=NAME` has its fields as keys."""
+    """A dataclass; `optimizer=NAME` has its fields as keys, and facts of its kind stand in class variables."""
     target: Any
     """A class or function, or `module:attribute` of one."""
     origin: str | None = None
-    """Who brought it: a file, a module or a distribution; None: optrun itself."""
+    """Who brought it: the path of a plugin's file, a module or a distribution; None: optrun itself."""
 
     def load(self) -> Any:
         """Import the target."""
@@ -83,7 +87,7 @@ def _imported(target: str) -> Any:
     return getattr(importlib.import_module(module), attribute)
 
 
-class _Schemas(dict[str, type[Any]]):
+class _Schemas(dict[str, "Schema"]):
     """Schemas by name. Looking a name up imports the entry point that brings it; iterating shows what is loaded."""
 
     def __init__(self, kind: str) -> None:
@@ -92,7 +96,7 @@ class _Schemas(dict[str, type[Any]]):
     def __contains__(self, name: object) -> bool:
         return super().__contains__(name) or (isinstance(name, str) and find(self.kind, name) is not None)
 
-    def __missing__(self, name: str) -> type[Any]:
+    def __missing__(self, name: str) -> Schema:
         row = find(self.kind, name)
         if row is None:
             raise KeyError(name)
@@ -100,7 +104,7 @@ class _Schemas(dict[str, type[Any]]):
 
 
 _ROWS: dict[str, dict[str, Choice]] = {kind: {} for kind in KINDS}
-_SCHEMAS: dict[str, dict[str, type[Any]]] = {kind: _Schemas(kind) for kind in KINDS}
+_SCHEMAS: dict[str, dict[str, Schema]] = {kind: _Schemas(kind) for kind in KINDS}
 _origin: list[str] = []
 """Who is being loaded; the last counts."""
 
@@ -116,11 +120,16 @@ def add(choice: Choice) -> None:
     taken = _ROWS[choice.kind].get(choice.name)
     if taken is not None:
         raise ConfigError(
-            f"{choice.kind}={choice.name}: {choice.origin or 'optrun'} registers a name that is taken by "
-            f"{taken.origin or 'optrun itself'}. Choose another name."
+            f"{_by(choice.origin)}{choice.kind}={choice.name}: the name is taken by {taken.origin or 'optrun itself'}. "
+            "Choose another name."
         )
     _ROWS[choice.kind][choice.name] = choice
     _SCHEMAS[choice.kind][choice.name] = choice.schema
+
+
+def _by(origin: str | None) -> str:
+    """Who registers, for messages; empty inside `origin`, whose caller says it."""
+    return "" if _origin else f"{origin or 'optrun'}: "
 
 
 def own(kind: str, rows: Mapping[str, tuple[type[Any], str]]) -> dict[str, type[Any]]:
@@ -166,16 +175,16 @@ def find(kind: str, name: str) -> Choice | None:
     where = [f"{point.dist.name} {point.dist.version}" if point.dist else "an unknown package" for point in points]
     if len(points) > 1:
         raise ConfigError(f"{kind}={name}: {' and '.join(where)} both bring one. Keep one of them installed.")
-    said = f"{kind}={name}: the entry point {ENTRY_POINTS[kind]}: {name} = {points[0].value} of {where[0]}"
+    prefix = f"{kind}={name}: the entry point {ENTRY_POINTS[kind]}: {name} = {points[0].value} of {where[0]}"
     try:
         with origin(where[0]):
             points[0].load()
     except ConfigError as error:
-        raise ConfigError(f"{said}: {error}") from error
+        raise ConfigError(f"{prefix}: {error}") from error
     except (Exception, SystemExit) as error:
-        raise ConfigError(f"{said} fails at import: {type(error).__name__}: {error}".rstrip(": .") + ".") from error
+        raise ConfigError(f"{prefix} fails at import: {type(error).__name__}: {error}".rstrip(": .") + ".") from error
     if name not in _ROWS[kind]:
-        raise ConfigError(f"{said} registers no such name: expected @optrun.register_{kind}({name!r}, ...) in it.")
+        raise ConfigError(f"{prefix} registers no such name: expected @optrun.register_{kind}({name!r}, ...) in it.")
     return _ROWS[kind][name]
 
 
@@ -190,6 +199,11 @@ def _declared() -> dict[str, dict[str, list[EntryPoint]]]:
         for point in found.select(group=group):
             declared[kind].setdefault(point.name, []).append(point)
     return declared
+
+
+def of_others() -> list[Choice]:
+    """The rows that are not optrun's own."""
+    return [row for rows in _ROWS.values() for row in rows.values() if row.origin is not None]
 
 
 def choices(kind: str) -> Mapping[str, Choice]:
@@ -226,7 +240,7 @@ def origin(name: str) -> Iterator[None]:
         _origin.pop()
 
 
-def register(kind: str, name: str, schema: type[Any]) -> Callable[[Target], Target]:
+def register(kind: str, name: str, schema: Schema) -> Callable[[Target], Target]:
     """Return the decorator that adds a class or function to a kind; the decorated object is unchanged.
 
     Raises:
@@ -247,29 +261,34 @@ def register(kind: str, name: str, schema: type[Any]) -> Callable[[Target], Targ
 
 
 def _check(kind: str, name: str, schema: Any, where: str) -> None:
-    said = f"{where}: register_{kind}({name!r}, ...)"
+    prefix = f"{_by(where)}register_{kind}({name!r}, ...)"
     plain = isinstance(name, str) and name.isascii() and name.isidentifier() and not name.endswith("_schema")
     if not plain or name.lower() in _NO_TEXTS:
-        raise ConfigError(f"{said}: expected a name of letters, digits and _, such as my_{kind}.")
+        raise ConfigError(f"{prefix}: expected a name of letters, digits and _, such as my_{kind}.")
     base = _imported(BASES[kind]) if kind in BASES else None
     expected = "a dataclass" if base is None else f"a dataclass that builds on {base.__name__}"
     if not isinstance(schema, type) or not is_dataclass(schema) or (base is not None and not issubclass(schema, base)):
         shown = schema.__name__ if isinstance(schema, type) else repr(schema)
         hint = f" from {base.__module__}, decorated with @dataclass(kw_only=True)" if base is not None else ""
-        raise ConfigError(f"{said}: schema={shown}: expected {expected}{hint}.")
+        raise ConfigError(f"{prefix}: schema={shown}: expected {expected}{hint}.")
     if "__dataclass_fields__" not in vars(schema):
         raise ConfigError(
-            f"{said}: schema={schema.__name__} lacks @dataclass(kw_only=True): its fields would not count."
+            f"{prefix}: schema={schema.__name__} lacks @dataclass(kw_only=True): its fields would not count."
         )
     shared = {field.name for field in fields(base)} if base is not None else set()
     try:
         values = Choice(kind, name, schema, None).values()
     except NameError as error:
-        raise ConfigError(f"{said}: schema={schema.__name__}: {error}: its annotations cannot be read.") from error
+        raise ConfigError(f"{prefix}: schema={schema.__name__}: {error}: its annotations cannot be read.") from error
     lacking = [key for key, value in values.items() if key in shared and value == "???"]
     if lacking:
         raise ConfigError(
-            f"{said}: schema={schema.__name__} has no value for {lacking[0]}: write `{lacking[0]}: ... = VALUE`."
+            f"{prefix}: schema={schema.__name__} has no value for {lacking[0]}: write `{lacking[0]}: ... = VALUE`."
+        )
+    paths = getattr(schema, "PATHS", ())
+    if not isinstance(paths, tuple | list) or not set(paths) <= {field.name for field in fields(schema)}:
+        raise ConfigError(
+            f'{prefix}: schema={schema.__name__}: PATHS={paths!r}: expected names of its fields, such as ("file",).'
         )
     from omegaconf import OmegaConf
     from omegaconf.errors import OmegaConfBaseException
@@ -279,12 +298,12 @@ def _check(kind: str, name: str, schema: Any, where: str) -> None:
     except OmegaConfBaseException as error:
         line = str(error).partition("\n")[0]
         raise ConfigError(
-            f"{said}: schema={schema.__name__}: {error.full_key or 'a field'}: {line}. Expected types that OmegaConf "
+            f"{prefix}: schema={schema.__name__}: {error.full_key or 'a field'}: {line}. Expected types that OmegaConf "
             "knows, such as float, str | None, list[int], and a default of the type."
         ) from error
 
 
-def register_optimizer(name: str, *, schema: type[Any]) -> Callable[[Target], Target]:
+def register_optimizer(name: str, *, schema: Schema) -> Callable[[Target], Target]:
     """Make a class known as `optimizer=NAME`.
 
     Args:
@@ -297,7 +316,7 @@ def register_optimizer(name: str, *, schema: type[Any]) -> Callable[[Target], Ta
     return register("optimizer", name, schema)
 
 
-def register_scheduler(name: str, *, schema: type[Any]) -> Callable[[Target], Target]:
+def register_scheduler(name: str, *, schema: Schema) -> Callable[[Target], Target]:
     """Make a schedule known as `scheduler=NAME`.
 
     Args:
@@ -311,26 +330,26 @@ def register_scheduler(name: str, *, schema: type[Any]) -> Callable[[Target], Ta
     return register("scheduler", name, schema)
 
 
-def register_task(name: str, *, schema: type[Any]) -> Callable[[Target], Target]:
+def register_task(name: str, *, schema: Schema) -> Callable[[Target], Target]:
     """Make a class known as `task=NAME`; its schema is a dataclass on `optrun.config.schema.task.TaskConfig`."""
     return register("task", name, schema)
 
 
-def register_metric(name: str, *, schema: type[Any]) -> Callable[[Target], Target]:
+def register_metric(name: str, *, schema: Schema) -> Callable[[Target], Target]:
     """Make a metric known by its name."""
     return register("metric", name, schema)
 
 
-def register_data(name: str, *, schema: type[Any]) -> Callable[[Target], Target]:
+def register_data(name: str, *, schema: Schema) -> Callable[[Target], Target]:
     """Make a data source known as `data=NAME`; its schema is a dataclass on `optrun.config.schema.data.DataConfig`."""
     return register("data", name, schema)
 
 
-def register_tracker(name: str, *, schema: type[Any]) -> Callable[[Target], Target]:
+def register_tracker(name: str, *, schema: Schema) -> Callable[[Target], Target]:
     """Make a tracker known as `tracking=NAME`; its schema is on `optrun.config.schema.tracking.TrackingConfig`."""
     return register("tracker", name, schema)
 
 
-def register_callback(name: str, *, schema: type[Any]) -> Callable[[Target], Target]:
+def register_callback(name: str, *, schema: Schema) -> Callable[[Target], Target]:
     """Make a callback known by its name."""
     return register("callback", name, schema)

@@ -36,30 +36,51 @@ def records(values: Mapping[str, Any]) -> list[dict[str, Any]]:
         registered ones that are used.
     """
     used = _texts(values)
-    rows = [row for kind in registry.KINDS for row in registry.choices(kind).values() if row.origin is not None]
     found: dict[str, dict[str, Any]] = {}
-    for row in rows:
+    for row in registry.of_others():
         if row.name in used:
             record = found.setdefault(str(row.origin), {**_source(row), "names": []})
             record["names"].append(f"{row.kind}={row.name}")
     return list(found.values())
 
 
-def require(recorded: Iterable[Mapping[str, Any]], where: str) -> list[str]:
+def unrecorded(config: Mapping[str, Any], recorded: Iterable[Mapping[str, Any]]) -> list[str]:
+    """List what a configuration chooses of others' rows without a record of whose they were.
+
+    Args:
+        config: Of a run, resolved and plain.
+        recorded: As `records`, out of the same run.
+
+    Returns:
+        Such as `optimizer=my_lion`; the rows that are registered now are what can be known.
+    """
+    callbacks = config.get("callbacks")
+    chosen = [("callback", name) for name in callbacks] if isinstance(callbacks, Mapping) else []
+    for group, kind in registry.GROUPS.items():
+        section = config.get(group)
+        if isinstance(section, Mapping) and "kind" not in section:  # else a name of the user's for a choice of ours
+            chosen.append((kind, section.get("name")))
+    known = {name for record in recorded for name in record["names"]}
+    rows = [registry.choices(kind).get(str(name)) for kind, name in chosen]
+    others = [f"{row.kind}={row.name}" for row in rows if row is not None and row.origin is not None]
+    return [name for name in others if name not in known]
+
+
+def require(recorded: object, where: str) -> list[str]:
     """Refuse to take something up without the code it was made with.
 
     Args:
-        recorded: As `records`, out of a run; entries that are no such mapping are left out.
+        recorded: As `records`, out of a run; what is no such mapping is left to who reads the rest of the file.
         where: What is taken up, for messages.
 
     Returns:
-        What is to be said and recorded, where changes were allowed.
+        Notes to show and record, where changes were allowed.
 
     Raises:
         ConfigError: A name is not registered now, or its code is another.
     """
     notes = []
-    for record in recorded:
+    for record in recorded if isinstance(recorded, list) else ():
         if not isinstance(record, Mapping) or not isinstance(record.get("names"), list):
             continue
         for name in record["names"]:
@@ -67,18 +88,29 @@ def require(recorded: Iterable[Mapping[str, Any]], where: str) -> list[str]:
             row = registry.find(kind, choice) if kind in registry.KINDS else None
             if row is None:
                 raise ConfigError(f"{where}: {name} was registered by {_who(record)}; {_remedy(record)}.")
-            now = _source(row)
-            if now["sha256"] == record.get("sha256"):
+            difference = _difference(record, row)
+            if difference is None:
                 continue
-            was, new = str(record.get("sha256"))[:12], str(now["sha256"])[:12]
-            said = f"{name}: {_who(now)} changed since: sha256 {was}, now {new}"
             if not _allowed[0]:
                 raise ConfigError(
-                    f"{where}: {said}. Put back what it was; or go on with what it is, which is recorded, by {ALLOW}."
+                    f"{where}: {difference}. Restore what it was, or give {ALLOW} to go on with what it is; the run "
+                    "records that."
                 )
-            notes.append(f"{said}; allowed by {ALLOW}")
+            notes.append(f"{difference}; allowed by {ALLOW}")
             break
     return notes
+
+
+def _difference(record: Mapping[str, Any], row: registry.Choice) -> str | None:
+    """What has changed since the code of a row was recorded; None: nothing."""
+    name = f"{row.kind}={row.name}"
+    if row.origin is None:
+        return f"{name}: was registered by {_who(record)}, and is optrun's own now"
+    now = _source(row)
+    if now["sha256"] == record.get("sha256"):
+        return None
+    was, new = str(record.get("sha256"))[:12], str(now["sha256"])[:12]
+    return f"{name}: {_who(now)} changed since: sha256 {was}, now {new}"
 
 
 def digest_of(path: Path) -> str:
@@ -96,7 +128,7 @@ def _source(row: registry.Choice) -> dict[str, Any]:
     """Where a row comes from: a plugin, a distribution, or a module that the program imported."""
     plugins = sys.modules.get("optrun.registry.plugins")
     for record in plugins.LOADED.values() if plugins is not None else ():
-        if record["plugin"] == row.origin:
+        if record["path"] == row.origin:
             return {key: record[key] for key in ("plugin", "path", "sha256")}
     name, _, version = str(row.origin).partition(" ")
     source = {"distribution": name, "version": version} if version else {"module": name}

@@ -93,10 +93,10 @@ def load(given: str, path: str | None = None) -> dict[str, Any]:
         forget(name)
     imported = name in sys.modules
     try:
-        with registry.origin(given):
+        with registry.origin(str(file)):  # not `given`, which means another file in another folder
             _import(name, given, file)
-        registry.adopt(name, given)
-        names = registry.names_of(given)
+        registry.adopt(name, str(file))
+        names = registry.names_of(str(file))
         if not names:
             raise ConfigError(
                 f"{OPTION} {given}: it registers nothing. Expected a decorator such as "
@@ -184,7 +184,7 @@ def _line(error: BaseException, path: Path) -> str:
 
 def forget(name: str) -> None:
     """Take back what a plugin registered, in a process that goes on: its file changed, or nothing is to be left."""
-    registry.remove(LOADED.pop(name)["plugin"])
+    registry.remove(LOADED.pop(name)["path"])
     for module in [module for module in sys.modules if module == name or module.startswith(f"{name}.")]:
         del sys.modules[module]
 

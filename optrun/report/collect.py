@@ -37,7 +37,7 @@ class Run:
     status: str
     """One of `STATUSES`, or "unknown" where no summary says it."""
     message: str
-    """Why it ended as it did, as far as the run said."""
+    """Why it ended as it did, as far as the run recorded it."""
     config: dict[str, Any]
     """Dotted keys of `config.yaml`; empty where there is none."""
     summary: dict[str, Any]
@@ -156,6 +156,11 @@ class Run:
         """A number of the section `perf` of the summary."""
         value = number(_inside(self.summary, "perf", name))
         return value if value is not None and math.isfinite(value) else None
+
+    @property
+    def device(self) -> str:
+        """The devices it was given, as `CUDA_VISIBLE_DEVICES` named them; empty where nothing was set."""
+        return str(_inside(self.summary, "device", "cuda_visible_devices") or "")
 
     @property
     def wall_seconds(self) -> float | None:

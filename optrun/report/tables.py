@@ -90,6 +90,10 @@ def runs_table(runs: Sequence[Run], keys: Sequence[str], metric: str, mode: str)
     """Tabulate every run as its files tell it."""
     columns = ["run", "settings", "seed", "status", "step", f"last {metric}", "best", "at step", "wall time", "note"]
     table = Table(columns, [False, False, True, False, True, True, True, True, True, False])
+    pinned = any(run.device for run in runs)
+    if pinned:
+        table.columns.insert(-1, "device")
+        table.numeric.insert(-1, False)
     for run in runs:
         last, best = run.last(metric), run.best(metric, mode)
         limit = f" / {run.max_steps:,}" if run.max_steps and run.global_step < run.max_steps else ""
@@ -105,6 +109,7 @@ def runs_table(runs: Sequence[Run], keys: Sequence[str], metric: str, mode: str)
                 NONE if best is None else value(best[0]),
                 NONE if best is None else f"{best[1]:,}",
                 NONE if run.wall_seconds is None else duration(run.wall_seconds),
+                *([run.device or NONE] if pinned else []),
                 note,
             ]
         )
@@ -137,6 +142,7 @@ def run_facts(run: Run, metric: str, mode: str) -> Table:
     facts += [
         ("train/loss", None if loss is None else value(loss)),
         ("wall time", None if run.wall_seconds is None else duration(run.wall_seconds)),
+        ("device", run.device or None),
         ("tokens per second", _middle([run.perf("tokens_per_second")], lambda number: f"{number:,.0f}")),
         ("peak memory", _middle([run.perf("peak_memory_bytes")], size)),
         ("optimizer state", _middle([run.perf("optimizer_state_bytes")], size)),
@@ -176,7 +182,7 @@ def runs_csv(findings: Findings) -> str:
     writer = csv.writer(buffer, lineterminator="\n")
     keys = [f"config.{key}" for key in findings.keys]
     named = [f"{name} {findings.metric}" if name in ("last", "best") else name for name in numbers]
-    writer.writerow([*fixed, *keys, *named, *perf, "message", "path", CSV_MARK])
+    writer.writerow([*fixed, *keys, *named, *perf, "device", "message", "path", CSV_MARK])
     for run in findings.runs:
         position, contender = rank.get(id(run), (None, ""))
         best = run.best(findings.metric, findings.mode) or (None, None)
@@ -193,7 +199,7 @@ def runs_csv(findings: Findings) -> str:
         line += [run.config.get(key) for key in findings.keys]
         line += [run.last(findings.metric), *best, run.score(findings.metric), run.wall_seconds]
         line += [run.perf(name) for name in perf]
-        writer.writerow([*line, run.message, str(run.path), 1])
+        writer.writerow([*line, run.device, run.message, str(run.path), 1])
     return buffer.getvalue()
 
 

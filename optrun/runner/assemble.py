@@ -105,7 +105,7 @@ def assemble(
         config_digest=config_digest(values),
         plan=plan_values(plan, fingerprint),
         tokenizer=vocabulary_digest(prepared.tokenizer),
-        environment=environment(device),
+        environment=environment(device, world.size),
         plugins=records(values),
         model_class=type(model).__name__,
         model_config=json.loads(model.config.to_json_string(use_diff=False)),
@@ -121,7 +121,8 @@ def assemble(
         state = train_state(saved)
         moved = move(saved.plan, state, plan, fingerprint)
         others = require(saved.plugins or (), "this run")
-        notes = [note for note in (table(changes), other_environment(saved, device), moved, *others) if note]
+        elsewhere = other_environment(saved, device, world.size)
+        notes = [note for note in (table(changes), elsewhere, moved, *others) if note]
         stop = stop_request(saved, changes)
     whole = math.ceil(config.training.num_train_epochs * plan.steps_per_epoch) - state.data_shift
     total = config.training.max_steps or max(1, whole)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 import time
 from collections.abc import Mapping, Sequence
@@ -15,6 +16,7 @@ from optrun.artifacts.metrics import SUMMARY_FORMAT, read_summary, write_summary
 from optrun.artifacts.run_dir import MANIFEST, RunDir
 from optrun.config.request import Request
 from optrun.config.saved import flat
+from optrun.distributed.shard import model_class
 from optrun.errors import EXIT_DONE
 from optrun.registry.origins import ALLOW, records
 from optrun.registry.plugins import OPTION, options
@@ -26,7 +28,7 @@ from optrun.training.setup import TrainingSetup
 _TAKEN_UP = (
     *("started_at", "command", "config_name", "overrides", "resumes", "config_sha256"),
     *("global_step", "max_steps", "epoch", "wall_seconds", "metrics", "perf"),
-    *("main_metric", "model", "data", "versions", "hardware", "git", "stopped"),
+    *("main_metric", "model", "data", "versions", "hardware", "device", "git", "stopped"),
 )
 
 
@@ -117,7 +119,7 @@ class Summary:
             max_steps=setup.total_steps,
             main_metric={"name": ranking.metric, "mode": ranking.mode} if len(task.eval) else None,
             model={
-                "class": type(model).__name__,
+                "class": model_class(model).__name__,
                 "parameters": sum(p.numel() for p in model.parameters()),
                 "trainable_parameters": sum(p.numel() for p in model.parameters() if p.requires_grad),
             },
@@ -127,8 +129,12 @@ class Summary:
                 "fingerprint": fingerprint,
             },
             versions=provenance.versions(),
-            hardware=provenance.hardware(_device_name(device), torch.get_num_threads()),
+            hardware={
+                **provenance.hardware(_device_name(device), torch.get_num_threads()),
+                "ranks": setup.train_step.world.size,
+            },
             git=provenance.git_revision(Path.cwd()),
+            device=_device(device),
         )
         self.write()
 
@@ -217,3 +223,13 @@ def _state_bytes(optimizer: torch.optim.Optimizer) -> int:
 
 def _device_name(device: torch.device) -> str:
     return torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
+
+
+def _device(device: torch.device) -> dict[str, str]:
+    """Which device it was; `hardware` says of which kind, which is what runs are compared by."""
+    found = {"type": device.type}
+    if "CUDA_VISIBLE_DEVICES" in os.environ:
+        found["cuda_visible_devices"] = os.environ["CUDA_VISIBLE_DEVICES"]
+    if device.type == "cuda":
+        found["uuid"] = f"GPU-{torch.cuda.get_device_properties(device).uuid}"
+    return found

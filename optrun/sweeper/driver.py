@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import secrets
 import signal
-import sys
-import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
-from types import FrameType, TracebackType
-from typing import Any, Self
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
 from optrun.artifacts.atomic import replace_text
 from optrun.artifacts.metrics import to_json
@@ -22,51 +20,26 @@ from optrun.sweeper import launch as launching
 from optrun.sweeper.command import SweepCommand
 from optrun.sweeper.folder import JobState, SweepDir
 from optrun.sweeper.jobs import Job
+from optrun.sweeper.stop import Stop
 from optrun.sweeper.view import Board, PlainView
+from optrun.sweeper.workers import Workers
 
 _POLL_SECONDS = 0.2
 _IDLE_LAUNCHES = 3
 _A_DAY = 86_400
 
 
-class Stop:
-    """A request to end the sweep: the first is for saving, a second ends everything at once.
+@dataclass(frozen=True)
+class _OpenLaunch:
+    server: launching.Server
+    batch: Sequence[Job]
+    spec: Path
+    before: list[tuple[object, ...]]
+    """Where its jobs stood."""
 
-    Outside the main thread, where Python takes no signals, there are none.
-
-    Args:
-        owns_process: Whether a second request ends this process; else it raises KeyboardInterrupt.
-    """
-
-    def __init__(self, *, owns_process: bool = True) -> None:
-        self.owns_process = owns_process
-        self.requested = False
-        self.group: int | None = None
-        """Process group of the running launch."""
-        self._before: dict[signal.Signals, Any] = {}
-
-    def __enter__(self) -> Self:
-        main = threading.current_thread() is threading.main_thread()
-        for number in (signal.SIGINT, signal.SIGTERM) if main else ():
-            self._before[number] = signal.signal(number, self._ask)
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        for number, handler in self._before.items():
-            signal.signal(number, handler)
-
-    def _ask(self, number: int, frame: FrameType | None) -> None:  # noqa: ARG002
-        if self.requested:
-            if self.group is not None:
-                os.killpg(self.group, signal.SIGKILL)
-            if not self.owns_process:
-                raise KeyboardInterrupt
-            sys.stderr.write("\nstopped at once: nothing new was saved\n")
-            sys.stderr.flush()
-            os._exit(128 + number)
-        self.requested = True
+    @property
+    def names(self) -> list[str]:
+        return [job.name for job in self.batch]
 
 
 class Driver:
@@ -76,6 +49,7 @@ class Driver:
         sweep: The sweep directory.
         command: What started the sweep.
         options: Of the sweeper.
+        workers: The processes that launchers run in.
         view: Shows progress.
         stop: Requests by signal.
         sleep: Waits that many seconds.
@@ -86,6 +60,7 @@ class Driver:
         sweep: SweepDir,
         command: SweepCommand,
         options: SweeperConfig,
+        workers: Workers,
         view: PlainView,
         stop: Stop,
         sleep: Callable[[float], None] = time.sleep,
@@ -93,13 +68,18 @@ class Driver:
         self.sweep = sweep
         self.command = command
         self.options = options
+        self.workers = workers
         self.view = view
         self.stop = stop
         self.sleep = sleep
         self.board = Board()
         self.token = secrets.token_hex(6)
-        self._server: launching.Server | None = None
+        self._open: list[_OpenLaunch] = []
         self._launches = 0
+        self._unbegun = 0
+        """Launches in a row that came back without a job begun."""
+        self._waits = False
+        stop.groups = workers.pids
         self._retry: dict[str, int] = {}
         self._suspects: list[str] = []
         self.out_of_time: set[str] = set()
@@ -118,6 +98,7 @@ class Driver:
             state = self.sweep.state(job.name)
             self.board.states[job.name] = state
             record = self.sweep.read_record(job.name)
+            self.board.devices[job.name] = record.devices
             if state.status == "failed" and self.options.retry_failed:
                 self._retry[job.name] = record.attempts
             elif state.ended:
@@ -134,6 +115,7 @@ class Driver:
             record = self.sweep.read_record(name)
             state = self.board.states[name] = self.sweep.state(name)
             running = record.open is not None and (record.open == self.token or self.sweep.held(name))
+            self.board.devices[name] = record.devices
             (self.board.running.add if running else self.board.running.discard)(name)
             if state.ended and not running and self._retry.get(name) != record.attempts:
                 self._announced.add(name)
@@ -162,38 +144,74 @@ class Driver:
         Raises:
             OptrunError: The launcher itself fails.
         """
-        idle = 0
         for job in jobs:
             self.board.resting.discard(job.name)
-        while not self.stop.requested:
+        while True:
+            for launch in list(self._open):
+                code = launch.server.code()
+                if code is not None:
+                    self._land(launch, code)
             self.refresh(jobs)
-            wanted = [job for job in jobs if self._wanted(job, stop_at)]
-            if not wanted:
+            if self.stop.requested:
+                if not self._open:
+                    break
+                self.sweep.stop(self.token).touch()
+            elif not self._open and not any(self._wanted(job, stop_at) for job in jobs):
+                self.workers.stop_waiting()
                 return
-            free = [job for job in wanted if not self.sweep.held(job.name)]
-            if not free:  # others are at them: theirs may die, so they are looked at again
-                self.sleep(_POLL_SECONDS)
+            elif self._start(jobs, stop_at):
                 continue
-            suspects = [job for job in free if job.name in self._suspects]
-            batch = suspects[:1] or free[: self.options.max_batch_size]
-            before = [self._mark(job) for job in batch]
-            why = self._launch(batch, stop_at)
-            self._account(batch, why)
-            idle = idle + 1 if before == [self._mark(job) for job in batch] else 0
-            if why and idle:
-                raise OptrunError(f"the launcher failed before any job began: {why} See {self.sweep.log}.")
-            if idle >= _IDLE_LAUNCHES:
-                raise OptrunError(f"the launcher came back {idle} times without a job begun. See {self.sweep.log}.")
+            else:
+                self.workers.tidy()
+            self.sleep(_POLL_SECONDS)
         self.refresh(jobs)
+
+    def _start(self, jobs: Sequence[Job], stop_at: int | None) -> bool:
+        """Start a launch if there is a job for one, and a process with the devices that the job takes."""
+        at_work = {name for launch in self._open for name in launch.names}
+        missing: int | None = None
+        for batch in self._batches(jobs, stop_at, at_work):
+            devices = max(self.workers.devices_of(job.values) for job in batch)
+            if missing is not None and devices >= missing:
+                continue
+            server = self.workers.take(devices, wait=not self._open)
+            if server is not None:
+                self._waits = False
+                self._send(server, batch, stop_at)
+                return True
+            missing = devices
+            if missing <= 1:
+                break
+        if missing is None:
+            self.workers.stop_waiting()
+        elif not self._open and not self._waits and (holders := self.workers.holders):
+            self._waits = True  # said once
+            self.view.note(f"waiting for devices in use by others: {holders}")
+        return False
+
+    def _batches(self, jobs: Sequence[Job], stop_at: int | None, at_work: set[str]) -> Iterator[Sequence[Job]]:
+        """Jobs of one launch each; those that other processes hold may be left behind, so they are looked at again."""
+        free = (
+            job
+            for job in jobs
+            if job.name not in at_work and self._wanted(job, stop_at) and not self.sweep.held(job.name)
+        )
+        if self.workers.one_job_each:
+            yield from ([job] for job in free)
+        elif not self._open:
+            found = list(free)
+            suspects = [job for job in found if job.name in self._suspects]
+            if found:
+                yield suspects[:1] or found[: self.options.max_batch_size]
 
     def _mark(self, job: Job) -> tuple[object, ...]:
         record, state = self.sweep.read_record(job.name), self.sweep.state(job.name)
         return record.attempts, state.status, state.step, len(record.rungs), self.sweep.held(job.name)
 
-    def _launch(self, batch: Sequence[Job], stop_at: int | None) -> str:
-        """Run a launcher over jobs; returns why it failed, empty where it did not."""
+    def _send(self, server: launching.Server, batch: Sequence[Job], stop_at: int | None) -> None:
+        """Begin a launch in a process."""
         self._launches += 1
-        token = f"{self.token}-{self._launches}"
+        spec = self.sweep.spec(f"{self.token}-{self._launches}")
         launch = launching.Launch(
             folder=str(self.sweep.path.resolve()),
             token=self.token,
@@ -202,28 +220,47 @@ class Driver:
             overrides=[list(job.overrides) for job in batch],
             stop_at=stop_at,
             retry=self._retry,
+            devices=server.lease.visible if server.lease else [],
         )
-        spec, error = self.sweep.spec(token), self.sweep.error(self.token)
-        error.unlink(missing_ok=True)
         launching.write_spec(spec, launch)
-        if self._server is None:
-            self._server = launching.Server(self.sweep.log)
-        self._server.send(spec)
-        self.stop.group = self._server.pid
-        try:
-            while (code := self._server.code()) is None:
-                if self.stop.requested:
-                    self.sweep.stop(self.token).touch()
-                self.refresh(batch)
-                self.sleep(_POLL_SECONDS)
-        finally:
-            self.stop.group = None
-            spec.unlink(missing_ok=True)
-        if error.is_file():
-            return error.read_text(encoding="utf-8").strip().splitlines()[0]
-        if code < 0:
-            return f"its process was ended by {signal.Signals(-code).name}."
-        return "" if code == 0 else f"its process ended with code {code}."
+        self._open.append(_OpenLaunch(server, batch, spec, [self._mark(job) for job in batch]))
+        server.send(spec)
+
+    def _land(self, launch: _OpenLaunch, code: int) -> None:
+        """Take note of how a launch ended.
+
+        Raises:
+            OptrunError: The launcher itself fails.
+        """
+        self._open.remove(launch)
+        launch.spec.unlink(missing_ok=True)
+        why, error = "", launching.error_file(launch.spec)
+        refused = error.is_file()
+        if refused:
+            why = error.read_text(encoding="utf-8").strip().splitlines()[0]
+            error.unlink()
+        elif code:
+            end = f"was ended by {signal.Signals(-code).name}" if code < 0 else f"ended with code {code}"
+            why = f"its process {end}."
+        self._account(launch.batch, why)
+        begun = launch.before != [self._mark(job) for job in launch.batch]
+        self._unbegun = 0 if begun else self._unbegun + 1
+        pinned = launch.server.lease
+        self.workers.give_back(
+            launch.server,
+            fresh=any(self.sweep.state(name).status == "failed" for name in launch.names),
+            broken=refused and not begun,
+        )
+        if self.stop.requested:
+            return
+        if why and not begun and pinned is None:
+            raise OptrunError(f"the launcher failed before any job began: {why} See {self.sweep.log}.")
+        if refused and not begun and pinned is not None:
+            self.view.note(f"device {','.join(pinned.visible)} is left out: {why}")
+        elif self._unbegun >= _IDLE_LAUNCHES:
+            raise OptrunError(
+                f"the launcher came back {self._unbegun} times without a job begun. {why} See {self.sweep.log}."
+            )
 
     def _account(self, batch: Sequence[Job], why: str) -> None:
         """Find jobs whose worker died, and jobs that stopped because their time was up."""
@@ -280,13 +317,11 @@ class Driver:
         self.write_result()
 
     def close(self) -> None:
-        """Let the launching process end; should it be at work still, its jobs save first."""
-        if self._server is not None:
-            self.sweep.stop(self.token).touch()
-            self._server.close()
-            self._server = None
-            if not self.stop.requested:  # else a queue may still hold jobs that look for it
-                self.sweep.stop(self.token).unlink()
+        """Let the launching processes end; those that are at work still save their jobs first."""
+        self.sweep.stop(self.token).touch()
+        self.workers.close()
+        if not self.stop.requested:  # else a queue may still hold jobs that look for it
+            self.sweep.stop(self.token).unlink()
 
     # How it ended ---------------------------------------------------------------------------------------------------
 
@@ -318,6 +353,7 @@ class Driver:
                     "metric": state.metric,
                     "best": state.best,
                     "message": state.message,
+                    "devices": self.board.devices.get(job.name, []),
                     "log": f"{job.name}/{self.sweep.run(job.name).log.name}",
                 }
             )
@@ -327,7 +363,7 @@ class Driver:
 
 def clean(sweep: SweepDir) -> None:
     """Remove what launches of earlier sweep processes left behind, a day later."""
-    for pattern in ("stop-*", "launch-*.json", "launch-*.error"):
+    for pattern in ("stop-*", "launch-*.json", "launch-*.error", "launch-*.done"):
         for path in sweep.hidden.glob(pattern):
             with contextlib.suppress(FileNotFoundError):  # another sweep process tidies up too
                 if time.time() - path.stat().st_mtime > _A_DAY:

@@ -30,6 +30,8 @@ class Record:
     """Step to the best value until then, NaN where it was no number; None: it was not evaluated until then."""
     stopped_at: int | None = None
     """The rung at which it was found too weak to go on."""
+    devices: list[str] = field(default_factory=list)
+    """The CUDA devices it was last given, as `CUDA_VISIBLE_DEVICES` names them; empty: it was not pinned."""
 
 
 @dataclass
@@ -108,10 +110,6 @@ class SweepDir:
     def spec(self, token: str) -> Path:
         """What a launch is to do, JSON."""
         return self.hidden / f"launch-{token}.json"
-
-    def error(self, token: str) -> Path:
-        """Why a launch failed, text."""
-        return self.hidden / f"launch-{token}.error"
 
     # Jobs ---------------------------------------------------------------------------------------------------------
 

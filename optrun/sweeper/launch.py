@@ -1,7 +1,8 @@
 """The process in which a launcher runs: it may die, and the sweep goes on.
 
 Hydra's basic launcher trains in the process that calls it, and a worker that is killed takes joblib's whole pool with
-it. So the sweep itself never calls a launcher: it starts this module, watches, and starts it again for what is left.
+it. So the sweep itself never calls a launcher: it starts a process for this, watches, and starts it again for what is
+left.
 """
 
 from __future__ import annotations
@@ -13,8 +14,10 @@ import subprocess
 import sys
 import threading
 import traceback
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from optrun.artifacts.atomic import replace_text
 from optrun.config import store
@@ -22,7 +25,12 @@ from optrun.config.hydra_internals import Callbacks
 from optrun.config.overrides import quote_path
 from optrun.registry.plugins import load_again
 from optrun.sweeper.command import SweepCommand
+from optrun.sweeper.devices import VISIBLE, refuse_unseen
 from optrun.sweeper.folder import SweepDir
+from optrun.sweeper.pool import RANK_LOCKS, Lease, adopt
+
+if TYPE_CHECKING:
+    from optrun.sweeper.worker import OnRanks
 
 
 @dataclass
@@ -38,6 +46,8 @@ class Launch:
     """The overrides of each job."""
     stop_at: int | None
     retry: dict[str, int]
+    devices: list[str]
+    """What `CUDA_VISIBLE_DEVICES` of its process names; empty: nothing was set for this sweep."""
 
 
 class Server:
@@ -47,10 +57,15 @@ class Server:
 
     Args:
         log: Takes what it prints.
+        lease: Devices that it has for itself, and whose locks it inherits; None: it is not pinned.
     """
 
-    def __init__(self, log: Path) -> None:
+    module = "optrun.commands.sweep_worker"
+    """What it runs: it brings what starts the ranks of a job, which stands above this floor."""
+
+    def __init__(self, log: Path, lease: Lease | None = None) -> None:
         self.log = log
+        self.lease = lease
         self._process: subprocess.Popen[bytes] | None = None
         self._done = Path()
 
@@ -68,12 +83,19 @@ class Server:
         """
         self._done = done_file(spec)
         if self._process is None or self._process.poll() is not None:
+            locks = self.lease.descriptors if self.lease else ()
+            pinned = {}
+            if self.lease:
+                files = os.pathsep.join(map(str, self.lease.rank_locks))
+                pinned = {VISIBLE: ",".join(self.lease.visible), RANK_LOCKS: files}
             with self.log.open("ab") as out:
                 self._process = subprocess.Popen(
-                    [sys.executable, "-m", "optrun.sweeper.launch"],
+                    [sys.executable, "-m", self.module, *map(str, locks)],
                     stdin=subprocess.PIPE,
                     stdout=out,
                     stderr=out,
+                    env={**os.environ, **pinned},  # there before torch is imported
+                    pass_fds=locks,
                     process_group=0,  # setpgid: the terminal sends SIGINT to its foreground group alone
                 )
         assert self._process.stdin is not None
@@ -90,18 +112,32 @@ class Server:
             return code
         return ended
 
-    def close(self) -> None:
-        """Let the process end."""
+    def finish(self) -> None:
+        """Let the process end after the launch it is at, without waiting for it."""
         if self._process is not None:
             assert self._process.stdin is not None
             with contextlib.suppress(OSError):
                 self._process.stdin.close()
+
+    def has_ended(self) -> bool:
+        """Whether there is no process."""
+        return self._process is None or self._process.poll() is not None
+
+    def close(self) -> None:
+        """Let the process end, and wait for it."""
+        self.finish()
+        if self._process is not None:
             self._process.wait()
 
 
 def done_file(spec: Path) -> Path:
     """Name the file that holds the exit code of a launch once it is over."""
     return spec.with_suffix(".done")
+
+
+def error_file(spec: Path) -> Path:
+    """Name the file that says why a launch failed."""
+    return spec.with_suffix(".error")
 
 
 def write_spec(path: Path, launch: Launch) -> None:
@@ -115,8 +151,12 @@ def read_spec(path: Path) -> Launch:
     return Launch(**{**values, "command": SweepCommand(**values["command"])})
 
 
-def main(spec: Path) -> int:
+def main(spec: Path, on_ranks: OnRanks | None = None) -> int:
     """Run the jobs of a launch.
+
+    Args:
+        spec: A `Launch` as JSON.
+        on_ranks: Trains jobs of several ranks.
 
     Returns:
         0; 1 where the launcher failed, with the reason in a file.
@@ -125,25 +165,27 @@ def main(spec: Path) -> int:
     sweep = SweepDir(Path(launch.folder))
     over = _follow(sweep.stop(launch.token))
     try:
-        _launch(launch, sweep)
+        _launch(launch, sweep, on_ranks)
     except KeyboardInterrupt:
         return 130
     except Exception as error:
         traceback.print_exc()
-        sweep.error(launch.token).write_text(f"{type(error).__name__}: {error}", encoding="utf-8")
+        error_file(spec).write_text(f"{type(error).__name__}: {error}", encoding="utf-8")
         return 1
     finally:
         over.set()
     return 0
 
 
-def _launch(launch: Launch, sweep: SweepDir) -> None:
+def _launch(launch: Launch, sweep: SweepDir, on_ranks: OnRanks | None) -> None:
     from hydra.core.plugins import Plugins
     from hydra.types import HydraContext, RunMode
 
     from optrun.sweeper.worker import SweepTask
 
     command = launch.command
+    if launch.devices:
+        refuse_unseen(launch.devices)
     load_again(command.plugins, changes_allowed=command.plugins_may_change)
     hydra = store.open_hydra(command.config_dir)
     cfg = store.compose(
@@ -158,6 +200,8 @@ def _launch(launch: Launch, sweep: SweepDir) -> None:
         command=command,
         stop_at=launch.stop_at,
         retry=launch.retry,
+        devices=launch.devices,
+        on_ranks=on_ranks,
     )
     launcher = Plugins.instance().instantiate_launcher(
         hydra_context=HydraContext(config_loader=hydra.config_loader, callbacks=Callbacks(cfg)),
@@ -186,13 +230,15 @@ def _follow(stop: Path) -> threading.Event:
     return over
 
 
-def serve() -> None:
-    """Run launches, one path a line, until there are no more."""
+def serve(locks: Sequence[int], on_ranks: OnRanks | None = None) -> None:
+    """Run launches, one path a line, until there are no more.
+
+    Args:
+        locks: Open files that this process inherited and keeps as long as it lives.
+        on_ranks: Trains jobs of several ranks.
+    """
+    adopt(locks)
     for line in sys.stdin:
         spec = Path(line.rstrip("\n"))
-        code = main(spec)
+        code = main(spec, on_ranks)
         replace_text(done_file(spec), str(code))
-
-
-if __name__ == "__main__":
-    serve()

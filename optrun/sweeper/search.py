@@ -37,6 +37,8 @@ except ImportError as error:
     raise ConfigError("hydra/sweeper=optuna needs Optuna: install optrun[sweep].") from error
 
 _ASK_SECONDS = 60.0
+_OF_PLACEMENT = {"distributed", "distributed.nnodes", "training.device", "training.nproc_per_node"}
+"""Keys that decide which devices a job takes."""
 
 SAMPLERS: dict[Sampler, Callable[[int, int], Any]] = {
     # A sampler is made anew for every trial, since its generator does not outlive the process: seeded by the trial's
@@ -83,6 +85,15 @@ class Search:
         self.space = space_of(swept, lambda params: flat(self._job(params).values))
         self.example = self._job({key: any_value(found) for key, found in self.space.items()})
         """A trial that may never be: what is common to all can be seen in it."""
+
+    def placements(self) -> list[Job]:
+        """Trials that may never be: the example, and one for each way of taking devices that is searched over."""
+        found = [self.example]
+        for key in _OF_PLACEMENT & self.space.keys():
+            other = {name: any_value(kind) for name, kind in self.space.items()}
+            choices = getattr(self.space[key], "choices", None) or [self.space[key].high]
+            found += [self._job({**other, key: choice}) for choice in choices]
+        return found
 
     def __call__(self, driver: Driver) -> None:
         """Run trials until there are as many as asked for, those of earlier starts among them."""

@@ -35,6 +35,8 @@ class Board:
     running: set[str] = field(default_factory=set)
     resting: set[str] = field(default_factory=set)
     """Found too weak at a rung, and stopped there."""
+    devices: dict[str, list[str]] = field(default_factory=dict)
+    """The CUDA devices that a job was last given; empty: it was not pinned."""
     expected: int = 0
     """Jobs in all, those not proposed yet among them."""
 
@@ -51,6 +53,11 @@ class Board:
     def left(self) -> int:
         """Jobs that are neither ended nor running."""
         return self.total - self.count("finished") - self.count("failed") - len(self.running) - len(self.resting)
+
+    def device(self, job: Job) -> str:
+        """Name the devices of a job; empty where it was not pinned."""
+        found = self.devices.get(job.name)
+        return f"on {','.join(found)}" if found else ""
 
     def best(self) -> tuple[Job, JobState] | None:
         """The best job so far."""
@@ -177,7 +184,7 @@ def _running_table(running: Sequence[Job], board: Board) -> Table:
         state = board.states.get(job.name, JobState("new"))
         steps = f"step {state.step:,} of {state.total:,}" if state.total else "starting"
         best = f"{state.metric} {state.best:.5g}" if state.best is not None else ""
-        table.add_row(Text(printable(job.label), style="dim"), steps, best)
+        table.add_row(Text(printable(job.label), style="dim"), steps, best, Text(board.device(job)))
     if len(running) > _SHOWN_RUNNING:
         table.add_row(Text(f"and {len(running) - _SHOWN_RUNNING} more", style="dim"))
     return table
@@ -191,6 +198,8 @@ def event_line(job: Job, state: JobState, board: Board, left: float | None, log:
         pieces.append(f"{short(state.message)}  ({log})")
     elif state.best is not None:
         pieces.append(f"best {state.metric} {state.best:.5g}  step {state.step:,}  {duration(state.seconds)}")
+    if board.device(job):
+        pieces.append(board.device(job))
     if board.left + len(board.running):
         pieces.append(f"{board.left + len(board.running)} to go" + (f", {duration(left)}" if left is not None else ""))
     return "  ".join(pieces)

@@ -12,11 +12,11 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig, OmegaConf
@@ -27,10 +27,19 @@ from optrun.artifacts.run_dir import RunDir, parse_step
 from optrun.artifacts.run_manifest import recorded
 from optrun.config import saved, store
 from optrun.config.request import Request
+from optrun.config.schema.distributed import RanksConfig
 from optrun.errors import EXIT_STOPPED_EARLY, ConfigError, LockedError, OptrunError, StoppedEarly, is_out_of_memory
 from optrun.registry.plugins import load_again
 from optrun.sweeper.command import SweepCommand
 from optrun.sweeper.folder import Record, SweepDir
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from optrun.runner.resume.checkpoint import ResumePoint
+
+    OnRanks = Callable[[Request, RunDir, Console, ResumePoint | None], object]
+    """Starts the ranks of a run and waits for their end, as `runner.train.train` does for a run in one process."""
 
 _LOOK_SECONDS = 0.2
 _TRIES = 5
@@ -48,6 +57,10 @@ class SweepTask:
     """Pause after this many optimizer steps; None: go to the end."""
     retry: dict[str, int] = field(default_factory=dict)
     """Failed jobs to try again, with the attempts they had."""
+    devices: list[str] = field(default_factory=list)
+    """The CUDA devices that this process is pinned to."""
+    on_ranks: OnRanks | None = None
+    """Trains a job of several ranks."""
 
     def __call__(self, cfg: DictConfig) -> str:
         """Work on one job.
@@ -87,6 +100,7 @@ class SweepTask:
         record.attempts += 1
         record.open = self.token
         record.stopped_at = None
+        record.devices = self.devices
         sweep.write_record(name, record)
         values = saved.plain(own)
         try:
@@ -143,6 +157,11 @@ class SweepTask:
             config_dir=self.command.config_dir,
             overrides=overrides,
         )
+        if isinstance(config.distributed, RanksConfig):
+            if self.on_ranks is None:
+                raise ConfigError(f"distributed={config.distributed.name}: jobs of a sweep train in one process here.")
+            self.on_ranks(request, run, Console(quiet=True), resume)
+            return
         refuse_links(run)
         with outcome.run_log(run):
             outcome.introduce(display, config, run)

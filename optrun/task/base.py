@@ -153,9 +153,13 @@ class Task(ABC):
         """What the data asks of the model."""
         return ModelNeeds(self.config.model_values(), self.config.positions(self.max_length))
 
-    @abstractmethod
     def collate(self, examples: list[Example]) -> Batch:
-        """One padded batch; a pure function of its examples."""
+        """Pad examples to one batch: the tokenizer's inputs, and `labels` of one a token, shape (batch, longest).
+
+        Must be a pure function of its examples.
+        """
+        labels = pad((example["labels"] for example in examples), IGNORED)
+        return {**pad_inputs(examples, self.padding), "labels": labels}
 
     def transform(self, example: Example, randomness: np.random.Generator) -> Example:  # noqa: ARG002
         """Change an example from epoch to epoch, as masking does; nothing by default."""

@@ -7,25 +7,24 @@ from typing import TYPE_CHECKING
 import torch
 
 from optrun.data.examples import Example
-from optrun.data.loader import Batch, ExampleSource
-from optrun.data.source import Source, Split
+from optrun.data.loader import Batch
+from optrun.data.source import Source
 from optrun.errors import ConfigError
-from optrun.task.base import Task, TextKind, pad
+from optrun.task.base import TextKind, pad
 from optrun.task.evaluation import IGNORED, MetricAccumulator, TokenMetrics
-from optrun.task.language_model import TEXT_COLUMNS, language_examples, opening
+from optrun.task.language_model import LanguageModel, opening
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 
-class CausalLm(Task):
+class CausalLm(LanguageModel):
     """Each token from the ones before it.
 
     Raises:
         ConfigError: No text, or a tokenizer without an end-of-text token.
     """
 
-    columns = TEXT_COLUMNS
     shift = True
     text_kind = TextKind.STREAM
 
@@ -37,21 +36,6 @@ class CausalLm(Task):
         self.separator = separator
         self.padding = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else separator
         self.prompt = self.config.prompt if self.config.prompt is not None else source.prompt
-
-    def read(
-        self, source: Source, split: Split, tokenizer: PreTrainedTokenizerBase, limit: int | None, seed: int | None
-    ) -> ExampleSource:
-        """Blocks, or one document each."""
-        return language_examples(
-            source,
-            split,
-            tokenizer,
-            length=self.max_length,
-            packing=self.config.packing,
-            separator=self.separator,
-            limit=limit,
-            seed=seed,
-        )
 
     def collate(self, examples: list[Example]) -> Batch:
         """`input_ids` and `labels` of shape (batch, longest); `attention_mask` only where something is padded."""

@@ -13,45 +13,35 @@ from optrun.data.examples import Examples, Selected, encode, limited, packed
 from optrun.data.loader import ExampleSource
 from optrun.data.source import Source, Split
 from optrun.errors import ConfigError
+from optrun.task.base import Task
 from optrun.task.tokens import tokenizer_key
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-TEXT_COLUMNS = ("text_column", "eval_text_column")
 
+class LanguageModel(Task):
+    """A task on texts alone, joined and cut into blocks or one an example."""
 
-def language_examples(
-    source: Source,
-    split: Split,
-    tokenizer: PreTrainedTokenizerBase,
-    *,
-    length: int,
-    packing: bool,
-    separator: int | None,
-    limit: int | None,
-    seed: int | None,
-) -> ExampleSource:
-    """Examples of a split with `input_ids` alone.
+    columns = ("text_column", "eval_text_column")
+    separator: int | None = None
+    """Id after each document, which begins as the tokenizer begins a text; None: the special tokens of the tokenizer
+    stand around each."""
 
-    Args:
-        source: Says which split it is; takes notes.
-        split: The rows.
-        tokenizer: Of the model.
-        length: Tokens of a block, or of a row at most.
-        packing: Join and cut, or one row an example.
-        separator: Id after each document, which begins as the tokenizer begins a text; None: the special tokens of the
-            tokenizer stand around each.
-        limit: How many at most.
-        seed: Picks them.
+    def read(
+        self, source: Source, split: Split, tokenizer: PreTrainedTokenizerBase, limit: int | None, seed: int | None
+    ) -> ExampleSource:
+        """Examples with `input_ids` alone: blocks, or one text each.
 
-    Raises:
-        ConfigError: A split without a single token to predict.
-    """
-    examples = _split_examples(source, split, tokenizer, length=length, packing=packing, separator=separator)
-    if len(examples) == 0 and len(split.rows):
-        raise ConfigError(f"{split.key}: no text of two tokens or more: nothing to predict.")
-    return limited(examples, limit, seed=seed)
+        Raises:
+            ConfigError: A split without a single token to predict.
+        """
+        examples = _split_examples(
+            source, split, tokenizer, length=self.max_length, packing=self.config.packing, separator=self.separator
+        )
+        if len(examples) == 0 and len(split.rows):
+            raise ConfigError(f"{split.key}: no text of two tokens or more: nothing to predict.")
+        return limited(examples, limit, seed=seed)
 
 
 def opening(tokenizer: PreTrainedTokenizerBase) -> list[int]:

@@ -7,18 +7,16 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from optrun.data.examples import Example
-from optrun.data.loader import Batch, ExampleSource
-from optrun.data.source import Source, Split
+from optrun.data.source import Source
 from optrun.errors import ConfigError
-from optrun.task.base import Task, pad, pad_inputs
 from optrun.task.evaluation import IGNORED, MetricAccumulator, TokenMetrics
-from optrun.task.language_model import TEXT_COLUMNS, language_examples
+from optrun.task.language_model import LanguageModel
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 
-class MaskedLm(Task):
+class MaskedLm(LanguageModel):
     """Chosen tokens from all the others.
 
     Which tokens are chosen is a function of seed, epoch and example: new masks in each epoch, the same ones at each
@@ -27,8 +25,6 @@ class MaskedLm(Task):
     Raises:
         ConfigError: No text, or a tokenizer without a mask token.
     """
-
-    columns = TEXT_COLUMNS
 
     def inspect(self, source: Source, tokenizer: PreTrainedTokenizerBase) -> None:  # noqa: ARG002
         """Find the mask, and the tokens that may stand in its place."""
@@ -40,21 +36,6 @@ class MaskedLm(Task):
         self.special = np.array(sorted(set(tokenizer.all_special_ids)), dtype=np.int64)
         self.ordinary = np.setdiff1d(np.arange(len(tokenizer)), self.special)
         self.probability = self.config.mlm_probability
-
-    def read(
-        self, source: Source, split: Split, tokenizer: PreTrainedTokenizerBase, limit: int | None, seed: int | None
-    ) -> ExampleSource:
-        """Blocks, or one text each; special tokens stand around each text."""
-        return language_examples(
-            source,
-            split,
-            tokenizer,
-            length=self.max_length,
-            packing=self.config.packing,
-            separator=None,
-            limit=limit,
-            seed=seed,
-        )
 
     def transform(self, example: Example, randomness: np.random.Generator) -> Example:
         """Choose tokens; of the chosen 80 % become the mask, 10 % any ordinary token, 10 % stay.
@@ -74,13 +55,6 @@ class MaskedLm(Task):
             other = chosen[(fate >= 0.8) & (fate < 0.9)]
             ids[other] = self.ordinary[randomness.integers(len(self.ordinary), size=len(other))]
         return {"input_ids": ids, "labels": labels}
-
-    def collate(self, examples: list[Example]) -> Batch:
-        """`input_ids`, `attention_mask` and `labels` of shape (batch, longest)."""
-        return {
-            **pad_inputs(examples, self.padding),
-            "labels": pad((example["labels"] for example in examples), IGNORED),
-        }
 
     def running_metrics(self) -> MetricAccumulator:
         """Loss, perplexity and accuracy over chosen tokens."""

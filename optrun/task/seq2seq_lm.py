@@ -10,12 +10,12 @@ import numpy as np
 
 from optrun.data.cache import digest
 from optrun.data.columns import target_column, text_column, texts
-from optrun.data.examples import Example, Examples, Joined, chosen, encode
+from optrun.data.examples import Examples, Joined, chosen, encode
 from optrun.data.loader import Batch
 from optrun.data.source import Source, Split
 from optrun.errors import ConfigError
-from optrun.task.base import Task, TextKind, pad, pad_inputs
-from optrun.task.evaluation import IGNORED, MetricAccumulator, TokenMetrics
+from optrun.task.base import Task, TextKind
+from optrun.task.evaluation import MetricAccumulator, TokenMetrics
 from optrun.task.tokens import tokenizer_key
 
 if TYPE_CHECKING:
@@ -83,13 +83,6 @@ class Seq2SeqLm(Task):
             encoded(text, self.max_length, as_target=False),
             targets.renamed({"input_ids": "labels"}),
         )
-
-    def collate(self, examples: list[Example]) -> Batch:
-        """`input_ids` and `attention_mask` of shape (batch, longest text), `labels` likewise over targets."""
-        return {
-            **pad_inputs(examples, self.padding),
-            "labels": pad((example["labels"] for example in examples), IGNORED),
-        }
 
     def sizes(self, batch: Batch) -> tuple[int, int]:
         """Tokens of texts and targets, and examples."""

@@ -10,12 +10,12 @@ import numpy as np
 
 from optrun.data.cache import digest
 from optrun.data.columns import label_column, words_column
-from optrun.data.examples import Example, Examples, chosen, encode
+from optrun.data.examples import Examples, chosen, encode
 from optrun.data.loader import Batch
 from optrun.data.source import Source, Split
 from optrun.errors import ConfigError
 from optrun.task import entities, metrics
-from optrun.task.base import ModelNeeds, Task, pad, pad_inputs
+from optrun.task.base import ModelNeeds, Task
 from optrun.task.evaluation import IGNORED, MetricAccumulator
 from optrun.task.labels import ClassNumbers, class_names, label_config, label_lists_of
 from optrun.task.tokens import tokenizer_key
@@ -130,13 +130,6 @@ class TokenClassification(Task):
     def needs(self) -> ModelNeeds:
         """A head with an output for each class."""
         return ModelNeeds(label_config(self.labels), self.max_length)
-
-    def collate(self, examples: list[Example]) -> Batch:
-        """`input_ids`, `attention_mask`, `labels` (and `token_type_ids`) of shape (batch, longest)."""
-        return {
-            **pad_inputs(examples, self.padding),
-            "labels": pad((example["labels"] for example in examples), IGNORED),
-        }
 
     def running_metrics(self) -> MetricAccumulator:
         """Loss, accuracy over words, F1; of whole entities precision and recall, too."""

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from optrun import registry
+from optrun.config.saved import read_config
 from optrun.registry import plugins
 from optrun.runner import train as experiment
 from tests.running import TINY_BERT, optrun, records, state, summary, tensors, write_labelled
@@ -168,6 +169,21 @@ def test_what_is_refused_before_anything_is_loaded(go: Go) -> None:
     assert code == 2
     assert "on_evalute is no hook" in said
     assert "Did you mean on_evaluate" in said
+
+
+def test_its_paths_and_nan_are_the_same_from_another_folder(
+    go: Go, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own = 'label: str | None = None\n    other: str = "train.csv"\n    ratio: float = 0.0\n    PATHS = ("label",)'
+    (tmp_path / "watch.py").write_text(WATCH.replace("label: str | None = None", own))
+    given = ["callbacks.watch={label: train.csv, ratio: nan}", "training.max_steps=2"]
+    assert go(*RUN, *given, "hydra.run.dir=run")[0] == 0
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    assert optrun("--plugin", "../watch.py", "resume=../run", "training.max_steps=3") == 0
+    assert summary(tmp_path / "run")["resumes"][0]["changes"] == {"training.max_steps": [2, 3]}
+    watch = read_config(tmp_path / "run" / "config.yaml")["callbacks"]["watch"]
+    assert (watch["label"], watch.get("other", "train.csv")) == (str(tmp_path / "train.csv"), "train.csv")
 
 
 @pytest.mark.parametrize("value", ["{1: 2}", "torch.zeros(2)", "[{'a': (1, 2)}]"])

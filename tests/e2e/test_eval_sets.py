@@ -95,6 +95,8 @@ def test_in_a_sweep(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     [
         (["data.eval={a b: dev.csv}"], ["data.eval", "letters, digits"]),
         (["data.eval={a/b: dev.csv}"], ["data.eval"]),
+        (["data.eval={Train: dev.csv}"], ["data.eval={Train: ...}", "another name", "train/loss"]),
+        (["data.eval={dev: dev.csv, hard: hard.csv, Dev: hard.csv}"], ["data.eval={Dev: ...}", "dev", "case"]),
         (["data.eval={}"], ["data.eval", "expected a path"]),
         (["data.eval={dev: null}"], ["data.eval.dev", "expected a path"]),
         (["data.eval={dev: gone.csv}"], ["data.eval.dev=gone.csv", "no such file"]),

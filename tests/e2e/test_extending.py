@@ -16,6 +16,7 @@ from optrun.config.schema.metric import chosen_metrics
 from optrun.errors import ConfigError
 from optrun.registry import plugins
 from optrun.testing import check_optimizer
+from tests.faults.test_state_file import resealed
 from tests.running import TINY_GPT, optrun, summary, write_text
 
 PAGE = Path(__file__).parents[2] / "docs" / "extending.md"
@@ -90,6 +91,28 @@ def test_a_changed_file_is_refused_unless_it_is_allowed(capsys: pytest.CaptureFi
     assert optrun(*PLUGINS, "resume=run", "training.max_steps=4") == 0  # it is what it was then
 
 
+def test_a_forged_record_is_refused_though_its_checksums_are_right(capsys: pytest.CaptureFixture[str]) -> None:
+    assert optrun(*PLUGINS, *CHOSEN, *RUN[:-2], "training.max_steps=1", "hydra.run.dir=run") == 0, (
+        capsys.readouterr().err
+    )
+    (folder,) = Path("run/checkpoints").glob("step-*")
+    recorded = json.loads((folder / "state.json").read_text())["plugins"]
+    for forged, fact in {
+        "[]": "no record of optimizer=my_lion",
+        "null": "no record of optimizer=my_lion",
+        "5": "plugins: 5",
+        "[5]": "plugins[0]: 5",
+        json.dumps(
+            [{**recorded[0], "names": ["optimizer=lamb", "optimizer=my_lion"]}, recorded[1]]
+        ): "is optrun's own now",
+        json.dumps([{**recorded[0], "sha256": None}, recorded[1]]): "sha256 None, now",
+    }.items():
+        resealed(folder, ("plugins",), json.loads(forged))
+        for verb in (["evaluate", "run"], ["resume=run", "training.max_steps=2"]):
+            assert optrun(*PLUGINS, *verb) in (2, 4), forged
+            assert fact in capsys.readouterr().err
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("launcher", ["basic", "joblib"])
 def test_a_sweep_loads_it_in_every_process(launcher: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -107,6 +130,7 @@ def test_a_sweep_loads_it_in_every_process(launcher: str, capsys: pytest.Capture
 def test_the_laws_hold_for_it() -> None:
     plugins.load("my_optimizers.py")
     check_optimizer("my_lion", lr=0.05)
+    check_optimizer("my_lion", lr=0.05, ranks=2)
     check_optimizer("my_lion", lr=0.05, betas=(0.5, 0.5), weight_decay=0.0)
 
 

@@ -31,13 +31,13 @@ def poisoned(monkeypatch: pytest.MonkeyPatch, batches: set[str], how: str = "gra
     seen: list[str] = []
     original = TrainStep.__call__
 
-    def call(self: TrainStep, micro_batches: list[dict[str, torch.Tensor]]) -> Any:
+    def call(self: TrainStep, micro_batches: list[dict[str, torch.Tensor]], *where: Any) -> Any:
         mark = str(micro_batches[0]["input_ids"].sum().item())
         seen.append(mark)
         if mark not in batches:
-            return original(self, micro_batches)
+            return original(self, micro_batches, *where)
         if how == "weight":
-            result = original(self, micro_batches)
+            result = original(self, micro_batches, *where)
             with torch.no_grad():
                 next(iter(self.model.parameters())).view(-1)[0] = float("nan")
             return result
@@ -50,7 +50,7 @@ def poisoned(monkeypatch: pytest.MonkeyPatch, batches: set[str], how: str = "gra
 
         self.clip = spoil
         try:
-            return original(self, micro_batches)
+            return original(self, micro_batches, *where)
         finally:
             self.clip = clip
 
@@ -64,15 +64,15 @@ def poisoned_in_float16(monkeypatch: pytest.MonkeyPatch, batches: set[str], what
     """As above, before the scaler has seen the gradients: the loss, or a gradient that is NaN at every scale."""
     original = TrainStep.__call__
 
-    def call(self: TrainStep, micro_batches: list[dict[str, torch.Tensor]]) -> Any:
+    def call(self: TrainStep, micro_batches: list[dict[str, torch.Tensor]], *where: Any) -> Any:
         if str(micro_batches[0]["input_ids"].sum().item()) not in batches:
-            return original(self, micro_batches)
+            return original(self, micro_batches, *where)
         parameter = next(iter(self.model.parameters()))
         spoilt = [parameter.register_hook(lambda gradient: gradient * float("nan"))]
         if what == "loss":
             spoilt.append(self.model.register_forward_hook(lambda model, given, made: _without_a_loss(made)))
         try:
-            return original(self, micro_batches)
+            return original(self, micro_batches, *where)
         finally:
             for hook in spoilt:
                 hook.remove()

@@ -19,7 +19,7 @@ import pytest
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from optrun.artifacts import async_writer as saver_of
-from optrun.artifacts import checkpoint as checkpoint_of
+from optrun.artifacts import checkpoint_files as files_of
 from optrun.artifacts.checkpoint import MARGIN, Snapshot, load_checkpoint, make_checkpoints_dir, save_checkpoint
 from optrun.artifacts.lock import RunLock
 from optrun.artifacts.manifest import problems
@@ -396,7 +396,7 @@ def test_an_error_beside_training_is_raised_in_it(straight: Straight, go: Go, mo
     def broken(*args: Any) -> Any:
         raise MemoryError("no memory for the manifest")
 
-    monkeypatch.setattr(checkpoint_of, "make_manifest", broken)
+    monkeypatch.setattr(files_of, "make_manifest", broken)
     with pytest.raises(MemoryError, match="no memory for the manifest"):
         go(*straight.words, "hydra.run.dir=run")
     assert not list(RunDir("run").checkpoints.glob("*"))

@@ -8,108 +8,12 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-STEPS = 7
-SHAPES = {"out.bias": [3], "enc.weight": [2, 3], "scale": [], "zero": [4]}
-LAYERS = {
-    "classifier.weight": [2],
-    "encoder.layers.1.weight": [2, 2],
-    "encoder.layers.0.bias": [3],
-    "embeddings.word.weight": [4],
-}
-
-
-def rate(kind: str, **a: Any) -> Callable[[int], float]:
-    """A schedule by the formulas of the packages, with their defaults."""
-    first = a.get("learning_rate", a.get("initial_learning_rate", 1.0))
-    n = a.get("decay_steps", 1)
-
-    def falling(i: int) -> float:
-        turns = i / n
-        return math.floor(turns) if a.get("staircase") or a.get("is_stair") else turns
-
-    def polynomial(i: int) -> float:
-        end, power = a.get("end_learning_rate", 1e-4), a.get("power", 1.0)
-        whole = n * max(1, math.ceil(i / n)) if a.get("cycle") else n
-        return (first - end) * (1 - min(i, whole) / whole) ** power + end
-
-    def inverse_sqrt(i: int) -> float:
-        e, w = i + a.get("last_epoch", -1) + 1, a["warmup_steps"]
-        return e * first / w if e < w else first * math.sqrt(w) / math.sqrt(e)
-
-    def noam(i: int) -> float:
-        return first * a["d_model"] ** -0.5 * min(i**-0.5, i * a["warmup_steps"] ** -1.5) if i else 0.0
-
-    def between(i: int, low: float, high: float) -> float:
-        return low + 0.5 * (high - low) * (1 + math.cos(math.pi * min(i, n) / n))
-
-    formulas: dict[str, Callable[[int], float]] = {
-        "StepDecay": lambda i: first * a.get("gamma", 0.1) ** (i // a["step_size"]),
-        "NoamDecay": noam,
-        "InverseSquareRootSchedule": inverse_sqrt,
-        "PiecewiseDecay": lambda i: a["values"][sum(i >= at for at in a["boundaries"])],
-        "PiecewiseConstantDecay": lambda i: a["values"][sum(i > at for at in a["boundaries"])],
-        "ExponentialDecay": lambda i: first * a["decay_rate"] ** falling(i),
-        "ExponentialDecayLR": lambda i: first * a["decay_rate"] ** falling(i),
-        "InverseTimeDecay": lambda i: first / (1 + a["decay_rate"] * falling(i)),
-        "PolynomialDecay": polynomial,
-        "PolynomialDecayLR": polynomial,
-        "CosineDecay": lambda i: between(i, a.get("alpha", 0.0) * first, first),
-        "CosineDecayLR": lambda i: between(i, a["min_lr"], a["max_lr"]),
-        "WarmUpLR": lambda i: first * min(i, a["warmup_steps"]) / a["warmup_steps"],
-        "list": lambda i: a["values"][i],
-    }
-    return formulas[kind]
-
-
-def rate_of(spec: Any, default: float = 0.001) -> Callable[[int], float]:
-    """A number, a schedule, or nothing."""
-    if isinstance(spec, dict):
-        return rate(**spec)
-    return lambda _: default if spec is None else spec
-
-
-class Case:
-    """A case in the making: parameters, gradients, and what each step gives."""
-
-    def __init__(self, name: str, shapes: dict[str, list[int]], dtype: str, **entries: Any) -> None:
-        """Draw parameters and gradients by the name of the case."""
-        draw = np.random.default_rng(sum(map(ord, name)))
-        self.w = {
-            n: np.zeros(s) if n == "zero" else np.asarray(draw.normal(0, 0.5, s).round(3)) for n, s in shapes.items()
-        }
-        self.grads = [{n: np.asarray(draw.normal(0, 0.3, s)).round(3) for n, s in shapes.items()} for _ in range(STEPS)]
-        self.first = {n: np.zeros_like(w) for n, w in self.w.items()}
-        self.second = {n: np.zeros_like(w) for n, w in self.w.items()}
-        self.t = dict.fromkeys(shapes, 0)
-        params = [{"name": n, "shape": s, "init": self.w[n].ravel().tolist()} for n, s in shapes.items()]
-        self.entry: dict[str, Any] = {"id": name, "dtype": dtype, "config": {}, "params": params, **entries}
-        self.entry |= {"grads": [], "lr": [], "params_after": [], "state": {}}
-
-    def moments(self, name: str, g: Any, b1: float = 0.9, b2: float = 0.999) -> tuple[Any, Any]:
-        """Both moments of Adam after a gradient, corrected."""
-        self.t[name] += 1
-        self.first[name] = b1 * self.first[name] + (1 - b1) * g
-        self.second[name] = b2 * self.second[name] + (1 - b2) * g * g
-        return self.first[name] / (1 - b1 ** self.t[name]), self.second[name] / (1 - b2 ** self.t[name])
-
-    def record(self, lr: Any, grads: list[Any] | None = None) -> None:
-        """Write down what a step was given and what it left."""
-        step = len(self.entry["lr"])
-        given = grads if grads is not None else [self.grads[step][name].ravel().tolist() for name in self.w]
-        self.entry["grads"].append(given)
-        self.entry["lr"].append(lr)
-        self.entry["params_after"].append([w.ravel().tolist() for w in self.w.values()])
-
-
-def _file(system: str, *cases: Case, **tables: Any) -> dict[str, Any]:
-    return {"schema": "golden-1", "system": system, "source": "formulas", "cases": [c.entry for c in cases], **tables}
-
+from tests.reference.variant_cases import LAYERS, SHAPES, STEPS, Case, file_of, rate_of, table_of
 
 # -- Paddle Lamb ------------------------------------------------------------------------------------------------------
 
@@ -174,7 +78,7 @@ def paddle_lamb() -> dict[str, Any]:
             "clipped": [[1.5, 0.0], [2.0]],
         },
     ]
-    return _file(
+    return file_of(
         "paddle_lamb",
         lamb_case("all_left_out", skip=("scale",), clear_grad_set_to_zero=False),
         lamb_case("noam", schedule={"kind": "NoamDecay", "d_model": 16, "warmup_steps": 2}, groups=groups),
@@ -189,7 +93,7 @@ def paddle_lamb() -> dict[str, Any]:
 
 def paddle_adamax() -> dict[str, Any]:
     """L1 for all, a parameter with a scale and a regularizer of its own, clips, a piecewise rate, a rate by hand."""
-    file = _file("paddle_adamax")
+    file = file_of("paddle_adamax")
     piecewise = {"kind": "PiecewiseDecay", "boundaries": [1, 4], "values": [0.02, 0.3, 0.001]}
     by_hand = [{"before_step": 5, "op": "set_lr", "value": 0.3}, {"before_step": 2, "op": "set_lr", "value": 0.02}]
     for name, entries in (("piecewise", {"schedule": piecewise}), ("by_hand", {"events": by_hand})):
@@ -230,9 +134,9 @@ def paddle_adamax() -> dict[str, Any]:
 
 def adamwdl() -> dict[str, Any]:
     """Nearly everything left out, a schedule of Keras' package beside, parameters without a key of the framework."""
-    fractional = _table("InverseSquareRootSchedule", warmup_steps=2.5)
+    fractional = table_of("InverseSquareRootSchedule", warmup_steps=2.5)
     noam = {"kind": "NoamDecay", "d_model": 4, "warmup_steps": 3}
-    file = _file(
+    file = file_of(
         "paddlenlp_adamwdl",
         layerwise_ratios=[
             {"decay_rate": 0.5, "n_layers": 2, "name": "encoder.layers.1.weight", "ratio": 0.5},
@@ -242,9 +146,9 @@ def adamwdl() -> dict[str, Any]:
         inverse_square_root=[{"args": fractional["args"], "values": fractional["values"]}],
         inverse_square_root_warmup_0_raises="ZeroDivisionError",
         paddle_schedules=[
-            _table("StepDecay", learning_rate=2, step_size=3),
-            _table("InverseSquareRootSchedule", warmup_steps=3, last_epoch=4),
-            _table("PiecewiseDecay", boundaries=[2], values=[0.0, 3.0]),
+            table_of("StepDecay", learning_rate=2, step_size=3),
+            table_of("InverseSquareRootSchedule", warmup_steps=3, last_epoch=4),
+            table_of("PiecewiseDecay", boundaries=[2], values=[0.0, 3.0]),
         ],
     )
     for name, config, schedule in (
@@ -278,10 +182,6 @@ def adamwdl() -> dict[str, Any]:
     return file
 
 
-def _table(kind: str, **args: Any) -> dict[str, Any]:
-    return {"kind": kind, "args": args, "values": [rate(kind, **args)(i) for i in range(10)]}
-
-
 # -- TF Model Garden LAMB ---------------------------------------------------------------------------------------------
 
 
@@ -298,13 +198,13 @@ def tfm_lamb() -> dict[str, Any]:
     upwards = {"kind": "CosineDecay", "initial_learning_rate": 0.01, "decay_steps": 5, "alpha": 3.0}
     tables = {
         "keras_schedules": [
-            _table("PolynomialDecay", initial_learning_rate=0.1, decay_steps=4),
-            _table("PolynomialDecay", initial_learning_rate=0.1, decay_steps=3, power=2.0, cycle=True),
-            _table("PolynomialDecay", initial_learning_rate=0.001, decay_steps=4, end_learning_rate=0.1),
-            _table("InverseTimeDecay", initial_learning_rate=0.1, decay_steps=3, decay_rate=0.5, staircase=True),
-            _table("CosineDecay", initial_learning_rate=0.1, decay_steps=6),
-            _table("ExponentialDecay", initial_learning_rate=0.1, decay_steps=2.5, decay_rate=0.5),
-            _table("PiecewiseConstantDecay", boundaries=[2, 3], values=[0.1, 0.3, 0.2]),
+            table_of("PolynomialDecay", initial_learning_rate=0.1, decay_steps=4),
+            table_of("PolynomialDecay", initial_learning_rate=0.1, decay_steps=3, power=2.0, cycle=True),
+            table_of("PolynomialDecay", initial_learning_rate=0.001, decay_steps=4, end_learning_rate=0.1),
+            table_of("InverseTimeDecay", initial_learning_rate=0.1, decay_steps=3, decay_rate=0.5, staircase=True),
+            table_of("CosineDecay", initial_learning_rate=0.1, decay_steps=6),
+            table_of("ExponentialDecay", initial_learning_rate=0.1, decay_steps=2.5, decay_rate=0.5),
+            table_of("PiecewiseConstantDecay", boundaries=[2, 3], values=[0.1, 0.3, 0.2]),
         ],
         "normalised_names": [{"variable_name": "b/k:0:12", "pattern_is_searched_in": "b/k:0"}],
         "get_config": [
@@ -323,7 +223,7 @@ def tfm_lamb() -> dict[str, Any]:
             }
         ],
     }
-    file = _file("tfm_lamb", **tables)
+    file = file_of("tfm_lamb", **tables)
     for name, config, schedule, by_hand in (
         ("left_out", {}, None, {}),
         ("cycle", {"weight_decay_rate": 0.1, "exclude_from_weight_decay": "z", "name": "X"}, cycle, {}),
@@ -385,12 +285,12 @@ def lazy_adam() -> dict[str, Any]:
         {"params": ["enc.weight"]},
         {"order_params": ["enc.weight", "zero", "scale", "out.bias"]},
     ]
-    file = _file(
+    file = file_of(
         "mindspore_lazyadam",
         mindspore_schedules=[
-            _table("ExponentialDecayLR", learning_rate=0.1, decay_rate=0.5, decay_steps=3),
-            _table("CosineDecayLR", min_lr=0.0, max_lr=0.1, decay_steps=4),
-            _table("WarmUpLR", learning_rate=0.2, warmup_steps=5),
+            table_of("ExponentialDecayLR", learning_rate=0.1, decay_rate=0.5, decay_steps=3),
+            table_of("CosineDecayLR", min_lr=0.0, max_lr=0.1, decay_steps=4),
+            table_of("WarmUpLR", learning_rate=0.2, warmup_steps=5),
         ],
     )
     for name, schedule, entries in (

@@ -65,11 +65,11 @@ def stop_at(monkeypatch: pytest.MonkeyPatch, step: int, number: signal.Signals) 
     done = [0]
     original = TrainStep.__call__
 
-    def call(self: TrainStep, batches: list[dict]) -> object:
+    def call(self: TrainStep, batches: list[dict], *where: object) -> object:
         done[0] += 1
         if done[0] == step:
             os.kill(os.getpid(), number)
-        return original(self, batches)
+        return original(self, batches, *where)
 
     monkeypatch.setattr(TrainStep, "__call__", call)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -13,6 +14,8 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from optrun.sweeper import launch
+from optrun.sweeper.devices import VISIBLE
+from optrun.sweeper.pool import Lease, adopt, lock_dir
 from tests.running import TINY_GPT, optrun, records, summary, tensors
 
 STEPS = 8
@@ -61,16 +64,30 @@ class ForkServer:
     """As `launch.Server`; dies with its process group, which is that of the sweep."""
 
     launches: ClassVar[list[int]] = []
+    on_ranks: ClassVar[Any] = None
 
-    def __init__(self, log: Path) -> None:
+    def __init__(self, log: Path, lease: Lease | None = None) -> None:
         self.log = log
+        self.lease = lease
         self.pid = 0
         self._code: int | None = None
 
     def send(self, spec: Path) -> None:
         self.launches.append(len(json.loads(spec.read_text())["names"]))
         self._code = None
-        self.pid = fork(lambda: launch.main(spec), self.log)
+        self.pid = fork(lambda: self._work(spec), self.log)
+
+    def _work(self, spec: Path) -> int:
+        """As the process that `launch.Server` starts: with its devices' locks alone, and with their names."""
+        if self.lease is not None:
+            for open_file in list(Path("/proc/self/fd").iterdir()):
+                with contextlib.suppress(OSError):
+                    own = int(open_file.name) in self.lease.descriptors
+                    if not own and open_file.readlink().parent == lock_dir():
+                        os.close(int(open_file.name))
+            adopt(self.lease.descriptors)
+            os.environ[VISIBLE] = ",".join(self.lease.visible)
+        return launch.main(spec, self.on_ranks)
 
     def code(self) -> int | None:
         if self._code is None:
@@ -78,6 +95,12 @@ class ForkServer:
             if pid:
                 self._code = os.waitstatus_to_exitcode(status)
         return self._code
+
+    def finish(self) -> None:
+        """It ends after each launch."""
+
+    def has_ended(self) -> bool:
+        return not self.pid or self.code() is not None
 
     def close(self) -> None:
         while self.pid and self.code() is None:

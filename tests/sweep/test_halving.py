@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from optrun.artifacts.metrics import read_metrics
+from tests.running import records, summary, tensors
 from tests.sweep.forked import STEPS, ForkServer, jobs, result, same, steps, sweep
 from tests.sweep.test_search import SEARCH, trials
 
@@ -37,6 +38,19 @@ def test_nobody_is_ranked_before_all_are_there(place: Path, undisturbed: Path) -
     assert sorted(len(steps(job)) for job in jobs()) == [3, STEPS]
     survivor = max(jobs(), key=lambda job: len(steps(job)))
     assert same(survivor, undisturbed / survivor.name)
+
+
+def test_a_rung_is_no_evaluation_to_early_stopping(place: Path) -> None:
+    """It pauses a job between two evaluations: the survivor ends where it would have ended without rungs."""
+    words = ["lr=1e-3,2e-3", "training.eval_steps=2"]
+    words += ["training.early_stopping_patience=1", "training.early_stopping_threshold=100"]
+    assert sweep(*words, folder="straight") == 0
+    assert sweep(*words, "hydra.sweeper.rungs=[3]") == 0
+    (survivor,) = [job for job in jobs() if len(steps(job)) == 4]
+    straight = Path("straight", survivor.name)
+    assert summary(survivor)["stopped"] == summary(straight)["stopped"]
+    assert records(survivor) == records(straight)
+    assert tensors(survivor, 4) == tensors(straight, 4)
 
 
 def test_a_trial_whose_time_is_up_is_not_pruned(place: Path) -> None:

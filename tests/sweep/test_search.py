@@ -6,6 +6,7 @@ import os
 import shutil
 import signal
 from pathlib import Path
+from typing import Any
 
 import optuna
 import pytest
@@ -91,8 +92,8 @@ def search(words: list[str]) -> Search:
     """A search over words of the command line."""
     hydra = open_hydra()
     options = OptunaConfig(
-        name="optuna", params={}, retry_failed=False, max_batch_size=None, rungs=[], reduction_factor=2, n_trials=1,
-        n_jobs=1, sampler=Sampler.tpe, seed=0, storage=None,
+        name="optuna", params={}, retry_failed=False, max_batch_size=None, devices=None, rungs=[],
+        reduction_factor=2, n_trials=1, n_jobs=1, sampler=Sampler.tpe, seed=0, storage=None,
     )  # fmt: skip
     return Search(hydra, Composer(hydra, "config"), options, checked(hydra, "config", words, sweep=True))
 
@@ -156,11 +157,11 @@ def test_what_a_study_left_is_brought_to_its_end(place: Path, monkeypatch: pytes
     words = [*SEARCH, "hydra.sweeper.n_trials=2"]
     original = TrainStep.__call__
 
-    def fail(self: TrainStep, batches: list[dict]) -> object:
+    def fail(self: TrainStep, batches: list[dict], *rest: Any) -> object:
         if not (place / "failed").exists():
             (place / "failed").touch()
             raise RuntimeError("can't allocate memory")
-        return original(self, batches)
+        return original(self, batches, *rest)
 
     with monkeypatch.context() as patch:
         patch.setattr(TrainStep, "__call__", fail)

@@ -7,6 +7,7 @@ import shutil
 import signal
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hydra.types import RunMode
@@ -85,10 +86,10 @@ def test_an_impossible_network_is_a_row(place: Path) -> None:
 def test_out_of_memory_is_a_row(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     original = TrainStep.__call__
 
-    def call(self: TrainStep, batches: list[dict]) -> object:
+    def call(self: TrainStep, batches: list[dict], *rest: Any) -> object:
         if len(batches[0]["input_ids"]) == 8:
             raise RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory: you tried to allocate 8 GB")
-        return original(self, batches)
+        return original(self, batches, *rest)
 
     monkeypatch.setattr(TrainStep, "__call__", call)
     assert sweep("training.per_device_train_batch_size=4,8") == 1
@@ -104,8 +105,8 @@ def die_at(monkeypatch: pytest.MonkeyPatch, step: int, marks: Path, times: int) 
     original = TrainStep.__call__
     marks.mkdir()
 
-    def call(self: TrainStep, batches: list[dict]) -> object:
-        done = original(self, batches)
+    def call(self: TrainStep, batches: list[dict], *rest: Any) -> object:
+        done = original(self, batches, *rest)
         if abs(self.optimizer.param_groups[0]["initial_lr"] - 2e-3) < 1e-9:
             self.count = getattr(self, "count", 0) + 1  # type: ignore[attr-defined]
             if self.count == step and len(list(marks.iterdir())) < times:  # type: ignore[attr-defined]
@@ -136,7 +137,7 @@ def test_stopped_by_a_signal(place: Path, undisturbed: Path, monkeypatch: pytest
     """The running job is saved, nothing else begins, and the same line goes on to the same end."""
     original = TrainStep.__call__
 
-    def call(self: TrainStep, batches: list[dict]) -> object:
+    def call(self: TrainStep, batches: list[dict], *rest: Any) -> object:
         self.count = getattr(self, "count", 0) + 1  # type: ignore[attr-defined]
         if self.count == 3:  # type: ignore[attr-defined]
             handler = signal.getsignal(signal.SIGTERM)
@@ -145,7 +146,7 @@ def test_stopped_by_a_signal(place: Path, undisturbed: Path, monkeypatch: pytest
             os.kill(os.getppid(), signal.SIGINT)
             while not arrived:
                 time.sleep(0.01)
-        return original(self, batches)
+        return original(self, batches, *rest)
 
     with monkeypatch.context() as patch:
         patch.setattr(TrainStep, "__call__", call)

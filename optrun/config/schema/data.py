@@ -1,7 +1,7 @@
 """Where the examples come from."""
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -96,7 +96,7 @@ class FilesConfig(ColumnsConfig):
             return []
         if not isinstance(self.eval, Mapping):
             return [("", self.eval)]
-        return [(eval_set_name(name), paths) for name, paths in self.eval.items()]
+        return list(zip(eval_set_names(self.eval), self.eval.values(), strict=True))
 
 
 @dataclass(kw_only=True)
@@ -129,15 +129,23 @@ def eval_key(name: str) -> str:
     return f"data.eval.{name}" if name else "data.eval"
 
 
-def eval_set_name(name: object) -> str:
-    """The name of an evaluation set as it stands in `eval/NAME/accuracy`.
+def eval_set_names(names: Iterable[object]) -> list[str]:
+    """The names of evaluation sets as they stand in `eval/NAME/accuracy`.
 
     Raises:
-        ConfigError: It has other characters than letters, digits, `_` and `-`.
+        ConfigError: One has other characters than letters, digits, `_` and `-`, is `train`, or differs from another one
+            by upper and lower case alone.
     """
-    good = isinstance(name, str) and re.fullmatch(r"[A-Za-z0-9_-]+", name) is not None
-    expect(good, "data.eval", f"{{{name}: ...}}", "names of letters, digits, _ and -, as in eval/NAME/accuracy")
-    return str(name)
+    seen: dict[str, str] = {}
+    for name in names:
+        good = isinstance(name, str) and re.fullmatch(r"[A-Za-z0-9_-]+", name) is not None
+        key, value = "data.eval", f"{{{name}: ...}}"
+        expect(good, key, value, "names of letters, digits, _ and -, as in eval/NAME/accuracy")
+        text = str(name)
+        expect(text.lower() != "train", key, value, "another name: tables would show its metrics as train/loss")
+        other = seen.setdefault(text.lower(), text)
+        expect(other == text, key, value, f"a name that differs from {other} by more than upper and lower case")
+    return list(seen.values())
 
 
 SCHEMAS: dict[str, type[DataConfig]] = registry.own(

@@ -5,6 +5,7 @@ from enum import Enum
 from typing import Any
 
 from optrun.config.schema.checks import expect, expect_count
+from optrun.errors import ConfigError
 
 
 class Sampler(Enum):
@@ -28,6 +29,8 @@ class SweeperConfig:
     """Whether jobs that failed before are tried once more."""
     max_batch_size: int | None
     """Jobs handed to the launcher at a time; null: all."""
+    devices: Any
+    """CUDA devices to use side by side, each job pinned to its own: `auto`, or a list of indices, UUIDs, MIG names."""
     rungs: list[int]
     """Successive halving: steps at which the weaker jobs are stopped, ascending; empty: every job runs to its end."""
     reduction_factor: int
@@ -39,6 +42,23 @@ class SweeperConfig:
         ascending = self.rungs == sorted(set(self.rungs)) and all(rung > 0 for rung in self.rungs)
         expect(ascending, "hydra.sweeper.rungs", self.rungs, "ascending steps above 0")
         expect(self.reduction_factor >= 2, "hydra.sweeper.reduction_factor", self.reduction_factor, "2 or more")
+        self._check_devices()
+
+    def _check_devices(self) -> None:
+        if self.devices is None:
+            return
+        key, found = "hydra.sweeper.devices", self.devices
+        expected = "auto, or a list of indices and names such as [0,1] or [GPU-UUID,MIG-UUID]"
+        expect(found == "auto" or (isinstance(found, list) and len(found) > 0), key, found, expected)
+        for device in found if isinstance(found, list) else ():
+            index = isinstance(device, int) and not isinstance(device, bool) and device >= 0
+            expect(index or (isinstance(device, str) and device.startswith(("GPU-", "MIG-"))), key, found, expected)
+            expect(found.count(device) == 1, key, found, f"each device once; {device} stands there twice")
+        if self.max_batch_size is not None:
+            raise ConfigError(
+                f"hydra.sweeper.max_batch_size={self.max_batch_size}: has no effect with {key}={found}, where each "
+                "device is given one job at a time. Leave one of them out."
+            )
 
 
 @dataclass(kw_only=True)

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from optrun.artifacts.metadata import CheckpointMetadata
-from optrun.config.original_cwd import is_path, same_files
+from optrun.config.original_cwd import is_path, path_keys, same_files
 from optrun.config.saved import differences
 from optrun.errors import ConfigError
 
@@ -85,9 +85,8 @@ def changes_since(
         values: In force; resolved and plain.
         started_from: The folder the run was started from; None: it is not known.
     """
-    found = differences(saved.config, values)
-    source = values["data"].get("name")
-    return {key: pair for key, pair in found.items() if not is_path(key, source) or not same_files(*pair, started_from)}
+    found, keys = differences(saved.config, values), path_keys(values)
+    return {key: pair for key, pair in found.items() if not is_path(key, keys) or not same_files(*pair, started_from)}
 
 
 def refuse_idle(changes: Changes, done: int) -> None:

@@ -166,7 +166,7 @@ def _of_this_metric(saved: dict[str, Any], own: dict[str, Any]) -> tuple[list[st
     return [note], {**saved, "plateaus": plateaus}
 
 
-def environment(device: torch.device) -> dict[str, Any]:
+def environment(device: torch.device, ranks: int = 1) -> dict[str, Any]:
     """Versions and hardware that bit-exactness depends on besides the configuration."""
     versions = provenance.versions()
     return {
@@ -174,12 +174,13 @@ def environment(device: torch.device) -> dict[str, Any]:
         "device": torch.cuda.get_device_name(device) if device.type == "cuda" else device.type,
         "processor": provenance.hardware("", 0)["processor"],
         "torch threads": torch.get_num_threads(),
+        "ranks": ranks,
     }
 
 
-def other_environment(metadata: CheckpointMetadata, device: torch.device) -> str | None:
+def other_environment(metadata: CheckpointMetadata, device: torch.device, ranks: int = 1) -> str | None:
     """Warn where the run goes on under other conditions than it was saved under; else None."""
-    saved, now = metadata.environment or {}, environment(device)
+    saved, now = {"ranks": 1, **(metadata.environment or {})}, environment(device, ranks)
     other = [f"{key} {saved[key]} then, {value} now" for key, value in now.items() if saved.get(key, value) != value]
     if not other:
         return None

@@ -14,6 +14,7 @@ from optrun.artifacts.metadata import CheckpointMetadata
 from optrun.artifacts.metrics import from_json
 from optrun.artifacts.run_dir import CHECKPOINT_STATE
 from optrun.errors import CheckpointError
+from optrun.registry.origins import unrecorded
 from optrun.training.early_stopping import EarlyStopping
 from optrun.training.state import TrainState, read_random_states
 
@@ -100,6 +101,8 @@ def _faults(state: dict[str, Any]) -> Iterator[str]:
         yield fault
     elif not all(number.isdecimal() for number in classes):
         yield f"model_config.id2label: {_shown(min(classes))} is no number of a class"
+    for name in unrecorded(state["config"], state.get("plugins", ())):
+        yield f"plugins: no record of {name}, which its config chooses"
     if "-" not in state["plan"]["fingerprint"]:
         yield f"plan.fingerprint: {_shown(state['plan']['fingerprint'])}, expected two joined by a dash"
     try:

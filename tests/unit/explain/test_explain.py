@@ -20,6 +20,7 @@ from optrun.explain.build import explain
 from optrun.explain.facts import Facts, groups_of
 from optrun.explain.plot import line_plot
 from optrun.explain.tables import render
+from optrun.formatting import size
 
 
 def _config(*words: str) -> RunConfig:
@@ -45,6 +46,42 @@ def test_totals_are_sums_and_memory_is_float32() -> None:
     assert facts.state_bytes == sum(tensor.state_bytes or 0 for tensor in facts.tensors)
     assert 8 * facts.parameters <= (facts.state_bytes or 0) <= 8 * facts.parameters + 8 * len(facts.tensors)
     assert facts.notes == ["transformer.wte.weight is also lm_head.weight: tied, counted once."]
+
+
+@pytest.mark.parametrize(
+    ("words", "ranks", "shards"),
+    [
+        (("distributed=ddp", "training.nproc_per_node=4"), 4, 1),
+        (("distributed=fsdp", "training.nproc_per_node=4"), 4, 4),
+        (("distributed=fsdp", "training.nproc_per_node=1"), 1, 1),
+        (
+            (
+                "distributed=fsdp",
+                "training.nproc_per_node=4",
+                "distributed.nnodes=2",
+                "distributed.rdzv_endpoint=host:29500",
+                "distributed.data_parallel_replicate_degree=2",
+            ),
+            8,
+            4,
+        ),
+        (("distributed=fsdp", "training.nproc_per_node=8", "distributed.data_parallel_shard_degree=2"), 8, 2),
+    ],
+)
+def test_memory_of_a_rank_follows_from_the_configuration(words: tuple[str, ...], ranks: int, shards: int) -> None:
+    facts = _facts("optimizer=lamb", *words)
+    held = facts.rank_memory
+    assert held is not None
+    assert (held.ranks, held.shards) == (ranks, shards)
+    most = sum(4 * -(-tensor.shape[0] // shards) * tensor.parameters // tensor.shape[0] for tensor in facts.tensors)
+    assert held.weight_bytes == held.gradient_bytes == most
+    assert held.state_bytes == 2 * most
+    assert held.weight_bytes * shards >= facts.weight_bytes
+    assert facts.as_dict()["rank_memory"]["ranks"] == ranks
+    said = "\n".join(_shown(facts, 80))
+    for fact in (f"{words[0].split('=')[1]}: {ranks} rank", f"{size(held.weight_bytes)} per rank"):
+        assert fact in said
+    assert "per rank" not in "\n".join(_shown(_facts("optimizer=lamb"), 80))
 
 
 def test_layers_peak_by_their_scale() -> None:

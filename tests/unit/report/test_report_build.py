@@ -20,7 +20,7 @@ from optrun.report.build import Report, report
 from optrun.report.collect import load_runs
 from optrun.report.statistics import WORSE
 from optrun.report.table import to_markdown
-from optrun.report.tables import ranking_table
+from optrun.report.tables import ranking_table, runs_table
 
 MakeRun = Callable[..., Path]
 HOSTILE = '<script>alert("x")</script>|[red]$\\frac`\x1b[2J\n-->{{ 7 * 7 }}{count}'
@@ -337,3 +337,19 @@ def test_in_a_narrow_terminal_no_word_of_a_run_without_a_result_breaks(tmp_path:
     assert row.split()[:1] == ["sgd-lr1-seed0"]
     assert "failed" in row
     assert "best" not in head, "nothing stands there"
+
+
+def test_runs_that_were_given_a_device_say_which(tmp_path: Path, make_run: MakeRun) -> None:
+    """In the table of runs and in the csv; where none was, there is no such column."""
+    make_run(tmp_path / "plain" / "0")
+    assert "device" not in runs_table(load_runs([tmp_path / "plain"]), [], "eval/loss", "min").columns
+    for seed, device in enumerate(("0", "MIG-1/|<b>", None, 3)):
+        make_run(tmp_path / "pinned" / str(seed), seed=seed, summary={"device": {"cuda_visible_devices": device}})
+    make_run(tmp_path / "pinned" / "torn", seed=9, summary={"device": "cuda"})
+    table = runs_table(load_runs([tmp_path / "pinned"]), [], "eval/loss", "min")
+    assert table.columns[-2:] == ["device", "note"]
+    assert sorted(row[-2] for row in table.rows) == sorted(["0", "MIG-1/|<b>", "–", "3", "–"])
+    report([tmp_path / "pinned"], console=Console(file=io.StringIO()))
+    assert "MIG-1/|<b>" not in (tmp_path / "pinned" / "report.html").read_text(), "escaped"
+    rows = list(csv.DictReader(io.StringIO((tmp_path / "pinned" / "report.csv").read_text())))
+    assert {row["device"] for row in rows} == {"0", "MIG-1/|<b>", "", "3"}

@@ -1,0 +1,130 @@
+"""The files of a checkpoint, written into the folder aside by one process, or by several ranks together."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from optrun.artifacts import run_dir as names
+from optrun.artifacts.atomic import Output, sync_folder, write_bytes
+from optrun.artifacts.manifest import SHARD_FOLDERS, TENSOR_FILES, make_manifest
+from optrun.artifacts.metadata import CheckpointMetadata
+from optrun.artifacts.metrics import to_json
+from optrun.artifacts.ranks import agree, size_of
+from optrun.artifacts.sharded import mesh_of, write_shards
+from optrun.artifacts.tensor_file import describe, write_tensors
+from optrun.errors import OptrunError
+
+if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
+
+Sections = tuple[Mapping[str, torch.Tensor], Mapping[str, torch.Tensor]]
+"""Tensors of the model and of the optimizer, by name."""
+
+
+@dataclass(frozen=True)
+class Content:
+    """What the manifest says of the tensors."""
+
+    files: dict[str, tuple[int, str]]
+    """Name to size and sha256."""
+    tensors: dict[str, Any]
+    """Section to name to `dtype`, `shape` and, where one process wrote it whole, `xxh3`."""
+    ranks: dict[str, Any] | None = None
+    """`world_size` and `mesh`; None: one process wrote it."""
+
+
+def write_content(aside: Path, sections: Sections, saving: ProcessGroup | None) -> Content:
+    """Write all tensors, flushed to the disk.
+
+    Args:
+        aside: The folder; of several ranks, one that they share.
+        sections: Whole, or of several ranks what each holds.
+        saving: Ranks that write together, as for `save_checkpoint`.
+
+    Returns:
+        On every rank, what all of them wrote.
+
+    Raises:
+        OSError: The disk refused; on every rank.
+        OptrunError: Another thing went wrong on one of several ranks; raised on each.
+    """
+    return _write_whole(aside, sections) if saving is None else _write_sharded(aside, sections, saving)
+
+
+def _write_whole(aside: Path, sections: Sections) -> Content:
+    written = {name: write_tensors(aside / name, part) for name, part in zip(TENSOR_FILES, sections, strict=True)}
+    files = {name: (file.size, file.sha256) for name, file in written.items()}
+    return Content(files, {name: file.tensors for name, file in written.items()})
+
+
+def _write_sharded(aside: Path, sections: Sections, saving: ProcessGroup) -> Content:
+    own: dict[str, tuple[int, str]] = {}
+    for folder, part in zip(SHARD_FOLDERS, sections, strict=True):
+        own |= {f"{folder}/{name}": known for name, known in write_shards(aside / folder, part, saving).items()}
+
+    def flushed() -> dict[str, tuple[int, str]]:
+        for folder in SHARD_FOLDERS:
+            sync_folder(aside / folder)
+        return own
+
+    files = {name: known for written in agree(saving, flushed) for name, known in written.items()}
+    tensors = dict(zip(SHARD_FOLDERS, _described(sections), strict=True))
+    return Content(dict(sorted(files.items())), tensors, {"world_size": size_of(saving), "mesh": mesh_of(sections[0])})
+
+
+def _described(sections: Sections) -> list[dict[str, Any]]:
+    return [{name: describe(tensor) for name, tensor in part.items()} for part in sections]
+
+
+def refuse_disagreement(global_step: int, sections: Sections, saving: ProcessGroup | None) -> None:
+    """Refuse ranks that save other steps, or other tensors: it would be a checkpoint of no state that ever was.
+
+    Raises:
+        OptrunError: On every rank, with the first that differs from rank 0.
+    """
+    if saving is None:
+        return
+
+    def summary() -> tuple[int, int, str]:
+        text = json.dumps(_described(sections), sort_keys=True)
+        return global_step, sum(map(len, sections)), hashlib.sha256(text.encode()).hexdigest()
+
+    first, *others = agree(saving, summary)
+    for rank, other in enumerate(others, start=1):
+        if other != first:
+            raise OptrunError(
+                f"not saved: rank 0 saves step {first[0]} with {first[1]} tensors, rank {rank} step {other[0]} with "
+                f"{other[1]}; names, dtypes and shapes have to be the same."
+            )
+
+
+def write_manifest(aside: Path, metadata: CheckpointMetadata, content: Content) -> None:
+    """Write what a checkpoint says beside its tensors, the manifest last.
+
+    Raises:
+        OSError: The disk refused.
+        ValueError: The manifest would be larger than what is read again.
+    """
+    text = json.dumps(to_json(metadata.to_dict()), allow_nan=False).encode()
+    with Output(aside / names.CHECKPOINT_STATE, exclusive=True) as file:
+        file.write(text)
+        file.sync()
+    files = {**content.files, names.CHECKPOINT_STATE: (len(text), hashlib.sha256(text).hexdigest())}
+    manifest = make_manifest(
+        metadata.global_step,
+        time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+        files,
+        content.tensors,
+        metadata.config_digest or "",
+        metadata.run_id,
+        content.ranks,
+    )
+    write_bytes(aside / names.CHECKPOINT_MANIFEST, manifest)

@@ -1,0 +1,55 @@
+"""Work out what each rank of a distributed run holds: pieces under FSDP, the whole under DDP."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+import torch
+from torch import Tensor
+
+from optrun.config.schema.distributed import FsdpConfig, RanksConfig
+from optrun.config.schema.run import RunConfig
+from optrun.explain.facts import RankMemory
+
+
+def rank_memory(config: RunConfig, params: Mapping[str, Tensor], states: Mapping[str, int | None]) -> RankMemory | None:
+    """Estimate the memory of the rank that holds most, from the configuration alone.
+
+    Args:
+        config: Says how many ranks there are and how they share a model; `training.nproc_per_node=auto` counts the GPUs
+            of this machine.
+        params: All of the model's, by name.
+        states: Bytes of optimizer state of those that train; None where it is not known.
+
+    Returns:
+        None in one process.
+    """
+    distributed = config.distributed
+    if not isinstance(distributed, RanksConfig):
+        return None
+    on_node = config.training.nproc_per_node
+    ranks = distributed.nnodes * (max(1, torch.cuda.device_count()) if on_node == "auto" else int(on_node))
+    shards = 1
+    if isinstance(distributed, FsdpConfig):
+        degree = distributed.data_parallel_shard_degree
+        shards = max(1, ranks // distributed.data_parallel_replicate_degree) if degree == -1 else degree
+
+    def held(whole: Iterable[tuple[Tensor, int]]) -> int:
+        return sum(_piece(param, size, shards) for param, size in whole)
+
+    known = {name: size for name, size in states.items() if size is not None}
+    sizes = {name: param.numel() * param.itemsize for name, param in params.items()}
+    return RankMemory(
+        distributed=distributed.name,
+        ranks=ranks,
+        shards=shards,
+        weight_bytes=held((param, sizes[name]) for name, param in params.items()),
+        gradient_bytes=held((param, sizes[name]) for name, param in params.items() if param.requires_grad),
+        state_bytes=held((params[name], size) for name, size in known.items()) if len(known) == len(states) else None,
+    )
+
+
+def _piece(param: Tensor, size: int, shards: int) -> int:
+    """Bytes of the largest piece: FSDP2 cuts the first dimension, as torch.chunk does."""
+    rows = param.shape[0] if param.dim() else 1
+    return size if not rows else size * -(-rows // shards) // rows

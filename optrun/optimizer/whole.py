@@ -1,0 +1,119 @@
+"""Functions of whole matrices, on matrices of which each process holds a piece.
+
+Each matrix is brought together on one rank alone, and what comes of it is cut again: two collectives for many matrices,
+however many there are, the work and the memory divided among the ranks, and the same bits as in one process.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor, Shard, distribute_tensor
+
+from optrun.optimizer.numerics import sharding_of
+
+Function = Callable[[int, Tensor], Tensor]
+"""From a matrix's index and the whole matrix to a tensor of the same shape and dtype."""
+
+
+def on_whole(function: Function, pieces: Sequence[Tensor], params: Sequence[Tensor]) -> list[Tensor]:
+    """Apply a function of whole matrices to matrices that lie in pieces.
+
+    Args:
+        function: The same on every rank; called here for some of the matrices.
+        pieces: This process's pieces, of one device and dtype.
+        params: What the pieces lie like, the same on every rank: DTensors, or plain tensors that are whole.
+
+    Returns:
+        This process's pieces of what the function returned.
+
+    Example:
+        >>> on_whole(lambda _, whole: whole / whole.norm(), [torch.tensor([[3.0, 4.0]])], [torch.ones(1, 2)])
+        [tensor([[0.6000, 0.8000]])]
+    """
+    out = list(pieces)
+    together: dict[tuple[DeviceMesh, int], list[int]] = {}
+    for index, (piece, param) in enumerate(zip(pieces, params, strict=True)):
+        if not isinstance(param, DTensor) or not sharding_of(param).groups:
+            out[index] = function(index, piece)
+            continue
+        mesh, placements = param.device_mesh, param.placements
+        cut = [dim for dim in range(mesh.ndim) if not placements[dim].is_replicate() and mesh.size(dim) > 1]
+        if len(cut) == 1 and type(placements[cut[0]]) is Shard:
+            together.setdefault((mesh, cut[0]), []).append(index)
+        else:  # cut over several dimensions of the mesh: each rank brings it together for itself
+            whole = DTensor.from_local(
+                piece, mesh, placements, run_check=False, shape=param.shape, stride=param.stride()
+            ).full_tensor()
+            made = distribute_tensor(function(index, whole), mesh, placements, src_data_rank=None)
+            out[index] = made.to_local()
+    for (mesh, dim), indices in together.items():
+        axes = [params[index].placements[dim].dim % params[index].dim() for index in indices]  # type: ignore[attr-defined]
+        matrices = [
+            _Cut(index, pieces[index], params[index].shape, axis) for index, axis in zip(indices, axes, strict=True)
+        ]
+        for index, piece in zip(indices, _exchanged(function, matrices, mesh, dim), strict=True):
+            out[index] = piece
+    return out
+
+
+class _Cut:
+    """A matrix of which each rank has one piece, cut as torch.chunk does."""
+
+    def __init__(self, index: int, piece: Tensor, shape: torch.Size, axis: int) -> None:
+        self.index, self.piece, self.shape, self.axis = index, piece, shape, axis
+
+    def shapes(self, ranks: int) -> list[list[int]]:
+        """Shape of each rank's piece; the last ones may be short or empty."""
+        length = self.shape[self.axis]
+        most = -(-length // ranks)
+        lengths = [max(0, min(most, length - rank * most)) for rank in range(ranks)]
+        return [[*self.shape[: self.axis], length, *self.shape[self.axis + 1 :]] for length in lengths]
+
+
+def _exchanged(function: Function, matrices: Sequence[_Cut], mesh: DeviceMesh, dim: int) -> list[Tensor]:
+    """Send every matrix's pieces to its owner, and back what the owner made of it."""
+    ranks, me, group = mesh.size(dim), mesh.get_local_rank(dim), mesh.get_group(dim)
+    shapes = [matrix.shapes(ranks) for matrix in matrices]
+    counts = [[torch.Size(shape).numel() for shape in of_ranks] for of_ranks in shapes]
+    owned = _owned([matrix.shape.numel() for matrix in matrices], ranks)
+    sent = [sum(counts[at][me] for at in owned[rank]) for rank in range(ranks)]
+    taken = [sum(counts[at][rank] for at in owned[me]) for rank in range(ranks)]
+
+    send = torch.cat([matrices[at].piece.reshape(-1) for rank in range(ranks) for at in owned[rank]])
+    received = send.new_empty(sum(taken))
+    dist.all_to_all_single(received, send, taken, sent, group=group)
+    by_rank = [part.split([counts[at][rank] for at in owned[me]]) for rank, part in enumerate(received.split(taken))]
+    made: list[list[Tensor]] = [[] for _ in range(ranks)]
+    for position, at in enumerate(owned[me]):
+        own, axis = [part[position].view(shapes[at][rank]) for rank, part in enumerate(by_rank)], matrices[at].axis
+        whole = function(matrices[at].index, torch.cat(own, dim=axis))
+        for rank, piece in enumerate(whole.split([shape[axis] for shape in shapes[at]], dim=axis)):
+            made[rank].append(piece.reshape(-1))
+    back = torch.cat([piece for of_rank in made for piece in of_rank]) if owned[me] else received
+    returned = back.new_empty(sum(sent))
+    dist.all_to_all_single(returned, back, sent, taken, group=group)
+    order = [at for rank in range(ranks) for at in owned[rank]]
+    parts = returned.split([counts[at][me] for at in order])
+    pieces = {at: part.view(shapes[at][me]) for at, part in zip(order, parts, strict=True)}
+    return [pieces[at] for at in range(len(matrices))]
+
+
+def _owned(sizes: Sequence[int], ranks: int) -> list[list[int]]:
+    """Which matrices each rank works on: the largest first, each to the rank that has least to do.
+
+    Example:
+        >>> _owned([10, 40, 20, 30], 2)
+        [[1, 0], [3, 2]]
+    """
+    owned: list[list[int]] = [[] for _ in range(ranks)]
+    load = [0] * ranks
+    for at in sorted(range(len(sizes)), key=lambda at: -sizes[at]):
+        rank = load.index(min(load))
+        owned[rank].append(at)
+        load[rank] += sizes[at]
+    return owned

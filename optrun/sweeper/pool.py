@@ -1,0 +1,261 @@
+"""Who uses which device of this machine: a kernel lock for each, so that sweeps in several terminals share them.
+
+The locks belong to the user and the machine, not to a sweep: two sweeps must not meet on a device either. A lock is
+held by the sweep's process and by the worker on the device, through one open file; it is gone when both are, however
+they died, so that a worker which still saves after its sweep was killed keeps its device until it is done. Ranks that a
+worker starts inherit no files of it: each holds a lock of its own beside the device's, shared with the other ranks.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import json
+import os
+import re
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from optrun.errors import StorageError
+from optrun.sweeper.devices import Device
+
+RANK_LOCKS = "OPTRUN_DEVICE_LOCKS"
+"""Environment variable that names the lock files which ranks hold."""
+_STEP_BACK_SECONDS = 1.0
+"""Far longer than the others take to look again."""
+
+
+def lock_dir() -> Path:
+    """Name the folder of the locks: `optrun/devices` in `$XDG_STATE_HOME`, else in `~/.local/state`.
+
+    The cache would be cleared by its owner, /tmp by the system, and TMPDIR is another in each job of a cluster. Where
+    several machines share it nothing is lost: a lock is named by the UUID of its device.
+    """
+    return Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state") / "optrun" / "devices"
+
+
+@dataclass(frozen=True)
+class Lease:
+    """Devices that one worker has for itself."""
+
+    devices: tuple[Device, ...]
+    descriptors: tuple[int, ...]
+    """Open files that hold the locks; the worker inherits them."""
+    rank_locks: tuple[Path, ...] = ()
+    """Lock files for ranks that the worker starts."""
+
+    @property
+    def visible(self) -> list[str]:
+        """What `CUDA_VISIBLE_DEVICES` of the worker names."""
+        return [device.visible for device in self.devices]
+
+    def release(self) -> None:
+        """Give the devices back; the worker has ended."""
+        for descriptor in self.descriptors:
+            os.close(descriptor)
+
+
+class DevicePool:
+    """Leases devices, as long as no other process has them.
+
+    A sweep that has none says that it waits, and those that have some step back for it at the end of a job. A job of
+    several devices keeps what it has found while it waits for the rest; only one process of the machine does so at a
+    time, or two could wait for each other.
+
+    Args:
+        devices: Of the sweep.
+        folder: Of the locks; made where missing.
+        clock: Seconds, monotonic.
+
+    Raises:
+        StorageError: The folder cannot be made.
+    """
+
+    def __init__(
+        self, devices: Sequence[Device], folder: Path | None = None, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self.devices = list(devices)
+        self.folder = lock_dir() if folder is None else folder
+        self.clock = clock
+        self._found: dict[Device, int] = {}
+        """Devices that are kept for a job of several, and the open files that lock them."""
+        self._leased: set[Device] = set()
+        self._waiting: dict[Device, int] = {}
+        """Open files that tell others of this process's waiting."""
+        self._gathering: int | None = None
+        self._not_before: dict[Device, float] = {}
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise _refused(self.folder, error) from error
+
+    def take(self, count: int, *, wait: bool = False) -> Lease | None:
+        """Take devices that nobody uses; None where there are not enough.
+
+        Args:
+            count: How many.
+            wait: Whether this process has none, and tells the others that it waits.
+
+        Raises:
+            StorageError: A lock cannot be taken, whoever holds it.
+        """
+        for device in self.devices:
+            if len(self._found) < count and device not in self._leased and device not in self._found:
+                self._find(device)
+        if len(self._found) < count:
+            if wait:
+                self._wait(count)
+            if self._gathering is None:
+                self._drop_found()
+            return None
+        chosen = tuple(device for device in self.devices if device in self._found)[:count]
+        descriptors = tuple(self._found.pop(device) for device in chosen)
+        lease = Lease(chosen, descriptors, tuple(self._path(device, "ranks") for device in chosen))
+        self._leased.update(chosen)
+        self.stop_waiting()
+        return lease
+
+    def release(self, lease: Lease, *, step_back: bool = False) -> None:
+        """Give devices back.
+
+        Args:
+            lease: The worker on them has ended.
+            step_back: Whether others come first now.
+        """
+        lease.release()
+        self._leased.difference_update(lease.devices)
+        if step_back:
+            self._not_before.update(dict.fromkeys(lease.devices, self.clock() + _STEP_BACK_SECONDS))
+
+    def is_awaited(self, lease: Lease) -> bool:
+        """Whether a process that has no device waits for one of these."""
+        for device in lease.devices:
+            descriptor = _lock(self._path(device, "waiting"))
+            if descriptor is None:
+                return True
+            os.close(descriptor)  # nobody; this was only a look
+        return False
+
+    def holders(self) -> str:
+        """Describe who uses the devices that this process could not have."""
+        return ", ".join(
+            f"{device.visible} ({device.uuid}){_holder(self._path(device, 'lock'))}"
+            for device in self.devices
+            if device not in self._leased and device not in self._found
+        )
+
+    def stop_waiting(self) -> None:
+        """Give up what was kept and told while waiting."""
+        self._drop_found()
+        for descriptor in [*self._waiting.values(), *([] if self._gathering is None else [self._gathering])]:
+            os.close(descriptor)
+        self._waiting.clear()
+        self._gathering = None
+
+    def _find(self, device: Device) -> None:
+        if self.clock() < self._not_before.get(device, 0.0):
+            return
+        descriptor = _lock(self._path(device, "lock"))
+        if descriptor is None:
+            return
+        ranks = _lock(self._path(device, "ranks"))
+        if ranks is None:  # of a worker that was killed; they save, and go
+            os.close(descriptor)
+            return
+        os.close(ranks)
+        self._found[device] = descriptor
+        _sign(descriptor)
+
+    def _wait(self, count: int) -> None:
+        for device in self.devices:
+            if device not in self._waiting:
+                mark = _lock(self._path(device, "waiting"), fcntl.LOCK_SH)
+                if mark is not None:  # else another process looks just now, and it is told the next time
+                    self._waiting[device] = mark
+        if count > 1 and self._gathering is None:
+            self._gathering = _lock(self.folder / "gathering")
+
+    def _drop_found(self) -> None:
+        for descriptor in self._found.values():
+            os.close(descriptor)
+        self._found.clear()
+
+    def _path(self, device: Device, kind: str) -> Path:
+        return self.folder / f"{re.sub(r'[^A-Za-z0-9.-]', '_', device.uuid)}.{kind}"
+
+
+def adopt(descriptors: Sequence[int]) -> None:
+    """Keep inherited locks for this process alone: processes that it forks, such as loader workers, drop theirs.
+
+    Args:
+        descriptors: Of a lease, under the numbers they had in the process that took it.
+    """
+    held = list(descriptors)
+    for descriptor in held:
+        os.set_inheritable(descriptor, False)
+
+    def drop() -> None:
+        while held:  # emptied, since the numbers are free for other files from then on
+            os.close(held.pop())
+
+    os.register_at_fork(after_in_child=drop)
+
+
+def hold_as_rank(environment: Mapping[str, str]) -> None:
+    """Keep the devices of this process, a rank, for as long as it lives; there need not be any.
+
+    Args:
+        environment: Names the lock files in `RANK_LOCKS`.
+
+    Raises:
+        StorageError: A lock cannot be taken.
+    """
+    paths = [Path(path) for path in environment.get(RANK_LOCKS, "").split(os.pathsep) if path]
+    held = [_lock(path, fcntl.LOCK_SH) for path in paths]
+    adopt([descriptor for descriptor in held if descriptor is not None])
+
+
+def _lock(path: Path, kind: int = fcntl.LOCK_EX) -> int | None:
+    """Lock a file, made where missing; returns the open file, None where another process holds it.
+
+    Raises:
+        StorageError: The file cannot be written, is a link, or lies on a file system without locks.
+    """
+    descriptor = None
+    try:
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+        fcntl.flock(descriptor, kind | fcntl.LOCK_NB)
+    except OSError as error:
+        if descriptor is not None:
+            os.close(descriptor)
+        if isinstance(error, BlockingIOError):
+            return None
+        raise _refused(path, error) from error
+    return descriptor
+
+
+def _refused(path: Path, error: OSError) -> StorageError:
+    why = "it is a link" if error.errno == errno.ELOOP else error.strerror
+    return StorageError(
+        f"{path}: the lock of a device cannot be taken: {why}. Choose another folder with XDG_STATE_HOME, one for all "
+        "sweeps that share the devices."
+    )
+
+
+def _sign(descriptor: int) -> None:
+    """Who holds it: for people who wait, nothing depends on it."""
+    with contextlib.suppress(OSError):
+        holder = {"pid": os.getpid(), "since": time.strftime("%Y-%m-%d %H:%M:%S"), "folder": str(Path.cwd())}
+        os.ftruncate(descriptor, 0)
+        os.pwrite(descriptor, json.dumps(holder).encode(), 0)
+
+
+def _holder(path: Path) -> str:
+    try:
+        holder = json.loads(path.read_text(encoding="utf-8"))
+        return f": process {holder['pid']} since {holder['since']}, started in {holder['folder']}"
+    except (OSError, ValueError, KeyError, TypeError):
+        return ""
