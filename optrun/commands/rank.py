@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, NoReturn, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from rich.console import Console
 
@@ -106,8 +106,8 @@ class Rank:
 
 def begin(launched: Launched) -> Rank:
     """Make this process a rank: from here on signals are noted."""
-    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # DDP warns of what find_unused_parameters costs
     set_torch_environment(launched)
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # DDP warns of what find_unused_parameters costs
     rank = Rank(launched, RankSignals())
     if rank.is_watched:
         rank.share(Path(os.environ[FOLDER]))
@@ -171,13 +171,12 @@ def _agree(rank: Rank, payload: Payload, meeting: Meeting) -> tuple[Request, Res
     Raises:
         ConfigError: Such as for a plugin that is another one here.
     """
-    request, resume, refused = None, None, None
+    request, resume, own = None, None, RankEnd(rank.launched.rank, EXIT_DONE)
     try:
         request, resume = payload.request(), payload.resume_point()
     except OptrunError as error:
-        refused = RankEnd(rank.launched.rank, error.exit_code, f"{error} ({socket.gethostname()})")
-    ends = meeting.gather("agree", None if refused is None else refused.to_dict())
-    together = error_of([RankEnd(**end) for end in ends if end is not None])
+        own = RankEnd(rank.launched.rank, error.exit_code, f"{error} ({socket.gethostname()})")
+    together = error_of([RankEnd(**end) for end in meeting.gather("agree", own.to_dict())])
     if together is not None:
         raise together
     assert request is not None
@@ -351,16 +350,27 @@ def _own_log() -> Iterator[None]:
         logger.removeHandler(handler)
 
 
-def leave(code: int) -> NoReturn:
-    """End this process without taking Python down: threads of gloo outlive their group, and would abort it."""
+def leave(code: int) -> int:
+    """End this process without taking Python down: threads of gloo outlive their group, and would abort it.
+
+    Returns:
+        The exit code, where there was no group.
+    """
+    torch = sys.modules.get("torch")
+    if torch is None or not torch.distributed.is_initialized():
+        return code
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(OSError):
             stream.flush()
     os._exit(code)
 
 
-def main() -> NoReturn:
-    """Run what the agent wrote down."""
+def main() -> int:
+    """Run what the agent wrote down.
+
+    Returns:
+        The exit code; the agent tells what it stands for.
+    """
     hold_as_rank(os.environ)  # of a sweep over devices
     found = launched(os.environ)
     assert found is not None, "started by optrun's agent alone"
@@ -369,10 +379,10 @@ def main() -> NoReturn:
     payload = Payload.from_dict(json.loads((rank.folder / PAYLOAD).read_text(encoding="utf-8")))
     try:
         take_part(rank, payload, rank.meet(payload.values["distributed"]["timeout_seconds"]))
-    except OptrunError as error:  # the agent tells it
-        leave(error.exit_code)
-    leave(EXIT_DONE)
+    except OptrunError as error:
+        return leave(error.exit_code)
+    return leave(EXIT_DONE)
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -19,7 +19,8 @@ from optrun.config.request import Request
 from optrun.config.schema.distributed import RanksConfig
 from optrun.distributed.agent import Ranks, run_ranks
 from optrun.distributed.verdict import error_of
-from optrun.errors import EXIT_FAILED, OptrunError, printable
+from optrun.errors import EXIT_FAILED, ConfigError, OptrunError, printable
+from optrun.registry import origins
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -42,6 +43,7 @@ def train_on_ranks(request: Request, run: RunDir, console: Console, resume: Resu
     """
     from optrun.runner.train import Outcome
 
+    _refuse_code_of_program(request)
     distributed = request.config.distributed
     assert isinstance(distributed, RanksConfig)
     payload = Payload.of(request, run, resume, quiet=console.quiet)
@@ -80,6 +82,21 @@ def train_on_ranks(request: Request, run: RunDir, console: Console, resume: Resu
                 soft_wrap=True,
             )
     raise AssertionError("unreachable")
+
+
+def _refuse_code_of_program(request: Request) -> None:
+    """Refuse choices that this program has registered itself: its ranks are other processes, which know none of them.
+
+    Raises:
+        ConfigError: With the plugin to give instead.
+    """
+    for record in origins.records(request.values):
+        if "plugin" not in record and "distribution" not in record:
+            raise ConfigError(
+                f"distributed={request.config.distributed.name}: {', '.join(record['names'])} was registered by the "
+                f"module {record['module']} of this program, and each rank is a process of its own. Give the file or "
+                "module as a plugin: plugins=[...] of optrun.run, --plugin on the command line."
+            )
 
 
 def _record(run: RunDir, error: OptrunError) -> None:

@@ -49,7 +49,7 @@ def run(argv: list[str]) -> int:
     if found is not None and found.rank:
         if any((args.help, args.hydra_help, args.shell_completion, args.cfg, args.info)):
             return EXIT_DONE  # rank 0 answers
-        leave(guarded(lambda _: _follow(found, args.overrides), argv))
+        return leave(guarded(lambda _: _follow(found, args.overrides), argv))
     hydra = store.open_hydra(args.config_dir)
     if hydra_services.answer(hydra, parser, args):
         return EXIT_DONE
@@ -68,7 +68,7 @@ def run(argv: list[str]) -> int:
         hydra_services.show(hydra, command_line.config_name, checked, args)
         return EXIT_DONE
     if found is not None:
-        leave(guarded(lambda _: _lead(found, hydra, command_line, sweeps=sweeps), argv))
+        return leave(guarded(lambda _: _lead(found, hydra, command_line, sweeps=sweeps), argv))
     return _run(hydra, command_line, Caller(Console()), sweeps=sweeps)
 
 

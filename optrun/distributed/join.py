@@ -118,12 +118,10 @@ def set_torch_environment(launched: Launched) -> None:
         "WORLD_SIZE": launched.size,
         "LOCAL_RANK": launched.local_rank,
         "LOCAL_WORLD_SIZE": launched.local_size,
+        "MASTER_ADDR": env["MASTER_ADDR"] if "MASTER_ADDR" in env else _address(launched),
+        "MASTER_PORT": env["MASTER_PORT"] if "MASTER_PORT" in env else _port(launched),
     }
     env.update({name: str(value) for name, value in values.items()})
-    if "MASTER_ADDR" not in env:
-        env["MASTER_ADDR"] = _address(launched)
-    if "MASTER_PORT" not in env:
-        env["MASTER_PORT"] = _port(launched)
 
 
 def _address(launched: Launched) -> str:

@@ -13,9 +13,12 @@ from pathlib import Path
 
 import pytest
 
+from optrun.api import run as run_from_python
 from optrun.artifacts.retention import latest_whole
 from optrun.artifacts.run_dir import RunDir
-from tests.running import TINY_GPT, optrun, optrun_process, session, summary, write_text
+from optrun.commands.devices import idle_note
+from optrun.errors import ConfigError
+from tests.running import TINY_GPT, composed, optrun, optrun_process, session, summary, write_text
 
 RANKS = ["distributed=ddp", "training.nproc_per_node=2", "training.device=cpu"]
 PATIENCE = 240.0
@@ -279,3 +282,39 @@ def test_more_ranks_than_devices(
     for fact in ("training.nproc_per_node=3", "2"):
         assert fact in said
     assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    ("given", "gpus", "told"),
+    [
+        ([], 4, True),
+        (["training.device=cuda"], 2, True),
+        (["training.device=cpu"], 4, False),
+        ([], 1, False),
+        (["distributed=ddp"], 4, False),
+    ],
+)
+def test_idle_gpus_are_told(monkeypatch: pytest.MonkeyPatch, given: list[str], gpus: int, told: bool) -> None:
+    import torch
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: gpus)
+    note = idle_note(composed(*given))
+    assert (note is not None) is told
+    if note is not None:
+        for fact in (f"1 of {gpus} GPUs", "distributed=none", "distributed=ddp"):
+            assert fact in note
+
+
+@pytest.mark.slow
+def test_from_python_ranks_are_started_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    done = run_from_python(tokens(tmp_path, "training.max_steps=2", "hydra.run.dir=run"), quiet=True)
+    assert done.summary["status"] == "finished"
+    assert "eval/loss" in done.metrics
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.setenv("RANK", "0")
+    with pytest.raises(ConfigError) as refused:
+        run_from_python(tokens(tmp_path, "hydra.run.dir=other"), quiet=True)
+    for fact in ("WORLD_SIZE=2", "optrun.run"):
+        assert fact in str(refused.value)
