@@ -174,7 +174,7 @@ def seed_of_micro_batch(seed: int, position: int, number: int) -> int:
     Args:
         seed: Of the run.
         position: Steps of data used before this one.
-        number: Of the micro-batch in its step, over all ranks.
+        number: Of the micro-batch in its step, over all ranks; -1: of the update.
 
     Returns:
         A number of 63 bits.

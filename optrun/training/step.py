@@ -168,6 +168,9 @@ class TrainStep(Precision):
             seed_random_states(seed_of_micro_batch(self.seed, position, number))
             with self.gradient_sync(at == len(runs)):
                 shares.append(self._backward(batch, step.weight_of(number) / total))
+        seed_random_states(
+            seed_of_micro_batch(self.seed, position, -1)
+        )  # for an optimizer that draws: alike on all ranks
         self.scaler.unscale_(self.optimizer)
         grad_norm = self.clip(self.optimizer).float()
         # One transfer for all numbers of the step.
