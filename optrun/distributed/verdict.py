@@ -87,7 +87,8 @@ def error_of(ends: Sequence[RankEnd], log_of: Callable[[int], Path] | None = Non
     first, codes = causes[0], {end.code for end in causes}
     code = first.code if len(codes) == 1 and first.code > 0 else EXIT_FAILED
     kind = _BY_CODE.get(code, OptrunError)
-    if first.code > 0 and first.message and (first.rank == 0 or {end.message for end in ends} == {first.message}):
+    for_all = first.rank == 0 or {end.message for end in ends} == {first.message}
+    if first.code > 0 and first.message and not first.where and for_all:  # said by itself, and not of it
         error = kind(first.message)
     else:
         error = kind(_blame(first, None if log_of is None else log_of(first.rank)))
