@@ -64,6 +64,9 @@ def refuse_unfit(config: RunConfig, overrides: Sequence[str], launched: Launched
         from optrun.distributed.shard import data_parallel_degrees
 
         data_parallel_degrees(distributed, world)
+    from optrun.optimizer.build import refuse_unshardable
+
+    refuse_unshardable(config.optimizer, distributed.name, config.param_groups.rules)
 
 
 def refuse_one_process(launched: Launched) -> NoReturn:

@@ -25,6 +25,7 @@ from optrun.distributed.world import ALONE, World
 from optrun.errors import ConfigError, OptrunError, nearest
 from optrun.optimizer.averaged import evaluation_weights
 from optrun.optimizer.build import build_optimizer
+from optrun.optimizer.sparse import refuse_sparse_gradients
 from optrun.param_groups import block_paths, build_param_groups
 from optrun.registry.origins import records, require
 from optrun.runner.prepare import Prepared
@@ -228,6 +229,7 @@ def _train_step(
     model.train()
     weight_decay = getattr(config.optimizer, "weight_decay", None)
     groups = build_param_groups(model, config.param_groups, lr=config.lr, weight_decay=weight_decay)
+    refuse_sparse_gradients(model, config.distributed.name, device.type)
     forward, gradient_sync = distribute(model, config.distributed, world, device, block_paths(model))
     params = dict(model.named_parameters())  # the same, or the shards that took their place
     for group in groups:
