@@ -42,6 +42,8 @@ class CheckpointMetadata:
     config_digest: str | None = None
     run_id: str | None = None
     """Of which run it is; None: of one that is older than ids."""
+    seeded_by: str | None = None
+    """`micro_batch`: each forward pass seeds the generators. None: an older run, whose dropout is one stream."""
     plan: dict[str, Any] = ABSENT
     """Which examples each step sees, as `plan_values` says it."""
     tokenizer: str | None = None

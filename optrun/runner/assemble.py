@@ -45,6 +45,9 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 
+SEEDED_BY = "micro_batch"
+
+
 @dataclass
 class Assembled:
     """Everything built, standing where training begins."""
@@ -104,6 +107,7 @@ def assemble(
         global_step=0,
         config=dict(values),
         config_digest=config_digest(values),
+        seeded_by=SEEDED_BY,
         plan=plan_values(plan, fingerprint),
         tokenizer=vocabulary_digest(prepared.tokenizer),
         environment=environment(device, world.size),
@@ -125,6 +129,8 @@ def assemble(
         elsewhere = other_environment(saved, device, world.size)
         notes = [note for note in (table(changes), elsewhere, moved, *others) if note]
         stop = stop_request(saved, changes)
+        if world.size == 1:
+            constants.seeded_by = saved.seeded_by
     whole = math.ceil(config.training.num_train_epochs * plan.steps_per_epoch) - state.data_shift
     total = config.training.max_steps or max(1, whole)
     constants.total_steps = total
@@ -132,7 +138,8 @@ def assemble(
     if not len(task.eval):
         _refuse_without_evaluation(config)
     notes += [note for note in [rank_by(state, ranking)] if note is not None]
-    train_step = _train_step(config, model, task, device, total, world)
+    seed = None if constants.seeded_by is None else config.seed
+    train_step = _train_step(config, model, task, device, total, seed, world)
     default_lr = config.default_lr_note() if snapshot is None else None
     notes += [note for note in [default_lr, warmup_note(config.scheduler, total)] if note is not None]
     if train_step.scheduler.metric is not None:
@@ -217,7 +224,13 @@ def _lengths(config: RunConfig, task: Task) -> np.ndarray | None:
 
 
 def _train_step(
-    config: RunConfig, model: PreTrainedModel, task: Task, device: torch.device, total: int, world: World
+    config: RunConfig,
+    model: PreTrainedModel,
+    task: Task,
+    device: torch.device,
+    total: int,
+    seed: int | None,
+    world: World,
 ) -> TrainStep:
     if config.training.gradient_checkpointing:
         options = {"use_reentrant": False}
@@ -250,7 +263,7 @@ def _train_step(
         device,
         config.training.precision.value,
         task.loss,
-        seed=config.seed,
+        seed=seed,
         sizes=task.sizes,
         world=world,
         gradient_sync=gradient_sync,

@@ -233,6 +233,7 @@ class Loop:
 
     def _roll_back(self, nonfinite: NonfiniteStep) -> None:
         self.checkpoints.wait()
+        self.world.barrier()  # the rank that writes has written what all go back to
         self._close_data()
         message = self.divergence.roll_back(nonfinite)
         self.hooks.on_rollback()

@@ -101,7 +101,7 @@ class TrainStep(Precision):
         device: Where the model is.
         precision: `fp32`, `bf16` or `fp16`.
         loss: What the model returned, and the batch, to the mean loss; shape ().
-        seed: Of dropout.
+        seed: Of dropout; None: the generators are taken as they stand.
         sizes: Tokens and examples of a batch.
         world: The ranks that share each step.
         gradient_sync: Around each micro-batch, told whether it is the step's last on this rank; gradients are reduced
@@ -119,7 +119,7 @@ class TrainStep(Precision):
         precision: str,
         loss: Callable[[Any, Batch], torch.Tensor] = own_loss,
         *,
-        seed: int = 0,
+        seed: int | None = 0,
         sizes: Callable[[Batch], tuple[int, int]] = lambda batch: (0, 0),  # noqa: ARG005
         world: World = ALONE,
         gradient_sync: Callable[[bool], AbstractContextManager[object]] = lambda last: nullcontext(),  # noqa: ARG005
@@ -165,12 +165,10 @@ class TrainStep(Precision):
         ]
         shares = []
         for at, (batch, number) in enumerate(runs, 1):
-            seed_random_states(seed_of_micro_batch(self.seed, position, number))
+            self._seed(position, number)
             with self.gradient_sync(at == len(runs)):
                 shares.append(self._backward(batch, step.weight_of(number) / total))
-        seed_random_states(
-            seed_of_micro_batch(self.seed, position, -1)
-        )  # for an optimizer that draws: alike on all ranks
+        self._seed(position, -1)  # for an optimizer that draws: alike on all ranks
         self.scaler.unscale_(self.optimizer)
         grad_norm = self.clip(self.optimizer).float()
         # One transfer for all numbers of the step.
@@ -188,6 +186,10 @@ class TrainStep(Precision):
         if result.overflow:
             self.scheduler.step()
         return result
+
+    def _seed(self, position: int, number: int) -> None:
+        if self.seed is not None:
+            seed_random_states(seed_of_micro_batch(self.seed, position, number))
 
     def exchange(self, micro_batches: list[Batch], requests: Requests, count: int) -> GlobalStep:
         """Tell the other ranks of this one's micro-batches, and hear of theirs.
