@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from optrun.artifacts.checkpoint import Snapshot
@@ -60,8 +60,11 @@ def build_loop(session: Session, assembled: Assembled, snapshot: Snapshot | None
     """
     config, run, setup, note = session.config, session.run, assembled.setup, session.display.note
     world = setup.train_step.world
-    metrics_log = MetricsLogger(session.manifest, storage_policy(config.checkpoint.on_storage_error, note))
-    components = _writers(session, setup, metrics_log) if world.is_main else []
+    components: list[Callback] = []
+    sync: Callable[[], None] = _nothing
+    if world.is_main:
+        metrics_log = MetricsLogger(session.manifest, storage_policy(config.checkpoint.on_storage_error, note))
+        components, sync = _writers(session, setup, metrics_log), metrics_log.sync
     if config.training.early_stopping_patience is not None:  # every rank comes to the same verdict
         components.append(EarlyStopping(config.training, setup.ranking))
     training = TrainingContext(setup, run, note, session.summary.command)
@@ -89,11 +92,11 @@ def build_loop(session: Session, assembled: Assembled, snapshot: Snapshot | None
         return state
 
     checkpoints = (CheckpointManager if world.is_main or is_sharded(setup.model) else Bystander)(
-        manifest=session.manifest,
+        manifest=session.manifest if world.is_main else run,
         config=config.checkpoint,
         setup=setup,
         snapshot=take,
-        sync=metrics_log.sync,
+        sync=sync,
         note=note,
         saving=world.saving if is_sharded(setup.model) and world.size > 1 else None,
     )
@@ -107,6 +110,10 @@ def build_loop(session: Session, assembled: Assembled, snapshot: Snapshot | None
         stop_at=stop_at,
         started=session.started,
     )
+
+
+def _nothing() -> None:
+    """A rank that writes no lines has none to flush."""
 
 
 def _writers(session: Session, setup: TrainingSetup, metrics_log: MetricsLogger) -> list[Callback]:

@@ -8,7 +8,6 @@ from pathlib import Path
 
 from optrun.artifacts.checkpoint import open_verified
 from optrun.artifacts.run_dir import RunDir
-from optrun.artifacts.run_manifest import RunManifest
 from optrun.config.request import Request
 from optrun.config.schema.distributed import FsdpConfig
 from optrun.distributed.heartbeat import Phase, beat
@@ -71,7 +70,7 @@ def follow(
         if snapshot is not None and assembled.is_done and world.broadcast(None):
             return
         summary = Summary(run, request, "")
-        session = Session(request, RunManifest(run), display, summary, signal_handler, started, world)
+        session = Session(request, run, display, summary, signal_handler, started, world)
         loop = build_loop(session, assembled, snapshot, stop_at)
         if snapshot is not None:
             restore_random_states(snapshot.metadata.random, device)

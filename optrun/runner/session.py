@@ -17,17 +17,20 @@ from optrun.training.signals import SignalHandler
 
 @dataclass
 class Session:
-    """One start of a run, its lock held."""
+    """One start of a run; rank 0 holds its lock."""
 
     request: Request
-    manifest: RunManifest
+    run: RunDir
+    """Where everything is written."""
     display: Display
     summary: Summary
     signal_handler: SignalHandler
     started: float
     """When, on the monotonic clock."""
     world: World = ALONE
-    """The ranks that share the run; this one writes for all of them."""
+    """The ranks that share the run."""
+    held_manifest: RunManifest | None = None
+    """Of the run directory, on the rank that writes there; None on the others."""
 
     @property
     def config(self) -> RunConfig:
@@ -35,9 +38,10 @@ class Session:
         return self.request.config
 
     @property
-    def run(self) -> RunDir:
-        """Where everything is written."""
-        return self.manifest.run
+    def manifest(self) -> RunManifest:
+        """Of the run directory; rank 0 has it."""
+        assert self.held_manifest is not None, "another rank writes"
+        return self.held_manifest
 
     def write_config(self) -> None:
         """Write `config.yaml`, and its digest into the summary."""

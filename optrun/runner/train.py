@@ -108,7 +108,7 @@ def train(
             summary.take_up()
         try:
             with _status(summary, display):
-                session = Session(request, manifest, display, summary, signal_handler, started, world)
+                session = Session(request, run, display, summary, signal_handler, started, world, manifest)
                 return _train(session, resume, stop_at)
         finally:
             if run.metrics.is_file():

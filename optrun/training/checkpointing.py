@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING
 from optrun.artifacts import retention
 from optrun.artifacts.async_writer import AsyncWriter, Order, Result
 from optrun.artifacts.checkpoint import Snapshot
-from optrun.artifacts.ranks import rank_of
-from optrun.artifacts.run_dir import checkpoint_folders, step_name
+from optrun.artifacts.run_dir import RunDir, checkpoint_folders, step_name
 from optrun.artifacts.run_manifest import RunManifest
 from optrun.config.schema.checkpoint import CheckpointConfig, OnStorageError
 from optrun.config.schema.training import OnNonfinite
@@ -35,7 +34,7 @@ class CheckpointManager:
     up, and no checkpoint that was due is left out.
 
     Args:
-        manifest: Of the run; its lock is held.
+        manifest: Of the run; its lock is held. On a rank that does not write it, the run directory.
         config: When to save and what to keep.
         setup: What is saved, and which checkpoint is best.
         snapshot: Copies everything, with these random states; what it returns is not used again before the next call.
@@ -48,7 +47,7 @@ class CheckpointManager:
     def __init__(
         self,
         *,
-        manifest: RunManifest,
+        manifest: RunManifest | RunDir,
         config: CheckpointConfig,
         setup: TrainingSetup,
         snapshot: Callable[[RandomStates], Snapshot],
@@ -57,7 +56,7 @@ class CheckpointManager:
         saving: ProcessGroup | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self.run = manifest.run
+        self.run = manifest if isinstance(manifest, RunDir) else manifest.run
         self.config = config
         self.ranking = setup.ranking
         self.state = setup.state
@@ -72,8 +71,7 @@ class CheckpointManager:
         """Whether the newest checkpoint at a multiple of `save_steps` stays whatever else is kept."""
         self._stall = 0.0
         self._write_seconds: float | None = None
-        writes_manifest = saving is None or rank_of(saving) == 0
-        self._writer = AsyncWriter(manifest if writes_manifest else manifest.run, config.keep_last, saving)
+        self._writer = AsyncWriter(manifest, config.keep_last, saving)
         self._refused: Order | None = None
         self._failures = 0
         self._retry_at = 0

@@ -110,7 +110,7 @@ def test_before_the_first_step_there_is_nothing_to_save(
 def test_while_the_first_batch_is_awaited(straight: Straight, go: Go, monkeypatch: pytest.MonkeyPatch) -> None:
     """A loader that hangs does not keep the process from ending."""
 
-    def endless(self: BatchLoader, plan: Any, start: int) -> Iterator[Any]:
+    def endless(self: BatchLoader, *_: Any) -> Iterator[Any]:
         os.kill(os.getpid(), signal.SIGTERM)
         time.sleep(60)
         yield

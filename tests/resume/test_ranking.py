@@ -27,7 +27,11 @@ def find(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Evaluations:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(experiment, "draw_curves", lambda path: None)
     left: list[dict[str, float]] = []
-    monkeypatch.setattr(evaluation, "evaluate", lambda *_, **__: left.pop(0))
+
+    def evaluate_sets(*_: Any, **__: Any) -> dict[str, float]:
+        return {f"eval/{name}": value for name, value in left.pop(0).items()}
+
+    monkeypatch.setattr(evaluation, "evaluate_sets", evaluate_sets)
 
     def told(losses: Sequence[float], accuracies: Sequence[float]) -> None:
         left[:] = [
