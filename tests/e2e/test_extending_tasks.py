@@ -98,7 +98,7 @@ def test_a_search_knows_the_direction() -> None:
     plugins.load("balanced_error.py")
     options = OptunaConfig(
         name="optuna", params={}, retry_failed=False, max_batch_size=None, rungs=[], reduction_factor=2, n_trials=1,
-        n_jobs=1, sampler=Sampler.tpe, seed=0, storage=None,
+        n_jobs=1, sampler=Sampler.tpe, seed=0, storage=None, devices=None,
     )  # fmt: skip
     hydra = store.open_hydra()
     for chosen, mode in (

@@ -33,11 +33,11 @@ def test_out_of_memory_names_step_and_shapes(
 ) -> None:
     original, calls = TrainStep.__call__, [0]
 
-    def call(self: TrainStep, batches: list[Any]) -> Any:
+    def call(self: TrainStep, batches: list[Any], *where: Any) -> Any:
         calls[0] += 1
         if calls[0] == 3:
             raise error
-        return original(self, batches)
+        return original(self, batches, *where)
 
     with monkeypatch.context() as patch:
         patch.setattr(TrainStep, "__call__", call)
