@@ -130,7 +130,8 @@ def test_sigterm_to_the_agent_stops_all_at_the_same_step(tmp_path: Path) -> None
     assert (run.run / "curves.png").is_file(), "rank 0 has come to its end"
 
 
-@pytest.mark.parametrize("rank", [1, pytest.param(0, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("rank", [0, 1])
 def test_a_rank_that_is_killed_is_named(tmp_path: Path, rank: int) -> None:
     with started(tmp_path) as run:
         os.kill(run.ranks[rank], signal.SIGKILL)

@@ -73,7 +73,8 @@ def run_all(
         ]
 
 
-@pytest.mark.parametrize("launcher", [slurm, pytest.param(mpi, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("launcher", [slurm, mpi])
 def test_processes_of_a_launcher_become_ranks(tmp_path: Path, launcher: object) -> None:
     """Rank 0 composes, and sends the others what is to be run; it alone speaks."""
     assert callable(launcher)

@@ -50,7 +50,10 @@ def read_slices(folder: Path, step: int, rank: int) -> None:
         assert not divided & {"mask", "weight/step", "groups/0/step", "deep/exp_avg_sq_row"}
 
 
-@pytest.mark.parametrize(("ranks", "layout"), [(2, "fsdp"), (4, "fsdp"), (4, "hsdp")])
+@pytest.mark.parametrize(
+    ("ranks", "layout"),
+    [(2, "fsdp"), *(pytest.param(4, layout, marks=pytest.mark.slow) for layout in ("fsdp", "hsdp"))],
+)
 def test_any_world_reads_what_any_world_saved(ranks: int, layout: str, tmp_path: Path) -> None:
     run = sharded_run(tmp_path / "run", (3,), ranks, layout)
     folder = run.checkpoint(3)

@@ -88,6 +88,7 @@ def saves_and_refuses(folder: Path, kind: str, culprit: int, error: type[Excepti
     save_checkpoint(run, fsdp_snapshot(2), saving=saving)  # all ranks stand where they stood: the next one works
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("kind", "culprit", "error", "fact"),
     [
@@ -156,6 +157,7 @@ def refuses_at_each_call(folder: Path, rank: int) -> None:
     assert refusals >= sum(counts) - 4, "a folder that the other rank has made need not be made"
 
 
+@pytest.mark.slow
 def test_refusal_at_every_call_of_either_rank(tmp_path: Path) -> None:
     run = make_run(tmp_path / "run")
     in_ranks(run.path, partial(refuses_at_each_call, run.path))
@@ -220,6 +222,7 @@ STAGES = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("stage", "victim"), STAGES)
 def test_a_killed_rank_leaves_the_last_whole_checkpoint(stage: str, victim: int, tmp_path: Path) -> None:
     run = sharded_run(tmp_path / "run", (1,))

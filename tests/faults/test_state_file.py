@@ -112,6 +112,7 @@ def test_garbage_that_reading_itself_stumbles_over(straight: Straight, tmp_path:
         load_checkpoint(folder)
 
 
+@pytest.mark.slow
 def test_garbage_anywhere_is_refused_or_harmless(straight: Straight) -> None:
     state = json.loads((straight.path / "checkpoints" / "step-00000005" / "state.json").read_text())
     refused = 0

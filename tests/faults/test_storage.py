@@ -192,6 +192,7 @@ def test_full_at_any_byte(memory_path: Path) -> None:
         assert latest_whole(run)[0] == run.checkpoint(2)
 
 
+@pytest.mark.slow
 def test_full_anywhere_in_a_run(straight: Straight, go: Go) -> None:
     """What is no checkpoint as well: the configuration, metrics, the summary. It is told and mended, or an error."""
     words = [*straight.words_with("training.max_steps=1"), "checkpoint=none"]

@@ -81,6 +81,7 @@ def test_stopped_at_every_step_it_is_the_same_run(feature: str) -> None:
     same(summary(Path("whole"))["global_step"])
 
 
+@pytest.mark.slow
 def test_early_stopping_after_a_rollback(monkeypatch: pytest.MonkeyPatch) -> None:
     """Bad at step 5: back to 3, where one evaluation less was counted, and on from there, stopped or not."""
     args = [*RUN, *STALL, "training.early_stopping_patience=3", "training.on_nonfinite=rollback"]

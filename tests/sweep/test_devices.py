@@ -124,6 +124,7 @@ def two_terminals(*words: str, folders: Sequence[str] = ("sweep", "sweep")) -> N
     assert codes == [0] * len(folders), [log.read_text()[-3000:] for log in logs]
 
 
+@pytest.mark.slow
 def test_two_terminals_share_two_devices(two: Path) -> None:
     """Eight jobs: each once, pinned, never two on one device at one time, on both devices."""
     two_terminals(*GRID, TWO, "training.max_steps=4")
