@@ -45,7 +45,7 @@ ALLOWED: dict[str, set[str]] = {
         "artifacts", "certify", "config", "data", "distributed", "errors", "explain", "formatting", "optimizer",
         "registry", "report", "runner", "sweeper", "tracking", "training",
     },
-    "cli": {"commands", "errors", "registry"},
+    "cli": {"commands"},
     "__main__": {"cli"},
     "api": {"artifacts", "commands", "config", "errors", "registry", "runner"},
     "__init__": set(),

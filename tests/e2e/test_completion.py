@@ -12,6 +12,7 @@ import pytest
 
 from optrun import cli
 from optrun.commands import completion
+from optrun.commands.verbs import VERBS
 from optrun.config import store
 
 LINES = {
@@ -78,9 +79,9 @@ def test_offered(line: str, here: Path) -> None:
 
 def test_every_verb_and_group(here: Path) -> None:
     offered = set(completion.candidates("optrun "))
-    assert set(cli.VERBS) <= offered
+    assert set(VERBS) <= offered
     assert {f"{group}=" for group in store.GROUPS} <= offered
-    for verb in cli.VERBS:
+    for verb in VERBS:
         assert "--help" in completion.candidates(f"optrun {verb} -")
 
 
