@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Self, TypeVar
+
+from optrun.errors import OptrunError
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -81,6 +85,32 @@ class World:
         every: list[Any] = [None] * self.size
         dist.all_gather_object(every, value, group=self.control)
         return every
+
+    def agree(self, act: Callable[[], T]) -> T:
+        """Do something on every rank; where one of them refuses, all do.
+
+        Args:
+            act: Without messages between ranks; each keeps its own result.
+
+        Raises:
+            OptrunError: This rank's own, or that of the first rank that has one.
+        """
+        if self.size == 1:
+            return act()
+        result: list[T] = []
+        own: OptrunError | None = None
+        try:
+            result.append(act())
+        except OptrunError as error:
+            own = error
+        refusals = self.gather_objects(None if own is None else (type(own), str(own)))
+        if own is not None:
+            raise own
+        for rank, refusal in enumerate(refusals):
+            if refusal is not None:
+                kind, message = refusal
+                raise kind(f"rank {rank}: {message}")
+        return result[0]
 
     def merge_names(self, *lists: list[str]) -> list[list[str]]:
         """Merge lists of names over ranks: what any rank has, each once, in the order of the first that has it."""

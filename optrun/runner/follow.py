@@ -65,7 +65,7 @@ def follow(
         sharded = isinstance(config.distributed, FsdpConfig)
         snapshot = None if start.checkpoint is None else open_verified(start.checkpoint, lazy=sharded)
         beat(Phase.preparing)
-        prepared = prepare(config, meta=sharded)
+        prepared = world.agree(lambda: prepare(config, meta=sharded))
         assembled = assemble(request, prepared, snapshot, device, start.started_from, world)
         if snapshot is not None and assembled.is_done and world.broadcast(None):
             return

@@ -153,7 +153,7 @@ def _train(session: Session, resume: ResumePoint | None, stop_at: int | None) ->
     snapshot = opened.snapshot
     started_from = resume.started_from if resume else None
     world.broadcast(Start(opened.folder, started_from))
-    prepared = _prepare(session, snapshot)
+    prepared = world.agree(lambda: _prepare(session, snapshot))
     assembled = assemble(session.request, prepared, snapshot, device, started_from, world)
     assembled.constants.run_id = summary.values["run_id"]
     state, total = assembled.setup.state, assembled.setup.total_steps

@@ -29,7 +29,7 @@ from tests.distributed.shards import assert_equal, fsdp_snapshot, group, in_rank
 from tests.distributed.test_sharded_faults import MODEL, flip, full_disk
 from tests.ranks import rank_main
 
-KILLS = int(os.environ.get("OPTRUN_KILLS", "20"))
+KILLS = int(os.environ.get("OPTRUN_KILLS", "8"))
 
 
 def writer_of(run: RunDir, rank: int, keep_last: int = 2) -> AsyncWriter:
