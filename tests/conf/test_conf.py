@@ -13,7 +13,7 @@ import yaml
 from omegaconf import OmegaConf
 
 from optrun.artifacts.provenance import config_digest
-from optrun.cli import VERBS
+from optrun.commands.verbs import VERBS
 from optrun.config import saved, store
 from tests.running import optrun
 
