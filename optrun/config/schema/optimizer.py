@@ -34,6 +34,25 @@ class WeightDecayMode(Enum):
     decoupled = "decoupled"
 
 
+class BiasCorrection(Enum):
+    """What LAMB corrects for moments that began at 0: them, the rate (by both or the first alone), or nothing."""
+
+    moments = "moments"
+    lr = "lr"
+    lr_first = "lr_first"
+    none = "none"
+
+
+class LambDecay(Enum):
+    """Where LAMB decays: inside the trust ratio, or outside by lr, by 1, by lr / peak, or by lr^2 / peak."""
+
+    adapted = "adapted"
+    decoupled = "decoupled"
+    fixed = "fixed"
+    scheduled = "scheduled"
+    corrected = "corrected"
+
+
 class EpsForm(Enum):
     """Where LazyAdam adds eps."""
 
@@ -111,12 +130,36 @@ class LambConfig(_TwoMoments):
     l1: float
     l2: float
     unmatched_patterns: UnmatchedPatterns
+    bias_correction: BiasCorrection
+    grad_averaging: bool
+    """False: the gradient comes into the first moment whole, not times 1 - beta1."""
+    normalize_grad: bool
+    """Each tensor's gradient is divided by its norm, as LANS does."""
+    eps_root: float
+    """Added under the square root."""
+    caution: bool
+    """Entries of the direction against the sign of the gradient are dropped, the others scaled up."""
+    weight_decay_mode: LambDecay
+    min_param_norm: float
+    """Lower bound of the weights' norm in the trust ratio, the paper's phi."""
+    max_param_norm: float | None
+    """Upper bound of it; null: none."""
+    min_trust: float
+    """Lower bound of the trust ratio."""
+    max_trust: float | None
+    """Upper bound of it; null: none."""
+    eps_in_trust: bool
+    """Add eps to the update's norm in the trust ratio, too."""
 
     def __post_init__(self) -> None:
-        """Coupled coefficients are not negative."""
+        """Coefficients and lower bounds are not negative, upper ones are above them."""
         super().__post_init__()
-        expect_not_negative("optimizer.l1", self.l1)
-        expect_not_negative("optimizer.l2", self.l2)
+        for name in ("l1", "l2", "eps_root", "min_param_norm", "min_trust"):
+            expect_not_negative(f"optimizer.{name}", getattr(self, name))
+        for low, high in (("min_param_norm", "max_param_norm"), ("min_trust", "max_trust")):
+            least, most = getattr(self, low), getattr(self, high)
+            right = most is None or (0 < most < math.inf and least <= most)
+            expect(right, f"optimizer.{high}", most, f"a number above 0 that optimizer.{low} ({least}) is not above")
 
 
 @dataclass(kw_only=True)
