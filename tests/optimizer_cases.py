@@ -111,6 +111,8 @@ CASES = [
             {"weight_decay": 0.1},
             {"weight_decay": 0.05, "weight_decay_mode": "l1", "eps": 1e-3},
             {"weight_decay": 0.1, "weight_decay_mode": "decoupled", "betas": (0.0, 0.0)},
+            {"eps": 1e-2, "eps_form": "gradient"},
+            {"eps": 1e-2, "eps_form": "denominator", "weight_decay": 0.1},
         ],
         bad=[*ADAM_BAD, ({"weight_decay_mode": "l3"}, ValueError, r"expected one of 'l1', 'l2', 'decoupled'")],
         wide=True,

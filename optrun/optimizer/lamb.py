@@ -36,7 +36,7 @@ class Lamb(NamedOptimizer):
 
     Moments are float32 at least. A sparse gradient counts as a dense one with zero rows. After a step `trust_ratios`
     holds each k. Other packages' LAMBs differ by the options from `bias_correction` on, whose defaults are the formula
-    above; `optrun.optimizer.dialects` has them by the name of the package.
+    above; `optrun.optimizer.dialect_options` has them by the name of the package.
 
     Args:
         params: Parameters, (name, parameter) pairs, or groups that override any of the following.

@@ -2,12 +2,13 @@
 
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any, ClassVar
 
 from optrun import registry
+from optrun.config.dialects import ADAMAX, ADAMW, LAMB, Preset, expect_dialect
 from optrun.config.schema.checks import expect, expect_fraction, expect_not_negative, expect_one_of, expect_positive
 from optrun.errors import ConfigError
 
@@ -41,6 +42,23 @@ class BiasCorrection(Enum):
     lr = "lr"
     lr_first = "lr_first"
     none = "none"
+
+
+class DecoupledDecay(Enum):
+    """What AdamW's decay is multiplied with: lr, 1, lr / peak (the paper's), or lr^2 / peak."""
+
+    decoupled = "decoupled"
+    fixed = "fixed"
+    scheduled = "scheduled"
+    corrected = "corrected"
+
+
+class AdamaxEps(Enum):
+    """Where Adamax adds eps: to the decayed maximum, to |g|, or to the maximum where it divides."""
+
+    decayed = "decayed"
+    gradient = "gradient"
+    denominator = "denominator"
 
 
 class LambDecay(Enum):
@@ -115,9 +133,18 @@ class _TwoMoments(OptimizerConfig):
 
 
 @dataclass(kw_only=True)
-class LambConfig(_TwoMoments):
+class _HasDialects(OptimizerConfig):
+    DIALECTS: ClassVar[Mapping[str, Preset]] = {}
+    """Presets by the name of a package."""
+    dialect: str | None
+    """Package whose numbers these are: it sets the defaults of options that it has otherwise; null: optrun's own."""
+
+
+@dataclass(kw_only=True)
+class LambConfig(_TwoMoments, _HasDialects):
     """`optimizer=lamb`."""
 
+    DIALECTS: ClassVar[Mapping[str, Preset]] = LAMB
     exclude_from_weight_decay: list[str] | None
     """Regular expressions searched in parameter names: no decay there."""
     exclude_from_layer_adaptation: list[str] | None
@@ -154,6 +181,7 @@ class LambConfig(_TwoMoments):
     def __post_init__(self) -> None:
         """Coefficients and lower bounds are not negative, upper ones are above them."""
         super().__post_init__()
+        expect_dialect("lamb", self.dialect)
         for name in ("l1", "l2", "eps_root", "min_param_norm", "min_trust"):
             expect_not_negative(f"optimizer.{name}", getattr(self, name))
         for low, high in (("min_param_norm", "max_param_norm"), ("min_trust", "max_trust")):
@@ -163,10 +191,17 @@ class LambConfig(_TwoMoments):
 
 
 @dataclass(kw_only=True)
-class AdamaxConfig(_DecaysForward, _TwoMoments):
+class AdamaxConfig(_DecaysForward, _TwoMoments, _HasDialects):
     """`optimizer=adamax`."""
 
+    DIALECTS: ClassVar[Mapping[str, Preset]] = ADAMAX
     weight_decay_mode: WeightDecayMode
+    eps_form: AdamaxEps
+
+    def __post_init__(self) -> None:
+        """The dialect is one that exists."""
+        super().__post_init__()
+        expect_dialect("adamax", self.dialect)
 
 
 @dataclass(kw_only=True)
@@ -218,8 +253,8 @@ class LazyAdamConfig(_DecaysForward, _TwoMoments):
 
 
 @dataclass(kw_only=True)
-class AdamWConfig(_DecaysForward, _TwoMoments):
-    """`optimizer=adamw`."""
+class AdamConfig(_DecaysForward, _TwoMoments):
+    """`optimizer=adam`."""
 
     amsgrad: bool
     fused: bool | None
@@ -227,8 +262,16 @@ class AdamWConfig(_DecaysForward, _TwoMoments):
 
 
 @dataclass(kw_only=True)
-class AdamConfig(AdamWConfig):
-    """`optimizer=adam`."""
+class AdamWConfig(AdamConfig, _HasDialects):
+    """`optimizer=adamw`."""
+
+    DIALECTS: ClassVar[Mapping[str, Preset]] = ADAMW
+    weight_decay_mode: DecoupledDecay
+
+    def __post_init__(self) -> None:
+        """The dialect is one that exists."""
+        super().__post_init__()
+        expect_dialect("adamw", self.dialect)
 
 
 @dataclass(kw_only=True)
