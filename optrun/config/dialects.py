@@ -114,8 +114,7 @@ def dialect_options(choice: str, dialect: str | None, **given: Any) -> dict[str,
     expect_dialect(choice, dialect)
     preset = {} if dialect is None else DIALECTS[choice][dialect]
     merged = {**preset, **given}
-    resolved = {key: given.get(value.option) if isinstance(value, SameAs) else value for key, value in merged.items()}
-    return resolved
+    return {key: given.get(value.option) if isinstance(value, SameAs) else value for key, value in merged.items()}
 
 
 def resolve(default: Any, *, _node_: Any, _parent_: DictConfig) -> Any:
