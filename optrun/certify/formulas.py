@@ -148,9 +148,14 @@ def _adamax(w: Tensor, g: Tensor, s: Slot, n: Numbers, size: Tensor) -> Tensor:
 
 
 def adamax_torch(w: Tensor, g: Tensor, s: Slot, n: Numbers) -> Tensor:
-    """The formula of torch/optim/adamax.py: coupled decay, eps beside |g|; optax's is the same without decay."""
+    """The formula of torch/optim/adamax.py: coupled decay, eps beside |g|."""
     g = g + n.decay * w
     return _adamax(w, g, s, n, g.abs() + n.eps)
+
+
+def adamax_optax(w: Tensor, g: Tensor, s: Slot, n: Numbers) -> Tensor:
+    """The formula of optax 0.2 `adamaxw`: decoupled decay, eps beside |g|; `adamax` is the same without decay."""
+    return _adamax(w, g, s, n, g.abs() + n.eps) - n.lr * n.decay * w
 
 
 def adamax_paddle(w: Tensor, g: Tensor, s: Slot, n: Numbers) -> Tensor:
@@ -194,7 +199,7 @@ FORMULAS: Mapping[str, Mapping[str, Formula]] = {
         "paddle": lamb_paddle,
         "tensorflow": lamb_tensorflow,
     },
-    "adamax": {"paddle": adamax_paddle, "torch": adamax_torch, "optax": adamax_torch, "keras": adamax_keras},
+    "adamax": {"paddle": adamax_paddle, "torch": adamax_torch, "optax": adamax_optax, "keras": adamax_keras},
     "adamw": {"torch": adamw_torch, "optax": adamw_torch, "paper": adamw_paper},
 }
 

@@ -56,7 +56,7 @@ LAMB: Mapping[str, Preset] = {
 ADAMAX: Mapping[str, Preset] = {
     "paddle": {},
     "torch": {"eps_form": "gradient"},
-    "optax": {"eps_form": "gradient"},
+    "optax": {"eps_form": "gradient", "weight_decay_mode": "decoupled"},
     "keras": {"eps": 1e-7, "eps_form": "denominator", "weight_decay_mode": "decoupled"},
 }
 
