@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -36,9 +37,7 @@ NOT_INSTALLABLE = {"lamb-apex", "lamb-deepspeed", "lamb-paddle", "lamb-tensorflo
 def steps_of(side: Any, kept: tuple[int, ...] = KEPT, **changes: Any) -> dict[int, dict[str, Tensor]]:
     after = {}
     for step, grads in enumerate(problem().grads, start=1):
-        side.step(
-            grads, {name: Numbers(**{**numbers(n), **changes.get(name, {})}) for name, n in numbers_at(step).items()}
-        )
+        side.step(grads, {name: replace(of, **changes.get(name, {})) for name, of in numbers_at(step).items()})
         if step in kept:
             after[step] = {name: weight.detach().clone() for name, weight in side.weights.items()}
     return after
