@@ -320,7 +320,7 @@ def referee(family: str | None, dialect: str, problem: Problem, numbers: Mapping
     try:
         cls = class_of(dialect)
     except ConfigError as error:
-        own = DIALECTS.get(family or "", {}) or [name for presets in DIALECTS.values() for name in presets]
+        own = dict.fromkeys(name for presets in DIALECTS.values() for name in presets)
         raise ConfigError(
             f"dialect={dialect}: no package whose formula is known here, and no optimizer that is registered. "
             f"{did_you_mean(dialect, own)} A class of your own comes by --plugin FILE.py."
