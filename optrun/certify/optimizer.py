@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, Protocol
 
@@ -107,6 +106,8 @@ class Verdict:
     """What `optrun certify optimizer` found."""
 
     choice: str
+    family: str | None
+    """The choice of ours whose options tell the two apart."""
     dialect: str
     reference: str
     """What stood on the other side: a package with its version, a formula, a class of the user's."""
@@ -183,6 +184,20 @@ class Ours:
         self.optimizer.step()
 
 
+def apart(ours: Tensor, theirs: Tensor) -> tuple[float, int]:
+    """How far two tensors are apart, over the largest entry, and at which entry most; two NaN are equal.
+
+    Example:
+        >>> apart(torch.tensor([1.0, 2.0]), torch.tensor([1.0, 4.0]))
+        (0.5, 1)
+    """
+    if not theirs.numel():
+        return 0.0, 0
+    off = (ours - theirs).abs().nan_to_num(nan=torch.inf)
+    off = torch.where(ours.isnan() & theirs.isnan(), torch.zeros_like(off), off)
+    return float(off.max()) / max(float(theirs.abs().nan_to_num().max()), 1e-6), int(off.argmax())
+
+
 @dataclass
 class Trial:
     """One comparison that can be repeated with other options on our side."""
@@ -204,28 +219,39 @@ class Trial:
             side.step(grads, numbers)
             worst, parting = 0.0, None
             for name, weight in side.weights.items():
-                other = theirs[name]
-                if not other.numel():
-                    continue
-                apart = (weight - other).abs().nan_to_num(nan=torch.inf)
-                apart = torch.where(weight.isnan() & other.isnan(), torch.zeros_like(apart), apart)
-                off = float(apart.max()) / max(float(other.abs().nan_to_num().max()), 1e-6)
+                off, at = apart(weight, theirs[name])
                 largest = max(largest, off)
                 if off > max(worst, RELATIVE):
-                    at = int(apart.argmax())
                     worst = off
-                    parting = Parting(number, name, float(weight.flatten()[at]), float(other.flatten()[at]))
+                    parting = Parting(number, name, float(weight.flatten()[at]), float(theirs[name].flatten()[at]))
             if parting is not None:
                 return parting, largest
         return None, largest
 
     def equal_with(self, choice: str, options: Mapping[str, Any]) -> bool:
         """Whether a choice with these options takes the other side's steps."""
+        side = self._side(choice, options)
+        return side is not None and self.parts(side)[0] is None
+
+    def agreement(self, choice: str, options: Mapping[str, Any]) -> int:
+        """Steps over which each tensor agrees from the first on, added up; -1 for options that are refused."""
+        side = self._side(choice, options)
+        if side is None:
+            return -1
+        agreed, found = set(self.problem.weights), 0
+        for grads, numbers, theirs in zip(self.problem.grads, self.numbers, self.reference, strict=True):
+            side.step(grads, numbers)
+            agreed = {name for name in agreed if apart(side.weights[name], theirs[name])[0] <= RELATIVE}
+            found += len(agreed)
+            if not agreed:
+                break
+        return found
+
+    def _side(self, choice: str, options: Mapping[str, Any]) -> Ours | None:
         try:
-            side = Ours(choice, self.groups, self.problem, self.lr, **options)
+            return Ours(choice, self.groups, self.problem, self.lr, **options)
         except (ConfigError, TypeError, ValueError):
-            return False
-        return self.parts(side)[0] is None
+            return None
 
 
 def certify(
@@ -269,7 +295,7 @@ def certify(
         theirs.append({name: weight.clone() for name, weight in reference.weights.items()})
     trial = Trial(groups, lr, problem, numbers, theirs)
     parting, largest = trial.parts(ours)
-    verdict = Verdict(choice, dialect, title, steps, len(shapes), len(groups), largest, parting)
+    verdict = Verdict(choice, family, dialect, title, steps, len(shapes), len(groups), largest, parting)
     if parting is None or family is None:
         return verdict
     watch("looking for the term")
@@ -290,12 +316,10 @@ def _fit(trial: Trial, family: str, config: Any, groups: Groups, options: Mappin
         steps.append({name: weight.clone() for name, weight in own.weights.items()})
     fitted = Trial(groups, trial.lr, trial.problem, trial.numbers, steps)
     shared = {key: options[key] for key in ("betas", "eps", "weight_decay") if key in options}
-    for dialect in (None, *DIALECTS[family]):
-        begin = {**defaults_of(family), **dialect_options(family, dialect, **shared)}
-        changes = {} if fitted.equal_with(family, begin) else _few(fitted, family, begin, 1)
-        if changes is not None:
-            return {**begin, **changes}
-    return None
+    begin = [{**defaults_of(family), **dialect_options(family, name, **shared)} for name in (None, *DIALECTS[family])]
+    nearest = max(begin, key=lambda candidate: fitted.agreement(family, candidate))
+    changes = _climb(fitted, family, nearest)
+    return None if changes is None else {**nearest, **changes}
 
 
 def family_of(dialect: str) -> str | None:
@@ -325,7 +349,7 @@ def referee(family: str | None, dialect: str, problem: Problem, numbers: Mapping
             f"dialect={dialect}: no package whose formula is known here, and no optimizer that is registered. "
             f"{did_you_mean(dialect, own)} A class of your own comes by --plugin FILE.py."
         ) from error
-    return f"{cls.__module__}.{cls.__qualname__}", ClassReference(cls, {}, weights, numbers)
+    return f"{cls.__qualname__}, the class of optimizer={dialect}", ClassReference(cls, {}, weights, numbers)
 
 
 def defaults_of(choice: str) -> dict[str, Any]:
@@ -358,23 +382,26 @@ def closing(trial: Trial, choice: str, dialect: str, options: Mapping[str, Any])
                 if trial.equal_with(choice, {**options, **fewer}):
                     changes = fewer
             return changes
-    return _few(trial, choice, options, 2)
+    return _climb(trial, choice, options)
 
 
-def _few(trial: Trial, choice: str, options: Mapping[str, Any], most: int) -> dict[str, Any] | None:
-    """Try every change of one option, then of two."""
-    for count in range(1, most + 1):
-        for changes in _changes(choice, options, count):
-            if trial.equal_with(choice, {**options, **changes}):
-                return changes
-    return None
-
-
-def _changes(choice: str, options: Mapping[str, Any], count: int) -> Iterator[dict[str, Any]]:
-    for keys in itertools.combinations(ALTERNATIVES[choice], count):
-        others = [[value for value in ALTERNATIVES[choice][key] if value != options.get(key)] for key in keys]
-        for values in itertools.product(*others):
-            yield dict(zip(keys, values, strict=True))
+def _climb(trial: Trial, choice: str, options: Mapping[str, Any]) -> dict[str, Any] | None:
+    """Change one option after another, each time the one after which most tensors agree for most steps."""
+    changes: dict[str, Any] = {}
+    best = trial.agreement(choice, options)
+    whole = len(trial.problem.weights) * len(trial.problem.grads)
+    while best < whole:
+        tried = [
+            (trial.agreement(choice, {**options, **changes, key: value}), key, value)
+            for key, values in ALTERNATIVES[choice].items()
+            for value in values
+            if key not in changes and options.get(key) != value
+        ]
+        most, key, value = max(tried, key=lambda trial: trial[0])
+        if most <= best:
+            return None
+        best, changes[key] = most, value
+    return changes
 
 
 def _written(value: Any) -> str:

@@ -139,7 +139,8 @@ def describe(verdict: Verdict) -> list[str]:
         f"{parting.reference:.12g} there"
     )
     if verdict.overrides:
-        lines += [f"by: {', '.join(verdict.terms)}", f"equal with: {' '.join(verdict.overrides)}"]
+        told = "equal with" if verdict.choice == verdict.family else f"there, in words of optimizer={verdict.family}"
+        lines += [f"by: {', '.join(verdict.terms)}", f"{told}: {' '.join(verdict.overrides)}"]
     else:
         lines.append("by a term that no option tried here closes")
     return lines
