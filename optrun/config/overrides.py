@@ -73,7 +73,7 @@ def checked(hydra: Hydra, config_name: str, tokens: Sequence[str], *, sweep: boo
         _check_choice(hydra, override, sweep=sweep)
     settled = [f"{override.key_or_group}={_first(override)}" for override in choices]
     base = store.without_hydra(store.compose(hydra, config_name, settled))
-    _check_hydra_keys(hydra, config_name, parsed)
+    _check_hydra_keys(hydra, config_name, parsed, settled)
     found = []
     for token, override in zip(tokens, parsed, strict=True):
         key = override.key_or_group
@@ -162,7 +162,7 @@ def _check_hydra_choice(hydra: Hydra, override: Override) -> None:
         )
 
 
-def _check_hydra_keys(hydra: Hydra, config_name: str, parsed: list[Override]) -> None:
+def _check_hydra_keys(hydra: Hydra, config_name: str, parsed: list[Override], settled: list[str]) -> None:
     """Keys below `hydra.` that do not exist, with the nearest that do, and values of another type."""
     asked = [override for override in parsed if override.key_or_group.startswith("hydra.")]
     if not asked:
@@ -170,7 +170,8 @@ def _check_hydra_keys(hydra: Hydra, config_name: str, parsed: list[Override]) ->
     choices = [override for override in parsed if override.key_or_group.startswith("hydra/")]
     for override in choices:
         _check_hydra_choice(hydra, override)
-    full = store.compose(hydra, config_name, [f"{choice.key_or_group}={_first(choice)}" for choice in choices]).copy()
+    of_hydra = [f"{choice.key_or_group}={_first(choice)}" for choice in choices]
+    full = store.compose(hydra, config_name, [*settled, *of_hydra])
     OmegaConf.set_struct(full, False)
     OmegaConf.set_readonly(full, False)
     known = all_keys(full)
