@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 from dataclasses import fields
 
 from hydra.core.config_search_path import ConfigSearchPath
@@ -46,7 +47,7 @@ class Loader(ConfigLoaderImpl):
         validate_sweep_overrides: bool = True,
     ) -> DictConfig:
         """Compose."""
-        parsed = OverridesParser.create().parse_overrides(overrides)
+        parsed = [parse_token(token) for token in overrides]
         if run_mode is not RunMode.RUN or any(override.is_sweep_override() for override in parsed):
             return super().load_configuration(config_name, overrides, run_mode, from_shell, validate_sweep_overrides)
         values = [override for override in parsed if _is_value(override)]
@@ -71,6 +72,16 @@ class Loader(ConfigLoaderImpl):
         if group_name in registry.GROUPS and results_filter in (None, ObjectType.CONFIG):
             options = sorted({*options, *registry.names(registry.GROUPS[group_name])})
         return [option for option in options if not option.endswith(("_schema", "_config_"))]  # and Hydra's dummy
+
+
+@functools.lru_cache(maxsize=1024)
+def parse_token(token: str) -> Override:
+    """Parse one override; several times a command line, and Hydra's parser takes a millisecond for each.
+
+    Raises:
+        HydraException: It is none.
+    """
+    return OverridesParser.create().parse_overrides([token])[0]
 
 
 def _is_value(override: Override) -> bool:

@@ -137,10 +137,14 @@ def compose(hydra: Hydra, config_name: str, overrides: list[str], run_mode: RunM
 
 def without_hydra(cfg: DictConfig) -> DictConfig:
     """Copy the run's own keys, without Hydra's node."""
-    own = copy.deepcopy(cfg)
+    content = vars(cfg)["_content"]
+    try:  # `hydra` is the larger part: it is left out of the copy, not taken out of it
+        vars(cfg)["_content"] = {key: node for key, node in content.items() if key != "hydra"}
+        own = copy.deepcopy(cfg)
+    finally:
+        vars(cfg)["_content"] = content
     OmegaConf.set_struct(own, False)
     OmegaConf.set_readonly(own, False)
-    own.pop("hydra", None)
     return own
 
 
