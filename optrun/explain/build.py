@@ -6,6 +6,7 @@ Nothing is trained and no weight is read; of data in local files a sample is.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 from torch import Tensor, nn
 from torch.optim import Optimizer
@@ -22,7 +23,7 @@ from optrun.explain.memory import rank_memory
 from optrun.explain.schedule import assumed_steps, curves_of, named_steps
 from optrun.model.build import ModelSpec, build_model, special_ids
 from optrun.optimizer.base import NamedOptimizer
-from optrun.optimizer.build import build_optimizer
+from optrun.optimizer.build import build_optimizer, options_of
 from optrun.optimizer.footprint import state_bytes
 from optrun.param_groups import build_param_groups
 from optrun.scheduler import build_scheduler
@@ -89,8 +90,16 @@ def explain(config: RunConfig, model: nn.Module | None = None) -> Facts:
         state_bytes=total([tensor.state_bytes for tensor in tensors]),
         rank_memory=rank_memory(config, params, states),
         data=sampled,
+        options=_options(config),
         notes=notes,
     )
+
+
+def _options(config: RunConfig) -> dict[str, Any]:
+    """The optimizer's options as they are in force; the dialect that they come from first, where it has dialects."""
+    own = config.optimizer
+    named = {"dialect": own.dialect} if hasattr(own, "dialect") else {}
+    return named | options_of(own)
 
 
 def _tied(model: nn.Module, params: Mapping[str, Tensor]) -> list[str]:
