@@ -91,7 +91,7 @@ def test_a_dialect_that_is_not_there(choice: str, dialect: str, facts: list[str]
 def test_a_keyword_of_a_package_is_answered(capsys: pytest.CaptureFixture[str]) -> None:
     assert optrun("--cfg", "job", "optimizer=lamb", "optimizer.trust_clip=true") == 2
     assert "Here it is called optimizer.max_trust=1.0" in capsys.readouterr().err
-    with pytest.raises(TypeError, match="no option 'max_coeff'.*called max_trust"):
+    with pytest.raises(TypeError, match=r"no option 'max_coeff'.*called max_trust"):
         Lamb.from_config(toy().items(), {"max_coeff": 3.0})
     for wanted in ("max_grad_norm", "trust_clip", "max_coeff", "set_grad_none", "clamp_value", "debias", "adam"):
         assert wanted in OPTIMIZERS
