@@ -291,7 +291,10 @@ def certify(
     title, reference = referee(family, dialect, problem, numbers[0])
     theirs = []
     for grads, of_step in zip(problem.grads, numbers, strict=True):
-        reference.step(grads, of_step)
+        try:
+            reference.step(grads, of_step)
+        except Exception as error:  # whatever a class of others raises
+            raise ConfigError(f"dialect={dialect}: {title} fails at a step: {error}") from error
         theirs.append({name: weight.clone() for name, weight in reference.weights.items()})
     trial = Trial(groups, lr, problem, numbers, theirs)
     parting, largest = trial.parts(ours)
@@ -349,7 +352,13 @@ def referee(family: str | None, dialect: str, problem: Problem, numbers: Mapping
             f"dialect={dialect}: no package whose formula is known here, and no optimizer that is registered. "
             f"{did_you_mean(dialect, own)} A class of your own comes by --plugin FILE.py."
         ) from error
-    return f"{cls.__qualname__}, the class of optimizer={dialect}", ClassReference(cls, {}, weights, numbers)
+    try:
+        return f"{cls.__qualname__}, the class of optimizer={dialect}", ClassReference(cls, {}, weights, numbers)
+    except Exception as error:  # whatever a class of others raises
+        raise ConfigError(
+            f"dialect={dialect}: {cls.__qualname__} cannot be built over the tensors of this model with lr, betas, eps "
+            f"and weight_decay alone: {error}"
+        ) from error
 
 
 def defaults_of(choice: str) -> dict[str, Any]:

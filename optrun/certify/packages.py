@@ -26,10 +26,10 @@ class Package:
     options: Mapping[str, Any]
 
     def load(self) -> type[Optimizer] | None:
-        """Import the class; None where the package is not installed."""
+        """Import the class; None where the package is not installed, or what it needs is not."""
         try:
             found = getattr(importlib.import_module(self.module), self.name)
-        except ImportError:
+        except Exception:  # a package beside another torch than its own raises what it likes
             return None
         assert issubclass(found, Optimizer)
         return found  # type: ignore[no-any-return]

@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from optrun.config.request import CommandLine, Request
 
 DEFAULT_STEPS = 20
+DEFAULT_CHOICE = "adamw"
+"""The optimizer of the embedded default."""
 
 
 def run(asked: CommandLine, *, steps: int, seed: int, out: str | None, as_json: bool) -> int:
@@ -105,13 +107,13 @@ def _composed(asked: CommandLine, dialect: str, overrides: list[str]) -> tuple[R
         if token.split("=", 1)[0].lstrip("+") == "resume" or is_hydra(token):
             raise ConfigError(f"{token}: no run is started or resumed here; leave it out.")
     notes: list[str] = []
-    request = compose_request(store.open_hydra(asked.config_dir), replace(asked, overrides=overrides))
-    choice = choice_of(request.config.optimizer)
     family = family_of(dialect)
     chosen = any(token.startswith("optimizer=") for token in overrides) or asked.names_config
-    if choice in DIALECTS and dialect not in DIALECTS[choice] and family is not None and not chosen:
-        choice, overrides = family, [f"optimizer={family}", *overrides]
+    if not chosen and family is not None and dialect not in DIALECTS[DEFAULT_CHOICE]:
+        overrides = [f"optimizer={family}", *overrides]
         notes.append(f"optimizer={family}: the first that has the dialect {dialect}")
+    request = compose_request(store.open_hydra(asked.config_dir), replace(asked, overrides=overrides))
+    choice = choice_of(request.config.optimizer)
     own = DIALECTS.get(choice, {})
     if dialect in own and not any(token.startswith("optimizer.dialect=") for token in overrides):
         overrides = [*overrides, f"optimizer.dialect={dialect}"]

@@ -157,6 +157,7 @@ def test_a_class_of_the_users_on_either_side(
         (["dialect=tim"], ["dialect=tim", "Did you mean timm?"]),
         (["dialect=timm", "optimizer=adamw"], ["adamw", "optimizer=lamb has it"]),
         (["dialect=timm", "optimizer=muon"], ["optimizer=muon has no dialects", "optimizer=lamb"]),
+        (["dialect=muon"], ["dialect=muon", "Muon cannot be built", "2D"]),
         (["dialect=timm", "resume=latest"], ["resume=latest", "leave it out"]),
         (["dialect=timm", "--kills", "2"], ["--kills", "certify resume"]),
         (["dialect=timm", "optimizer=lamb", "optimizer.max_coeff=3"], ["optimizer.max_coeff", "optimizer.max_trust"]),
