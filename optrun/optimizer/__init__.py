@@ -1,5 +1,6 @@
 """Optimizers that compute what they say, over parameters with names."""
 
+from optrun.config.dialects import dialect_options
 from optrun.optimizer.adamax import Adamax
 from optrun.optimizer.adamwdl import AdamWDL
 from optrun.optimizer.build import build_optimizer
@@ -7,4 +8,4 @@ from optrun.optimizer.lamb import Lamb
 from optrun.optimizer.lazy_adam import LazyAdam
 from optrun.optimizer.torch_named import AdamW
 
-__all__ = ["AdamW", "AdamWDL", "Adamax", "Lamb", "LazyAdam", "build_optimizer"]
+__all__ = ["AdamW", "AdamWDL", "Adamax", "Lamb", "LazyAdam", "build_optimizer", "dialect_options"]

@@ -34,6 +34,8 @@ class Adamax(NamedOptimizer):
             becomes 0/0, NaN.
         weight_decay: c, >= 0; may be a function of the step.
         weight_decay_mode: "l2", "l1" (both coupled: part of the gradient) or "decoupled".
+        eps_form: "decayed": as above, Paddle's. "gradient": u = max(b2 u, |g| + eps), torch's and optax's.
+            "denominator": u = max(b2 u, |g|), and w moves by m / (u + eps), Keras's.
         foreach: Fused kernels: True, False, or None for wherever they are the faster.
 
     Raises:
@@ -57,6 +59,7 @@ class Adamax(NamedOptimizer):
         "eps": arguments.not_negative,
         "weight_decay": arguments.not_negative,
         "weight_decay_mode": arguments.one_of("l1", "l2", "decoupled"),
+        "eps_form": arguments.one_of("decayed", "gradient", "denominator"),
         "foreach": arguments.optional_flag,
     }
     STATE: ClassVar[tuple[str, ...]] = ("exp_avg", "exp_inf")
@@ -70,6 +73,8 @@ class Adamax(NamedOptimizer):
         weight_decay: Numeric = 0.0,
         weight_decay_mode: str = "l2",
         foreach: bool | None = None,
+        *,
+        eps_form: str = "decayed",
     ) -> None:
         defaults = {
             "lr": lr,
@@ -78,6 +83,7 @@ class Adamax(NamedOptimizer):
             "weight_decay": weight_decay,
             "weight_decay_mode": weight_decay_mode,
             "foreach": foreach,
+            "eps_form": eps_form,
         }
         super().__init__(params, defaults)
 
@@ -98,7 +104,8 @@ class Adamax(NamedOptimizer):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        for batch in gather(self, slots=self.STATE, shared=("betas", "eps", "foreach"), per_tensor=self._numbers):
+        shared = ("betas", "eps", "eps_form", "foreach")
+        for batch in gather(self, slots=self.STATE, shared=shared, per_tensor=self._numbers):
             beta1, beta2 = batch.options["betas"]
             adamax(
                 batch.params,
@@ -110,6 +117,7 @@ class Adamax(NamedOptimizer):
                 beta1=beta1,
                 beta2=beta2,
                 eps=batch.options["eps"],
+                eps_form=batch.options["eps_form"],
                 **batch.numbers,
             )
             batch.done()
@@ -136,6 +144,7 @@ def _single_tensor_adamax(
     beta1: float,
     beta2: float,
     eps: float,
+    eps_form: str,
 ) -> None:
     """The formula of `Adamax`, one tensor after another.
 
@@ -151,7 +160,8 @@ def _single_tensor_adamax(
         keeps: What decoupled decay leaves of w, of each.
         beta1: Decay of the first moment.
         beta2: Decay of the maximum.
-        eps: Inside the max.
+        eps: Keeps the denominator from 0.
+        eps_form: Where it is added, see `Adamax`.
     """
     for i, (param, grad, exp_avg, exp_inf) in enumerate(zip(params, grads, exp_avgs, exp_infs, strict=True)):
         if l2s[i]:
@@ -159,10 +169,14 @@ def _single_tensor_adamax(
         if l1s[i]:
             grad = grad + param.sign() * l1s[i]
         first_moment_(exp_avg, grad, beta1)
-        torch.maximum(exp_inf.mul_(beta2).add_(eps), grad.abs(), out=exp_inf)
+        if eps_form == "decayed":
+            torch.maximum(exp_inf.mul_(beta2).add_(eps), grad.abs(), out=exp_inf)
+        else:
+            torch.maximum(exp_inf.mul_(beta2), grad.abs().add_(eps if eps_form == "gradient" else 0.0), out=exp_inf)
+        denom = exp_inf.add(eps) if eps_form == "denominator" else exp_inf
         if keeps[i] != 1.0:
             param.mul_(keeps[i])
-        param.addcdiv_(exp_avg, exp_inf, value=-lrs[i] / bias_correction(beta1, steps[i]))
+        param.addcdiv_(exp_avg, denom, value=-lrs[i] / bias_correction(beta1, steps[i]))
 
 
 def _multi_tensor_adamax(
@@ -179,6 +193,7 @@ def _multi_tensor_adamax(
     beta1: float,
     beta2: float,
     eps: float,
+    eps_form: str,
 ) -> None:
     """As `_single_tensor_adamax`."""
     if any(l2s):
@@ -187,9 +202,12 @@ def _multi_tensor_adamax(
         grads = list(torch._foreach_add(grads, torch._foreach_mul(torch._foreach_sign(params), l1s)))
     torch._foreach_lerp_(exp_avgs, grads, 1 - beta1)
     torch._foreach_mul_(exp_infs, beta2)
-    torch._foreach_add_(exp_infs, eps)
-    torch._foreach_maximum_(exp_infs, torch._foreach_abs(grads))
+    sizes = torch._foreach_abs(grads)
+    if eps_form != "denominator":
+        torch._foreach_add_(exp_infs if eps_form == "decayed" else sizes, eps)
+    torch._foreach_maximum_(exp_infs, sizes)
+    denoms = torch._foreach_add(exp_infs, eps) if eps_form == "denominator" else exp_infs
     if any(keep != 1.0 for keep in keeps):
         torch._foreach_mul_(params, keeps)
     scales = [-lr / bias_correction(beta1, step) for lr, step in zip(lrs, steps, strict=True)]
-    torch._foreach_addcdiv_(params, exp_avgs, exp_infs, scales)
+    torch._foreach_addcdiv_(params, exp_avgs, denoms, scales)

@@ -43,6 +43,21 @@ def positive(name: str, value: Any) -> float:
     return number
 
 
+def optional_positive(name: str, value: Any) -> float | None:
+    """A finite number above 0, or None for "none"."""
+    return None if value is None else positive(name, value)
+
+
+def in_order(low: str, least: float, high: str, most: float | None) -> None:
+    """Refuse a lower bound that is above the upper one.
+
+    Raises:
+        ValueError: With both.
+    """
+    if most is not None and least > most:
+        raise ValueError(f"{low}={least!r}: expected at most {high}={most!r}.")
+
+
 def fraction(name: str, value: Any) -> float:
     """A number in [0, 1)."""
     number = _number(name, value, "a number in [0, 1)")
