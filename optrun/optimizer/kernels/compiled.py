@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from optrun.optimizer.kernels.library import call
+from optrun.optimizer.lamb_rule import LambRule
 from optrun.optimizer.numerics import bias_correction
+
+EPS = {"decayed": "eps", "gradient": "eps_gradient", "denominator": "eps_denominator"}
+"""Adamax's eps by the form that says where it is added."""
 
 
 def adam(
@@ -20,17 +26,17 @@ def adam(
     steps: list[int],
     lrs: list[float],
     keeps: list[float],
-    l2s: list[float],
-    loss_scales: list[float],
+    l2s: Sequence[float] = (),
+    loss_scales: Sequence[float] = (),
     beta1: float,
     beta2: float,
     eps: float,
-    nesterov: bool,
-    eps_before_correction: bool,
+    nesterov: bool = False,
+    eps_before_correction: bool = False,
 ) -> None:
     """As `adam_update._single_tensor_adam`."""
     rows = []
-    for step, lr, keep, l2, loss_scale in zip(steps, lrs, keeps, l2s, loss_scales, strict=True):
+    for i, (step, lr, keep) in enumerate(zip(steps, lrs, keeps, strict=True)):
         scale, root = lr / bias_correction(beta1, step), math.sqrt(bias_correction(beta2, step))
         rows.append(
             {
@@ -40,8 +46,8 @@ def adam(
                 "beta2": beta2,
                 "eps": eps,
                 "root": 1.0 if eps_before_correction else 1.0 / root,
-                "l2": l2,
-                "unscale": 1.0 / loss_scale,
+                "l2": l2s[i] if l2s else 0.0,
+                "unscale": 1.0 / loss_scales[i] if loss_scales else 1.0,
                 "nesterov": float(nesterov),
             }
         )
@@ -62,6 +68,7 @@ def adamax(
     beta1: float,
     beta2: float,
     eps: float,
+    eps_form: str,
 ) -> None:
     """As `adamax._single_tensor_adamax`."""
     rows = [
@@ -70,7 +77,7 @@ def adamax(
             "keep": keep,
             "beta1": beta1,
             "beta2": beta2,
-            "eps": eps,
+            EPS[eps_form]: eps,
             "l1": l1,
             "l2": l2,
         }
@@ -91,24 +98,38 @@ def lamb(
     adapt: list[bool],
     l1s: list[float],
     l2s: list[float],
+    keeps: list[float],
     beta1: float,
     beta2: float,
     eps: float,
+    rule: LambRule,
+    **_: Any,
 ) -> Tensor:
-    """As `lamb._single_tensor_lamb`, over tensors that no other rank holds a piece of."""
-    rows = [
-        {
-            "scale": lr,
-            "beta1": beta1,
-            "beta2": beta2,
-            "eps": eps,
-            "root": 1.0 / math.sqrt(bias_correction(beta2, step)),
-            "first": 1.0 / bias_correction(beta1, step),
-            "l1": l1,
-            "l2": l2,
-            "decay": decay,
-            "adapt": float(wanted),
-        }
-        for step, lr, decay, wanted, l1, l2 in zip(steps, lrs, weight_decays, adapt, l1s, l2s, strict=True)
-    ]
+    """As `lamb._single_tensor_lamb` where `lamb.ways` says that it can."""
+    shared = {
+        "beta1": beta1,
+        "beta2": beta2,
+        "eps": eps,
+        "min_norm": rule.min_param_norm,
+        "max_norm": math.inf if rule.max_param_norm is None else rule.max_param_norm,
+        "eps_ratio": eps if rule.eps_in_trust else 0.0,
+        "min_ratio": rule.min_trust,
+        "max_ratio": math.inf if rule.max_trust is None else rule.max_trust,
+    }
+    rows = []
+    for i, step in enumerate(steps):
+        correction1, correction2, lr_factor = rule.corrections(beta1, beta2, step)
+        rows.append(
+            {
+                **shared,
+                "scale": lrs[i] * lr_factor,
+                "keep": keeps[i],
+                "root": 1.0 / math.sqrt(correction2),
+                "first": 1.0 / correction1,
+                "l1": l1s[i],
+                "l2": l2s[i],
+                "decay": weight_decays[i],
+                "adapt": float(adapt[i]),
+            }
+        )
     return torch.tensor(call("lamb", params, grads, exp_avgs, exp_avg_sqs, rows), dtype=params[0].dtype)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -21,6 +22,8 @@ NUMBERS: dict[str, float] = {
     "beta1": 0.0,
     "beta2": 0.0,
     "eps": 0.0,
+    "eps_gradient": 0.0,
+    "eps_denominator": 0.0,
     "root": 1.0,
     "first": 1.0,
     "l1": 0.0,
@@ -29,6 +32,11 @@ NUMBERS: dict[str, float] = {
     "unscale": 1.0,
     "adapt": 0.0,
     "nesterov": 0.0,
+    "min_norm": 0.0,
+    "max_norm": math.inf,
+    "eps_ratio": 0.0,
+    "min_ratio": 0.0,
+    "max_ratio": math.inf,
 }
 """Fields of `Numbers` in step.c, in its order, and what they are where a formula has none."""
 

@@ -27,12 +27,14 @@ typedef struct { /* of one tensor; the order is that of `NUMBERS` in compiled.py
     double scale;   /* lr / (1 - beta1^t) of Adam and Adamax, lr of LAMB */
     double keep;    /* what decoupled decay leaves of a weight */
     double beta1, beta2, eps;
+    double eps_gradient, eps_denominator; /* Adamax's, beside |g| and beside the maximum */
     double root;    /* 1 / sqrt(1 - beta2^t) */
     double first;   /* LAMB's 1 / (1 - beta1^t) */
     double l1, l2;  /* coupled decay */
     double decay;   /* LAMB's, inside the norm */
     double unscale; /* 1 / loss scale */
     double adapt, nesterov; /* 0 or 1 */
+    double min_norm, max_norm, eps_ratio, min_ratio, max_ratio; /* LAMB's bounds of |w| and of the ratio */
 } Numbers;
 
 typedef struct {
@@ -68,6 +70,8 @@ typedef double Lanes __attribute__((vector_size(LANES * sizeof(double))));
 #endif
 #define INLINE static inline __attribute__((always_inline))
 
+static double bounded(double x, double low, double high) { return x < low ? low : x > high ? high : x; }
+
 static void set_ratio(Step *step, int64_t tensor)
 {
     double weights = 0, directions = 0;
@@ -75,8 +79,10 @@ static void set_ratio(Step *step, int64_t tensor)
         weights += step->sums[2 * chunk];
         directions += step->sums[2 * chunk + 1];
     }
-    if (step->numbers[tensor].adapt && weights > 0 && directions > 0)
-        step->ratios[tensor] = sqrt(weights) / sqrt(directions);
+    const Numbers *x = &step->numbers[tensor];
+    const double norm = bounded(fabs(x->keep) * sqrt(weights), x->min_norm, x->max_norm);
+    if (x->adapt && norm > 0 && directions > 0)
+        step->ratios[tensor] = bounded(norm / (sqrt(directions) + x->eps_ratio), x->min_ratio, x->max_ratio);
 }
 
 static void *work(void *given)
@@ -235,6 +241,7 @@ FAST static void OF(adamax)(const Step *step, const Job *job)
     GIVEN;
     (void)rest2;
     const REAL keep = x->keep, scale = x->scale, l1 = x->l1, l2 = x->l2;
+    const REAL eps_gradient = x->eps_gradient, eps_denominator = x->eps_denominator;
     for (int64_t i = 0; i < n; i++) {
         REAL g = grad[i];
         if (l2)
@@ -242,11 +249,11 @@ FAST static void OF(adamax)(const Step *step, const Job *job)
         if (l1)
             g += l1 * OF(sign)(w[i]);
         const REAL first = OF(lerp)(m[i], g, beta1, rest1);
-        const REAL size = g < 0 ? -g : g, faded = beta2 * v[i] + eps;
+        const REAL size = (g < 0 ? -g : g) + eps_gradient, faded = beta2 * v[i] + eps;
         const REAL largest = faded > size || faded != faded ? faded : size;
         m[i] = first;
         v[i] = largest;
-        w[i] = keep * w[i] - scale * (first / largest);
+        w[i] = keep * w[i] - scale * (first / (largest + eps_denominator));
     }
 }
 
@@ -306,8 +313,9 @@ FAST static void OF(lamb_update)(const Step *step, const Job *job)
 {
     GIVEN;
     (void)grad, (void)beta1, (void)beta2, (void)rest1, (void)rest2;
-    const REAL root = x->root, correction = x->first, decay = x->decay, scale = x->scale * step->ratios[job->tensor];
+    const REAL keep = x->keep, root = x->root, correction = x->first, decay = x->decay;
+    const REAL scale = x->scale * step->ratios[job->tensor];
     for (int64_t i = 0; i < n; i++)
-        w[i] -= scale * OF(direction)(m[i], v[i], w[i], correction, root, eps, decay);
+        w[i] = keep * w[i] - scale * OF(direction)(m[i], v[i], w[i], correction, root, eps, decay);
 }
 #endif
