@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from optrun.errors import ConfigError, did_you_mean
-from optrun.optimizer.kernels.library import library
+from optrun.optimizer.kernels import library
 
 VARIABLE = "OPTRUN_KERNEL"
 NAMES = ("auto", "loop", "foreach", "fused", "compiled")
@@ -46,21 +46,21 @@ def pick(foreach: bool | None, device: str, ways: Sequence[str]) -> str:
         return "loop" if named == "loop" else "foreach"
     if named != "auto":
         return named if named in ways else ways[0] if ways[0] == "foreach" else "loop"
-    return next(way for way in ways if way != "compiled" or library().loaded is not None)
+    return next(way for way in ways if way != "compiled" or library.library().loaded is not None)
 
 
 def _named() -> str:
     named = os.environ.get(VARIABLE) or "auto"
     if named not in NAMES:
-        raise ConfigError(f"{VARIABLE}={named!r}: expected one of {', '.join(NAMES)}. {did_you_mean(named, NAMES)}")
-    if named == "compiled" and library().loaded is None:
-        raise ConfigError(f"{VARIABLE}=compiled: there is no compiled kernel, {library().missing}.")
+        raise ConfigError(f"{VARIABLE}={named!r}: expected the name of a kernel. {did_you_mean(named, NAMES)}")
+    if named == "compiled" and library.library().loaded is None:
+        raise ConfigError(f"{VARIABLE}=compiled: there is no compiled kernel, {library.library().missing}.")
     return named
 
 
 def why_not_compiled() -> str:
     """Say why no step is taken by the compiled kernel; empty where it is there."""
-    return library().missing
+    return library.library().missing
 
 
 def take_step(

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from itertools import chain
+from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -52,7 +53,12 @@ class Library:
 @cache
 def library() -> Library:
     """Load the compiled kernel that lies beside its source, once a process."""
-    path = SOURCE.with_name(LIBRARY)
+    return load(SOURCE.parent)
+
+
+def load(folder: Path) -> Library:
+    """Load the compiled kernel from a folder, if it is there and made from the `step.c` of this optrun."""
+    path = folder / LIBRARY
     if not path.is_file():
         return Library(None, "it is not built: pip builds it where it finds a C compiler")
     try:
