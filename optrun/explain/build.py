@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
@@ -24,6 +25,7 @@ from optrun.model.build import ModelSpec, build_model, special_ids
 from optrun.optimizer.base import NamedOptimizer
 from optrun.optimizer.build import build_optimizer
 from optrun.optimizer.footprint import state_bytes
+from optrun.optimizer.kernels.report import kernel_of, kernel_row
 from optrun.param_groups import build_param_groups
 from optrun.scheduler import build_scheduler
 from optrun.scheduler.build import config_of_group
@@ -63,6 +65,7 @@ def explain(config: RunConfig, model: nn.Module | None = None) -> Facts:
     states = state_bytes(optimizer)
     tensors = _tensors(config, optimizer, states, curves, curve_of)
     climb = num_warmup_steps_of(config.scheduler, steps)
+    sharded = config.distributed.name == "fsdp"
     params = dict(model.named_parameters())
     notes += _tied(model, params)
     frozen = {name: param for name, param in params.items() if not param.requires_grad}
@@ -70,6 +73,7 @@ def explain(config: RunConfig, model: nn.Module | None = None) -> Facts:
         model=type(model).__name__,
         task=config.task.name,
         optimizer=config.optimizer.name,
+        kernel=kernel_row(kernel_of(optimizer, device_type(config.training.device), whole=not sharded)),
         lr=config.lr,
         param_groups=config.param_groups.name,
         rules=_rules_in_words(config),
@@ -91,6 +95,13 @@ def explain(config: RunConfig, model: nn.Module | None = None) -> Facts:
         data=sampled,
         notes=notes,
     )
+
+
+def device_type(name: str) -> str:
+    """Tell the type of device that `training.device` means here, without starting one."""
+    if name != "auto":
+        return name.partition(":")[0]
+    return "cuda" if torch.cuda.is_available() else "mps" if torch.backends.mps.is_available() else "cpu"
 
 
 def _tied(model: nn.Module, params: Mapping[str, Tensor]) -> list[str]:

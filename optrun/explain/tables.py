@@ -87,6 +87,7 @@ def _headline(facts: Facts) -> RenderableType:
         Text.assemble((facts.model, "bold"), f" for {facts.task}: {count(facts.parameters)} parameters train{frozen}"),
     )
     grid.add_row("optimizer", Text.assemble((facts.optimizer, "bold"), f" at lr {rate(facts.lr)}, clip {facts.clip}"))
+    grid.add_row("kernel", printable(facts.kernel))
     grid.add_row(
         "groups", Text.assemble((facts.param_groups, "bold"), f": {groups} groups, {len(facts.tensors)} tensors")
     )

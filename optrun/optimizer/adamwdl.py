@@ -14,10 +14,11 @@ from torch import Tensor
 
 from optrun.errors import did_you_mean
 from optrun.optimizer import arguments
-from optrun.optimizer.adam_update import adam
+from optrun.optimizer.adam_update import adam, ways
 from optrun.optimizer.arguments import Check
 from optrun.optimizer.base import NamedOptimizer, Numeric, Params
 from optrun.optimizer.batches import gather
+from optrun.optimizer.kernels.choice import pick
 from optrun.param_groups.layerwise import NamedParam, SetParamLrFun, layerwise_lr_decay
 
 DECAY_FORMS = ("documented", "paddlenlp", "paddlenlp-2.2")
@@ -200,6 +201,11 @@ class AdamWDL(NamedOptimizer):
             keep *= 1.0 - lr * weight_decay
         return {"lrs": lr, "keeps": keep}
 
+    def kernel(self, group: Mapping[str, Any], device: str, *, whole: bool = True) -> str:
+        """Name the kernel that steps a group on a type of device; `whole`: no tensor is sharded."""
+        del whole
+        return pick(group["foreach"], device, ways())
+
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Update every parameter that has a gradient; returns what `closure` returned."""
@@ -221,7 +227,7 @@ class AdamWDL(NamedOptimizer):
                 batch.grads,
                 batch.state["exp_avg"],
                 batch.state["exp_avg_sq"],
-                foreach=batch.foreach,
+                foreach=batch.options["foreach"],
                 steps=batch.steps,
                 beta1=beta1,
                 beta2=beta2,
