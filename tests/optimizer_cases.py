@@ -147,6 +147,12 @@ CASES = [
         sparse="rows",
         wide=True,
     ),
+    Case(
+        "lion",
+        good=[{}, {"betas": (0.5, 0.8), "weight_decay": 0.3}],
+        bad=[*BAD_LR, *BAD_BETAS[:-1], *BAD_DECAY, *BAD_FOREACH, ({"eps": 1e-8}, TypeError, r"eps")],
+        wide=True,
+    ),
     Case("adamw", good=[{}, {"weight_decay": 0.1, "amsgrad": True}], bad=ADAM_BAD),
     Case("adam", good=[{}, {"weight_decay": 0.1}], bad=ADAM_BAD),
     Case(

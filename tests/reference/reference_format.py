@@ -27,8 +27,12 @@ ATOL = {
     ("tfm_lamb", "float32"): 2e-6,
     ("tfm_lamb", "float64"): 1e-7,
     ("mindspore_lazyadam", "float32"): 4e-6,
+    ("lion_pytorch", "float64"): 1e-13,
 }
-"""Absolute tolerance of a parameter by file and by the dtype a case was recorded in; the relative one is 1e-6."""
+"""Absolute tolerance of a parameter by file and by the dtype a case was recorded in."""
+
+RTOL = {"lion_pytorch": 1e-13}
+"""Relative tolerance of a parameter; 1e-6 where a system is not listed."""
 
 RTOL_SCHEDULE = {"paddle": 1e-12, "float32": 3e-6}
 """Relative tolerance of a rate: Paddle computes it as a Python float, Keras and MindSpore as a float32."""
@@ -44,6 +48,7 @@ TABLES = {
     },
     "tfm_lamb": {"get_config", "keras_schedules", "normalised_names"},
     "mindspore_lazyadam": {"mindspore_schedules"},
+    "lion_pytorch": set(),
 }
 """Systems, and the value tables that may stand in any file."""
 

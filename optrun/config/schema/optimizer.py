@@ -292,6 +292,20 @@ class MuonConfig(_DecaysForward):
 
 
 @dataclass(kw_only=True)
+class LionConfig(_DecaysForward):
+    """`optimizer=lion`."""
+
+    betas: tuple[float, float]
+    """Of the interpolation whose sign is taken, and decay of the moment; each in [0, 1)."""
+    foreach: bool | None
+
+    def __post_init__(self) -> None:
+        """Decays lie in [0, 1)."""
+        super().__post_init__()
+        self.betas = _betas(self.betas)
+
+
+@dataclass(kw_only=True)
 class PytorchOptimizerConfig(OptimizerConfig):
     """`optimizer=pytorch_optimizer optimizer.name=...`: an optimizer of that library, by its name there."""
 
@@ -316,6 +330,7 @@ SCHEMAS: dict[str, type[OptimizerConfig]] = registry.own(
         "radam": (RAdamConfig, "optrun.optimizer.torch_named:RAdam"),
         "adafactor": (AdafactorConfig, "optrun.optimizer.torch_named:Adafactor"),
         "muon": (MuonConfig, "optrun.optimizer.torch_named:Muon"),
+        "lion": (LionConfig, "optrun.optimizer.lion:Lion"),
         "pytorch_optimizer": (PytorchOptimizerConfig, "optrun.optimizer.foreign:build_pytorch_optimizer"),
     },
 )
@@ -333,6 +348,6 @@ def refuse_few_bits(key: str, name: str) -> None:
         raise ConfigError(
             f"{key}={name}: not offered: the optimizers of bitsandbytes and torchao, with a state of few bits or in "
             "pages, are not proved here to go on from a checkpoint bit for bit, and torchao's state are tensors that a "
-            "checkpoint cannot hold. Less state than AdamW's: optimizer=adafactor, optimizer=muon, optimizer=sgd, or "
-            "optimizer=pytorch_optimizer optimizer.name=lion."
+            "checkpoint cannot hold. Less state than AdamW's: optimizer=lion, optimizer=adafactor, "
+            "optimizer=muon or optimizer=sgd."
         )

@@ -1,0 +1,62 @@
+"""Cases of optimizers that were written for torch: keywords by the name they have in their package."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from optrun.optimizer import Lion
+from optrun.optimizer.base import NamedOptimizer
+from tests.reference.reference_format import FormatError, fields
+from tests.reference.reference_player import CASE, Player, named, parameters, tensors
+
+
+@dataclass(frozen=True)
+class Package:
+    """How one class of a package is said here.
+
+    Attributes:
+        cls: Ours.
+        keywords: Its keywords and their defaults there.
+        slots: From its state to ours.
+        ours: From a keyword there to ours, where the name differs.
+    """
+
+    cls: type[NamedOptimizer]
+    keywords: Mapping[str, Any]
+    slots: Mapping[str, str]
+    ours: Mapping[str, str]
+
+    def options(self, given: Mapping[str, Any]) -> dict[str, Any]:
+        """Our keywords for keywords of the package."""
+        return {self.ours.get(key, key): value for key, value in given.items()}
+
+
+PACKAGES = {
+    "lion_pytorch": Package(
+        Lion, {"lr": 1e-4, "betas": [0.9, 0.99], "weight_decay": 0.0}, {"exp_avg": "exp_avg"}, ours={}
+    ),
+}
+
+
+def of_torch(where: str, raw: dict[str, Any], dtype: torch.dtype, foreach: bool, _driver: str) -> Player:
+    """A case of one of `PACKAGES`; an lr that changes is a function of the step."""
+    package = PACKAGES[where.split()[0]]
+    case = fields(where, raw, *CASE, covers=[], groups=None)
+    config = vars(fields(f"{where} config", case.config, **package.keywords))
+    params = tensors(parameters(where, case.params, dtype))
+    groups = []
+    for group in case.groups or [{"params": list(params)}]:
+        given = dict(group)
+        names = given.pop("params")
+        for key in given:
+            if key not in package.keywords:
+                raise FormatError(f"{where} groups: unknown key {key!r}.")
+        groups.append({"params": named(params, names), **package.options(given)})
+    rates = case.lr
+    config["lr"] = config["lr"] if set(rates) == {config["lr"]} else lambda step: rates[min(step, len(rates) - 1)]
+    optimizer = package.cls(groups, foreach=foreach, **package.options(config))  # type: ignore[call-arg]
+    return Player(case, optimizer, params, config["lr"])
