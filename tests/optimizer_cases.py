@@ -153,6 +153,12 @@ CASES = [
         bad=[*BAD_LR, *BAD_BETAS[:-1], *BAD_DECAY, *BAD_FOREACH, ({"eps": 1e-8}, TypeError, r"eps")],
         wide=True,
     ),
+    Case(
+        "schedule_free",
+        good=[{}, {"weight_decay": 0.1, "r": 1.0, "weight_lr_power": 0.5, "betas": (0.6, 0.9)}],
+        bad=[*ADAM_BAD, ({"betas": (0.0, 0.9)}, ValueError, r"betas=\(0.0, 0.9\): .*the first above 0")],
+        wide=True,
+    ),
     Case("adamw", good=[{}, {"weight_decay": 0.1, "amsgrad": True}], bad=ADAM_BAD),
     Case("adam", good=[{}, {"weight_decay": 0.1}], bad=ADAM_BAD),
     Case(

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from optrun.optimizer.averaged import averages, evaluation_weights
 from tests.reference.reference_adapter import player
 from tests.reference.reference_format import (
     ATOL,
@@ -184,6 +185,10 @@ def _torch_state(system: str, play: Player, _left_out: dict[str, set[int]]) -> N
         for slot, want in saved.items():
             atol, rtol = ATOL[system, play.case.dtype], RTOL[system]
             _check_tensor(f"{play.case.id}: state of {name}, {slot}", own[slots[slot]], want, atol, rtol)
+    if averages(play.optimizer):
+        with evaluation_weights(play.optimizer):
+            for (name, param), want in zip(play.params.items(), play.case.evaluated, strict=True):
+                _check_tensor(f"{play.case.id}: {name} for evaluation", param.detach(), want, 1e-12, 1e-12)
 
 
 STATES = {

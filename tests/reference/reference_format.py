@@ -28,10 +28,11 @@ ATOL = {
     ("tfm_lamb", "float64"): 1e-7,
     ("mindspore_lazyadam", "float32"): 4e-6,
     ("lion_pytorch", "float64"): 1e-13,
+    ("schedulefree_adamw", "float64"): 1e-13,
 }
 """Absolute tolerance of a parameter by file and by the dtype a case was recorded in."""
 
-RTOL = {"lion_pytorch": 1e-13}
+RTOL = {"lion_pytorch": 1e-13, "schedulefree_adamw": 1e-13}
 """Relative tolerance of a parameter; 1e-6 where a system is not listed."""
 
 RTOL_SCHEDULE = {"paddle": 1e-12, "float32": 3e-6}
@@ -49,6 +50,7 @@ TABLES = {
     "tfm_lamb": {"get_config", "keras_schedules", "normalised_names"},
     "mindspore_lazyadam": {"mindspore_schedules"},
     "lion_pytorch": set(),
+    "schedulefree_adamw": set(),
 }
 """Systems, and the value tables that may stand in any file."""
 

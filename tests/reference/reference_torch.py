@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from optrun.optimizer import Lion
+from optrun.optimizer import Lion, ScheduleFreeAdamW
 from optrun.optimizer.base import NamedOptimizer
 from tests.reference.reference_format import FormatError, fields
 from tests.reference.reference_player import CASE, Player, named, parameters, tensors
@@ -22,22 +22,26 @@ class Package:
         cls: Ours.
         keywords: Its keywords and their defaults there.
         slots: From its state to ours.
-        ours: From a keyword there to ours, where the name differs.
     """
 
     cls: type[NamedOptimizer]
     keywords: Mapping[str, Any]
     slots: Mapping[str, str]
-    ours: Mapping[str, str]
-
-    def options(self, given: Mapping[str, Any]) -> dict[str, Any]:
-        """Our keywords for keywords of the package."""
-        return {self.ours.get(key, key): value for key, value in given.items()}
 
 
 PACKAGES = {
-    "lion_pytorch": Package(
-        Lion, {"lr": 1e-4, "betas": [0.9, 0.99], "weight_decay": 0.0}, {"exp_avg": "exp_avg"}, ours={}
+    "lion_pytorch": Package(Lion, {"lr": 1e-4, "betas": [0.9, 0.99], "weight_decay": 0.0}, {"exp_avg": "exp_avg"}),
+    "schedulefree_adamw": Package(
+        ScheduleFreeAdamW,
+        {
+            "lr": 2.5e-3,
+            "betas": [0.9, 0.999],
+            "eps": 1e-8,
+            "weight_decay": 0.0,
+            "r": 0.0,
+            "weight_lr_power": 2.0,
+        },
+        {"z": "z", "exp_avg_sq": "exp_avg_sq"},
     ),
 }
 
@@ -45,7 +49,8 @@ PACKAGES = {
 def of_torch(where: str, raw: dict[str, Any], dtype: torch.dtype, foreach: bool, _driver: str) -> Player:
     """A case of one of `PACKAGES`; an lr that changes is a function of the step."""
     package = PACKAGES[where.split()[0]]
-    case = fields(where, raw, *CASE, covers=[], groups=None)
+    averaging = hasattr(package.cls, "eval")
+    case = fields(where, raw, *CASE, covers=[], groups=None, **({"evaluated": None} if averaging else {}))
     config = vars(fields(f"{where} config", case.config, **package.keywords))
     params = tensors(parameters(where, case.params, dtype))
     groups = []
@@ -55,8 +60,8 @@ def of_torch(where: str, raw: dict[str, Any], dtype: torch.dtype, foreach: bool,
         for key in given:
             if key not in package.keywords:
                 raise FormatError(f"{where} groups: unknown key {key!r}.")
-        groups.append({"params": named(params, names), **package.options(given)})
+        groups.append({"params": named(params, names), **given})
     rates = case.lr
     config["lr"] = config["lr"] if set(rates) == {config["lr"]} else lambda step: rates[min(step, len(rates) - 1)]
-    optimizer = package.cls(groups, foreach=foreach, **package.options(config))  # type: ignore[call-arg]
+    optimizer = package.cls(groups, foreach=foreach, **config)  # type: ignore[call-arg]
     return Player(case, optimizer, params, config["lr"])

@@ -66,6 +66,8 @@ class OptimizerConfig:
     """Peak learning rate where the top-level `lr` is not set."""
     weight_decay: float
     """Decay of the parameters that param_groups does not exempt; what it does is the optimizer's."""
+    SCHEDULE_FREE: ClassVar[bool] = False
+    """Whether something else takes the place of a schedule, so that one is worth a word."""
 
     def __post_init__(self) -> None:
         """Ranges that hold for all."""
@@ -306,6 +308,25 @@ class LionConfig(_DecaysForward):
 
 
 @dataclass(kw_only=True)
+class ScheduleFreeConfig(_DecaysForward, _TwoMoments):
+    """`optimizer=schedule_free`."""
+
+    SCHEDULE_FREE: ClassVar[bool] = True
+    r: float
+    """Power of the step in the weights of the average."""
+    weight_lr_power: float
+    """Power of the lr in them."""
+    master_weights: bool
+
+    def __post_init__(self) -> None:
+        """The weights to evaluate are found by dividing by the first beta."""
+        super().__post_init__()
+        expect(self.betas[0] > 0, "optimizer.betas", list(self.betas), "two numbers, the first above 0")
+        expect_not_negative("optimizer.r", self.r)
+        expect_not_negative("optimizer.weight_lr_power", self.weight_lr_power)
+
+
+@dataclass(kw_only=True)
 class PytorchOptimizerConfig(OptimizerConfig):
     """`optimizer=pytorch_optimizer optimizer.name=...`: an optimizer of that library, by its name there."""
 
@@ -331,6 +352,7 @@ SCHEMAS: dict[str, type[OptimizerConfig]] = registry.own(
         "adafactor": (AdafactorConfig, "optrun.optimizer.torch_named:Adafactor"),
         "muon": (MuonConfig, "optrun.optimizer.torch_named:Muon"),
         "lion": (LionConfig, "optrun.optimizer.lion:Lion"),
+        "schedule_free": (ScheduleFreeConfig, "optrun.optimizer.schedule_free:ScheduleFreeAdamW"),
         "pytorch_optimizer": (PytorchOptimizerConfig, "optrun.optimizer.foreign:build_pytorch_optimizer"),
     },
 )
