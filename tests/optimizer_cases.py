@@ -159,6 +159,22 @@ CASES = [
         bad=[*ADAM_BAD, ({"betas": (0.0, 0.9)}, ValueError, r"betas=\(0.0, 0.9\): .*the first above 0")],
         wide=True,
     ),
+    Case(
+        "ademamix",
+        good=[
+            {},
+            {"betas": (0.5, 0.8, 0.9), "alpha": 2.0, "alpha_warmup_steps": 4, "beta3_warmup_steps": 8, "eps": 1e-3},
+        ],
+        bad=[
+            *BAD_LR,
+            *BAD_DECAY,
+            *BAD_FOREACH,
+            ({"betas": (0.9, 0.999)}, ValueError, r"betas=\(0.9, 0.999\): expected three numbers, each in \[0, 1\)"),
+            ({"alpha": -1.0}, ValueError, r"alpha=-1.0: expected a finite number >= 0"),
+            ({"beta3_warmup_steps": 2.5}, TypeError, r"beta3_warmup_steps=2.5: expected a whole number"),
+        ],
+        wide=True,
+    ),
     Case("adamw", good=[{}, {"weight_decay": 0.1, "amsgrad": True}], bad=ADAM_BAD),
     Case("adam", good=[{}, {"weight_decay": 0.1}], bad=ADAM_BAD),
     Case(

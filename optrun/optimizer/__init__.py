@@ -2,6 +2,7 @@
 
 from optrun.optimizer.adamax import Adamax
 from optrun.optimizer.adamwdl import AdamWDL
+from optrun.optimizer.ademamix import AdEMAMix
 from optrun.optimizer.build import build_optimizer
 from optrun.optimizer.lamb import Lamb
 from optrun.optimizer.lazy_adam import LazyAdam
@@ -9,4 +10,4 @@ from optrun.optimizer.lion import Lion
 from optrun.optimizer.schedule_free import ScheduleFreeAdamW
 from optrun.optimizer.torch_named import AdamW
 
-__all__ = ["AdamW", "AdamWDL", "Adamax", "Lamb", "LazyAdam", "Lion", "ScheduleFreeAdamW", "build_optimizer"]
+__all__ = ["AdEMAMix", "AdamW", "AdamWDL", "Adamax", "Lamb", "LazyAdam", "Lion", "ScheduleFreeAdamW", "build_optimizer"]

@@ -184,7 +184,7 @@ def _torch_state(system: str, play: Player, _left_out: dict[str, set[int]]) -> N
         saved = vars(fields(f"{play.case.id}: state of {name}", play.case.state[name], *(slots if own else ())))
         for slot, want in saved.items():
             atol, rtol = ATOL[system, play.case.dtype], RTOL[system]
-            _check_tensor(f"{play.case.id}: state of {name}, {slot}", own[slots[slot]], want, atol, rtol)
+            _check_tensor(f"{play.case.id}: state of {name}, {slot}", own[slot], want, atol, rtol)
     if averages(play.optimizer):
         with evaluation_weights(play.optimizer):
             for (name, param), want in zip(play.params.items(), play.case.evaluated, strict=True):

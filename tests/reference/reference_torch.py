@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 
-from optrun.optimizer import Lion, ScheduleFreeAdamW
+from optrun.optimizer import AdEMAMix, Lion, ScheduleFreeAdamW
 from optrun.optimizer.base import NamedOptimizer
 from tests.reference.reference_format import FormatError, fields
 from tests.reference.reference_player import CASE, Player, named, parameters, tensors
@@ -21,16 +21,38 @@ class Package:
     Attributes:
         cls: Ours.
         keywords: Its keywords and their defaults there.
-        slots: From its state to ours.
+        slots: State tensors, which have the same names.
+        renamed: From a keyword there to ours, where it is another.
+        fixed: Keywords there whose value is what ours always does.
     """
 
     cls: type[NamedOptimizer]
     keywords: Mapping[str, Any]
-    slots: Mapping[str, str]
+    slots: tuple[str, ...]
+    renamed: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    fixed: Mapping[str, Any] = field(default_factory=dict)
+
+    def options(self, given: Mapping[str, Any]) -> dict[str, Any]:
+        """Our keywords for keywords of the package."""
+        return {name: value for key, value in given.items() for name in self.renamed.get(key, (key,))}
 
 
 PACKAGES = {
-    "lion_pytorch": Package(Lion, {"lr": 1e-4, "betas": [0.9, 0.99], "weight_decay": 0.0}, {"exp_avg": "exp_avg"}),
+    "lion_pytorch": Package(Lion, {"lr": 1e-4, "betas": [0.9, 0.99], "weight_decay": 0.0}, ("exp_avg",)),
+    "pytorch_optimizer_ademamix": Package(
+        AdEMAMix,
+        {
+            "lr": 1e-3,
+            "betas": [0.9, 0.999, 0.9999],
+            "eps": 1e-8,
+            "weight_decay": 0.0,
+            "alpha": 5.0,
+            "t_alpha_beta3": None,
+        },
+        ("exp_avg", "exp_avg_slow", "exp_avg_sq"),
+        renamed={"t_alpha_beta3": ("alpha_warmup_steps", "beta3_warmup_steps")},
+        fixed={"weight_decouple": True},
+    ),
     "schedulefree_adamw": Package(
         ScheduleFreeAdamW,
         {
@@ -41,7 +63,7 @@ PACKAGES = {
             "r": 0.0,
             "weight_lr_power": 2.0,
         },
-        {"z": "z", "exp_avg_sq": "exp_avg_sq"},
+        ("z", "exp_avg_sq"),
     ),
 }
 
@@ -51,7 +73,10 @@ def of_torch(where: str, raw: dict[str, Any], dtype: torch.dtype, foreach: bool,
     package = PACKAGES[where.split()[0]]
     averaging = hasattr(package.cls, "eval")
     case = fields(where, raw, *CASE, covers=[], groups=None, **({"evaluated": None} if averaging else {}))
-    config = vars(fields(f"{where} config", case.config, **package.keywords))
+    config = vars(fields(f"{where} config", case.config, *package.fixed, **package.keywords))
+    for key, value in package.fixed.items():
+        if config.pop(key) != value:
+            raise FormatError(f"{where} config: {key} has to be {value!r}.")
     params = tensors(parameters(where, case.params, dtype))
     groups = []
     for group in case.groups or [{"params": list(params)}]:
@@ -60,8 +85,8 @@ def of_torch(where: str, raw: dict[str, Any], dtype: torch.dtype, foreach: bool,
         for key in given:
             if key not in package.keywords:
                 raise FormatError(f"{where} groups: unknown key {key!r}.")
-        groups.append({"params": named(params, names), **given})
+        groups.append({"params": named(params, names), **package.options(given)})
     rates = case.lr
     config["lr"] = config["lr"] if set(rates) == {config["lr"]} else lambda step: rates[min(step, len(rates) - 1)]
-    optimizer = package.cls(groups, foreach=foreach, **config)  # type: ignore[call-arg]
+    optimizer = package.cls(groups, foreach=foreach, **package.options(config))  # type: ignore[call-arg]
     return Player(case, optimizer, params, config["lr"])

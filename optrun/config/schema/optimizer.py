@@ -51,10 +51,10 @@ class AdjustLr(Enum):
 DECAY_FORMS = ("documented", "paddlenlp", "paddlenlp-2.2")
 
 
-def _betas(value: Sequence[float]) -> tuple[float, float]:
-    right = len(value) == 2 and all(0 <= beta < 1 for beta in value)
-    expect(right, "optimizer.betas", list(value), "two numbers, each in [0, 1)")
-    return value[0], value[1]
+def _betas(value: Sequence[float], count: str = "two") -> tuple[Any, ...]:
+    right = len(value) == {"two": 2, "three": 3}[count] and all(0 <= beta < 1 for beta in value)
+    expect(right, "optimizer.betas", list(value), f"{count} numbers, each in [0, 1)")
+    return tuple(value)
 
 
 @dataclass(kw_only=True)
@@ -327,6 +327,29 @@ class ScheduleFreeConfig(_DecaysForward, _TwoMoments):
 
 
 @dataclass(kw_only=True)
+class AdEMAMixConfig(_DecaysForward):
+    """`optimizer=ademamix`."""
+
+    betas: tuple[float, float, float]
+    """Decay of the fast moment, the second moment and the slow moment, each in [0, 1)."""
+    eps: float
+    alpha: float
+    """Weight of the slow moment."""
+    alpha_warmup_steps: int | None
+    """Steps in which alpha climbs from 0; null: none."""
+    beta3_warmup_steps: int | None
+    """Steps in which the slow decay climbs from the fast one; null: none."""
+    foreach: bool | None
+
+    def __post_init__(self) -> None:
+        """Decays lie in [0, 1), nothing else is negative."""
+        super().__post_init__()
+        self.betas = _betas(self.betas, "three")
+        for key in ("eps", "alpha", "alpha_warmup_steps", "beta3_warmup_steps"):
+            expect_not_negative(f"optimizer.{key}", getattr(self, key))
+
+
+@dataclass(kw_only=True)
 class PytorchOptimizerConfig(OptimizerConfig):
     """`optimizer=pytorch_optimizer optimizer.name=...`: an optimizer of that library, by its name there."""
 
@@ -353,6 +376,7 @@ SCHEMAS: dict[str, type[OptimizerConfig]] = registry.own(
         "muon": (MuonConfig, "optrun.optimizer.torch_named:Muon"),
         "lion": (LionConfig, "optrun.optimizer.lion:Lion"),
         "schedule_free": (ScheduleFreeConfig, "optrun.optimizer.schedule_free:ScheduleFreeAdamW"),
+        "ademamix": (AdEMAMixConfig, "optrun.optimizer.ademamix:AdEMAMix"),
         "pytorch_optimizer": (PytorchOptimizerConfig, "optrun.optimizer.foreign:build_pytorch_optimizer"),
     },
 )
