@@ -175,6 +175,16 @@ CASES = [
         ],
         wide=True,
     ),
+    Case(
+        "mars",
+        good=[{}, {"betas": (0.8, 0.9), "gamma": 0.5, "optimize_1d": True, "weight_decay": 0.1}],
+        bad=[
+            *ADAM_BAD,
+            ({"gamma": -0.1}, ValueError, r"gamma=-0.1: expected a finite number >= 0"),
+            ({"betas_1d": (0.9, 1.0)}, ValueError, r"betas_1d=\(0.9, 1.0\): expected two numbers"),
+        ],
+        wide=True,
+    ),
     Case("adamw", good=[{}, {"weight_decay": 0.1, "amsgrad": True}], bad=ADAM_BAD),
     Case("adam", good=[{}, {"weight_decay": 0.1}], bad=ADAM_BAD),
     Case(

@@ -7,7 +7,19 @@ from optrun.optimizer.build import build_optimizer
 from optrun.optimizer.lamb import Lamb
 from optrun.optimizer.lazy_adam import LazyAdam
 from optrun.optimizer.lion import Lion
+from optrun.optimizer.mars import Mars
 from optrun.optimizer.schedule_free import ScheduleFreeAdamW
 from optrun.optimizer.torch_named import AdamW
 
-__all__ = ["AdEMAMix", "AdamW", "AdamWDL", "Adamax", "Lamb", "LazyAdam", "Lion", "ScheduleFreeAdamW", "build_optimizer"]
+__all__ = [
+    "AdEMAMix",
+    "AdamW",
+    "AdamWDL",
+    "Adamax",
+    "Lamb",
+    "LazyAdam",
+    "Lion",
+    "Mars",
+    "ScheduleFreeAdamW",
+    "build_optimizer",
+]

@@ -39,7 +39,8 @@ def test_resume_is_exact(task, precision: str, tmp_path: Path, monkeypatch: pyte
 
 
 @pytest.mark.parametrize(
-    "optimizer", ["adamw", "lamb", "adamax", "adamwdl", "lazy_adam", "lion", "schedule_free", "ademamix", "sgd", "muon"]
+    "optimizer",
+    ["adamw", "lamb", "adamax", "adamwdl", "lazy_adam", "lion", "schedule_free", "ademamix", "mars", "sgd", "muon"],
 )
 def test_optimizers_step_as_on_the_cpu(optimizer: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)

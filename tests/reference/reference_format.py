@@ -17,7 +17,7 @@ from torch import Tensor
 
 DTYPES = {"float32": torch.float32, "float64": torch.float64}
 
-TORCH = ("lion_pytorch", "schedulefree_adamw", "pytorch_optimizer_ademamix")
+TORCH = ("lion_pytorch", "schedulefree_adamw", "pytorch_optimizer_ademamix", "timm_mars")
 """Systems that are written for torch: the same arithmetic, so that only the order of operations differs."""
 
 ATOL = {

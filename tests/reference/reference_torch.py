@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from optrun.optimizer import AdEMAMix, Lion, ScheduleFreeAdamW
+from optrun.optimizer import AdEMAMix, Lion, Mars, ScheduleFreeAdamW
 from optrun.optimizer.base import NamedOptimizer
 from tests.reference.reference_format import FormatError, fields
 from tests.reference.reference_player import CASE, Player, named, parameters, tensors
@@ -52,6 +52,19 @@ PACKAGES = {
         ("exp_avg", "exp_avg_slow", "exp_avg_sq"),
         renamed={"t_alpha_beta3": ("alpha_warmup_steps", "beta3_warmup_steps")},
         fixed={"weight_decouple": True},
+    ),
+    "timm_mars": Package(
+        Mars,
+        {
+            "lr": 3e-3,
+            "betas": [0.9, 0.99],
+            "eps": 1e-8,
+            "weight_decay": 0.0,
+            "gamma": 0.025,
+            "optimize_1d": False,
+            "betas_1d": [0.9, 0.99],
+        },
+        ("exp_avg", "exp_avg_sq", "last_grad"),
     ),
     "schedulefree_adamw": Package(
         ScheduleFreeAdamW,

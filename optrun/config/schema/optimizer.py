@@ -51,9 +51,9 @@ class AdjustLr(Enum):
 DECAY_FORMS = ("documented", "paddlenlp", "paddlenlp-2.2")
 
 
-def _betas(value: Sequence[float], count: str = "two") -> tuple[Any, ...]:
+def _betas(value: Sequence[float], count: str = "two", key: str = "betas") -> tuple[Any, ...]:
     right = len(value) == {"two": 2, "three": 3}[count] and all(0 <= beta < 1 for beta in value)
-    expect(right, "optimizer.betas", list(value), f"{count} numbers, each in [0, 1)")
+    expect(right, f"optimizer.{key}", list(value), f"{count} numbers, each in [0, 1)")
     return tuple(value)
 
 
@@ -350,6 +350,23 @@ class AdEMAMixConfig(_DecaysForward):
 
 
 @dataclass(kw_only=True)
+class MarsConfig(_DecaysForward, _TwoMoments):
+    """`optimizer=mars`."""
+
+    gamma: float
+    """Strength of the correction."""
+    optimize_1d: bool
+    betas_1d: tuple[float, float]
+    """Decays for vectors and numbers that are not corrected, each in [0, 1)."""
+
+    def __post_init__(self) -> None:
+        """Decays lie in [0, 1), the correction is none or forward."""
+        super().__post_init__()
+        self.betas_1d = _betas(self.betas_1d, key="betas_1d")
+        expect_not_negative("optimizer.gamma", self.gamma)
+
+
+@dataclass(kw_only=True)
 class PytorchOptimizerConfig(OptimizerConfig):
     """`optimizer=pytorch_optimizer optimizer.name=...`: an optimizer of that library, by its name there."""
 
@@ -377,6 +394,7 @@ SCHEMAS: dict[str, type[OptimizerConfig]] = registry.own(
         "lion": (LionConfig, "optrun.optimizer.lion:Lion"),
         "schedule_free": (ScheduleFreeConfig, "optrun.optimizer.schedule_free:ScheduleFreeAdamW"),
         "ademamix": (AdEMAMixConfig, "optrun.optimizer.ademamix:AdEMAMix"),
+        "mars": (MarsConfig, "optrun.optimizer.mars:Mars"),
         "pytorch_optimizer": (PytorchOptimizerConfig, "optrun.optimizer.foreign:build_pytorch_optimizer"),
     },
 )
