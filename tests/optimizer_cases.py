@@ -157,6 +157,44 @@ CASES = [
         sparse="rows",
         wide=True,
     ),
+    Case(
+        "lion",
+        good=[{}, {"betas": (0.5, 0.8), "weight_decay": 0.3}],
+        bad=[*BAD_LR, *BAD_BETAS[:-1], *BAD_DECAY, *BAD_FOREACH, ({"eps": 1e-8}, TypeError, r"eps")],
+        wide=True,
+    ),
+    Case(
+        "schedule_free",
+        good=[{}, {"weight_decay": 0.1, "r": 1.0, "weight_lr_power": 0.5, "betas": (0.6, 0.9)}],
+        bad=[*ADAM_BAD, ({"betas": (0.0, 0.9)}, ValueError, r"betas=\(0.0, 0.9\): .*the first above 0")],
+        wide=True,
+    ),
+    Case(
+        "ademamix",
+        good=[
+            {},
+            {"betas": (0.5, 0.8, 0.9), "alpha": 2.0, "alpha_warmup_steps": 4, "beta3_warmup_steps": 8, "eps": 1e-3},
+        ],
+        bad=[
+            *BAD_LR,
+            *BAD_DECAY,
+            *BAD_FOREACH,
+            ({"betas": (0.9, 0.999)}, ValueError, r"betas=\(0.9, 0.999\): expected three numbers, each in \[0, 1\)"),
+            ({"alpha": -1.0}, ValueError, r"alpha=-1.0: expected a finite number >= 0"),
+            ({"beta3_warmup_steps": 2.5}, TypeError, r"beta3_warmup_steps=2.5: expected a whole number"),
+        ],
+        wide=True,
+    ),
+    Case(
+        "mars",
+        good=[{}, {"betas": (0.8, 0.9), "gamma": 0.5, "optimize_1d": True, "weight_decay": 0.1}],
+        bad=[
+            *ADAM_BAD,
+            ({"gamma": -0.1}, ValueError, r"gamma=-0.1: expected a finite number >= 0"),
+            ({"betas_1d": (0.9, 1.0)}, ValueError, r"betas_1d=\(0.9, 1.0\): expected two numbers"),
+        ],
+        wide=True,
+    ),
     Case("adamw", good=[{}, {"weight_decay": 0.1, "amsgrad": True}], bad=ADAM_BAD),
     Case("adam", good=[{}, {"weight_decay": 0.1}], bad=ADAM_BAD),
     Case(

@@ -46,7 +46,7 @@ def explain(config: RunConfig, model: nn.Module | None = None) -> Facts:
     if model is None:
         model, model_notes = build_model(config.model, model_spec(config, notes), meta=True)
         notes += model_notes
-    notes += [note for note in [config.default_lr_note()] if note is not None]
+    notes += [note for note in [config.default_lr_note(), config.schedule_note()] if note is not None]
     sampled = look_at(config, notes)
     notes += discarded()
     known, steps_from = _steps(config, sampled)

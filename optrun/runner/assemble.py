@@ -145,7 +145,8 @@ def assemble(
     elsewhere = None if snapshot is None else other_environment(snapshot.metadata, constants.environment)
     notes += [note for note in [elsewhere] if note is not None]
     default_lr = config.default_lr_note() if snapshot is None else None
-    notes += [note for note in [default_lr, warmup_note(config.scheduler, total)] if note is not None]
+    said = [default_lr, config.schedule_note(), warmup_note(config.scheduler, total)]
+    notes += [note for note in said if note is not None]
     if train_step.scheduler.metric is not None:
         known_metric(task, "scheduler.metric", train_step.scheduler.metric)
         if not len(task.eval):

@@ -38,7 +38,10 @@ def test_resume_is_exact(task, precision: str, tmp_path: Path, monkeypatch: pyte
         assert state(Path("straight"), WHOLE)["scaler"] == state(Path("stopped"), WHOLE)["scaler"] != {}
 
 
-@pytest.mark.parametrize("optimizer", ["adamw", "lamb", "adamax", "adamwdl", "lazy_adam", "sgd", "muon"])
+@pytest.mark.parametrize(
+    "optimizer",
+    ["adamw", "lamb", "adamax", "adamwdl", "lazy_adam", "lion", "schedule_free", "ademamix", "mars", "sgd", "muon"],
+)
 def test_optimizers_step_as_on_the_cpu(optimizer: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     words = [*causal_lm(tmp_path), f"optimizer={optimizer}", "training.max_steps=5", "training.logging_steps=1"]
