@@ -27,6 +27,7 @@ from optrun.runner.follow import follow
 from optrun.runner.resume.checkpoint import ResumePoint
 from optrun.runner.train import train
 from optrun.training.display import make_display
+from tests import preloaded
 
 SECONDS = 120
 
@@ -54,6 +55,7 @@ def start_on(ranks: int, starts: list[Start], meet: Path) -> None:
         _each(starts, ALONE)
     else:
         meet.mkdir()
+        preloaded.server()
         mp.start_processes(_rank, args=(ranks, starts, str(meet)), nprocs=ranks, start_method="forkserver")
 
 
