@@ -1,31 +1,32 @@
-"""What a run on ranks imports: read once by the fork server of `preloaded.py`. Nothing is computed here, since threads
-of a pool would not survive the fork."""
+"""What ranks import: once, by the fork server of `preloaded.py`. Nothing is computed, since threads do not survive a
+fork."""
 
-from __future__ import annotations
-
+import importlib
 import os
 
-os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # read while torch is imported; see `optrun.commands.rank.begin`
+os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # read with torch; `optrun.commands.rank.begin` comes too late
 
-import datasets
-import matplotlib.pyplot
-import torch.distributed.checkpoint
-import torch.distributed.fsdp
-import torch.distributed.run
-import torch.distributed.tensor
-import torch.nn.parallel
-import transformers.models.bert.modeling_bert
-import transformers.models.gpt2.modeling_gpt2
+for _module in (
+    "datasets",
+    "matplotlib.pyplot",
+    "pytest",
+    "torch.distributed.checkpoint",
+    "torch.distributed.fsdp",
+    "torch.distributed.run",
+    "torch.distributed.tensor.debug",
+    "transformers.models.bert.modeling_bert",
+    "transformers.models.gpt2.modeling_gpt2",
+    "optrun.commands.rank",
+    "optrun.commands.resume",
+    "optrun.commands.run_here",
+    "optrun.commands.train",
+    "optrun.runner.console",
+    "optrun.runner.follow",
+    "optrun.runner.train",
+    "optrun.task.causal_lm",
+    "optrun.testing",
+    "tests.optimizer_cases",
+):
+    importlib.import_module(_module)
 
-import optrun.commands.rank
-import optrun.commands.resume
-import optrun.commands.run_here
-import optrun.commands.sweep
-import optrun.commands.train
-import optrun.runner.console
-import optrun.runner.follow
-import optrun.runner.train
-import optrun.task.causal_lm
-from optrun.config import store
-
-store.register_schemas()
+importlib.import_module("optrun.config.store").register_schemas()

@@ -17,7 +17,7 @@ import subprocess
 import sys
 import time
 import traceback
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from multiprocessing.context import ForkServerContext
 from pathlib import Path
@@ -82,7 +82,9 @@ class Program:
     def communicate(self, timeout: float | None = None) -> tuple[str, str]:
         """Wait for its end; returns what it has written."""
         self.wait(timeout)
-        return self._out.read_text(encoding="utf-8"), self._err.read_text(encoding="utf-8") if self._err.exists() else ""
+        return self._out.read_text(encoding="utf-8"), self._err.read_text(
+            encoding="utf-8"
+        ) if self._err.exists() else ""
 
     def send_signal(self, number: int) -> None:
         """Send a signal, where it runs."""
@@ -143,15 +145,15 @@ def _become(
     _run(module, args, env)
 
 
-def _no_name(depth: int = 2) -> str:  # noqa: ARG001
+def _no_name(depth: int = 2) -> str:
     return "not looked for"
 
 
 def _run(module: str, args: list[str], env: Mapping[str, str]) -> None:
     os.environ.clear()
     os.environ.update(env)
-    sys.path[:0] = [os.getcwd(), *filter(None, env.get("PYTHONPATH", "").split(os.pathsep))]
-    sys.stdin, sys.stdout, sys.stderr = open(0, closefd=False), *(open(number, "w", closefd=False) for number in (1, 2))  # noqa: SIM115, PTH123
+    sys.path[:0] = [str(Path.cwd()), *filter(None, env.get("PYTHONPATH", "").split(os.pathsep))]
+    sys.stdout, sys.stderr = (os.fdopen(number, "w", closefd=False) for number in (1, 2))
     sys.argv = [module, *args]
     sys.modules.pop(module, None)
     code: Any = 0
