@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
@@ -27,6 +27,7 @@ from optrun.runner.follow import follow
 from optrun.runner.resume.checkpoint import ResumePoint
 from optrun.runner.train import train
 from optrun.training.display import make_display
+from tests import preloaded
 
 SECONDS = 120
 
@@ -50,14 +51,17 @@ def start_on(ranks: int, starts: list[Start], meet: Path) -> None:
         starts: A run that is there already goes on.
         meet: An empty folder for the ranks to meet in.
     """
+    alone = [] if ranks > 1 else ["distributed=none"]
+    composed = [(start, request([*start.overrides, *alone])) for start in starts]
     if ranks == 1:
-        _each(starts, ALONE)
+        _each(composed, ALONE)
     else:
         meet.mkdir()
-        mp.start_processes(_rank, args=(ranks, starts, str(meet)), nprocs=ranks, start_method="forkserver")
+        preloaded.server()
+        mp.start_processes(_rank, args=(ranks, composed, str(meet)), nprocs=ranks, start_method="forkserver")
 
 
-def _rank(rank: int, ranks: int, starts: list[Start], meet: str) -> None:
+def _rank(rank: int, ranks: int, starts: list[tuple[Start, Request]], meet: str) -> None:
     import torch.distributed as dist
 
     os.environ |= {"LOCAL_RANK": str(rank), "LOCAL_WORLD_SIZE": str(ranks), "GLOO_SOCKET_IFNAME": "lo"}
@@ -70,11 +74,16 @@ def _rank(rank: int, ranks: int, starts: list[Start], meet: str) -> None:
     dist.destroy_process_group()
 
 
-def _each(starts: list[Start], world: World) -> None:
-    for start in starts:
-        with suppress(StoppedEarly), _in_double() if start.double else nullcontext():
-            _start(start, world)
+def _each(starts: list[tuple[Start, Request]], world: World) -> None:
+    for start, asked in starts:
+        with suppress(StoppedEarly), _no_pictures(), _in_double() if start.double else nullcontext():
+            _start(start, asked, world)
         world.barrier()
+
+
+def _no_pictures() -> AbstractContextManager[object]:
+    """Inside, runs draw no curves, which would take longer than they do."""
+    return patch("optrun.runner.train.draw_curves", lambda path: None)
 
 
 @contextmanager
@@ -90,17 +99,16 @@ def _in_double() -> Iterator[None]:
         yield
 
 
-def _start(start: Start, world: World) -> None:
-    overrides = [*start.overrides, *([] if world.size > 1 else ["distributed=none"])]
+def _start(start: Start, asked: Request, world: World) -> None:
     start.run.mkdir(parents=True, exist_ok=True)
     run = RunDir(start.run)
     with Path(os.devnull).open("w", encoding="utf-8") as nowhere:
         display = make_display(Console(file=nowhere), "")
         if world.is_main:
             resume = ResumePoint(None) if checkpoint_folders(run) else None
-            train(request(overrides), run, display, resume, stop_at=start.stop_at, world=world)
+            train(asked, run, display, resume, stop_at=start.stop_at, world=world)
         else:
-            follow(request(overrides), run, display, world, stop_at=start.stop_at)
+            follow(asked, run, display, world, stop_at=start.stop_at)
 
 
 def request(overrides: list[str]) -> Request:

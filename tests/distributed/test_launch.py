@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -18,7 +17,8 @@ from optrun.artifacts.retention import latest_whole
 from optrun.artifacts.run_dir import RunDir
 from optrun.commands.devices import idle_note
 from optrun.errors import ConfigError
-from tests.running import TINY_GPT, composed, optrun, optrun_process, session, summary, write_text
+from tests.preloaded import Program, optrun_preloaded, program
+from tests.running import TINY_GPT, composed, optrun, optrun_process, summary, write_text
 
 RANKS = ["distributed=ddp", "training.nproc_per_node=2", "training.device=cpu"]
 PATIENCE = 240.0
@@ -36,25 +36,23 @@ ENDLESS = ["training.max_steps=1000000", "training.eval_steps=1000000", "trainin
 
 
 def ranks_of(agent: int) -> list[int]:
-    """Processes of the ranks that an agent has started, by rank."""
-    found = {}
+    """Processes of the ranks that an agent has started, by rank: each leads a session of its own."""
+    found = []
     for path in Path("/proc").glob("[0-9]*/stat"):
         try:
             fields = path.read_text().rsplit(")", 1)[1].split()
-            if int(fields[1]) == agent and fields[0] not in "ZX":
-                env = Path(path.parent, "environ").read_bytes().split(b"\0")
-                rank = next((item[5:] for item in env if item.startswith(b"RANK=")), None)
-                if rank is not None:
-                    found[int(rank)] = int(path.parent.name)
         except OSError:
             continue
-    return [found[rank] for rank in sorted(found)]
+        pid = int(path.parent.name)
+        if int(fields[1]) == agent and int(fields[3]) == pid and fields[0] not in "ZX":
+            found.append(pid)
+    return sorted(found)
 
 
 class Started:
     """A run under way that has saved, and its ranks."""
 
-    def __init__(self, process: subprocess.Popen[str], run: Path, step: int = 2) -> None:
+    def __init__(self, process: Program, run: Path, step: int = 2) -> None:
         self.process, self.run = process, run
         deadline = time.monotonic() + PATIENCE
         while not RunDir(run).checkpoint(step).is_dir():
@@ -88,7 +86,7 @@ def is_running(pid: int) -> bool:
 @contextmanager
 def started(folder: Path, *more: str) -> Iterator[Started]:
     given = tokens(folder, *ENDLESS, "hydra.run.dir=run", *more)
-    with session([sys.executable, "-m", "optrun", *given], folder) as process:
+    with program("optrun", given, folder) as process:
         begun = Started(process, folder / "run")
         try:
             yield begun
@@ -224,7 +222,7 @@ def test_ranks_start_again_from_the_last_checkpoint(tmp_path: Path) -> None:
 def test_another_start_in_the_same_directory_is_refused(tmp_path: Path) -> None:
     with started(tmp_path) as run:
         for more in (tokens(tmp_path, *ENDLESS, "hydra.run.dir=run"), ["resume=run"]):
-            other = optrun_process(*more, cwd=tmp_path)
+            other = optrun_preloaded(*more, cwd=tmp_path)
             assert other.returncode == 5, other.stderr
             assert "another process writes this run" in other.stderr
         run.process.send_signal(signal.SIGTERM)
@@ -236,7 +234,7 @@ def test_a_refusal_of_the_ranks_is_told_once_and_leaves_nothing(tmp_path: Path) 
     """What only the ranks can know: here a model that is not there."""
     given = tokens(tmp_path, "model=pretrained", "model.path=nowhere", "hydra.run.dir=run")
     given = [token for token in given if not token.startswith(("model.config", "model.vocab"))]
-    refused = optrun_process(*given, cwd=tmp_path)
+    refused = optrun_preloaded(*given, cwd=tmp_path)
     assert refused.returncode == 2
     assert refused.stderr.count("model.path=nowhere") == 1
     assert not (tmp_path / "run").exists()
@@ -309,10 +307,18 @@ def test_idle_gpus_are_told(monkeypatch: pytest.MonkeyPatch, given: list[str], g
 
 @pytest.mark.slow
 def test_from_python_ranks_are_started_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    given = tokens(tmp_path, "training.max_steps=2", "hydra.run.dir=run")
+    (tmp_path / "mine.py").write_text(
+        "import json, optrun\n"
+        f"done = optrun.run({given!r}, quiet=True)\n"
+        "print(json.dumps([done.summary['status'], sorted(done.metrics)]))\n"
+    )
+    done = optrun_preloaded(cwd=tmp_path, module="mine")
+    assert done.returncode == 0, done.stderr
+    status, metrics = json.loads(done.stdout)
+    assert status == "finished"
+    assert "eval/loss" in metrics
     monkeypatch.chdir(tmp_path)
-    done = run_from_python(tokens(tmp_path, "training.max_steps=2", "hydra.run.dir=run"), quiet=True)
-    assert done.summary["status"] == "finished"
-    assert "eval/loss" in done.metrics
     monkeypatch.setenv("WORLD_SIZE", "2")
     monkeypatch.setenv("RANK", "0")
     with pytest.raises(ConfigError) as refused:
