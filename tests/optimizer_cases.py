@@ -196,6 +196,18 @@ CASES = [
         wide=True,
     ),
     Case("adamw", good=[{}, {"weight_decay": 0.1, "amsgrad": True}], bad=ADAM_BAD),
+        "adamw",
+        good=[
+            {},
+            {"weight_decay": 0.1, "amsgrad": True},
+            {"weight_decay": 0.01, "weight_decay_mode": "fixed"},
+            {"weight_decay": 0.1, "weight_decay_mode": "corrected"},
+        ],
+        bad=[
+            *ADAM_BAD,
+            ({"weight_decay_mode": "l2"}, ValueError, r"weight_decay_mode='l2': expected one of 'decoupled'"),
+        ],
+    ),
     Case("adam", good=[{}, {"weight_decay": 0.1}], bad=ADAM_BAD),
     Case(
         "sgd",

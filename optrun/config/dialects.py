@@ -7,6 +7,7 @@ first, and the resolved configuration holds plain values.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -24,6 +25,8 @@ class SameAs:
 
 
 Preset = Mapping[str, Any]
+
+_WRITTEN = re.compile(r"^\$\{dialect:(.*)\}$")
 
 _ADAPTS_ALL = {"weight_decay": 0.0, "always_adapt": True}
 _COUNTS_STEPS = {"step_count": "optimizer"}
@@ -115,6 +118,17 @@ def dialect_options(choice: str, dialect: str | None, **given: Any) -> dict[str,
     preset = {} if dialect is None else DIALECTS[choice][dialect]
     merged = {**preset, **given}
     return {key: given.get(value.option) if isinstance(value, SameAs) else value for key, value in merged.items()}
+
+
+def own_default(value: Any) -> Any:
+    """Read a value as it stands in a YAML of ours where no dialect is chosen.
+
+    Example:
+        >>> own_default("${dialect:1.0e-6}"), own_default("${dialect:null}"), own_default("${lr}")
+        (1e-06, None, '${lr}')
+    """
+    found = _WRITTEN.match(value) if isinstance(value, str) else None
+    return value if found is None else OmegaConf.create(f"value: {found[1]}").value
 
 
 def resolve(default: Any, *, _node_: Any, _parent_: DictConfig) -> Any:

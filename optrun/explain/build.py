@@ -6,6 +6,7 @@ Nothing is trained and no weight is read; of data in local files a sample is.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -23,7 +24,7 @@ from optrun.explain.memory import rank_memory
 from optrun.explain.schedule import assumed_steps, curves_of, named_steps
 from optrun.model.build import ModelSpec, build_model, special_ids
 from optrun.optimizer.base import NamedOptimizer
-from optrun.optimizer.build import build_optimizer
+from optrun.optimizer.build import build_optimizer, options_of
 from optrun.optimizer.footprint import state_bytes
 from optrun.optimizer.kernels.report import kernel_of, kernel_row
 from optrun.param_groups import build_param_groups
@@ -93,6 +94,7 @@ def explain(config: RunConfig, model: nn.Module | None = None) -> Facts:
         state_bytes=total([tensor.state_bytes for tensor in tensors]),
         rank_memory=rank_memory(config, params, states),
         data=sampled,
+        options=_options(config),
         notes=notes,
     )
 
@@ -102,6 +104,11 @@ def device_type(name: str) -> str:
     if name != "auto":
         return name.partition(":")[0]
     return "cuda" if torch.cuda.is_available() else "mps" if torch.backends.mps.is_available() else "cpu"
+def _options(config: RunConfig) -> dict[str, Any]:
+    """The optimizer's options as they are in force; the dialect that they come from first, where it has dialects."""
+    own = config.optimizer
+    named = {"dialect": own.dialect} if hasattr(own, "dialect") else {}
+    return named | options_of(own)
 
 
 def _tied(model: nn.Module, params: Mapping[str, Tensor]) -> list[str]:

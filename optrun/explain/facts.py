@@ -97,6 +97,7 @@ class Facts:
         state_bytes: Of the optimizer; None where it is not known.
         rank_memory: What each rank holds of that; None in one process.
         data: What named data hold; None where none are named, or they are looked at by a run alone.
+        options: Of the optimizer, resolved: what its dialect says and what was given.
         notes: What was assumed or left open, for people.
     """
 
@@ -123,6 +124,7 @@ class Facts:
     state_bytes: int | None
     rank_memory: RankMemory | None
     data: Sampled | None
+    options: dict[str, Any]
     notes: list[str]
 
     @property

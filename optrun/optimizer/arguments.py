@@ -7,6 +7,7 @@ import numbers
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, TypeAlias
 
+from optrun.config.foreign_names import OPTIMIZERS, explained
 from optrun.errors import did_you_mean
 
 Check: TypeAlias = Callable[[str, Any], Any]
@@ -176,4 +177,6 @@ def known_keys(keys: Iterable[str], allowed: Iterable[str], where: str) -> None:
     pool = sorted(allowed)
     for key in keys:
         if key not in pool:
-            raise TypeError(f"{where} has no option {key!r}. {did_you_mean(str(key), pool)}")
+            found = OPTIMIZERS.get(str(key))
+            hint = explained(found).replace("optimizer.", "") if found else did_you_mean(str(key), pool)
+            raise TypeError(f"{where} has no option {key!r}. {hint}")
