@@ -56,7 +56,7 @@ LAMB: Mapping[str, Preset] = {
 ADAMAX: Mapping[str, Preset] = {
     "paddle": {},
     "torch": {"eps_form": "gradient"},
-    "optax": {"eps_form": "gradient"},
+    "optax": {"eps_form": "gradient", "weight_decay_mode": "decoupled"},
     "keras": {"eps": 1e-7, "eps_form": "denominator", "weight_decay_mode": "decoupled"},
 }
 
@@ -114,8 +114,7 @@ def dialect_options(choice: str, dialect: str | None, **given: Any) -> dict[str,
     expect_dialect(choice, dialect)
     preset = {} if dialect is None else DIALECTS[choice][dialect]
     merged = {**preset, **given}
-    resolved = {key: given.get(value.option) if isinstance(value, SameAs) else value for key, value in merged.items()}
-    return resolved
+    return {key: given.get(value.option) if isinstance(value, SameAs) else value for key, value in merged.items()}
 
 
 def resolve(default: Any, *, _node_: Any, _parent_: DictConfig) -> Any:

@@ -44,7 +44,7 @@ def explain(config: RunConfig, model: nn.Module | None = None) -> Facts:
     """
     notes: list[str] = []
     if model is None:
-        model, model_notes = build_model(config.model, _spec(config, notes), meta=True)
+        model, model_notes = build_model(config.model, model_spec(config, notes), meta=True)
         notes += model_notes
     notes += [note for note in [config.default_lr_note()] if note is not None]
     sampled = look_at(config, notes)
@@ -126,7 +126,7 @@ def _rules_in_words(config: RunConfig) -> list[str]:
     ]
 
 
-def _spec(config: RunConfig, notes: list[str]) -> ModelSpec:
+def model_spec(config: RunConfig, notes: list[str]) -> ModelSpec:
     """Collect what the task asks of the model, as far as it is known without data."""
     task = config.task
     if task.COUNTED_FROM_DATA:
