@@ -1,6 +1,7 @@
 """What a step of each optimizer costs on a CPU, beside torch's fused AdamW and other packages, in one run.
 
-    python benchmarks/optimizer_step.py [--threads 2] [--rounds 15] [--layers 12] [--vocabulary 30522] [--write]
+    python benchmarks/optimizer_step.py [--threads 2] [--rounds 15] [--layers 12] [--vocabulary 30522] [--only REGEX]
+                                        [--write]
 
 Weights and gradients have the shapes of BERT-base, in one group unless it says otherwise. Contenders take turns: in
 each round every one takes a step, and its time is divided by that of fused AdamW in the same round. The table has the
@@ -15,6 +16,7 @@ import argparse
 import ctypes
 import importlib
 import os
+import re
 import statistics
 import time
 from collections.abc import Callable, Iterator
@@ -126,7 +128,7 @@ def peak_memory(step: Callable[[], object]) -> int | None:
 
 def measure(given: argparse.Namespace) -> str:
     params = bert(given.layers, given.vocabulary)
-    steps = contenders(params)
+    steps = {k: v for k, v in contenders(params).items() if k == REFERENCE or re.search(given.only, k)}
     seconds: dict[str, list[float]] = {name: [] for name, step in steps.items() if step is not None}
     for turn in range(given.rounds + 1):
         for name in seconds:
@@ -186,6 +188,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--layers", type=int, default=12)
     parser.add_argument("--vocabulary", type=int, default=30522)
+    parser.add_argument("--only", default="", help="contenders whose name has this in it")
     parser.add_argument("--write", action="store_true")
     parser.add_argument("--drift", type=int, default=0)
     given = parser.parse_args()
