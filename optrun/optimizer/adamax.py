@@ -38,7 +38,8 @@ class Adamax(NamedOptimizer):
         weight_decay_mode: "l2", "l1" (both coupled: part of the gradient) or "decoupled".
         eps_form: "decayed": as above, Paddle's. "gradient": u = max(b2 u, |g| + eps), torch's and optax's.
             "denominator": u = max(b2 u, |g|), and w moves by m / (u + eps), Keras's.
-        foreach: Fused kernels: True, False, or None for wherever they are the faster.
+        foreach: True: torch's multi-tensor operations; False: the loop; None: the fastest kernel there is, or the one
+            that `OPTRUN_KERNEL` names (`optrun.optimizer.kernels`).
 
     Raises:
         TypeError: For an argument of a wrong type or an unknown group key.

@@ -64,7 +64,8 @@ class AdamWDL(NamedOptimizer):
             "paddlenlp-2.2" (2.0 to 2.2) does the first alone.
         lazy_mode: Take sparse gradients, and update the rows they list alone; dense ones are the same.
         master_weights: Keep a float32 copy of 16-bit parameters in the state and round it into them.
-        foreach: Fused kernels: True, False, or None for wherever they are the faster.
+        foreach: True: torch's multi-tensor operations; False: the loop; None: the fastest kernel there is, or the one
+            that `OPTRUN_KERNEL` names (`optrun.optimizer.kernels`).
 
     Raises:
         TypeError: For an argument of a wrong type, an unknown group key, or a ratio that is no number.

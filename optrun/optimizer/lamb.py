@@ -52,7 +52,8 @@ class Lamb(NamedOptimizer):
         always_adapt: A tensor that is not decayed has k = 1, as in Paddle, unless this is set. The Model Garden adapts
             without decay: set it, and list what it excludes from decay under `exclude_from_layer_adaptation` too.
         master_weights: Keep a float32 copy of 16-bit parameters in the state and round it into them.
-        foreach: Fused kernels: True, False, or None for wherever they are the faster.
+        foreach: True: torch's multi-tensor operations; False: the loop; None: the fastest kernel there is, or the one
+            that `OPTRUN_KERNEL` names (`optrun.optimizer.kernels`).
         step_count: "parameter": t counts the gradients this parameter has had, as in Paddle; "optimizer": t counts the
             optimizer's steps, as in the Model Garden.
         l1: Coefficient of a coupled term added to the gradient: l1 sign(w), >= 0.

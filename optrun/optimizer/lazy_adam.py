@@ -47,7 +47,8 @@ class LazyAdam(NamedOptimizer):
         loss_scale: What gradients were multiplied by, > 0; they are divided by it, the decay is not.
         eps_form: "documented": added after bias correction, so that a dense LazyAdam is torch.optim.Adam;
             "mindspore": added to the raw sqrt(v), as the package computes.
-        foreach: Fused kernels: True, False, or None for wherever they are the faster.
+        foreach: True: torch's multi-tensor operations; False: the loop; None: the fastest kernel there is, or the one
+            that `OPTRUN_KERNEL` names (`optrun.optimizer.kernels`).
         grad_centralization: Centre the gradients of tensors of two or more dimensions; mostly set in a group.
         unmatched_patterns: "error", or "ignore" for patterns that match no name.
 

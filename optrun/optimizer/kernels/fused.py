@@ -15,7 +15,7 @@ from torch import Tensor
 from optrun.optimizer.lamb_rule import LambRule
 from optrun.optimizer.numerics import bias_correction
 
-CHUNK = 2**17
+CHUNK = 2**16
 """Elements that LAMB computes at once: five pieces of that size stay in the cache between its operations."""
 
 
@@ -101,11 +101,11 @@ def lamb(
                 g = g + w * l2s[i]
             if l1s[i]:
                 g = g + w.sign() * l1s[i]
-            # Adam's step from 0 at the rate -1 is its direction.
-            one = [[piece.zero_()], [g], [m], [v]]
-            _fused(torch._fused_adam_, one, steps[i], lr=-1.0, weight_decay=0.0, beta1=beta1, beta2=beta2, eps=eps)
-            if weight_decays[i]:
-                piece.add_(w, alpha=weight_decays[i])
+            # At the rate -1 AdamW leaves (1 + its decay) times where it began, plus Adam's direction.
+            piece.copy_(w) if weight_decays[i] else piece.zero_()
+            one = [[piece], [g], [m], [v]]
+            decay = weight_decays[i] - 1.0 if weight_decays[i] else 0.0
+            _fused(torch._fused_adamw_, one, steps[i], lr=-1.0, weight_decay=decay, beta1=beta1, beta2=beta2, eps=eps)
             if keeps[i] != 1.0:
                 w.mul_(keeps[i])
             if adapt[i]:
