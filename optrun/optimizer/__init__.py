@@ -9,6 +9,7 @@ from optrun.optimizer.lazy_adam import LazyAdam
 from optrun.optimizer.lion import Lion
 from optrun.optimizer.mars import Mars
 from optrun.optimizer.schedule_free import ScheduleFreeAdamW
+from optrun.optimizer.soap import Soap
 from optrun.optimizer.torch_named import AdamW
 
 __all__ = [
@@ -21,5 +22,6 @@ __all__ = [
     "Lion",
     "Mars",
     "ScheduleFreeAdamW",
+    "Soap",
     "build_optimizer",
 ]
