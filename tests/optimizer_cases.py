@@ -51,6 +51,7 @@ class Case:
         exact: Whether float32 follows float64 closely (Muon orthogonalises in bfloat16).
         wide: Whether moments of 16-bit parameters are float32.
         shards: Whether it steps the shards of a fully sharded model.
+        idle: First gradients of a parameter that move nothing (SOAP makes its bases of one).
     """
 
     name: str
@@ -62,6 +63,7 @@ class Case:
     exact: bool = True
     wide: bool = False
     shards: bool = True
+    idle: int = 0
 
     def build(self, groups: Any, **options: Any) -> Optimizer:
         """The optimizer over (name, parameter) pairs or groups."""
@@ -194,6 +196,22 @@ CASES = [
             ({"betas_1d": (0.9, 1.0)}, ValueError, r"betas_1d=\(0.9, 1.0\): expected two numbers"),
         ],
         wide=True,
+    ),
+    Case(
+        "soap",
+        good=[{}, {"betas": (0.8, 0.9), "shampoo_beta": 0.7, "precondition_frequency": 2, "precondition_1d": True}],
+        bad=[
+            *BAD_LR,
+            *BAD_BETAS,
+            *BAD_DECAY,
+            ({"shampoo_beta": 1.0}, ValueError, r"shampoo_beta=1.0: expected a number in \[0, 1\)"),
+            ({"precondition_frequency": 0}, ValueError, r"precondition_frequency=0: expected a whole number >= 1"),
+        ],
+        foreach=False,
+        exact=False,
+        wide=True,
+        shards=False,
+        idle=1,
     ),
     Case("adamw", good=[{}, {"weight_decay": 0.1, "amsgrad": True}], bad=ADAM_BAD),
         "adamw",

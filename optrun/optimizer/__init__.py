@@ -10,6 +10,7 @@ from optrun.optimizer.lazy_adam import LazyAdam
 from optrun.optimizer.lion import Lion
 from optrun.optimizer.mars import Mars
 from optrun.optimizer.schedule_free import ScheduleFreeAdamW
+from optrun.optimizer.soap import Soap
 from optrun.optimizer.torch_named import AdamW
 
 __all__ = [
@@ -22,6 +23,7 @@ __all__ = [
     "Lion",
     "Mars",
     "ScheduleFreeAdamW",
+    "Soap",
     "build_optimizer",
     "dialect_options",
 ]

@@ -67,6 +67,11 @@ def fraction(name: str, value: Any) -> float:
     return number
 
 
+def optional_fraction(name: str, value: Any) -> float | None:
+    """A number in [0, 1), or None."""
+    return None if value is None else fraction(name, value)
+
+
 def betas(name: str, value: Any) -> tuple[float, float]:
     """Two numbers, each in [0, 1).
 
@@ -116,6 +121,14 @@ def whole_number(name: str, value: Any) -> int:
     if value < 0:
         raise ValueError(f"{name}={value!r}: expected a whole number >= 0.")
     return int(value)
+
+
+def count(name: str, value: Any) -> int:
+    """A whole number of 1 or more."""
+    number = whole_number(name, value)
+    if number < 1:
+        raise ValueError(f"{name}={value!r}: expected a whole number >= 1.")
+    return number
 
 
 def optional_count(name: str, value: Any) -> int | None:

@@ -17,7 +17,7 @@ from torch import Tensor
 
 DTYPES = {"float32": torch.float32, "float64": torch.float64}
 
-TORCH = ("lion_pytorch", "schedulefree_adamw", "pytorch_optimizer_ademamix", "timm_mars")
+TORCH = ("lion_pytorch", "schedulefree_adamw", "pytorch_optimizer_ademamix", "timm_mars", "pytorch_optimizer_soap")
 """Systems that are written for torch: the same arithmetic, so that only the order of operations differs."""
 
 ATOL = {
@@ -31,10 +31,11 @@ ATOL = {
     ("tfm_lamb", "float64"): 1e-7,
     ("mindspore_lazyadam", "float32"): 4e-6,
     **{(system, "float64"): 1e-13 for system in TORCH},
+    ("pytorch_optimizer_soap", "float64"): 1e-6,
 }
 """Absolute tolerance of a parameter by file and by the dtype a case was recorded in."""
 
-RTOL = dict.fromkeys(TORCH, 1e-13)
+RTOL = dict.fromkeys(TORCH, 1e-13) | {"pytorch_optimizer_soap": 1e-6}
 """Relative tolerance of a parameter; 1e-6 where a system is not listed."""
 
 RTOL_SCHEDULE = {"paddle": 1e-12, "float32": 3e-6}

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from optrun.optimizer import AdEMAMix, Lion, Mars, ScheduleFreeAdamW
+from optrun.optimizer import AdEMAMix, Lion, Mars, ScheduleFreeAdamW, Soap
 from optrun.optimizer.base import NamedOptimizer
 from tests.reference.reference_format import FormatError, fields
 from tests.reference.reference_player import CASE, Player, named, parameters, tensors
@@ -52,6 +52,20 @@ PACKAGES = {
         ("exp_avg", "exp_avg_slow", "exp_avg_sq"),
         renamed={"t_alpha_beta3": ("alpha_warmup_steps", "beta3_warmup_steps")},
         fixed={"weight_decouple": True},
+    ),
+    "pytorch_optimizer_soap": Package(
+        Soap,
+        {
+            "lr": 3e-3,
+            "betas": [0.95, 0.95],
+            "shampoo_beta": None,
+            "eps": 1e-8,
+            "weight_decay": 0.01,
+            "precondition_frequency": 10,
+            "max_precondition_dim": 10000,
+            "precondition_1d": False,
+        },
+        ("exp_avg",),
     ),
     "timm_mars": Package(
         Mars,
@@ -101,5 +115,6 @@ def of_torch(where: str, raw: dict[str, Any], dtype: torch.dtype, foreach: bool,
         groups.append({"params": named(params, names), **package.options(given)})
     rates = case.lr
     config["lr"] = config["lr"] if set(rates) == {config["lr"]} else lambda step: rates[min(step, len(rates) - 1)]
-    optimizer = package.cls(groups, foreach=foreach, **package.options(config))  # type: ignore[call-arg]
+    way = {"foreach": foreach} if "foreach" in package.cls.CHECKS else {}
+    optimizer = package.cls(groups, **way, **package.options(config))  # type: ignore[call-arg]
     return Player(case, optimizer, params, config["lr"])

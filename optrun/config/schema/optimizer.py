@@ -10,6 +10,14 @@ from typing import Any, ClassVar
 from optrun import registry
 from optrun.config.dialects import ADAMAX, ADAMW, LAMB, Preset, expect_dialect
 from optrun.config.schema.checks import expect, expect_fraction, expect_not_negative, expect_one_of, expect_positive
+from optrun.config.schema.checks import (
+    expect,
+    expect_count,
+    expect_fraction,
+    expect_not_negative,
+    expect_one_of,
+    expect_positive,
+)
 from optrun.errors import ConfigError
 
 
@@ -453,6 +461,31 @@ class MarsConfig(_DecaysForward, _TwoMoments):
 
 
 @dataclass(kw_only=True)
+class SoapConfig(_DecaysForward):
+    """`optimizer=soap`."""
+
+    betas: tuple[float, float]
+    """Decay of first and second moment, each in [0, 1)."""
+    shampoo_beta: float | None
+    """Decay of the preconditioners; null: that of the second moment."""
+    eps: float
+    precondition_frequency: int
+    """Steps from one eigenbasis to the next."""
+    max_precondition_dim: int
+    """A longer dimension is left as it is."""
+    precondition_1d: bool
+
+    def __post_init__(self) -> None:
+        """Decays lie in [0, 1), steps and lengths are counted."""
+        super().__post_init__()
+        self.betas = _betas(self.betas)
+        expect_fraction("optimizer.shampoo_beta", self.shampoo_beta)
+        expect_not_negative("optimizer.eps", self.eps)
+        expect_count("optimizer.precondition_frequency", self.precondition_frequency)
+        expect_not_negative("optimizer.max_precondition_dim", self.max_precondition_dim)
+
+
+@dataclass(kw_only=True)
 class PytorchOptimizerConfig(OptimizerConfig):
     """`optimizer=pytorch_optimizer optimizer.name=...`: an optimizer of that library, by its name there."""
 
@@ -481,6 +514,7 @@ SCHEMAS: dict[str, type[OptimizerConfig]] = registry.own(
         "schedule_free": (ScheduleFreeConfig, "optrun.optimizer.schedule_free:ScheduleFreeAdamW"),
         "ademamix": (AdEMAMixConfig, "optrun.optimizer.ademamix:AdEMAMix"),
         "mars": (MarsConfig, "optrun.optimizer.mars:Mars"),
+        "soap": (SoapConfig, "optrun.optimizer.soap:Soap"),
         "pytorch_optimizer": (PytorchOptimizerConfig, "optrun.optimizer.foreign:build_pytorch_optimizer"),
     },
 )
