@@ -5,7 +5,8 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, BinaryIO, Protocol
+from io import BufferedIOBase
+from typing import Any, Protocol
 
 import xxhash
 
@@ -45,11 +46,11 @@ def checksum_in(entry: Mapping[str, Any]) -> Checksum:
     return Checksum(algorithm, str(entry[algorithm]))
 
 
-def digest_of_file(file: BinaryIO, algorithm: str) -> str:
+def digest_of_file(file: BufferedIOBase, algorithm: str) -> str:
     """Digest what a file holds from here on; hexadecimal."""
     if algorithm == "sha256":
         return hashlib.file_digest(file, "sha256").hexdigest()
     total, piece = ALGORITHMS[algorithm](), memoryview(bytearray(_PIECE))
-    while count := file.readinto(piece):  # type: ignore[attr-defined]
+    while count := file.readinto(piece):
         total.update(piece[:count])
     return total.hexdigest()
