@@ -14,6 +14,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import io
+import itertools
 import statistics
 import tempfile
 import time
@@ -42,7 +43,7 @@ class Clock:
     def milliseconds(self) -> float:
         """A step's share: log lines included, the begin left out, and blocks of ten so that a pause does not count."""
         ticks = self.ticks[WARM_UP::10]
-        return statistics.median(b - a for a, b in zip(ticks, ticks[1:], strict=False)) * 100
+        return statistics.median(b - a for a, b in itertools.pairwise(ticks)) * 100
 
 
 def blocks(steps: int) -> list[dict[str, torch.Tensor]]:
