@@ -162,9 +162,10 @@ def _train(rank: Rank, payload: Payload, meeting: Meeting) -> Outcome | None:
     request, resume = _agree(rank, payload, meeting)
     world = _world(request.config.distributed, meeting)
     if rank.is_main:
-        return run_here(request, payload.run, Console(quiet=payload.quiet), resume, world=world)
+        console = Console(quiet=payload.quiet)
+        return run_here(request, payload.run, console, resume, world=world, stop_at=payload.stop_at)
     with _own_log():
-        follow(request, payload.run, PlainDisplay(Console(quiet=True)), world)
+        follow(request, payload.run, PlainDisplay(Console(quiet=True)), world, stop_at=payload.stop_at)
     return None
 
 
