@@ -225,12 +225,12 @@ def test_ranks_that_nobody_starts_are_no_single_process(two: Path) -> None:
 def test_jobs_of_several_devices_are_paused_at_rungs(two: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(forked.ForkServer, "on_ranks", staticmethod(train_alone))
     assert sweep("distributed=ddp", "lr=1e-3,2e-3", "training.max_steps=4", "hydra.sweeper.rungs=[2]", TWO) == 0
-    assert sorted(steps(job)[-1] for job in jobs()) == [2, 4]
+    assert sorted(forked.steps(job)[-1] for job in jobs()) == [2, 4]
 
 
 def test_ranks_that_cannot_be_are_refused_before_any_job(two: Path, capsys: pytest.CaptureFixture[str]) -> None:
     ranks = ["distributed=fsdp", "training.nproc_per_node=2", "training.device=cpu"]
-    assert sweep(*ranks, "distributed.data_parallel_shard_degree=2,3") == 2
+    assert sweep("lr=1e-3,2e-3", *ranks, "distributed.data_parallel_shard_degree=3") == 2
     said = capsys.readouterr().err
     for fact in ("distributed.data_parallel_shard_degree=3", "there are 2", "In the job"):
         assert fact in said
