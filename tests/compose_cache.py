@@ -9,6 +9,7 @@ starts compose as they do for a user.
 from __future__ import annotations
 
 import contextlib
+import copy
 import hashlib
 import os
 import pickle
@@ -16,11 +17,14 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+from hydra._internal import config_loader_impl
 from hydra._internal.config_loader_impl import ConfigLoaderImpl
-from hydra._internal.config_repository import CachingConfigRepository, ConfigRepository
+from hydra._internal.config_repository import CachingConfigRepository, ConfigRepository, IConfigRepository
+from hydra._internal.defaults_list import DefaultsList, Overrides
 from hydra.core.config_store import ConfigStore
 from hydra.core.default_element import ResultDefault
 from hydra.core.object_type import ObjectType
+from hydra.core.override_parser.types import Override
 from hydra.core.utils import JobRuntime
 from hydra.plugins.config_source import ConfigResult
 from hydra.types import RunMode
@@ -28,6 +32,7 @@ from omegaconf import DictConfig, OmegaConf
 
 CHECKOUT = Path(__file__).resolve().parents[1]
 _FILES: dict[tuple[Any, ...], bytes] = {}
+_CHOSEN: dict[tuple[Any, ...], DefaultsList] = {}
 _KINDS: dict[int, type] = {}  # held, so that no later class has the id of one of these
 
 
@@ -56,6 +61,9 @@ def install(shared: Path | None = None) -> Path:
     )
     ConfigLoaderImpl._compose_config_from_defaults_list = _merge_once(  # type: ignore[method-assign]
         ConfigLoaderImpl._compose_config_from_defaults_list
+    )
+    config_loader_impl.create_defaults_list = _choose_once(  # type: ignore[attr-defined]
+        config_loader_impl.create_defaults_list  # type: ignore[attr-defined]
     )
     return folder
 
@@ -112,9 +120,9 @@ def _compose_once(original: Any, folder: Path) -> Any:
         key = repr((given, path, _schemas(ConfigStore.instance().repo), JobRuntime.instance().get("name")))
         known = folder / hashlib.sha256(key.encode()).hexdigest()
         with contextlib.suppress(OSError):
-            copy: DictConfig = pickle.loads(known.read_bytes())
-            copy.hydra.runtime.cwd = os.getcwd()  # noqa: PTH109 - as Hydra writes it
-            return copy
+            again: DictConfig = pickle.loads(known.read_bytes())
+            again.hydra.runtime.cwd = os.getcwd()  # noqa: PTH109 - as Hydra writes it
+            return again
         cfg: DictConfig = original(self, *given)
         if not cfg.hydra.job.env_copy:  # nothing of this moment is in it
             with contextlib.suppress(OSError):
@@ -124,6 +132,42 @@ def _compose_once(original: Any, folder: Path) -> Any:
         return cfg
 
     return load_configuration
+
+
+def _choose_once(original: Any) -> Any:
+    """Which files a composition has: a function of its choices, whatever values are given beside them."""
+
+    def create_defaults_list(
+        repo: IConfigRepository,
+        config_name: str | None,
+        overrides_list: list[Override],
+        prepend_hydra: bool,
+        skip_missing: bool,
+    ) -> DefaultsList:
+        given = (repo, config_name, overrides_list, prepend_hydra, skip_missing)
+        sources = [(source.scheme(), source.path) for source in repo.get_sources()]
+        if config_name != "config" or not all(_ours(path) for scheme, path in sources if scheme == "file"):
+            return original(*given)  # type: ignore[no-any-return]
+        overrides = Overrides(repo, overrides_list)
+        choices = [
+            override.input_line
+            for override in overrides_list
+            if not override.is_sweep_override() and override not in overrides.config_overrides
+        ]
+        schemas = repr(_schemas(ConfigStore.instance().repo))
+        key = (config_name, *choices, prepend_hydra, skip_missing, repr(sources), schemas)
+        if key not in _CHOSEN:
+            _CHOSEN[key] = original(*given)
+        known = _CHOSEN[key]
+        overrides.known_choices = dict(known.overrides.known_choices)
+        return DefaultsList(
+            defaults=copy.deepcopy(known.defaults),
+            defaults_tree=known.defaults_tree,
+            config_overrides=overrides.config_overrides,
+            overrides=overrides,
+        )
+
+    return create_defaults_list
 
 
 def _merge_once(original: Any) -> Any:

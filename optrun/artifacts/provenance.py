@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
 import os
@@ -31,12 +32,15 @@ NOT_IDENTITY_OF_TRAINING = (
 def versions() -> dict[str, str]:
     """Versions of everything that computes."""
     found = {"optrun": optrun.__version__, "python": platform.python_version()}
-    for package in _PACKAGES:
-        try:
-            found[package] = version(package)
-        except PackageNotFoundError:
-            found[package] = "not installed"
-    return found
+    return found | {package: _installed(package) for package in _PACKAGES}
+
+
+@functools.cache
+def _installed(package: str) -> str:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return "not installed"
 
 
 def hardware(device: str, threads: int) -> dict[str, Any]:

@@ -69,7 +69,7 @@ def start(hydra: Hydra, command_line: CommandLine, cfg: DictConfig, caller: Call
     if not any(token.startswith("hydra.run.dir=") for token in command_line.overrides):
         folder = _unused(folder)
     refuse_used(folder)
-    job = _Job(command_line, caller)
+    job = _Job(request, caller)
     hydra.run(
         config_name=command_line.config_name,
         task_function=job,
@@ -84,18 +84,17 @@ class _Job:
     Errors are kept, not raised: `hydra.core.utils.JobReturn` would print a message of its own above ours.
     """
 
-    def __init__(self, command_line: CommandLine, caller: Caller) -> None:
-        self._command_line = command_line
+    def __init__(self, request: Request, caller: Caller) -> None:
+        self._request = request
         self._caller = caller
         self._outcome: Outcome | None = None
         self._error: Exception | None = None
 
-    def __call__(self, cfg: DictConfig) -> None:
+    def __call__(self, cfg: DictConfig) -> None:  # noqa: ARG002 - the request was made of the same
         """Train, and keep how it ended."""
         run = RunDir(Path(HydraConfig.get().runtime.output_dir))
         try:
-            request = request_of(self._command_line, cfg, self._command_line.overrides)
-            self._outcome = execute(request, run, self._caller)
+            self._outcome = execute(self._request, run, self._caller)
         except Exception as error:
             if isinstance(error, ConfigError):  # any other may be about a run of another process
                 forget_unbegun(run)

@@ -5,7 +5,7 @@ that a new Hydra is one file to look at.
 """
 
 from hydra._internal.callbacks import Callbacks
-from hydra._internal.config_loader_impl import ConfigLoaderImpl
+from hydra._internal.config_loader_impl import ConfigLoaderImpl, get_overrides_dirname
 from hydra._internal.config_repository import ConfigRepository
 from hydra._internal.hydra import Hydra
 from hydra._internal.utils import create_config_search_path, get_args_parser
@@ -18,6 +18,7 @@ __all__ = [
     "Hydra",
     "create_config_search_path",
     "get_args_parser",
+    "get_overrides_dirname",
 ]
 
 CORE_PLUGINS = "hydra._internal.core_plugins."

@@ -4,7 +4,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import IntervalSweep, Override
 from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
@@ -14,6 +13,7 @@ from optrun.config import store
 from optrun.config.groups import no_such_choice
 from optrun.config.hydra_internals import Hydra
 from optrun.config.keys import all_keys, node_at, open_prefix, unknown_hydra_group, unknown_hydra_key, unknown_key
+from optrun.config.loader import parse_token
 from optrun.config.schema.optimizer import refuse_few_bits
 from optrun.config.types import expected_type, in_yaml
 from optrun.errors import ConfigError, did_you_mean
@@ -25,13 +25,12 @@ def parse(tokens: Sequence[str]) -> list[Override]:
     Raises:
         ConfigError: For a token that is none, with what to quote.
     """
-    parser = OverridesParser.create()
     parsed: list[Override] = []
     for token in tokens:
         if "=" not in token and not token.startswith("~"):
             raise ConfigError(f"{token!r}: expected key=value.")
         try:
-            parsed += parser.parse_overrides([token])
+            parsed.append(parse_token(token))
         except HydraException as error:
             key, _, value = token.partition("=")
             hint = f"A value with = , ( ) [ ] {{ }} or spaces is quoted twice: {key}='\"{value}\"'."
@@ -72,8 +71,9 @@ def checked(hydra: Hydra, config_name: str, tokens: Sequence[str], *, sweep: boo
     for override in choices:
         _check_choice(hydra, override, sweep=sweep)
     settled = [f"{override.key_or_group}={_first(override)}" for override in choices]
-    base = store.without_hydra(store.compose(hydra, config_name, settled))
-    _check_hydra_keys(hydra, config_name, parsed)
+    full = store.compose(hydra, config_name, [*settled, *_choices_for_keys(hydra, parsed)])
+    base = store.without_hydra(full)
+    _check_hydra_keys(full, parsed)
     found = []
     for token, override in zip(tokens, parsed, strict=True):
         key = override.key_or_group
@@ -175,15 +175,29 @@ def _check_hydra_choice(hydra: Hydra, override: Override) -> None:
         )
 
 
-def _check_hydra_keys(hydra: Hydra, config_name: str, parsed: list[Override]) -> None:
-    """Keys below `hydra.` that do not exist, with the nearest that do, and values of another type."""
-    asked = [override for override in parsed if override.key_or_group.startswith("hydra.")]
-    if not asked:
-        return
+def _choices_for_keys(hydra: Hydra, parsed: list[Override]) -> list[str]:
+    """The choices below `hydra/`, where keys below `hydra.` are given that may belong to them."""
+    if not any(override.key_or_group.startswith("hydra.") for override in parsed):
+        return []
     choices = [override for override in parsed if override.key_or_group.startswith("hydra/")]
     for override in choices:
         _check_hydra_choice(hydra, override)
-    full = store.compose(hydra, config_name, [f"{choice.key_or_group}={_first(choice)}" for choice in choices]).copy()
+    return [f"{choice.key_or_group}={_first(choice)}" for choice in choices]
+
+
+def _check_hydra_keys(full: DictConfig, parsed: list[Override]) -> None:
+    """Refuse keys below `hydra.` that do not exist, with the nearest that do, and values of another type.
+
+    Args:
+        full: With Hydra's node; it is changed.
+        parsed: All overrides.
+
+    Raises:
+        ConfigError: Naming the key.
+    """
+    asked = [override for override in parsed if override.key_or_group.startswith("hydra.")]
+    if not asked:
+        return
     OmegaConf.set_struct(full, False)
     OmegaConf.set_readonly(full, False)
     known = all_keys(full)

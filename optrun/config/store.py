@@ -7,25 +7,24 @@ from pathlib import Path
 from hydra.core.config_search_path import ConfigSearchPath, SearchPathQuery
 from hydra.core.config_store import ConfigStore
 from hydra.core.global_hydra import GlobalHydra
-from hydra.core.object_type import ObjectType
 from hydra.core.plugins import Plugins
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from optrun import registry
 from optrun.config.compose_errors import interpolation, refusal
 from optrun.config.groups import GROUPS as GROUPS
 from optrun.config.groups import complete_choices
-from optrun.config.hydra_internals import ConfigLoaderImpl, Hydra, create_config_search_path
+from optrun.config.hydra_internals import Hydra, create_config_search_path
 from optrun.config.keys import missing_keys
 from optrun.config.kind import kind_of
+from optrun.config.loader import Loader
 from optrun.config.paths import config_dir, recipes_dir
 from optrun.config.registered import publish
 from optrun.config.safety import refuse_code, refuse_secrets
 from optrun.config.schema import sweeper
 from optrun.config.schema.run import RunConfig
-from optrun.config.yaml_files import READ, Repository, shown
+from optrun.config.yaml_files import READ, shown
 from optrun.errors import ConfigError, refuse_url
 
 _NEEDED_AT_ONCE = ("resume", "hydra.mode", "hydra.run.dir", "hydra.sweep.dir")
@@ -75,27 +74,6 @@ def _own_sweepers() -> None:
         entries.pop(f"{choice}.yaml", None)
 
 
-class _Loader(ConfigLoaderImpl):
-    """Hydra's loader, that names the files it cannot read and does not show schemas among the choices."""
-
-    def __init__(self, config_search_path: ConfigSearchPath) -> None:
-        super().__init__(config_search_path)
-        self.repository = Repository(config_search_path)
-
-    def get_group_options(
-        self,
-        group_name: str,
-        results_filter: ObjectType | None = ObjectType.CONFIG,
-        config_name: str | None = None,
-        overrides: list[str] | None = None,
-    ) -> list[str]:
-        """Choices of a group, without the schemas."""
-        options = super().get_group_options(group_name, results_filter, config_name, overrides)
-        if group_name in registry.GROUPS and results_filter in (None, ObjectType.CONFIG):
-            options = sorted({*options, *registry.names(registry.GROUPS[group_name])})
-        return [option for option in options if not option.endswith(("_schema", "_config_"))]  # and Hydra's dummy
-
-
 def _search_path(extra_dir: str | None) -> ConfigSearchPath:
     path = create_config_search_path(str(config_dir()))
     path.prepend(provider="recipes", path=f"file://{recipes_dir()}", anchor=SearchPathQuery(provider="schema"))
@@ -123,7 +101,7 @@ def open_hydra(extra_dir: str | None = None) -> Hydra:
     for known in _KNOWN_WARNINGS:
         warnings.filterwarnings("ignore", message=f"(?s).*{known}")
     GlobalHydra.instance().clear()
-    hydra = Hydra(task_name="optrun", config_loader=_Loader(config_search_path=_search_path(extra_dir)))
+    hydra = Hydra(task_name="optrun", config_loader=Loader(config_search_path=_search_path(extra_dir)))
     GlobalHydra.instance().initialize(hydra)
     return hydra
 
@@ -159,10 +137,14 @@ def compose(hydra: Hydra, config_name: str, overrides: list[str], run_mode: RunM
 
 def without_hydra(cfg: DictConfig) -> DictConfig:
     """Copy the run's own keys, without Hydra's node."""
-    own = copy.deepcopy(cfg)
+    content = vars(cfg)["_content"]
+    try:  # `hydra` is the larger part: it is left out of the copy, not taken out of it
+        vars(cfg)["_content"] = {key: node for key, node in content.items() if key != "hydra"}
+        own = copy.deepcopy(cfg)
+    finally:
+        vars(cfg)["_content"] = content
     OmegaConf.set_struct(own, False)
     OmegaConf.set_readonly(own, False)
-    own.pop("hydra", None)
     return own
 
 

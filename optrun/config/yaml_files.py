@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import os
 import re
 from collections.abc import Iterator
@@ -9,7 +10,6 @@ from pathlib import Path
 
 import yaml  # type: ignore[import-untyped,unused-ignore]
 from hydra.core.config_search_path import ConfigSearchPath
-from hydra.core.config_store import ConfigStore
 from hydra.core.object_type import ObjectType
 from hydra.plugins.config_source import ConfigResult
 from omegaconf import DictConfig
@@ -25,7 +25,7 @@ from optrun.errors import ConfigError
 READ: dict[str, Path] = {}
 """Configuration, such as `optimizer/mine`, to the file that was read for it; begun anew with each `open_hydra`.
 
-Beside the repository and not in it, because Hydra copies its repository for every composition.
+Beside the repository and not in it: compositions of one `open_hydra` have a repository each.
 """
 _IN_SWEEPER = re.compile(r"^hydra\.sweeper\.(params|grids\.\d+)\.")
 _KEY = re.compile(r"^'?([^'=:]+?)(?==|:| is missing)")
@@ -33,6 +33,13 @@ _KEY = re.compile(r"^'?([^'=:]+?)(?==|:| is missing)")
 
 class Repository(ConfigRepository):
     """Hydra's repository, which names the file that it cannot read and remembers those that it read."""
+
+    def __deepcopy__(self, memo: dict[int, object]) -> Repository:
+        """Copy the list of sources alone: Hydra copies for each composition, and with a source its store of schemas.
+
+        It does so because of `initialize_sources`, which begins a new list; `ConfigStore.load` hands out copies.
+        """
+        return copy.copy(self)
 
     def initialize_sources(self, config_search_path: ConfigSearchPath) -> None:
         """Find the folders; one that a person named has to be there."""
@@ -49,8 +56,6 @@ class Repository(ConfigRepository):
         """
         source = self._find_object_source(config_path, ObjectType.CONFIG)
         if source is None and publish_chosen(config_path):
-            for structured in (source for source in self.sources if source.scheme() == "structured"):
-                vars(structured)["store"] = ConfigStore.instance()  # it holds a copy of before this choice came
             return super().load_config(config_path)
         if source is None or source.scheme() != "file":
             return super().load_config(config_path)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sysconfig
 from pathlib import Path
 
@@ -19,15 +20,16 @@ _LEFT_OUT = _NOT_LIBRARY | _TABLES
 def stdlib_files() -> list[Path]:
     """Every `.py` file of the standard library, tests, tables and installed packages left out, by name."""
     root = Path(sysconfig.get_paths()["stdlib"])
-    files = [
-        path for path in sorted(root.rglob("*.py")) if not _LEFT_OUT.intersection(path.relative_to(root).parts[:-1])
-    ]
+    files = []
+    for folder, folders, names in os.walk(root):
+        folders[:] = set(folders) - _LEFT_OUT  # not entered: site-packages may hold a hundred times as many files
+        files += [Path(folder, name) for name in names if name.endswith(".py")]
     if not files:
         raise ConfigError(
             f"data=stdlib: no .py files below {root}: this Python came without the source of its library. "
             "Use data=files data.train=PATH."
         )
-    return files
+    return sorted(files)
 
 
 def load_stdlib(config: StdlibConfig, *, documents: bool) -> Source:  # noqa: ARG001

@@ -196,8 +196,10 @@ def save_png(figure: Figure, path: Path, *, dpi: int = 160) -> Path:
         OSError: The disk refused.
     """
     buffer = io.BytesIO()
-    with _any_letters():
-        figure.savefig(buffer, format="png", dpi=dpi, facecolor=figure.get_facecolor(), metadata={"Software": SOFTWARE})
+    canvas = FigureCanvasAgg(figure)
+    figure.set_dpi(dpi)
+    with _any_letters():  # `Figure.savefig` would draw twice, once to no effect
+        canvas.print_png(buffer, metadata={"Software": SOFTWARE})
     aside = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
         aside.write_bytes(buffer.getvalue())

@@ -7,6 +7,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from optrun.artifacts.checkpoint import Snapshot, make_checkpoints_dir
@@ -25,7 +26,6 @@ from optrun.distributed.heartbeat import Phase, beat
 from optrun.distributed.world import ALONE, World
 from optrun.errors import EXIT_DONE, EXIT_FAILED, ConfigError, StoppedEarly
 from optrun.optimizer.build import require_optimizer
-from optrun.report.curves import draw_curves
 from optrun.runner.assemble import Assembled, assemble
 from optrun.runner.components import build_loop
 from optrun.runner.disk_space import checkpoint_bytes, space_warning
@@ -118,6 +118,13 @@ def train(
                 manifest.close()
             except OSError as error:
                 display.note(f"{run.manifest}: {error.strerror or error}; what was written last is not covered.")
+
+
+def draw_curves(path: Path) -> None:
+    """Draw `curves.png`; matplotlib is imported when there is something to draw, and not before the first step."""
+    from optrun.report import curves
+
+    curves.draw_curves(path)
 
 
 @contextmanager

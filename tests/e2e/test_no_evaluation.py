@@ -137,7 +137,9 @@ def test_what_needs_one_is_refused(
     assert not list(here.glob("outputs/*/*"))
 
 
-def test_rows_cut_off_afterwards_were_trained_on(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_rows_cut_off_afterwards_were_trained_on(
+    here: Path, small_library: None, capsys: pytest.CaptureFixture[str]
+) -> None:
     """The embedded data are cut as well, and have no other rows to name."""
     fit = [*TINY_GPT, "data=stdlib", "data.max_train_examples=16", "data.max_eval_examples=8", "training.max_steps=1"]
     assert optrun(*fit, ALL, "hydra.run.dir=run") == 0

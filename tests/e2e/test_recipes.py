@@ -27,7 +27,7 @@ def sst2(folder: Path) -> list[str]:
     ("recipe", "words"),
     [("stdlib_gpt", SMALL_GPT), ("bert_mlm_stdlib", SMALL_BERT), ("sst2_minilm", sst2)],
 )
-def test_recipe(recipe: str, words, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_recipe(recipe: str, words, small_library: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     given = words(tmp_path) if callable(words) else words
     assert optrun("-cn", recipe, *SMALL, *given, "hydra.run.dir=run") == 0

@@ -1,0 +1,116 @@
+"""Hydra's loader: composes the choices of a command line once, and puts values into copies of that."""
+
+from __future__ import annotations
+
+import copy
+import functools
+from dataclasses import fields
+
+from hydra.core.config_search_path import ConfigSearchPath
+from hydra.core.object_type import ObjectType
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import Override
+from hydra.errors import ConfigCompositionException
+from hydra.types import RunMode
+from omegaconf import DictConfig
+from omegaconf.errors import OmegaConfBaseException
+
+from optrun import registry
+from optrun.config.groups import GROUPS
+from optrun.config.hydra_internals import ConfigLoaderImpl, get_overrides_dirname
+from optrun.config.schema.run import RunConfig
+from optrun.config.yaml_files import Repository
+
+_AT_TOP = {field.name for field in fields(RunConfig)} - set(GROUPS)
+_VALUES_OF_HYDRA = ("hydra.run.dir", "hydra.sweep.dir", "hydra.mode")
+"""Keys below `hydra.` that are values like any other; others may say where choices are found, or what is recorded."""
+
+
+class Loader(ConfigLoaderImpl):
+    """Hydra's loader, that names the files it cannot read and does not show schemas among the choices.
+
+    A command line is composed several times: to check its keys, to look at `hydra.run.dir`, and as Hydra's job. Only
+    choices of groups decide which files are read, so these are read once.
+    """
+
+    def __init__(self, config_search_path: ConfigSearchPath) -> None:
+        super().__init__(config_search_path)
+        self.repository = Repository(config_search_path)
+        self._composed: dict[tuple[str | None, tuple[str, ...]], DictConfig] = {}
+
+    def load_configuration(
+        self,
+        config_name: str | None,
+        overrides: list[str],
+        run_mode: RunMode,
+        from_shell: bool = True,
+        validate_sweep_overrides: bool = True,
+    ) -> DictConfig:
+        """Compose."""
+        parsed = [parse_token(token) for token in overrides]
+        if run_mode is not RunMode.RUN or any(override.is_sweep_override() for override in parsed):
+            return super().load_configuration(config_name, overrides, run_mode, from_shell, validate_sweep_overrides)
+        values = [override for override in parsed if _is_value(override)]
+        choices = [str(override.input_line) for override in parsed if override not in values]
+        known = (config_name, tuple(choices))
+        if known not in self._composed:
+            self._composed[known] = super().load_configuration(config_name, choices, run_mode, from_shell)
+        cfg = copy.deepcopy(self._composed[known])
+        if values:
+            _assign(cfg, values, parsed)
+        return cfg
+
+    def get_group_options(
+        self,
+        group_name: str,
+        results_filter: ObjectType | None = ObjectType.CONFIG,
+        config_name: str | None = None,
+        overrides: list[str] | None = None,
+    ) -> list[str]:
+        """Choices of a group, without the schemas."""
+        options = super().get_group_options(group_name, results_filter, config_name, overrides)
+        if group_name in registry.GROUPS and results_filter in (None, ObjectType.CONFIG):
+            options = sorted({*options, *registry.names(registry.GROUPS[group_name])})
+        return [option for option in options if not option.endswith(("_schema", "_config_"))]  # and Hydra's dummy
+
+
+@functools.lru_cache(maxsize=1024)
+def parse_token(token: str) -> Override:
+    """Parse one override; several times a command line, and Hydra's parser takes a millisecond for each.
+
+    Raises:
+        HydraException: It is none.
+    """
+    return OverridesParser.create().parse_overrides([token])[0]
+
+
+def _is_value(override: Override) -> bool:
+    """Whether an override changes a value and nothing else: neither which files are read, nor what Hydra records."""
+    key = override.key_or_group
+    if override.package is not None or "/" in key:
+        return False
+    return key in _VALUES_OF_HYDRA or key in _AT_TOP or ("." in key and not key.startswith("hydra."))
+
+
+def _assign(cfg: DictConfig, values: list[Override], parsed: list[Override]) -> None:
+    """Put values into a composition of the choices, as the end of `ConfigLoaderImpl._load_configuration_impl` does.
+
+    Args:
+        cfg: Changed in place.
+        values: Overrides of values.
+        parsed: All overrides, in their order, for the record below `hydra`.
+
+    Raises:
+        ConfigCompositionException: Hydra's, for a value that does not fit.
+    """
+    try:
+        ConfigLoaderImpl._apply_overrides_to_config(values, cfg)
+        job = cfg.hydra.job.config.override_dirname
+        tasks = [override for override in parsed if not override.is_hydra_override()]
+        cfg.hydra.overrides.task = [override.input_line for override in tasks]
+        cfg.hydra.overrides.hydra = [override.input_line for override in parsed if override.is_hydra_override()]
+        cfg.hydra.job.override_dirname = get_overrides_dirname(
+            overrides=tasks, kv_sep=job.kv_sep, item_sep=job.item_sep, exclude_keys=job.exclude_keys
+        )
+    except OmegaConfBaseException as error:
+        raise ConfigCompositionException() from error
