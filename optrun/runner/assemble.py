@@ -255,8 +255,10 @@ def _train_step(
     try:
         optimizer = build_optimizer(config.optimizer, groups, lr=config.lr)
         scheduler = build_scheduler(optimizer, config.scheduler, num_training_steps=total)
+    except OptrunError:
+        raise
     except (TypeError, ValueError) as error:
-        raise error if isinstance(error, OptrunError) else ConfigError(str(error)) from error
+        raise ConfigError(str(error)) from error
     if config.training.compile:
         forward = cast("torch.nn.Module", torch.compile(forward))
     return TrainStep(

@@ -21,12 +21,13 @@ from optrun.config import store
 from optrun.config.compose import compose_request
 from optrun.config.request import CommandLine, Request
 from optrun.distributed.world import ALONE, World
-from optrun.errors import StoppedEarly
+from optrun.errors import NonFiniteError, StoppedEarly
 from optrun.runner import prepare
 from optrun.runner.follow import follow
 from optrun.runner.resume.checkpoint import ResumePoint
 from optrun.runner.train import train
 from optrun.training.display import make_display
+from optrun.training.step import TrainStep
 from tests import preloaded
 
 SECONDS = 120
@@ -41,6 +42,8 @@ class Start:
     stop_at: int | None = None
     double: bool = False
     """Weights and activations in float64."""
+    poisoned: int | None = None
+    """Position in the data at which the loss of the last rank is NaN."""
 
 
 def start_on(ranks: int, starts: list[Start], meet: Path) -> None:
@@ -76,9 +79,32 @@ def _rank(rank: int, ranks: int, starts: list[tuple[Start, Request]], meet: str)
 
 def _each(starts: list[tuple[Start, Request]], world: World) -> None:
     for start, asked in starts:
-        with suppress(StoppedEarly), _no_pictures(), _in_double() if start.double else nullcontext():
+        with (
+            suppress(StoppedEarly, NonFiniteError),
+            _poisoned(start.poisoned, world),
+            _no_pictures(),
+            _in_double() if start.double else nullcontext(),
+        ):
             _start(start, asked, world)
         world.barrier()
+
+
+@contextmanager
+def _poisoned(at: int | None, world: World) -> Iterator[None]:
+    """Inside, the loss of one rank is NaN at a position in the data."""
+    call, backward = TrainStep.__call__, TrainStep._backward
+    here: list[int] = []
+
+    def call_noted(self: TrainStep, batches: Any, step: Any = None, position: int = 0) -> Any:
+        here[:] = [position]
+        return call(self, batches, step, position)
+
+    def backward_poisoned(self: TrainStep, batch: Any, share: float) -> torch.Tensor:
+        bad = here == [at] and world.rank == world.size - 1
+        return backward(self, batch, float("nan") if bad else share)
+
+    with patch.object(TrainStep, "__call__", call_noted), patch.object(TrainStep, "_backward", backward_poisoned):
+        yield
 
 
 def _no_pictures() -> AbstractContextManager[object]:

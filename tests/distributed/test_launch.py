@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from optrun.api import run as run_from_python
+from optrun.artifacts.lock import starting
 from optrun.artifacts.retention import latest_whole
 from optrun.artifacts.run_dir import RunDir
 from optrun.commands.devices import idle_note
@@ -29,7 +30,8 @@ def tokens(folder: Path, *more: str) -> list[str]:
     """A run of two ranks that saves often, with its data in a folder."""
     given = [token.replace("n_layer=2", "n_layer=1") for token in TINY_GPT]
     own = ["data=files", f"data.train={write_text(folder, 60)}", "training.per_device_train_batch_size=2"]
-    return [*RANKS, *given, *own, "checkpoint.save_steps=2", *more]
+    every = [*RANKS, *given, *own, "checkpoint.save_steps=2", *more]
+    return list({token.split("=", 1)[0]: token for token in every}.values())  # of each key the last
 
 
 ENDLESS = ["training.max_steps=1000000", "training.eval_steps=1000000", "training.logging_steps=1000"]
@@ -182,9 +184,9 @@ def test_a_second_signal_ends_all_at_once(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("rank", [0, 1])
-def test_a_rank_that_hangs_is_named_with_its_phase(tmp_path: Path, rank: int) -> None:
-    with started(tmp_path, "distributed.timeout_seconds=5") as run:
+@pytest.mark.parametrize(("rank", "distributed"), [(0, "ddp"), (1, "fsdp")])
+def test_a_rank_that_hangs_is_named_with_its_phase(tmp_path: Path, rank: int, distributed: str) -> None:
+    with started(tmp_path, f"distributed={distributed}", "distributed.timeout_seconds=5") as run:
         os.kill(run.ranks[rank], signal.SIGSTOP)
         code, said = run.end()
     assert code == 1
@@ -266,6 +268,19 @@ def test_ranks_that_cannot_be_are_refused_before_a_directory_is_made(
     for fact in facts:
         assert fact in said
     assert not (tmp_path / "run").exists()
+
+
+def test_a_start_beside_another_is_refused_before_ranks_are(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Also in the seconds in which the other has a directory, and its rank 0 no lock yet."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "run").mkdir()
+    with starting(RunDir("run").lock):
+        assert optrun(*tokens(tmp_path, "hydra.run.dir=run")) == 5
+    said = capsys.readouterr().err
+    assert said.count("run: another process writes this run") == 1
+    assert not RunDir("run").lock.exists()
 
 
 def test_more_ranks_than_devices(
