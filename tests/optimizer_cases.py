@@ -213,7 +213,7 @@ CASES = [
         shards=False,
         idle=1,
     ),
-    Case("adamw", good=[{}, {"weight_decay": 0.1, "amsgrad": True}], bad=ADAM_BAD),
+    Case(
         "adamw",
         good=[
             {},

@@ -104,6 +104,8 @@ def device_type(name: str) -> str:
     if name != "auto":
         return name.partition(":")[0]
     return "cuda" if torch.cuda.is_available() else "mps" if torch.backends.mps.is_available() else "cpu"
+
+
 def _options(config: RunConfig) -> dict[str, Any]:
     """The optimizer's options as they are in force; the dialect that they come from first, where it has dialects."""
     own = config.optimizer

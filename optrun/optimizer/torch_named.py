@@ -15,7 +15,6 @@ from optrun.optimizer import arguments
 from optrun.optimizer.arguments import Check
 from optrun.optimizer.base import NamedOptimizer, Numeric, Params
 from optrun.optimizer.decay import DECAY_MODES, decay_scale, refuse_no_peak
-from optrun.optimizer.groups import listed_params, names_of
 from optrun.optimizer.groups import listed_params
 from optrun.optimizer.numerics import local, sharding_of
 from optrun.optimizer.whole import on_whole

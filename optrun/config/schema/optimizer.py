@@ -9,7 +9,6 @@ from typing import Any, ClassVar
 
 from optrun import registry
 from optrun.config.dialects import ADAMAX, ADAMW, LAMB, Preset, expect_dialect
-from optrun.config.schema.checks import expect, expect_fraction, expect_not_negative, expect_one_of, expect_positive
 from optrun.config.schema.checks import (
     expect,
     expect_count,
