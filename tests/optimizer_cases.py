@@ -51,6 +51,7 @@ class Case:
         exact: Whether float32 follows float64 closely (Muon orthogonalises in bfloat16).
         wide: Whether moments of 16-bit parameters are float32.
         shards: Whether it steps the shards of a fully sharded model.
+        idle: First gradients of a parameter that move nothing (SOAP makes its bases of one).
     """
 
     name: str
@@ -62,6 +63,7 @@ class Case:
     exact: bool = True
     wide: bool = False
     shards: bool = True
+    idle: int = 0
 
     def build(self, groups: Any, **options: Any) -> Optimizer:
         """The optimizer over (name, parameter) pairs or groups."""
@@ -156,6 +158,60 @@ CASES = [
         ],
         sparse="rows",
         wide=True,
+    ),
+    Case(
+        "lion",
+        good=[{}, {"betas": (0.5, 0.8), "weight_decay": 0.3}],
+        bad=[*BAD_LR, *BAD_BETAS[:-1], *BAD_DECAY, *BAD_FOREACH, ({"eps": 1e-8}, TypeError, r"eps")],
+        wide=True,
+    ),
+    Case(
+        "schedule_free",
+        good=[{}, {"weight_decay": 0.1, "r": 1.0, "weight_lr_power": 0.5, "betas": (0.6, 0.9)}],
+        bad=[*ADAM_BAD, ({"betas": (0.0, 0.9)}, ValueError, r"betas=\(0.0, 0.9\): .*the first above 0")],
+        wide=True,
+    ),
+    Case(
+        "ademamix",
+        good=[
+            {},
+            {"betas": (0.5, 0.8, 0.9), "alpha": 2.0, "alpha_warmup_steps": 4, "beta3_warmup_steps": 8, "eps": 1e-3},
+        ],
+        bad=[
+            *BAD_LR,
+            *BAD_DECAY,
+            *BAD_FOREACH,
+            ({"betas": (0.9, 0.999)}, ValueError, r"betas=\(0.9, 0.999\): expected three numbers, each in \[0, 1\)"),
+            ({"alpha": -1.0}, ValueError, r"alpha=-1.0: expected a finite number >= 0"),
+            ({"beta3_warmup_steps": 2.5}, TypeError, r"beta3_warmup_steps=2.5: expected a whole number"),
+        ],
+        wide=True,
+    ),
+    Case(
+        "mars",
+        good=[{}, {"betas": (0.8, 0.9), "gamma": 0.5, "optimize_1d": True, "weight_decay": 0.1}],
+        bad=[
+            *ADAM_BAD,
+            ({"gamma": -0.1}, ValueError, r"gamma=-0.1: expected a finite number >= 0"),
+            ({"betas_1d": (0.9, 1.0)}, ValueError, r"betas_1d=\(0.9, 1.0\): expected two numbers"),
+        ],
+        wide=True,
+    ),
+    Case(
+        "soap",
+        good=[{}, {"betas": (0.8, 0.9), "shampoo_beta": 0.7, "precondition_frequency": 2, "precondition_1d": True}],
+        bad=[
+            *BAD_LR,
+            *BAD_BETAS,
+            *BAD_DECAY,
+            ({"shampoo_beta": 1.0}, ValueError, r"shampoo_beta=1.0: expected a number in \[0, 1\)"),
+            ({"precondition_frequency": 0}, ValueError, r"precondition_frequency=0: expected a whole number >= 1"),
+        ],
+        foreach=False,
+        exact=False,
+        wide=True,
+        shards=False,
+        idle=1,
     ),
     Case(
         "adamw",

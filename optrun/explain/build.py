@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
@@ -25,6 +26,7 @@ from optrun.model.build import ModelSpec, build_model, special_ids
 from optrun.optimizer.base import NamedOptimizer
 from optrun.optimizer.build import build_optimizer, options_of
 from optrun.optimizer.footprint import state_bytes
+from optrun.optimizer.kernels.report import kernel_of, kernel_row
 from optrun.param_groups import build_param_groups
 from optrun.scheduler import build_scheduler
 from optrun.scheduler.build import config_of_group
@@ -45,7 +47,7 @@ def explain(config: RunConfig, model: nn.Module | None = None) -> Facts:
     if model is None:
         model, model_notes = build_model(config.model, model_spec(config, notes), meta=True)
         notes += model_notes
-    notes += [note for note in [config.default_lr_note()] if note is not None]
+    notes += [note for note in [config.default_lr_note(), config.schedule_note()] if note is not None]
     sampled = look_at(config, notes)
     notes += discarded()
     known, steps_from = _steps(config, sampled)
@@ -64,6 +66,7 @@ def explain(config: RunConfig, model: nn.Module | None = None) -> Facts:
     states = state_bytes(optimizer)
     tensors = _tensors(config, optimizer, states, curves, curve_of)
     climb = num_warmup_steps_of(config.scheduler, steps)
+    sharded = config.distributed.name == "fsdp"
     params = dict(model.named_parameters())
     notes += _tied(model, params)
     frozen = {name: param for name, param in params.items() if not param.requires_grad}
@@ -71,6 +74,7 @@ def explain(config: RunConfig, model: nn.Module | None = None) -> Facts:
         model=type(model).__name__,
         task=config.task.name,
         optimizer=config.optimizer.name,
+        kernel=kernel_row(kernel_of(optimizer, device_type(config.training.device), whole=not sharded)),
         lr=config.lr,
         param_groups=config.param_groups.name,
         rules=_rules_in_words(config),
@@ -93,6 +97,13 @@ def explain(config: RunConfig, model: nn.Module | None = None) -> Facts:
         options=_options(config),
         notes=notes,
     )
+
+
+def device_type(name: str) -> str:
+    """Tell the type of device that `training.device` means here, without starting one."""
+    if name != "auto":
+        return name.partition(":")[0]
+    return "cuda" if torch.cuda.is_available() else "mps" if torch.backends.mps.is_available() else "cpu"
 
 
 def _options(config: RunConfig) -> dict[str, Any]:

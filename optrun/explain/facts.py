@@ -90,6 +90,7 @@ class Facts:
         steps_from: Where that number comes from: `max_steps`, `data`, or `assumed`.
         in_steps: Whether schedules are read in steps: the length is known, or they name steps themselves. Otherwise
             they are shares of a run of any length.
+        kernel: What steps the optimizer, and why it is nothing faster.
         frozen: Names of parameters that do not train.
         weight_bytes: Of all parameters, float32.
         gradient_bytes: Of the trainable ones.
@@ -103,6 +104,7 @@ class Facts:
     model: str
     task: str
     optimizer: str
+    kernel: str
     lr: float
     param_groups: str
     rules: list[str]

@@ -89,6 +89,7 @@ def _headline(facts: Facts) -> RenderableType:
         Text.assemble((facts.model, "bold"), f" for {facts.task}: {count(facts.parameters)} parameters train{frozen}"),
     )
     grid.add_row("optimizer", Text.assemble((facts.optimizer, "bold"), f" at lr {rate(facts.lr)}, clip {facts.clip}"))
+    grid.add_row("kernel", printable(facts.kernel))
     if facts.options.get("dialect"):
         grid.add_row("dialect", Text.assemble((facts.options["dialect"], "bold"), f": {_resolved(facts.options)}"))
     grid.add_row(

@@ -12,6 +12,8 @@ from optrun.optimizer import arguments
 from optrun.optimizer.arguments import Check
 from optrun.optimizer.base import NamedOptimizer, Numeric, Params
 from optrun.optimizer.batches import gather
+from optrun.optimizer.kernels import compiled
+from optrun.optimizer.kernels.choice import pick, take_step
 from optrun.optimizer.numerics import bias_correction, first_moment_
 
 
@@ -36,7 +38,8 @@ class Adamax(NamedOptimizer):
         weight_decay_mode: "l2", "l1" (both coupled: part of the gradient) or "decoupled".
         eps_form: "decayed": as above, Paddle's. "gradient": u = max(b2 u, |g| + eps), torch's and optax's.
             "denominator": u = max(b2 u, |g|), and w moves by m / (u + eps), Keras's.
-        foreach: Fused kernels: True, False, or None for wherever they are the faster.
+        foreach: True: torch's multi-tensor operations; False: the loop; None: the fastest kernel there is, or the one
+            that `OPTRUN_KERNEL` names (`optrun.optimizer.kernels`).
 
     Raises:
         TypeError: For an argument of a wrong type or an unknown group key.
@@ -97,6 +100,11 @@ class Adamax(NamedOptimizer):
             "keeps": 1.0 - group["lr"] * decay if mode == "decoupled" else 1.0,
         }
 
+    def kernel(self, group: Mapping[str, Any], device: str, *, whole: bool = True) -> str:
+        """Name the kernel that steps a group on a type of device; `whole`: no tensor is sharded."""
+        del whole
+        return pick(group["foreach"], device, WAYS)
+
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Update every parameter that has a gradient; returns what `closure` returned."""
@@ -112,7 +120,7 @@ class Adamax(NamedOptimizer):
                 batch.grads,
                 batch.state["exp_avg"],
                 batch.state["exp_inf"],
-                foreach=batch.foreach,
+                foreach=batch.options["foreach"],
                 steps=batch.steps,
                 beta1=beta1,
                 beta2=beta2,
@@ -124,10 +132,14 @@ class Adamax(NamedOptimizer):
         return loss
 
 
-def adamax(params: list[Tensor], *lists: list[Tensor], foreach: bool, **numbers: Any) -> None:
-    """One step in place, by fused kernels or tensor by tensor; arguments as in `_single_tensor_adamax`."""
-    update = _multi_tensor_adamax if foreach else _single_tensor_adamax
-    update(params, *lists, **numbers)
+WAYS = ("compiled", "loop")
+"""Kernels that compute Adamax on a CPU, the preferred one first."""
+
+
+def adamax(params: list[Tensor], *lists: list[Tensor], foreach: bool | None, **numbers: Any) -> None:
+    """One step in place, by the kernel that `foreach` means; arguments as in `_single_tensor_adamax`."""
+    updates = {"loop": _single_tensor_adamax, "foreach": _multi_tensor_adamax, "compiled": compiled.adamax}
+    take_step(updates, pick(foreach, params[0].device.type, WAYS), (params, *lists), numbers)
 
 
 def _single_tensor_adamax(

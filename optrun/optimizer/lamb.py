@@ -15,6 +15,8 @@ from optrun.optimizer.arguments import Check
 from optrun.optimizer.base import NamedOptimizer, Numeric, Params
 from optrun.optimizer.batches import gather
 from optrun.optimizer.decay import DECAY_MODES, decay_scale, refuse_no_peak
+from optrun.optimizer.kernels import compiled, fused
+from optrun.optimizer.kernels.choice import pick, take_step
 from optrun.optimizer.lamb_rule import BIAS_CORRECTIONS, LambRule
 from optrun.optimizer.numerics import Sharding, first_moment_, moments_, norms, second_moment_
 
@@ -50,7 +52,8 @@ class Lamb(NamedOptimizer):
         always_adapt: A tensor that is not decayed has k = 1, as in Paddle, unless this is set. The Model Garden adapts
             without decay: set it, and list what it excludes from decay under `exclude_from_layer_adaptation` too.
         master_weights: Keep a float32 copy of 16-bit parameters in the state and round it into them.
-        foreach: Fused kernels: True, False, or None for wherever they are the faster.
+        foreach: True: torch's multi-tensor operations; False: the loop; None: the fastest kernel there is, or the one
+            that `OPTRUN_KERNEL` names (`optrun.optimizer.kernels`).
         step_count: "parameter": t counts the gradients this parameter has had, as in Paddle; "optimizer": t counts the
             optimizer's steps, as in the Model Garden.
         l1: Coefficient of a coupled term added to the gradient: l1 sign(w), >= 0.
@@ -209,6 +212,11 @@ class Lamb(NamedOptimizer):
             "l2s": group["l2"],
         }
 
+    def kernel(self, group: Mapping[str, Any], device: str, *, whole: bool = True) -> str:
+        """Name the kernel that steps a group on a type of device; `whole`: no tensor is sharded."""
+        rule = LambRule(**{key: group[key] for key in RULE})
+        return pick(group["foreach"], device, ways(rule, whole=whole))
+
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Update every parameter that has a gradient; returns what `closure` returned."""
@@ -231,7 +239,7 @@ class Lamb(NamedOptimizer):
                 batch.grads,
                 batch.state["exp_avg"],
                 batch.state["exp_avg_sq"],
-                foreach=batch.foreach,
+                foreach=batch.options["foreach"],
                 steps=batch.steps,
                 shardings=batch.shardings,
                 beta1=beta1,
@@ -245,10 +253,39 @@ class Lamb(NamedOptimizer):
         return loss
 
 
-def lamb(params: list[Tensor], *lists: list[Tensor], foreach: bool, **numbers: Any) -> Tensor:
-    """One step in place, by fused kernels or tensor by tensor; arguments as in `_single_tensor_lamb`."""
-    update = _multi_tensor_lamb if foreach else _single_tensor_lamb
-    return update(params, *lists, **numbers)
+def ways(rule: LambRule, *, whole: bool) -> tuple[str, ...]:
+    """Kernels that compute a dialect on a CPU, the preferred one first.
+
+    Args:
+        rule: The dialect.
+        whole: No tensor has pieces on other ranks; where one has, foreach needs one collective for all norms.
+    """
+    if not whole:
+        return ("foreach", "loop")
+    if not rule.grad_averaging or rule.normalize_grad or rule.eps_root or rule.caution:
+        return ("loop",)
+    return ("compiled", "fused", "loop") if rule.bias_correction == "moments" else ("compiled", "loop")
+
+
+def lamb(
+    params: list[Tensor],
+    *lists: list[Tensor],
+    foreach: bool | None,
+    shardings: list[Sharding],
+    rule: LambRule,
+    **numbers: Any,
+) -> Tensor:
+    """One step in place, by the kernel that `foreach` means; arguments as in `_single_tensor_lamb`."""
+    whole = not any(sharding.groups for sharding in shardings)
+    updates = {
+        "loop": _single_tensor_lamb,
+        "foreach": _multi_tensor_lamb,
+        "fused": fused.lamb,
+        "compiled": compiled.lamb,
+    }
+    kernel = pick(foreach, params[0].device.type, ways(rule, whole=whole))
+    ratios: Tensor = take_step(updates, kernel, (params, *lists), {"shardings": shardings, "rule": rule, **numbers})
+    return ratios
 
 
 def _single_tensor_lamb(

@@ -15,7 +15,7 @@ from optrun.optimizer import arguments
 from optrun.optimizer.arguments import Check
 from optrun.optimizer.base import NamedOptimizer, Numeric, Params
 from optrun.optimizer.decay import DECAY_MODES, decay_scale, refuse_no_peak
-from optrun.optimizer.groups import listed_params, names_of
+from optrun.optimizer.groups import listed_params
 from optrun.optimizer.numerics import local, sharding_of
 from optrun.optimizer.whole import on_whole
 
@@ -228,7 +228,10 @@ class RAdam(NamedOptimizer, torch.optim.RAdam):
 
 
 class Adafactor(NamedOptimizer, torch.optim.Adafactor):
-    """torch's Adafactor, for whole parameters alone; keywords as there."""
+    """torch's Adafactor, for whole parameters alone; keywords as there.
+
+    Of sharded parameters torch 2.13 takes row and column norms in place, which fails.
+    """
 
     CHECKS: ClassVar[Mapping[str, Check]] = {
         "lr": arguments.not_negative,
@@ -243,21 +246,6 @@ class Adafactor(NamedOptimizer, torch.optim.Adafactor):
         """As in `NamedOptimizer`: second moments of rows and columns, or of a vector's entries."""
         del group
         return {"row_var", "col_var"} if param.dim() > 1 else {"variance"}
-
-    def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """As in `NamedOptimizer`.
-
-        Raises:
-            ValueError: For a sharded parameter: torch 2.13 takes row and column norms of it in place, which fails.
-        """
-        super().add_param_group(param_group)
-        group = self.param_groups[-1]
-        for name, param in zip(names_of(group, len(self.param_groups) - 1), group["params"], strict=True):
-            if sharding_of(param).groups:
-                raise ValueError(
-                    f"parameter {name!r} is sharded, and torch's Adafactor cannot step sharded parameters. "
-                    "Use another optimizer, such as lamb or adamw, or do not shard."
-                )
 
 
 class Muon(NamedOptimizer, torch.optim.Muon):

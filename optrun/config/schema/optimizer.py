@@ -9,7 +9,14 @@ from typing import Any, ClassVar
 
 from optrun import registry
 from optrun.config.dialects import ADAMAX, ADAMW, LAMB, Preset, expect_dialect
-from optrun.config.schema.checks import expect, expect_fraction, expect_not_negative, expect_one_of, expect_positive
+from optrun.config.schema.checks import (
+    expect,
+    expect_count,
+    expect_fraction,
+    expect_not_negative,
+    expect_one_of,
+    expect_positive,
+)
 from optrun.errors import ConfigError
 
 
@@ -88,10 +95,10 @@ class AdjustLr(Enum):
 DECAY_FORMS = ("documented", "paddlenlp", "paddlenlp-2.2")
 
 
-def _betas(value: Sequence[float]) -> tuple[float, float]:
-    right = len(value) == 2 and all(0 <= beta < 1 for beta in value)
-    expect(right, "optimizer.betas", list(value), "two numbers, each in [0, 1)")
-    return value[0], value[1]
+def _betas(value: Sequence[float], count: str = "two", key: str = "betas") -> tuple[Any, ...]:
+    right = len(value) == {"two": 2, "three": 3}[count] and all(0 <= beta < 1 for beta in value)
+    expect(right, f"optimizer.{key}", list(value), f"{count} numbers, each in [0, 1)")
+    return tuple(value)
 
 
 @dataclass(kw_only=True)
@@ -103,6 +110,8 @@ class OptimizerConfig:
     """Peak learning rate where the top-level `lr` is not set."""
     weight_decay: float
     """Decay of the parameters that param_groups does not exempt; what it does is the optimizer's."""
+    SCHEDULE_FREE: ClassVar[bool] = False
+    """Whether something else takes the place of a schedule, so that one is worth a word."""
 
     def __post_init__(self) -> None:
         """Ranges that hold for all."""
@@ -378,6 +387,104 @@ class MuonConfig(_DecaysForward):
 
 
 @dataclass(kw_only=True)
+class LionConfig(_DecaysForward):
+    """`optimizer=lion`."""
+
+    betas: tuple[float, float]
+    """Of the interpolation whose sign is taken, and decay of the moment; each in [0, 1)."""
+    foreach: bool | None
+
+    def __post_init__(self) -> None:
+        """Decays lie in [0, 1)."""
+        super().__post_init__()
+        self.betas = _betas(self.betas)
+
+
+@dataclass(kw_only=True)
+class ScheduleFreeConfig(_DecaysForward, _TwoMoments):
+    """`optimizer=schedule_free`."""
+
+    SCHEDULE_FREE: ClassVar[bool] = True
+    r: float
+    """Power of the step in the weights of the average."""
+    weight_lr_power: float
+    """Power of the lr in them."""
+    master_weights: bool
+
+    def __post_init__(self) -> None:
+        """The weights to evaluate are found by dividing by the first beta."""
+        super().__post_init__()
+        expect(self.betas[0] > 0, "optimizer.betas", list(self.betas), "two numbers, the first above 0")
+        expect_not_negative("optimizer.r", self.r)
+        expect_not_negative("optimizer.weight_lr_power", self.weight_lr_power)
+
+
+@dataclass(kw_only=True)
+class AdEMAMixConfig(_DecaysForward):
+    """`optimizer=ademamix`."""
+
+    betas: tuple[float, float, float]
+    """Decay of the fast moment, the second moment and the slow moment, each in [0, 1)."""
+    eps: float
+    alpha: float
+    """Weight of the slow moment."""
+    alpha_warmup_steps: int | None
+    """Steps in which alpha climbs from 0; null: none."""
+    beta3_warmup_steps: int | None
+    """Steps in which the slow decay climbs from the fast one; null: none."""
+    foreach: bool | None
+
+    def __post_init__(self) -> None:
+        """Decays lie in [0, 1), nothing else is negative."""
+        super().__post_init__()
+        self.betas = _betas(self.betas, "three")
+        for key in ("eps", "alpha", "alpha_warmup_steps", "beta3_warmup_steps"):
+            expect_not_negative(f"optimizer.{key}", getattr(self, key))
+
+
+@dataclass(kw_only=True)
+class MarsConfig(_DecaysForward, _TwoMoments):
+    """`optimizer=mars`."""
+
+    gamma: float
+    """Strength of the correction."""
+    optimize_1d: bool
+    betas_1d: tuple[float, float]
+    """Decays for vectors and numbers that are not corrected, each in [0, 1)."""
+
+    def __post_init__(self) -> None:
+        """Decays lie in [0, 1), the correction is none or forward."""
+        super().__post_init__()
+        self.betas_1d = _betas(self.betas_1d, key="betas_1d")
+        expect_not_negative("optimizer.gamma", self.gamma)
+
+
+@dataclass(kw_only=True)
+class SoapConfig(_DecaysForward):
+    """`optimizer=soap`."""
+
+    betas: tuple[float, float]
+    """Decay of first and second moment, each in [0, 1)."""
+    shampoo_beta: float | None
+    """Decay of the preconditioners; null: that of the second moment."""
+    eps: float
+    precondition_frequency: int
+    """Steps from one eigenbasis to the next."""
+    max_precondition_dim: int
+    """A longer dimension is left as it is."""
+    precondition_1d: bool
+
+    def __post_init__(self) -> None:
+        """Decays lie in [0, 1), steps and lengths are counted."""
+        super().__post_init__()
+        self.betas = _betas(self.betas)
+        expect_fraction("optimizer.shampoo_beta", self.shampoo_beta)
+        expect_not_negative("optimizer.eps", self.eps)
+        expect_count("optimizer.precondition_frequency", self.precondition_frequency)
+        expect_not_negative("optimizer.max_precondition_dim", self.max_precondition_dim)
+
+
+@dataclass(kw_only=True)
 class PytorchOptimizerConfig(OptimizerConfig):
     """`optimizer=pytorch_optimizer optimizer.name=...`: an optimizer of that library, by its name there."""
 
@@ -402,6 +509,11 @@ SCHEMAS: dict[str, type[OptimizerConfig]] = registry.own(
         "radam": (RAdamConfig, "optrun.optimizer.torch_named:RAdam"),
         "adafactor": (AdafactorConfig, "optrun.optimizer.torch_named:Adafactor"),
         "muon": (MuonConfig, "optrun.optimizer.torch_named:Muon"),
+        "lion": (LionConfig, "optrun.optimizer.lion:Lion"),
+        "schedule_free": (ScheduleFreeConfig, "optrun.optimizer.schedule_free:ScheduleFreeAdamW"),
+        "ademamix": (AdEMAMixConfig, "optrun.optimizer.ademamix:AdEMAMix"),
+        "mars": (MarsConfig, "optrun.optimizer.mars:Mars"),
+        "soap": (SoapConfig, "optrun.optimizer.soap:Soap"),
         "pytorch_optimizer": (PytorchOptimizerConfig, "optrun.optimizer.foreign:build_pytorch_optimizer"),
     },
 )
@@ -419,6 +531,6 @@ def refuse_few_bits(key: str, name: str) -> None:
         raise ConfigError(
             f"{key}={name}: not offered: the optimizers of bitsandbytes and torchao, with a state of few bits or in "
             "pages, are not proved here to go on from a checkpoint bit for bit, and torchao's state are tensors that a "
-            "checkpoint cannot hold. Less state than AdamW's: optimizer=adafactor, optimizer=muon, optimizer=sgd, or "
-            "optimizer=pytorch_optimizer optimizer.name=lion."
+            "checkpoint cannot hold. Less state than AdamW's: optimizer=lion, optimizer=adafactor, "
+            "optimizer=muon or optimizer=sgd."
         )
