@@ -156,8 +156,8 @@ def measure(given: argparse.Namespace) -> str:
     base = statistics.median(seconds[REFERENCE])
     told = (
         f"{here['processor']}, {here['cores']} cores, {given.threads} threads; torch {used['torch']}; "
-        f"BERT of {given.layers} layers and {given.vocabulary:,} words: {elements / 1e6:.0f} million float32 weights in "
-        f"{len(params)} tensors; {given.rounds} rounds, 1.00 is {base * 1e3:.0f} ms."
+        f"BERT of {given.layers} layers and {given.vocabulary:,} words: {elements / 1e6:.0f} million float32 weights "
+        f"in {len(params)} tensors; {given.rounds} rounds, 1.00 is {base * 1e3:.0f} ms."
     )
     return "\n".join([told, "", *rows])
 
