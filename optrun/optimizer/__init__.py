@@ -1,5 +1,6 @@
 """Optimizers that compute what they say, over parameters with names."""
 
+from optrun.config.dialects import dialect_options
 from optrun.optimizer.adamax import Adamax
 from optrun.optimizer.adamwdl import AdamWDL
 from optrun.optimizer.ademamix import AdEMAMix
@@ -24,4 +25,5 @@ __all__ = [
     "ScheduleFreeAdamW",
     "Soap",
     "build_optimizer",
+    "dialect_options",
 ]

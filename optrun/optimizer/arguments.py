@@ -7,6 +7,7 @@ import numbers
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, TypeAlias
 
+from optrun.config.foreign_names import OPTIMIZERS, explained
 from optrun.errors import did_you_mean
 
 Check: TypeAlias = Callable[[str, Any], Any]
@@ -41,6 +42,21 @@ def positive(name: str, value: Any) -> float:
     if number <= 0:
         raise ValueError(f"{name}={value!r}: expected a finite number > 0.")
     return number
+
+
+def optional_positive(name: str, value: Any) -> float | None:
+    """A finite number above 0, or None for "none"."""
+    return None if value is None else positive(name, value)
+
+
+def in_order(low: str, least: float, high: str, most: float | None) -> None:
+    """Refuse a lower bound that is above the upper one.
+
+    Raises:
+        ValueError: With both.
+    """
+    if most is not None and least > most:
+        raise ValueError(f"{low}={least!r}: expected at most {high}={most!r}.")
 
 
 def fraction(name: str, value: Any) -> float:
@@ -174,4 +190,6 @@ def known_keys(keys: Iterable[str], allowed: Iterable[str], where: str) -> None:
     pool = sorted(allowed)
     for key in keys:
         if key not in pool:
-            raise TypeError(f"{where} has no option {key!r}. {did_you_mean(str(key), pool)}")
+            found = OPTIMIZERS.get(str(key))
+            hint = explained(found).replace("optimizer.", "") if found else did_you_mean(str(key), pool)
+            raise TypeError(f"{where} has no option {key!r}. {hint}")

@@ -2,12 +2,13 @@
 
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any, ClassVar
 
 from optrun import registry
+from optrun.config.dialects import ADAMAX, ADAMW, LAMB, Preset, expect_dialect
 from optrun.config.schema.checks import (
     expect,
     expect_count,
@@ -39,6 +40,42 @@ class WeightDecayMode(Enum):
     l1 = "l1"
     l2 = "l2"
     decoupled = "decoupled"
+
+
+class BiasCorrection(Enum):
+    """What LAMB corrects for moments that began at 0: them, the rate (by both or the first alone), or nothing."""
+
+    moments = "moments"
+    lr = "lr"
+    lr_first = "lr_first"
+    none = "none"
+
+
+class DecoupledDecay(Enum):
+    """What AdamW's decay is multiplied with: lr, 1, lr / peak (the paper's), or lr^2 / peak."""
+
+    decoupled = "decoupled"
+    fixed = "fixed"
+    scheduled = "scheduled"
+    corrected = "corrected"
+
+
+class AdamaxEps(Enum):
+    """Where Adamax adds eps: to the decayed maximum, to |g|, or to the maximum where it divides."""
+
+    decayed = "decayed"
+    gradient = "gradient"
+    denominator = "denominator"
+
+
+class LambDecay(Enum):
+    """Where LAMB decays: inside the trust ratio, or outside by lr, by 1, by lr / peak, or by lr^2 / peak."""
+
+    adapted = "adapted"
+    decoupled = "decoupled"
+    fixed = "fixed"
+    scheduled = "scheduled"
+    corrected = "corrected"
 
 
 class EpsForm(Enum):
@@ -105,9 +142,18 @@ class _TwoMoments(OptimizerConfig):
 
 
 @dataclass(kw_only=True)
-class LambConfig(_TwoMoments):
+class _HasDialects(OptimizerConfig):
+    DIALECTS: ClassVar[Mapping[str, Preset]] = {}
+    """Presets by the name of a package."""
+    dialect: str | None
+    """Package whose numbers these are: it sets the defaults of options that it has otherwise; null: optrun's own."""
+
+
+@dataclass(kw_only=True)
+class LambConfig(_TwoMoments, _HasDialects):
     """`optimizer=lamb`."""
 
+    DIALECTS: ClassVar[Mapping[str, Preset]] = LAMB
     exclude_from_weight_decay: list[str] | None
     """Regular expressions searched in parameter names: no decay there."""
     exclude_from_layer_adaptation: list[str] | None
@@ -120,19 +166,51 @@ class LambConfig(_TwoMoments):
     l1: float
     l2: float
     unmatched_patterns: UnmatchedPatterns
+    bias_correction: BiasCorrection
+    grad_averaging: bool
+    """False: the gradient comes into the first moment whole, not times 1 - beta1."""
+    normalize_grad: bool
+    """Each tensor's gradient is divided by its norm, as LANS does."""
+    eps_root: float
+    """Added under the square root."""
+    caution: bool
+    """Entries of the direction against the sign of the gradient are dropped, the others scaled up."""
+    weight_decay_mode: LambDecay
+    min_param_norm: float
+    """Lower bound of the weights' norm in the trust ratio, the paper's phi."""
+    max_param_norm: float | None
+    """Upper bound of it; null: none."""
+    min_trust: float
+    """Lower bound of the trust ratio."""
+    max_trust: float | None
+    """Upper bound of it; null: none."""
+    eps_in_trust: bool
+    """Add eps to the update's norm in the trust ratio, too."""
 
     def __post_init__(self) -> None:
-        """Coupled coefficients are not negative."""
+        """Coefficients and lower bounds are not negative, upper ones are above them."""
         super().__post_init__()
-        expect_not_negative("optimizer.l1", self.l1)
-        expect_not_negative("optimizer.l2", self.l2)
+        expect_dialect("lamb", self.dialect)
+        for name in ("l1", "l2", "eps_root", "min_param_norm", "min_trust"):
+            expect_not_negative(f"optimizer.{name}", getattr(self, name))
+        for low, high in (("min_param_norm", "max_param_norm"), ("min_trust", "max_trust")):
+            least, most = getattr(self, low), getattr(self, high)
+            right = most is None or (0 < most < math.inf and least <= most)
+            expect(right, f"optimizer.{high}", most, f"a number above 0 that optimizer.{low} ({least}) is not above")
 
 
 @dataclass(kw_only=True)
-class AdamaxConfig(_DecaysForward, _TwoMoments):
+class AdamaxConfig(_DecaysForward, _TwoMoments, _HasDialects):
     """`optimizer=adamax`."""
 
+    DIALECTS: ClassVar[Mapping[str, Preset]] = ADAMAX
     weight_decay_mode: WeightDecayMode
+    eps_form: AdamaxEps
+
+    def __post_init__(self) -> None:
+        """The dialect is one that exists."""
+        super().__post_init__()
+        expect_dialect("adamax", self.dialect)
 
 
 @dataclass(kw_only=True)
@@ -184,8 +262,8 @@ class LazyAdamConfig(_DecaysForward, _TwoMoments):
 
 
 @dataclass(kw_only=True)
-class AdamWConfig(_DecaysForward, _TwoMoments):
-    """`optimizer=adamw`."""
+class AdamConfig(_DecaysForward, _TwoMoments):
+    """`optimizer=adam`."""
 
     amsgrad: bool
     fused: bool | None
@@ -193,8 +271,16 @@ class AdamWConfig(_DecaysForward, _TwoMoments):
 
 
 @dataclass(kw_only=True)
-class AdamConfig(AdamWConfig):
-    """`optimizer=adam`."""
+class AdamWConfig(AdamConfig, _HasDialects):
+    """`optimizer=adamw`."""
+
+    DIALECTS: ClassVar[Mapping[str, Preset]] = ADAMW
+    weight_decay_mode: DecoupledDecay
+
+    def __post_init__(self) -> None:
+        """The dialect is one that exists."""
+        super().__post_init__()
+        expect_dialect("adamw", self.dialect)
 
 
 @dataclass(kw_only=True)
