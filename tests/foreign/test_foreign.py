@@ -252,6 +252,7 @@ RUN = [
 ]
 
 
+@pytest.mark.slow
 def test_a_run_is_judged_saved_and_published_with_the_averaged_weights(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

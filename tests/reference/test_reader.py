@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import json
 import os
 import subprocess
 import sys
@@ -15,7 +16,7 @@ import torch
 
 from tests.reference.reference_adapter import drivers
 from tests.reference.reference_check import check_case
-from tests.reference.reference_format import DTYPES, FormatError, check_document
+from tests.reference.reference_format import DTYPES, TORCH, FormatError, check_document
 from tests.reference.reference_player import FUNCTION, SCHEDULER
 from tests.reference.reference_tables import CHECKS
 from tests.reference.variants import variants, write_variants
@@ -193,3 +194,22 @@ def test_an_argument_without_a_default_is_missed() -> None:
     del file["cases"][2]["schedule"]["step_size"]
     with pytest.raises(FormatError, match="StepDecay: has no 'step_size'"):
         check(file)
+
+
+@pytest.mark.parametrize("system", TORCH)
+def test_a_wrong_value_of_a_package_for_torch_is_found(system: str) -> None:
+    """In what was recorded; a file of these is played as it is, there are no others of its kind."""
+    file = json.loads((Path(__file__).parent / f"{system}.json").read_text(encoding="utf-8"))
+    file["cases"] = file["cases"][:1]
+    assert passes(file)
+    (case,) = file["cases"]
+    name, slot = case["params"][0]["name"], next(iter(case["state"][case["params"][0]["name"]]))
+    for path in (("params_after", 1, 0, 2), ("lr", 1), ("grads", 1, 0, 0)):
+        value: Any = case
+        for key in path:
+            value = value[key]
+        assert not passes(with_value(file, ("cases", 0, *path), changed(value))), path
+    for path in (("gama",), ("config", "gama"), ("state", name, "gama")):
+        with pytest.raises((FormatError, AssertionError)):
+            check(with_value(file, ("cases", 0, *path), 0.5))
+    assert not passes(with_value(file, ("cases", 0, "state", name, slot, 0), 1e3))
