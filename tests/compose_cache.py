@@ -36,13 +36,22 @@ _CHOSEN: dict[tuple[Any, ...], DefaultsList] = {}
 _KINDS: dict[int, type] = {}  # held, so that no later class has the id of one of these
 
 
-def install() -> Path:
+folder: Path | None = None
+"""That forked processes share, where copies are installed."""
+
+
+def install(shared: Path | None = None) -> Path:
     """Put the copies before Hydra's own functions, for as long as this process lives.
 
+    Args:
+        shared: The folder of another process; None: a new one.
+
     Returns:
-        The folder that forked processes share, to be removed at the end.
+        The folder, to be removed at the end by who made it.
     """
-    folder = Path(tempfile.mkdtemp(prefix="composed-", dir="/dev/shm" if Path("/dev/shm").is_dir() else None))
+    global folder
+    memory = "/dev/shm" if Path("/dev/shm").is_dir() else None
+    folder = shared or Path(tempfile.mkdtemp(prefix="composed-", dir=memory))
     # Each composition copies its repository, and with it the store of all schemas, which hands out copies itself.
     ConfigStore.__deepcopy__ = lambda self, memo: self  # type: ignore[attr-defined]
     ConfigStore.store = _store_once(ConfigStore.store)  # type: ignore[method-assign]

@@ -10,6 +10,8 @@ import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
 
+from tests import preloaded
+
 
 def rank_main(rank: int, folder: str, ranks: int, check: Callable[[int], None]) -> None:
     """What each process does: meet the others, and call `check(rank)`."""
@@ -29,9 +31,9 @@ def run_ranks(folder: Path, check: Callable[[int], None], ranks: int = 2) -> Non
     `destroy_process_group`, and one that frees a tensor while Python is being taken down aborts the process
     ("terminate called without an active exception"; 2 of 40 runs on a loaded machine when spawned).
 
-    The server imports torch once; without that each rank does, for seconds.
+    The server has imported what ranks need; without that each rank does, for seconds.
 
     Raises torch.multiprocessing.ProcessRaisedException with the traceback of the first rank that failed.
     """
-    mp.set_forkserver_preload(["torch.distributed.tensor", "torch.distributed.fsdp", "optrun.artifacts.checkpoint"])
+    preloaded.server()
     mp.start_processes(rank_main, args=(str(folder), ranks, check), nprocs=ranks, start_method="forkserver")

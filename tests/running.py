@@ -96,7 +96,7 @@ def optrun_process(
 _LIBC = ctypes.CDLL(None)
 
 
-def _die_with_parent() -> None:
+def die_with_parent() -> None:
     """Linux: no process outlives a test run that is killed."""
     if sys.platform == "linux":
         _LIBC.prctl(1, signal.SIGKILL)
@@ -115,21 +115,26 @@ def session(
         stderr=stderr,
         text=True,
         start_new_session=True,
-        preexec_fn=_die_with_parent,
+        preexec_fn=die_with_parent,
     )
     try:
         yield process
     finally:
         while left := members(process.pid):
-            for pid in left:
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(pid, signal.SIGKILL)
+            kill_all(left)
             if process.returncode is None:
                 process.wait()
         process.wait()
         for pipe in (process.stdout, process.stderr):
             if pipe is not None:
                 pipe.close()
+
+
+def kill_all(processes: list[int]) -> None:
+    """End them at once, those that are still there."""
+    for pid in processes:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
 
 
 def members(leader: int) -> list[int]:

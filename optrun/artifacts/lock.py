@@ -15,6 +15,8 @@ import os
 import socket
 import time
 import weakref
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -68,10 +70,7 @@ class RunLock:
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
-            raise LockedError(
-                f"{self.path.parent}: another process writes this run{_holder(descriptor)}. Wait for it, stop it, or "
-                "choose another directory with hydra.run.dir=DIR."
-            ) from error
+            raise _locked(self.path, _holder(descriptor)) from error
         except OSError as error:
             if error.errno not in _NO_LOCKS:
                 raise StorageError(f"{self.path}: the lock cannot be taken: {error.strerror}.") from error
@@ -122,6 +121,39 @@ def refuse_held(path: Path) -> None:
         return
     finally:
         os.close(descriptor)
+
+
+@contextmanager
+def starting(path: Path) -> Iterator[None]:
+    """Hold the directory of a run whose lock another process is to take: ranks that this one starts.
+
+    It is the directory itself that is held, so that nothing is made, and rank 0 finds its lock free.
+
+    Args:
+        path: The lock file.
+
+    Raises:
+        LockedError: Another process writes this run, or is starting one there.
+    """
+    refuse_held(path)
+    descriptor = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise _locked(path, "") from error
+        except OSError:
+            pass  # a file system without locks: who takes the lock itself tells it
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def _locked(path: Path, holder: str) -> LockedError:
+    return LockedError(
+        f"{path.parent}: another process writes this run{holder}. Wait for it, stop it, or choose another directory "
+        "with hydra.run.dir=DIR."
+    )
 
 
 def _drop_inherited() -> None:

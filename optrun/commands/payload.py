@@ -34,11 +34,21 @@ class Payload:
     run_dir: str
     resume: Mapping[str, Any] | None
     """A `ResumePoint`; None: from the start."""
+    stop_at: int | None = None
+    """Pause after this many optimizer steps."""
     quiet: bool = False
     """Whether rank 0 prints nothing."""
 
     @classmethod
-    def of(cls, request: Request, run: RunDir, resume: ResumePoint | None, *, quiet: bool) -> Self:
+    def of(
+        cls,
+        request: Request,
+        run: RunDir,
+        resume: ResumePoint | None,
+        *,
+        stop_at: int | None = None,
+        quiet: bool = False,
+    ) -> Self:
         """Take down a request, where it was composed."""
         point = None
         if resume is not None:
@@ -51,6 +61,7 @@ class Payload:
             plugins_may_change=origins.changes_allowed(),
             run_dir=str(run.path.resolve()),
             resume=point,
+            stop_at=stop_at,
             quiet=quiet,
         )
 

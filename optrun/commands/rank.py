@@ -14,6 +14,7 @@ import signal
 import socket
 import sys
 import tempfile
+import time
 import traceback
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -51,6 +52,8 @@ _GROUPS_SECONDS = 60.0
 """More than a rank may be silent: the watchdog, which knows more, is to speak before a collective gives up."""
 _TOGETHER = (EXIT_DONE, EXIT_NONFINITE, EXIT_STOPPED_EARLY)
 """Codes that the ranks have agreed on."""
+_LOOK_SECONDS = 0.2
+"""Between two looks whether rank 0 still runs."""
 _COMPOSING_SECONDS = 60.0
 """For rank 0, until there is something to run."""
 _PAYLOAD, _LEFT = "payload", "left"
@@ -159,9 +162,10 @@ def _train(rank: Rank, payload: Payload, meeting: Meeting) -> Outcome | None:
     request, resume = _agree(rank, payload, meeting)
     world = _world(request.config.distributed, meeting)
     if rank.is_main:
-        return run_here(request, payload.run, Console(quiet=payload.quiet), resume, world=world)
+        console = Console(quiet=payload.quiet)
+        return run_here(request, payload.run, console, resume, world=world, stop_at=payload.stop_at)
     with _own_log():
-        follow(request, payload.run, PlainDisplay(Console(quiet=True)), world)
+        follow(request, payload.run, PlainDisplay(Console(quiet=True)), world, stop_at=payload.stop_at)
     return None
 
 
@@ -223,11 +227,14 @@ def _watching_others(rank: Rank, meeting: Meeting) -> Iterator[None]:
 
 def _lost(rank: Rank, ranks: Iterable[int]) -> list[RankEnd]:
     """The ends of ranks that told nothing: they are gone, or on their way."""
-    known = [] if rank.heartbeats is None else [rank.heartbeats[number] for number in range(len(rank.heartbeats))]
-    where = {line.rank: str(line) for line in known if not is_alive(line)}
-    if not where:
-        return []
+    where = _gone(rank)
     return [RankEnd(number, EXIT_FAILED, "it is gone", where=where[number]) for number in ranks if number in where]
+
+
+def _gone(rank: Rank) -> dict[int, str]:
+    """Ranks of this machine whose process is no more, and what each was at."""
+    known = [] if rank.heartbeats is None else [rank.heartbeats[number] for number in range(len(rank.heartbeats))]
+    return {line.rank: str(line) for line in known if not is_alive(line)}
 
 
 def _part(rank: Rank, meeting: Meeting, end: RankEnd) -> list[RankEnd]:
@@ -252,8 +259,20 @@ def _part(rank: Rank, meeting: Meeting, end: RankEnd) -> list[RankEnd]:
         found = meeting.heard("end", everyone, _PARTING_SECONDS if end.lost_rank and not rank.is_watched else 0.0)
         lost = [] if rank.is_watched else _lost(rank, set(everyone) - set(found))
     elif end.code in _TOGETHER:
-        found = meeting.heard("end", [0], meeting.timeout)
+        found = _end_of_main(rank, meeting)
     return [end, *lost, *(RankEnd(**theirs) for number, theirs in found.items() if number != end.rank)]
+
+
+def _end_of_main(rank: Rank, meeting: Meeting) -> dict[int, Any]:
+    """Wait until rank 0 has told its end; a second signal may have ended it before."""
+    deadline = time.monotonic() + meeting.timeout
+    found: dict[int, Any] = {}
+    while not found and time.monotonic() < deadline:
+        gone = 0 in _gone(rank)  # looked for first: what it told before it went is heard
+        found = meeting.heard("end", [0], 0.0 if gone else _LOOK_SECONDS)
+        if gone:
+            break
+    return found
 
 
 # Started by another launcher ----------------------------------------------------------------------------------------

@@ -41,15 +41,8 @@ def refuse_unfit(config: RunConfig, overrides: Sequence[str], launched: Launched
         return
     if launched is not None:
         _refuse_told_twice(typed, launched)
-    device, kind = config.training.device, config.training.device.partition(":")[0]
-    if ":" in device:
-        raise ConfigError(
-            f"training.device={device}: each rank has a device of its own with distributed={distributed.name}. "
-            f"Expected auto, cpu or cuda; CUDA_VISIBLE_DEVICES={device.partition(':')[2]} chooses among them."
-        )
-    if kind == "mps":
-        raise ConfigError(f"training.device={device}: one device; distributed={distributed.name} is for cuda and cpu.")
     here = launched.local_size if launched is not None else nproc(config)
+    refuse_composed(config, launched.size if launched is not None else here * distributed.nnodes)
     devices = device_count(config)
     if devices is not None and here > devices:
         key = f"training.nproc_per_node={given}" if launched is None else f"{launched.launcher}: {here} ranks"
@@ -58,12 +51,33 @@ def refuse_unfit(config: RunConfig, overrides: Sequence[str], launched: Launched
             f"{devices}, or training.device=cpu."
         )
     _refuse_backend(distributed, on_cuda=devices is not None)
-    world = launched.size if launched is not None else here * distributed.nnodes
-    config.training.micro_batches(world)
-    if isinstance(distributed, FsdpConfig):
+
+
+def refuse_composed(config: RunConfig, ranks: int | None) -> None:
+    """Refuse what no machine could run on ranks, by the configuration alone.
+
+    Args:
+        config: Typed and checked; of a run on ranks.
+        ranks: All there will be; None: the machine decides.
+
+    Raises:
+        ConfigError: With the key.
+    """
+    distributed = config.distributed
+    device, kind = config.training.device, config.training.device.partition(":")[0]
+    if ":" in device:
+        raise ConfigError(
+            f"training.device={device}: each rank has a device of its own with distributed={distributed.name}. "
+            f"Expected auto, cpu or cuda; CUDA_VISIBLE_DEVICES={device.partition(':')[2]} chooses among them."
+        )
+    if kind == "mps":
+        raise ConfigError(f"training.device={device}: one device; distributed={distributed.name} is for cuda and cpu.")
+    if ranks is not None:
+        config.training.micro_batches(ranks)
+    if ranks is not None and isinstance(distributed, FsdpConfig):
         from optrun.distributed.shard import data_parallel_degrees
 
-        data_parallel_degrees(distributed, world)
+        data_parallel_degrees(distributed, ranks)
     from optrun.optimizer.build import refuse_unshardable
 
     refuse_unshardable(config.optimizer, distributed.name, config.param_groups.rules)

@@ -9,6 +9,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from optrun.artifacts.lock import starting
 from optrun.artifacts.metrics import read_summary, write_summary
 from optrun.artifacts.run_dir import RunDir, checkpoint_folders
 from optrun.artifacts.run_manifest import recorded
@@ -29,7 +30,9 @@ if TYPE_CHECKING:
     from optrun.runner.train import Outcome
 
 
-def train_on_ranks(request: Request, run: RunDir, console: Console, resume: ResumePoint | None) -> Outcome:
+def train_on_ranks(
+    request: Request, run: RunDir, console: Console, resume: ResumePoint | None, stop_at: int | None = None
+) -> Outcome:
     """Start the ranks of a run on this machine, and wait for their end.
 
     Args:
@@ -37,8 +40,10 @@ def train_on_ranks(request: Request, run: RunDir, console: Console, resume: Resu
         run: Where to write; exists.
         console: What rank 0 shows goes to standard output; quiet: nothing.
         resume: Where to go on; None: from the start.
+        stop_at: Pause after this many optimizer steps.
 
     Raises:
+        LockedError: Another process writes this run, or is about to.
         OptrunError: How the ranks ended, together, where not all ended well.
     """
     from optrun.runner.train import Outcome
@@ -46,9 +51,14 @@ def train_on_ranks(request: Request, run: RunDir, console: Console, resume: Resu
     _refuse_code_of_program(request)
     distributed = request.config.distributed
     assert isinstance(distributed, RanksConfig)
-    payload = Payload.of(request, run, resume, quiet=console.quiet)
+    payload = Payload.of(request, run, resume, stop_at=stop_at, quiet=console.quiet)
     began = time.time()
-    with tempfile.TemporaryDirectory(prefix="optrun-ranks-") as base:
+    # Of several machines each has an agent at work in this directory.
+    alone = distributed.nnodes == 1
+    with (
+        starting(run.lock) if alone else contextlib.nullcontext(),
+        tempfile.TemporaryDirectory(prefix="optrun-ranks-") as base,
+    ):
         for attempt in range(distributed.max_restarts + 1):
             folder = Path(base, f"attempt-{attempt}")
             folder.mkdir()

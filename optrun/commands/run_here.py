@@ -26,6 +26,7 @@ def run_here(
     *,
     owns_process: bool = True,
     world: World = ALONE,
+    stop_at: int | None = None,
 ) -> Outcome:
     """Train in a run directory and show the result.
 
@@ -36,6 +37,7 @@ def run_here(
         resume: Where to go on; None: from the start.
         owns_process: Whether a second signal may end the process.
         world: The ranks, of which this is the first.
+        stop_at: Pause after this many optimizer steps.
 
     Raises:
         OptrunError: As `optrun.runner.train.train`.
@@ -50,13 +52,13 @@ def run_here(
     with run_log(run):
         title = f"optrun · {config.task.name} · {config.model.name} · {config.optimizer.name} · lr {config.lr:g}"
         display = make_display(console, title)
-        introduce(display, config, run)
+        introduce(display, config, run, world.size)
         with contextlib.ExitStack() as stack:
             if world is ALONE:  # ranks are watched by their agent
                 stack.enter_context(watched(config.distributed.timeout_seconds, display.note))
                 idle = idle_note(config)
                 if idle is not None:
                     display.note(idle)
-            outcome = train(request, run, display, resume, owns_process=owns_process, world=world)
+            outcome = train(request, run, display, resume, stop_at=stop_at, owns_process=owns_process, world=world)
         show(console, outcome, config.data)
     return outcome

@@ -11,11 +11,13 @@ from omegaconf.errors import OmegaConfBaseException
 from rich.console import Console
 
 from optrun.artifacts.metrics import read_summary
+from optrun.commands.rank_checks import refuse_composed
 from optrun.commands.single_run import Caller
-from optrun.config import overrides, saved
+from optrun.config import overrides, saved, store
 from optrun.config.compose_errors import interpolation
 from optrun.config.hydra_internals import Hydra
 from optrun.config.request import CommandLine
+from optrun.config.schema.distributed import RanksConfig
 from optrun.config.schema.optimizer import PytorchOptimizerConfig
 from optrun.config.schema.sweeper import GridConfig, OptunaConfig, SweeperConfig
 from optrun.errors import EXIT_STOPPED_EARLY, ConfigError, StorageError, printable, refuse_url
@@ -81,8 +83,6 @@ def sweep(
     _refuse_early(judged, command)
     if search is not None or options.rungs:
         _refuse_unjudged(judged)
-    if options.rungs:
-        _refuse_ranks_at_rungs(judged)
     devices = _devices(options, judged, str(cfg.hydra.runtime.choices["hydra/launcher"]))
     pool = DevicePool(devices) if devices else None
     folder = _folder(cfg)
@@ -200,6 +200,8 @@ def _refuse_early(jobs: list[jobs_of.Job], command: SweepCommand) -> None:
 
     for job in jobs:
         refuse_stored_trust(OmegaConf.create(dict(job.values)), command.overrides)
+        if job.values["distributed"]["name"] != "none":
+            _refuse_unfit_ranks(job)
     for job in {str([job.values[group] for group in ("tracking", "optimizer")]): job for job in jobs}.values():
         config = saved.with_schemas(job.values, job.label)
         require_tracker(OmegaConf.to_object(config.tracking))  # type: ignore[arg-type]
@@ -207,6 +209,21 @@ def _refuse_early(jobs: list[jobs_of.Job], command: SweepCommand) -> None:
             from optrun.optimizer.build import require_optimizer  # needs torch, as the library does
 
             require_optimizer(OmegaConf.to_object(config.optimizer))  # type: ignore[arg-type]
+
+
+def _refuse_unfit_ranks(job: jobs_of.Job) -> None:
+    """Refuse a job whose ranks cannot be; which devices there are, its own process sees, perhaps on another machine.
+
+    Raises:
+        ConfigError: With the key and the job.
+    """
+    config = store.typed(saved.with_schemas(job.values, job.label))
+    distributed, given = config.distributed, config.training.nproc_per_node
+    assert isinstance(distributed, RanksConfig)
+    try:
+        refuse_composed(config, None if given == "auto" else int(given) * distributed.nnodes)
+    except ConfigError as error:
+        raise ConfigError(f"{error} In the job {job.label}.") from error
 
 
 def _refuse_other_code(directory: SweepDir) -> None:
@@ -237,21 +254,6 @@ def _refuse_unjudged(jobs: list[jobs_of.Job]) -> None:
             raise ConfigError(
                 "data.eval_fraction=0: a search (hydra/sweeper=optuna) and rungs go by an evaluation, and there is "
                 "none. Give data.eval or a fraction above 0, and train on all rows when the choice is made."
-            )
-
-
-def _refuse_ranks_at_rungs(jobs: list[jobs_of.Job]) -> None:
-    """Refuse to pause jobs of several ranks.
-
-    Raises:
-        ConfigError: With the job.
-    """
-    for job in jobs:
-        kind = job.values["distributed"]["name"]
-        if kind != "none":
-            raise ConfigError(
-                f"distributed={kind}: expected none; hydra.sweeper.rungs pauses jobs of one process alone. Leave one "
-                f"of them out. In the job {job.label}."
             )
 
 

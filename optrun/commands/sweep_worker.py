@@ -17,14 +17,16 @@ if TYPE_CHECKING:
     from optrun.runner.resume.checkpoint import ResumePoint
 
 
-def train_job_on_ranks(request: Request, run: RunDir, console: Console, resume: ResumePoint | None) -> None:
+def train_job_on_ranks(
+    request: Request, run: RunDir, console: Console, resume: ResumePoint | None, stop_at: int | None
+) -> None:
     """Train a job of several ranks, on the devices that this process sees.
 
     Raises:
         OptrunError: It cannot have them, or as `train_on_ranks`.
     """
     refuse_unfit(request.config, (), None)
-    train_on_ranks(request, run, console, resume)
+    train_on_ranks(request, run, console, resume, stop_at)
 
 
 if __name__ == "__main__":

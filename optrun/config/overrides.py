@@ -79,11 +79,24 @@ def checked(hydra: Hydra, config_name: str, tokens: Sequence[str], *, sweep: boo
         key = override.key_or_group
         if key.startswith("hydra/"):
             _check_hydra_choice(hydra, override)
+        if key.startswith("hydra.") and override.is_sweep_override():
+            _refuse_values_of_sweep(override)
         if override in choices or key == "hydra" or key.startswith(("hydra.", "hydra/")):
             found.append(token)
             continue
         found.append(_check_value(base, token, override, sweep=sweep))
     return found
+
+
+def _refuse_values_of_sweep(override: Override) -> None:
+    """Refuse several values for a key of Hydra's own, which is one thing for all jobs.
+
+    Raises:
+        ConfigError: With the form in which a list is one value.
+    """
+    key, given = override.key_or_group, str(override.input_line).partition("=")[2]
+    one = f"{key}='{given}'" if key.startswith("hydra.sweeper.params") else f"{key}=[{given}]"
+    raise ConfigError(f"{override.input_line}: {key} is not swept over. Expected one value; a list is {one}.")
 
 
 def refuse_twice(parsed: list[Override]) -> None:

@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 
 _LOOK = 0.02
 """Seconds between two looks into the store; a signal is heard between them, as it is not in `Store.wait`."""
+_READ_SECONDS = 10.0
+"""For the others to read what all have told."""
 _RESTARTS = "TORCHELASTIC_RESTART_COUNT"
 
 
@@ -95,7 +97,7 @@ class Meeting:
                 f"{came} of {self.size} ranks came to {where} within {self.timeout:g} s (distributed.timeout_seconds); "
                 f"missing: {ranks_shown(missing)}. Start optrun for each of them, or say how many there are."
             )
-        ranks = [self._read("hello", rank) for rank in range(self.size)]
+        ranks = self._read_all("hello")
         for package in own:
             for rank, theirs in enumerate(ranks):
                 if theirs[package] != ranks[0][package]:
@@ -173,7 +175,15 @@ class Meeting:
         missing = self._missing(key, range(self.size), self.timeout)
         if missing:
             raise OptrunError(f"{ranks_shown(missing)}: silent for {self.timeout:g} s ({key}).")
-        return [self._read(key, rank) for rank in range(self.size)]
+        return self._read_all(key)
+
+    def _read_all(self, key: str) -> list[Any]:
+        """Read what all ranks have told; rank 0, which may hold the store, and may leave now, waits for the others."""
+        found = [self._read(key, rank) for rank in range(self.size)]
+        self.send(f"{key}/read", None)
+        if self.rank == 0:
+            self.heard(f"{key}/read", range(self.size), _READ_SECONDS)
+        return found
 
     def heard(self, key: str, ranks: Sequence[int], timeout: float) -> dict[int, Any]:
         """What ranks have told in time, of those that did; nothing where the store is gone.

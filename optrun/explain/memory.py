@@ -9,6 +9,7 @@ from torch import Tensor
 
 from optrun.config.schema.distributed import FsdpConfig, RanksConfig
 from optrun.config.schema.run import RunConfig
+from optrun.distributed.shard import data_parallel_degrees
 from optrun.explain.facts import RankMemory
 
 
@@ -23,6 +24,9 @@ def rank_memory(config: RunConfig, params: Mapping[str, Tensor], states: Mapping
 
     Returns:
         None in one process.
+
+    Raises:
+        ConfigError: The degrees of `distributed=fsdp` do not make up all ranks.
     """
     distributed = config.distributed
     if not isinstance(distributed, RanksConfig):
@@ -31,8 +35,7 @@ def rank_memory(config: RunConfig, params: Mapping[str, Tensor], states: Mapping
     ranks = distributed.nnodes * (max(1, torch.cuda.device_count()) if on_node == "auto" else int(on_node))
     shards = 1
     if isinstance(distributed, FsdpConfig):
-        degree = distributed.data_parallel_shard_degree
-        shards = max(1, ranks // distributed.data_parallel_replicate_degree) if degree == -1 else degree
+        _, shards = data_parallel_degrees(distributed, ranks)
 
     def held(whole: Iterable[tuple[Tensor, int]]) -> int:
         return sum(_piece(param, size, shards) for param, size in whole)

@@ -76,11 +76,12 @@ def run_log(run: RunDir) -> Iterator[None]:
         logger.propagate = before[1]
 
 
-def introduce(display: Display, config: RunConfig, run: RunDir) -> None:
-    """Print one line: what is being run, and where it is written."""
+def introduce(display: Display, config: RunConfig, run: RunDir, ranks: int = 1) -> None:
+    """Print one line: what is being run, on how many ranks if on several, and where it is written."""
+    distributed = f" distributed={config.distributed.name} on {ranks} ranks" if ranks > 1 else ""
     display.note(
         f"task={config.task.name} data={config.data.name} model={config.model.name} optimizer={config.optimizer.name} "
-        f"lr={config.lr:g} scheduler={config.scheduler.name} seed={config.seed} -> {shown_path(run.path)}"
+        f"lr={config.lr:g} scheduler={config.scheduler.name} seed={config.seed}{distributed} -> {shown_path(run.path)}"
     )
 
 

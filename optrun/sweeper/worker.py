@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
     from optrun.runner.resume.checkpoint import ResumePoint
 
-    OnRanks = Callable[[Request, RunDir, Console, ResumePoint | None], object]
+    OnRanks = Callable[[Request, RunDir, Console, ResumePoint | None, int | None], object]
     """Starts the ranks of a run and waits for their end, as `runner.train.train` does for a run in one process."""
 
 _LOOK_SECONDS = 0.2
@@ -160,7 +160,7 @@ class SweepTask:
         if isinstance(config.distributed, RanksConfig):
             if self.on_ranks is None:
                 raise ConfigError(f"distributed={config.distributed.name}: jobs of a sweep train in one process here.")
-            self.on_ranks(request, run, Console(quiet=True), resume)
+            self.on_ranks(request, run, Console(quiet=True), resume, self.stop_at)
             return
         refuse_links(run)
         with outcome.run_log(run):

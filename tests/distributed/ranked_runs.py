@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
@@ -21,12 +21,14 @@ from optrun.config import store
 from optrun.config.compose import compose_request
 from optrun.config.request import CommandLine, Request
 from optrun.distributed.world import ALONE, World
-from optrun.errors import StoppedEarly
+from optrun.errors import NonFiniteError, StoppedEarly
 from optrun.runner import prepare
 from optrun.runner.follow import follow
 from optrun.runner.resume.checkpoint import ResumePoint
 from optrun.runner.train import train
 from optrun.training.display import make_display
+from optrun.training.step import TrainStep
+from tests import preloaded
 
 SECONDS = 120
 
@@ -40,6 +42,8 @@ class Start:
     stop_at: int | None = None
     double: bool = False
     """Weights and activations in float64."""
+    poisoned: int | None = None
+    """Position in the data at which the loss of the last rank is NaN."""
 
 
 def start_on(ranks: int, starts: list[Start], meet: Path) -> None:
@@ -50,14 +54,17 @@ def start_on(ranks: int, starts: list[Start], meet: Path) -> None:
         starts: A run that is there already goes on.
         meet: An empty folder for the ranks to meet in.
     """
+    alone = [] if ranks > 1 else ["distributed=none"]
+    composed = [(start, request([*start.overrides, *alone])) for start in starts]
     if ranks == 1:
-        _each(starts, ALONE)
+        _each(composed, ALONE)
     else:
         meet.mkdir()
-        mp.start_processes(_rank, args=(ranks, starts, str(meet)), nprocs=ranks, start_method="forkserver")
+        preloaded.server()
+        mp.start_processes(_rank, args=(ranks, composed, str(meet)), nprocs=ranks, start_method="forkserver")
 
 
-def _rank(rank: int, ranks: int, starts: list[Start], meet: str) -> None:
+def _rank(rank: int, ranks: int, starts: list[tuple[Start, Request]], meet: str) -> None:
     import torch.distributed as dist
 
     os.environ |= {"LOCAL_RANK": str(rank), "LOCAL_WORLD_SIZE": str(ranks), "GLOO_SOCKET_IFNAME": "lo"}
@@ -70,11 +77,39 @@ def _rank(rank: int, ranks: int, starts: list[Start], meet: str) -> None:
     dist.destroy_process_group()
 
 
-def _each(starts: list[Start], world: World) -> None:
-    for start in starts:
-        with suppress(StoppedEarly), _in_double() if start.double else nullcontext():
-            _start(start, world)
+def _each(starts: list[tuple[Start, Request]], world: World) -> None:
+    for start, asked in starts:
+        with (
+            suppress(StoppedEarly, NonFiniteError),
+            _poisoned(start.poisoned, world),
+            _no_pictures(),
+            _in_double() if start.double else nullcontext(),
+        ):
+            _start(start, asked, world)
         world.barrier()
+
+
+@contextmanager
+def _poisoned(at: int | None, world: World) -> Iterator[None]:
+    """Inside, the loss of one rank is NaN at a position in the data."""
+    call, backward = TrainStep.__call__, TrainStep._backward
+    here: list[int] = []
+
+    def call_noted(self: TrainStep, batches: Any, step: Any = None, position: int = 0) -> Any:
+        here[:] = [position]
+        return call(self, batches, step, position)
+
+    def backward_poisoned(self: TrainStep, batch: Any, share: float) -> torch.Tensor:
+        bad = here == [at] and world.rank == world.size - 1
+        return backward(self, batch, float("nan") if bad else share)
+
+    with patch.object(TrainStep, "__call__", call_noted), patch.object(TrainStep, "_backward", backward_poisoned):
+        yield
+
+
+def _no_pictures() -> AbstractContextManager[object]:
+    """Inside, runs draw no curves, which would take longer than they do."""
+    return patch("optrun.runner.train.draw_curves", lambda path: None)
 
 
 @contextmanager
@@ -90,17 +125,16 @@ def _in_double() -> Iterator[None]:
         yield
 
 
-def _start(start: Start, world: World) -> None:
-    overrides = [*start.overrides, *([] if world.size > 1 else ["distributed=none"])]
+def _start(start: Start, asked: Request, world: World) -> None:
     start.run.mkdir(parents=True, exist_ok=True)
     run = RunDir(start.run)
     with Path(os.devnull).open("w", encoding="utf-8") as nowhere:
         display = make_display(Console(file=nowhere), "")
         if world.is_main:
             resume = ResumePoint(None) if checkpoint_folders(run) else None
-            train(request(overrides), run, display, resume, stop_at=start.stop_at, world=world)
+            train(asked, run, display, resume, stop_at=start.stop_at, world=world)
         else:
-            follow(request(overrides), run, display, world, stop_at=start.stop_at)
+            follow(asked, run, display, world, stop_at=start.stop_at)
 
 
 def request(overrides: list[str]) -> Request:

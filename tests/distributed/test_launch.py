@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -14,11 +13,13 @@ from pathlib import Path
 import pytest
 
 from optrun.api import run as run_from_python
+from optrun.artifacts.lock import starting
 from optrun.artifacts.retention import latest_whole
 from optrun.artifacts.run_dir import RunDir
 from optrun.commands.devices import idle_note
 from optrun.errors import ConfigError
-from tests.running import TINY_GPT, composed, optrun, optrun_process, session, summary, write_text
+from tests.preloaded import Program, optrun_preloaded, program
+from tests.running import TINY_GPT, composed, optrun, optrun_process, summary, write_text
 
 RANKS = ["distributed=ddp", "training.nproc_per_node=2", "training.device=cpu"]
 PATIENCE = 240.0
@@ -29,32 +30,31 @@ def tokens(folder: Path, *more: str) -> list[str]:
     """A run of two ranks that saves often, with its data in a folder."""
     given = [token.replace("n_layer=2", "n_layer=1") for token in TINY_GPT]
     own = ["data=files", f"data.train={write_text(folder, 60)}", "training.per_device_train_batch_size=2"]
-    return [*RANKS, *given, *own, "checkpoint.save_steps=2", *more]
+    every = [*RANKS, *given, *own, "checkpoint.save_steps=2", *more]
+    return list({token.split("=", 1)[0]: token for token in every}.values())  # of each key the last
 
 
 ENDLESS = ["training.max_steps=1000000", "training.eval_steps=1000000", "training.logging_steps=1000"]
 
 
 def ranks_of(agent: int) -> list[int]:
-    """Processes of the ranks that an agent has started, by rank."""
-    found = {}
+    """Processes of the ranks that an agent has started, by rank: each leads a session of its own."""
+    found = []
     for path in Path("/proc").glob("[0-9]*/stat"):
         try:
             fields = path.read_text().rsplit(")", 1)[1].split()
-            if int(fields[1]) == agent and fields[0] not in "ZX":
-                env = Path(path.parent, "environ").read_bytes().split(b"\0")
-                rank = next((item[5:] for item in env if item.startswith(b"RANK=")), None)
-                if rank is not None:
-                    found[int(rank)] = int(path.parent.name)
         except OSError:
             continue
-    return [found[rank] for rank in sorted(found)]
+        pid = int(path.parent.name)
+        if int(fields[1]) == agent and int(fields[3]) == pid and fields[0] not in "ZX":
+            found.append(pid)
+    return sorted(found)
 
 
 class Started:
     """A run under way that has saved, and its ranks."""
 
-    def __init__(self, process: subprocess.Popen[str], run: Path, step: int = 2) -> None:
+    def __init__(self, process: Program, run: Path, step: int = 2) -> None:
         self.process, self.run = process, run
         deadline = time.monotonic() + PATIENCE
         while not RunDir(run).checkpoint(step).is_dir():
@@ -88,7 +88,7 @@ def is_running(pid: int) -> bool:
 @contextmanager
 def started(folder: Path, *more: str) -> Iterator[Started]:
     given = tokens(folder, *ENDLESS, "hydra.run.dir=run", *more)
-    with session([sys.executable, "-m", "optrun", *given], folder) as process:
+    with program("optrun", given, folder) as process:
         begun = Started(process, folder / "run")
         try:
             yield begun
@@ -184,9 +184,9 @@ def test_a_second_signal_ends_all_at_once(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("rank", [0, 1])
-def test_a_rank_that_hangs_is_named_with_its_phase(tmp_path: Path, rank: int) -> None:
-    with started(tmp_path, "distributed.timeout_seconds=5") as run:
+@pytest.mark.parametrize(("rank", "distributed"), [(0, "ddp"), (1, "fsdp")])
+def test_a_rank_that_hangs_is_named_with_its_phase(tmp_path: Path, rank: int, distributed: str) -> None:
+    with started(tmp_path, f"distributed={distributed}", "distributed.timeout_seconds=5") as run:
         os.kill(run.ranks[rank], signal.SIGSTOP)
         code, said = run.end()
     assert code == 1
@@ -224,7 +224,7 @@ def test_ranks_start_again_from_the_last_checkpoint(tmp_path: Path) -> None:
 def test_another_start_in_the_same_directory_is_refused(tmp_path: Path) -> None:
     with started(tmp_path) as run:
         for more in (tokens(tmp_path, *ENDLESS, "hydra.run.dir=run"), ["resume=run"]):
-            other = optrun_process(*more, cwd=tmp_path)
+            other = optrun_preloaded(*more, cwd=tmp_path)
             assert other.returncode == 5, other.stderr
             assert "another process writes this run" in other.stderr
         run.process.send_signal(signal.SIGTERM)
@@ -236,7 +236,7 @@ def test_a_refusal_of_the_ranks_is_told_once_and_leaves_nothing(tmp_path: Path) 
     """What only the ranks can know: here a model that is not there."""
     given = tokens(tmp_path, "model=pretrained", "model.path=nowhere", "hydra.run.dir=run")
     given = [token for token in given if not token.startswith(("model.config", "model.vocab"))]
-    refused = optrun_process(*given, cwd=tmp_path)
+    refused = optrun_preloaded(*given, cwd=tmp_path)
     assert refused.returncode == 2
     assert refused.stderr.count("model.path=nowhere") == 1
     assert not (tmp_path / "run").exists()
@@ -268,6 +268,19 @@ def test_ranks_that_cannot_be_are_refused_before_a_directory_is_made(
     for fact in facts:
         assert fact in said
     assert not (tmp_path / "run").exists()
+
+
+def test_a_start_beside_another_is_refused_before_ranks_are(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Also in the seconds in which the other has a directory, and its rank 0 no lock yet."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "run").mkdir()
+    with starting(RunDir("run").lock):
+        assert optrun(*tokens(tmp_path, "hydra.run.dir=run")) == 5
+    said = capsys.readouterr().err
+    assert said.count("run: another process writes this run") == 1
+    assert not RunDir("run").lock.exists()
 
 
 def test_more_ranks_than_devices(
@@ -309,10 +322,18 @@ def test_idle_gpus_are_told(monkeypatch: pytest.MonkeyPatch, given: list[str], g
 
 @pytest.mark.slow
 def test_from_python_ranks_are_started_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    given = tokens(tmp_path, "training.max_steps=2", "hydra.run.dir=run")
+    (tmp_path / "mine.py").write_text(
+        "import json, optrun\n"
+        f"done = optrun.run({given!r}, quiet=True)\n"
+        "print(json.dumps([done.summary['status'], sorted(done.metrics)]))\n"
+    )
+    done = optrun_preloaded(cwd=tmp_path, module="mine")
+    assert done.returncode == 0, done.stderr
+    status, metrics = json.loads(done.stdout)
+    assert status == "finished"
+    assert "eval/loss" in metrics
     monkeypatch.chdir(tmp_path)
-    done = run_from_python(tokens(tmp_path, "training.max_steps=2", "hydra.run.dir=run"), quiet=True)
-    assert done.summary["status"] == "finished"
-    assert "eval/loss" in done.metrics
     monkeypatch.setenv("WORLD_SIZE", "2")
     monkeypatch.setenv("RANK", "0")
     with pytest.raises(ConfigError) as refused:

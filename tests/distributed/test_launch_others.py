@@ -6,7 +6,6 @@ import os
 import signal
 import socket
 import subprocess
-import sys
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -14,7 +13,8 @@ import pytest
 
 from optrun.artifacts.run_dir import RunDir
 from tests.distributed.test_launch import ENDLESS, Started, tokens
-from tests.running import optrun_process, session, summary
+from tests.preloaded import optrun_preloaded, program
+from tests.running import summary
 
 
 def joined(folder: Path, *more: str) -> list[str]:
@@ -55,21 +55,14 @@ def run_all(
     """Start a process for each environment, and wait for all."""
     port = str(free_port())
     with ExitStack() as stack:
-        processes = [
-            stack.enter_context(
-                session(
-                    [sys.executable, "-m", "optrun", *given],
-                    folder,
-                    {**env, "MASTER_PORT": port},
-                    stderr=subprocess.PIPE,
-                )
-            )
+        begun = [
+            stack.enter_context(program("optrun", given, folder, {**env, "MASTER_PORT": port}, merged=False))
             for env in environments
         ]
-        said = [process.communicate(timeout=240) for process in processes]
+        said = [process.communicate(timeout=240) for process in begun]
         return [
-            subprocess.CompletedProcess(process.args, process.returncode, out, err)
-            for process, (out, err) in zip(processes, said, strict=True)
+            subprocess.CompletedProcess(process.args, process.wait(), out, err)
+            for process, (out, err) in zip(begun, said, strict=True)
         ]
 
 
@@ -137,7 +130,7 @@ def test_a_plugin_that_is_another_one_on_a_rank(tmp_path: Path) -> None:
 
 def test_a_rendezvous_that_nobody_joins_ends(tmp_path: Path) -> None:
     alone = {**slurm(0), "MASTER_PORT": str(free_port())}
-    done = optrun_process(
+    done = optrun_preloaded(
         *joined(tmp_path, "distributed.timeout_seconds=2", "hydra.run.dir=run"), cwd=tmp_path, env=alone
     )
     assert done.returncode == 2
@@ -153,7 +146,7 @@ def test_machines_that_do_not_come(tmp_path: Path) -> None:
         f"distributed.rdzv_endpoint=127.0.0.1:{free_port()}",
         "distributed.timeout_seconds=3",
     ]
-    done = optrun_process(*tokens(tmp_path, *given, "hydra.run.dir=run"), cwd=tmp_path)
+    done = optrun_preloaded(*tokens(tmp_path, *given, "hydra.run.dir=run"), cwd=tmp_path)
     assert done.returncode == 2
     for fact in ("distributed.rdzv_endpoint", "2 machines", "3 s"):
         assert fact in done.stderr
@@ -174,9 +167,8 @@ def test_two_machines_are_one_run(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_torchrun(tmp_path: Path) -> None:
     """A request to its agent stops the ranks at one step, saved; the exit code is torchrun's own."""
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "-m", "optrun"]
-    given = joined(tmp_path, "hydra.run.dir=run", *ENDLESS)
-    with session([*torchrun, *given], tmp_path) as process:
+    given = ["--standalone", "--nproc-per-node=2", "-m", "optrun", *joined(tmp_path, "hydra.run.dir=run", *ENDLESS)]
+    with program("torch.distributed.run", given, tmp_path) as process:
         run = Started(process, tmp_path / "run")
         process.send_signal(signal.SIGTERM)
         run.end()
@@ -188,7 +180,7 @@ def test_torchrun(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_torchrun_without_distributed(tmp_path: Path) -> None:
     torchrun = ["--standalone", "--nproc-per-node=2", "-m", "optrun", "hydra.run.dir=run"]
-    done = optrun_process(*torchrun, cwd=tmp_path, module="torch.distributed.run")
+    done = optrun_preloaded(*torchrun, cwd=tmp_path, module="torch.distributed.run")
     assert done.returncode == 1
     assert done.stderr.count("Add distributed=ddp") == 1
     assert not (tmp_path / "run").exists()
@@ -200,9 +192,7 @@ def test_a_rank_of_a_launcher_that_is_gone_is_named(tmp_path: Path) -> None:
     with ExitStack() as stack:
         given = joined(tmp_path, "hydra.run.dir=run", *ENDLESS)
         first, second = (
-            stack.enter_context(
-                session([sys.executable, "-m", "optrun", *given], tmp_path, {**slurm(rank), "MASTER_PORT": port})
-            )
+            stack.enter_context(program("optrun", given, tmp_path, {**slurm(rank), "MASTER_PORT": port}))
             for rank in range(2)
         )
         run = RunDir(tmp_path / "run")

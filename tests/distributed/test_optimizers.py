@@ -152,16 +152,19 @@ def alone(name: str) -> tuple[dict[str, Tensor], list[float]]:
 
 
 def sharded(model: nn.Module, mesh: Any) -> nn.Module:
-    for layer in (model.body, model.middle, model.head):
-        fully_shard(layer, mesh=mesh)  # type: ignore[arg-type]
-    return fully_shard(model, mesh=mesh)
+    """In two groups, each gathered once a step: optimizers see nothing of it, and collectives are what takes time."""
+    fully_shard(model.body, mesh=mesh, reshard_after_forward=False)  # type: ignore[arg-type]
+    return fully_shard(model, mesh=mesh, reshard_after_forward=False)
 
 
-def farthest(found: nn.Module, wanted: Mapping[str, Tensor]) -> float:
+def whole(model: nn.Module) -> dict[str, Tensor]:
+    return {n: p.full_tensor() if isinstance(p, DTensor) else p.detach() for n, p in model.named_parameters()}
+
+
+def farthest(found: Mapping[str, Tensor], wanted: Mapping[str, Tensor]) -> float:
     """The greatest difference of any weight, over the largest weight."""
     largest = max(value.abs().max().item() for value in wanted.values())
-    whole = {n: p.full_tensor() if isinstance(p, DTensor) else p.detach() for n, p in found.named_parameters()}
-    return max((whole[name] - value).abs().max().item() for name, value in wanted.items()) / largest
+    return max((found[name] - value).abs().max().item() for name, value in wanted.items()) / largest
 
 
 def measure(rank: int, ranks: int, layout: str, folder: str) -> None:
@@ -172,7 +175,6 @@ def measure(rank: int, ranks: int, layout: str, folder: str) -> None:
         shape, names = ((ranks,), ("shard",)) if layout == "fsdp" else ((2, ranks // 2), ("replicate", "shard"))
         mesh = init_device_mesh("cpu", shape, mesh_dim_names=names)
     for name, run in RUNS.items():
-        wanted, wanted_norms = alone(name)
         model = net().to(run.dtype)
         try:
             if layout == "ddp":
@@ -182,8 +184,11 @@ def measure(rank: int, ranks: int, layout: str, folder: str) -> None:
         except ConfigError as error:
             found[name] = str(error)
             continue
-        worst = max(abs(a - b) / (b or 1.0) for a, b in zip(norms, wanted_norms, strict=True))
-        found[name] = [farthest(model, wanted), worst]
+        weights = whole(model)
+        if rank == 0:
+            wanted, wanted_norms = alone(name)
+            worst = max(abs(a - b) / (b or 1.0) for a, b in zip(norms, wanted_norms, strict=True))
+            found[name] = [farthest(weights, wanted), worst]
     if rank == 0:
         Path(folder, f"{layout}-{ranks}.json").write_text(json.dumps(found), encoding="utf-8")
 
@@ -216,6 +221,11 @@ LAYOUTS: dict[str, tuple[Callable[[int, str], None], int]] = {
     "hsdp-4": (four_both, 4),
 }
 
+WHOLE = {case.name for case in CASES if not case.shards}
+
+TOLERANCES = {"soap": 1e-6}
+"""In its eigenbases most entries of a small batch's gradient are rounding, which Adam magnifies by lr / eps."""
+
 SLOW = {"ddp-4", "fsdp-4", "hsdp-4"}
 
 
@@ -227,9 +237,9 @@ def test_ranks_are_one_process(layout: str, tmp_path: Path) -> None:
     assert list(found) == list(RUNS)
     far = {}
     for name, run in RUNS.items():
-        if run.name == "adafactor" and not layout.startswith("ddp"):
+        if run.name in WHOLE and not layout.startswith("ddp"):
             assert "'table.weight' is sharded" in found[name]
             assert "lamb" in found[name]
-        elif max(found[name]) > TOLERANCE:  # of weights and of norms
+        elif max(found[name]) > TOLERANCES.get(run.name, TOLERANCE):  # of weights and of norms
             far[name] = found[name]
     assert not far

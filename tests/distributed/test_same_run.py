@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from optrun.artifacts.run_dir import RunDir
-from tests.distributed.ranked_runs import Start, batches, differences, start_on
-from tests.running import TINY_BERT, TINY_GPT, write_labelled, write_text
+from tests.distributed.ranked_runs import Start, batches, differences, rows, start_on
+from tests.running import TINY_BERT, TINY_GPT, summary, write_labelled, write_text
 
 LOSSES = ("train/loss", "eval/loss")
 
@@ -81,6 +81,30 @@ def test_two_ranks_do_what_one_does(tmp_path: Path) -> None:
 )
 def test_ranks_do_what_one_does(tmp_path: Path, ranks: int, kinds: list[str], names: list[str]) -> None:
     check(tmp_path, ranks, kinds, names)
+
+
+@pytest.mark.slow
+def test_a_nan_on_one_rank_is_the_verdict_of_all(tmp_path: Path) -> None:
+    """Rolled back, skipped or stopped as in one process, and the runs go on alike."""
+    policies = {
+        "rollback": ["training.on_nonfinite=rollback", "checkpoint.save_steps=2"],
+        "skip": ["training.on_nonfinite=skip"],
+        "stop": [],
+    }
+
+    def starts(kind: str) -> list[Start]:
+        plain = start_of("nan", CASES["adamw"], tmp_path, kind, tmp_path).overrides
+        return [Start(tmp_path / f"{name}-{kind}", [*plain, *more], poisoned=3) for name, more in policies.items()]
+
+    start_on(2, starts("fsdp"), tmp_path / "meet")
+    start_on(1, starts("none"), tmp_path)
+    for name, counter in (("rollback", "train/rollbacks"), ("skip", "train/skipped_steps")):
+        alone, together = tmp_path / f"{name}-none", tmp_path / f"{name}-fsdp"
+        assert max(differences(alone, together, LOSSES).values()) <= 1e-6
+        assert [rows(run)[7][counter] for run in (alone, together)] == [1, 1]
+    for kind in ("none", "fsdp"):
+        ended = summary(tmp_path / f"stop-{kind}")
+        assert (ended["status"], ended["exit_code"], ended["global_step"]) == ("failed", 3, 3)
 
 
 @pytest.mark.slow

@@ -25,6 +25,7 @@ from optrun.artifacts.run_check import check_run
 from optrun.artifacts.run_dir import RunDir, checkpoint_folders
 from optrun.artifacts.run_manifest import RunManifest, read_run_manifest
 from optrun.errors import StorageError
+from tests import preloaded
 from tests.distributed.shards import assert_equal, fsdp_snapshot, group, in_ranks, make_run, whole_state
 from tests.distributed.test_sharded_faults import MODEL, flip, full_disk
 from tests.ranks import rank_main
@@ -147,6 +148,7 @@ def test_ranks_killed_at_random(tmp_path: Path) -> None:
     for kill in range(KILLS):
         meeting = tmp_path / f"meeting-{kill}"
         meeting.mkdir()
+        preloaded.server()
         check = partial(saves_for_ever, run.path, newest + 1)
         started = mp.start_processes(
             rank_main, args=(str(meeting), 2, check), nprocs=2, join=False, start_method="forkserver"

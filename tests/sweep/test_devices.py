@@ -198,13 +198,14 @@ def test_a_killed_worker_frees_its_device(two: Path, undisturbed: Path, monkeypa
     assert {len(row["devices"]) for row in result().values()} == {1}
 
 
+def train_alone(request: Any, run: Any, console: Any, resume: Any, stop_at: int | None) -> None:
+    """In place of ranks."""
+    alone = replace(request.config, distributed=NoDistributedConfig(name="none", timeout_seconds=60.0))
+    train(replace(request, config=alone), run, PlainDisplay(console), resume, stop_at=stop_at)
+
+
 def test_jobs_of_several_devices(two: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """One that takes both runs when both are free, beside none; `auto` takes all."""
-
-    def train_alone(request: Any, run: Any, console: Any, resume: Any) -> None:
-        alone = replace(request.config, distributed=NoDistributedConfig(name="none", timeout_seconds=60.0))
-        train(replace(request, config=alone), run, PlainDisplay(console), resume)
-
     monkeypatch.setattr(forked.ForkServer, "on_ranks", staticmethod(train_alone))
     words = ["distributed=ddp", "training.nproc_per_node=1,2,auto", "training.max_steps=3", TWO]
     assert sweep(*words) == 0
@@ -221,10 +222,25 @@ def test_ranks_that_nobody_starts_are_no_single_process(two: Path) -> None:
     assert "distributed=ddp" in next(iter(result().values()))["message"]
 
 
-def test_jobs_of_several_devices_are_not_paused(two: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert sweep("distributed=ddp", "lr=1e-3,2e-3", "hydra.sweeper.rungs=[4]") == 2
+def test_jobs_of_several_devices_are_paused_at_rungs(two: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(forked.ForkServer, "on_ranks", staticmethod(train_alone))
+    assert sweep("distributed=ddp", "lr=1e-3,2e-3", "training.max_steps=4", "hydra.sweeper.rungs=[2]", TWO) == 0
+    assert sorted(forked.steps(job)[-1] for job in jobs()) == [2, 4]
+
+
+def test_ranks_that_cannot_be_are_refused_before_any_job(two: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    ranks = ["distributed=fsdp", "training.nproc_per_node=2", "training.device=cpu"]
+    assert sweep("lr=1e-3,2e-3", *ranks, "distributed.data_parallel_shard_degree=3") == 2
     said = capsys.readouterr().err
-    for fact in ("distributed=ddp", "hydra.sweeper.rungs"):
+    for fact in ("distributed.data_parallel_shard_degree=3", "there are 2", "In the job"):
+        assert fact in said
+    assert not (two / "sweep").exists()
+
+
+def test_a_list_of_devices_stands_in_brackets(two: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert sweep("lr=1e-3,2e-3", "hydra.sweeper.devices=0,1") == 2
+    said = capsys.readouterr().err
+    for fact in ("hydra.sweeper.devices=0,1", "hydra.sweeper.devices=[0,1]"):
         assert fact in said
 
 
