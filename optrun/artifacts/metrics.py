@@ -283,9 +283,9 @@ def write_summary(
     sections = []
     for key, value in to_json(summary, where="summary").items():
         if key not in known or known[key][0] != value:
-            text = json.dumps(value, ensure_ascii=False, allow_nan=False, indent=2)
-            known[key] = value, text.replace("\n", "\n  ")  # those in a value are escaped
-        sections.append(f"  {json.dumps(key, ensure_ascii=False)}: {known[key][1]}")
+            text = json.dumps({key: value}, ensure_ascii=False, allow_nan=False, indent=2)
+            known[key] = value, text.removeprefix("{\n").removesuffix("\n}")
+        sections.append(known[key][1])
     replace_text(Path(path), "{\n" + ",\n".join(sections) + "\n}\n", flush=flush)
 
 

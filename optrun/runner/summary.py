@@ -55,6 +55,7 @@ class Summary:
         """Whether the run came to its good end at an earlier start."""
         self.setup: TrainingSetup | None = None
         self._written: dict[str, tuple[Any, str]] = {}
+        self._states, self._state_bytes = -1, 0  # parameters that have a state, and the size of all
         used = records(request.values)
         self.values: dict[str, Any] = {
             "format": SUMMARY_FORMAT,
@@ -168,6 +169,8 @@ class Summary:
         if self.setup is not None:
             state, train_step = self.setup.state, self.setup.train_step
             seconds = max(state.seconds, 1e-9)
+            if flush or len(train_step.optimizer.state) != self._states:
+                self._states, self._state_bytes = len(train_step.optimizer.state), _state_bytes(train_step.optimizer)
             self.values.update(
                 global_step=state.global_step,
                 epoch=round(state.global_step / self.setup.plan.steps_per_epoch, 6),
@@ -177,7 +180,7 @@ class Summary:
                     "tokens_per_second": state.tokens / seconds,
                     "samples_per_second": state.samples / seconds,
                     "peak_memory_bytes": peak_memory_bytes(train_step.device),
-                    "optimizer_state_bytes": _state_bytes(train_step.optimizer),
+                    "optimizer_state_bytes": self._state_bytes,
                     "skipped_steps": state.skipped_steps,
                 },
             )
