@@ -5,7 +5,8 @@ PYTHON ?= python3
 VENV ?= $(or $(VIRTUAL_ENV),.venv)
 BIN := $(VENV)/bin
 PYTEST := $(BIN)/python -m pytest -q
-# Says that the environment holds this checkout and what these two files ask for; made anew when one of them changes.
+# Says that the environment holds this checkout, what these files ask for and the compiled kernel; made anew when one of
+# them changes.
 INSTALLED := $(VENV)/.optrun-installed
 ifneq ($(shell cat $(INSTALLED) 2>/dev/null),$(CURDIR))
 .PHONY: $(INSTALLED)
@@ -17,7 +18,7 @@ run: setup   ## environment, package, and a run: make run ARGS="optimizer=lamb l
 	$(BIN)/optrun $(ARGS)
 test: setup lint types unit ## environment, style, types, tests: what has to pass before every commit
 setup: $(INSTALLED) ## the environment: everything, editable, in the tested versions
-$(INSTALLED): pyproject.toml constraints.txt
+$(INSTALLED): pyproject.toml constraints.txt hatch_build.py $(wildcard optrun/optimizer/kernels/step.c optrun/optimizer/kernels/build.py)
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and f"optrun needs Python 3.11 or newer; {sys.executable} is {sys.version.split()[0]}. Name another one: make PYTHON=python3.12")'
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt -e ".[dev]"

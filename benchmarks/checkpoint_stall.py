@@ -1,11 +1,11 @@
 """How long training stands still for a save, and how fast the save itself is.
 
-    python benchmarks/checkpoint_stall.py [--mib 256] [--repeats 7] [--folder DIR] [--device cpu]
+    python benchmarks/checkpoint_stall.py [--mib 256] [--repeats 7] [--folder DIR] [--device cpu] [--checksum xxh3]
 
 Three figures, medians over the repeats, on a state of the size asked for (weights and two moments, in tensors of a few
 MiB as transformers have them):
 
-stall       what `Saving.save` takes from the training thread
+stall       what `CheckpointManager.save` takes from the training thread
 pure copy   `copy_` of the same tensors into memory that is there already: the least a save beside training can cost
 save        the thread beside training: safetensors with two checksums for every byte, manifest, fsync, rename
 plain       one file with the same bytes: `write` in pieces of 4 MiB, `fsync`
@@ -28,10 +28,11 @@ from typing import Any
 import torch
 
 from optrun.artifacts.checkpoint import Snapshot, make_checkpoints_dir
+from optrun.artifacts.metadata import CheckpointMetadata
 from optrun.artifacts.run_dir import RunDir
 from optrun.artifacts.run_manifest import RunManifest
 from optrun.artifacts.tensor_file import tensor_bytes
-from optrun.config.schema.checkpoint import CheckpointConfig, OnOtherOptimizer, OnStorageError
+from optrun.config.schema.checkpoint import CheckpointConfig, Checksum, OnOtherOptimizer, OnStorageError
 from optrun.runner.snapshot import Copier
 from optrun.training.checkpointing import CheckpointManager
 from optrun.training.ranking import Ranking
@@ -65,6 +66,7 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=7)
     parser.add_argument("--folder", default=None)
     parser.add_argument("--device", default="cpu")
+    parser.add_argument("--checksum", choices=[kind.value for kind in Checksum], default="xxh3")
     given = parser.parse_args()
     device = torch.device(given.device)
     count = max(1, given.mib // 12)
@@ -85,7 +87,7 @@ def main() -> None:
             step,
             copy_weights(weights),
             copy_moments(moments),
-            {"global_step": step, "train": state.to_dict()},
+            CheckpointMetadata(global_step=step, train=state.to_dict()),
             finite=list(weights),
         )
 
@@ -99,18 +101,23 @@ def main() -> None:
         mode=None,
         on_storage_error=OnStorageError.stop,
         on_other_optimizer=OnOtherOptimizer.refuse,
+        checksum=Checksum(given.checksum),
         allow_nonfinite=False,
+    )
+    setup: Any = SimpleNamespace(
+        ranking=Ranking("eval/loss", "min"),
+        state=state,
+        train_step=SimpleNamespace(device=device),
+        config=SimpleNamespace(on_nonfinite=None),
     )
     saving = CheckpointManager(
         manifest=RunManifest(run),
         config=config,
-        ranking=Ranking("eval/loss", "min"),
-        state=state,
+        setup=setup,
         snapshot=snapshot,
         sync=lambda: None,
         note=print,
         clock=time.perf_counter,
-        keep_scheduled=False,
     )
     own = Copier()
     own(everything)
@@ -125,13 +132,14 @@ def main() -> None:
         if repeat:  # the first one makes the memory
             figures.stall.append(stall)
             figures.copy.append(copied)
-            figures.save.append(saving.write_seconds)
+            figures.save.append(saving.metrics()["perf/checkpoint_write_seconds"])
             figures.plain.append(plain)
     shutil.rmtree(folder)
     median = {name: statistics.median(values) for name, values in vars(figures).items()}
     result = {
         "state_mib": round(size / 2**20, 1),
         "device": str(device),
+        "checksum": given.checksum,
         "repeats": given.repeats,
         "stall_seconds": round(median["stall"], 5),
         "pure_copy_seconds": round(median["copy"], 5),

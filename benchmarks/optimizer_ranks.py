@@ -33,9 +33,11 @@ from torch.distributed.tensor.debug import CommDebugMode
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
+from optrun.config.schema.optimizer import SCHEMAS
 from optrun.optimizer.build import build_optimizer, divided
+from optrun.optimizer.table import LIBRARY_CHOICE, member_class
 
-OPTIMIZERS = ("lamb", "adamax", "adamwdl", "lazy_adam", "adamw", "adam", "sgd", "rmsprop", "nadam", "radam", "muon")
+OPTIMIZERS = [name for name in SCHEMAS if name != LIBRARY_CHOICE and member_class(name).TAKES_SHARDS]
 BATCH, LENGTH, VOCABULARY = 16, 64, 512
 
 

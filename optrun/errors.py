@@ -86,6 +86,8 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 
 _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+://")
+_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
+"""Control characters but tab and line end."""
 
 
 def refuse_url(key: str, value: object) -> None:
@@ -114,11 +116,7 @@ def printable(text: str) -> str:
         >>> printable("a\x1b[2Jb")
         'a\\x1b[2Jb'
     """
-    return "".join(c if c in "\n\t" or not _is_control(c) else f"\\x{ord(c):02x}" for c in text)
-
-
-def _is_control(character: str) -> bool:
-    return character < " " or "\x7f" <= character <= "\x9f"
+    return _CONTROL.sub(lambda found: f"\\x{ord(found[0]):02x}", text)
 
 
 def nearest(name: str, candidates: Iterable[str], *, limit: int = 3) -> list[str]:

@@ -51,6 +51,7 @@ class Case:
         exact: Whether float32 follows float64 closely (Muon orthogonalises in bfloat16).
         wide: Whether moments of 16-bit parameters are float32.
         shards: Whether it steps the shards of a fully sharded model.
+        idle: First gradients of a parameter that move nothing (SOAP makes its bases of one).
     """
 
     name: str
@@ -62,6 +63,7 @@ class Case:
     exact: bool = True
     wide: bool = False
     shards: bool = True
+    idle: int = 0
 
     def build(self, groups: Any, **options: Any) -> Optimizer:
         """The optimizer over (name, parameter) pairs or groups."""
@@ -80,6 +82,10 @@ CASES = [
             {"weight_decay": 0.0, "always_adapt": True, "step_count": "optimizer"},
             {"exclude_from_weight_decay": ["bias$"], "exclude_from_layer_adaptation": ["gain"], "l1": 0.01, "l2": 0.02},
             {"weight_decay": -0.05},
+            {"bias_correction": "lr", "eps": 1e-3, "eps_root": 1e-4, "min_trust": 0.3, "max_trust": 2.0},
+            {"bias_correction": "none", "grad_averaging": False, "weight_decay_mode": "decoupled", "caution": True},
+            {"bias_correction": "lr_first", "weight_decay_mode": "fixed", "max_param_norm": 0.5, "eps_in_trust": True},
+            {"normalize_grad": True, "eps_root": 1e-3, "weight_decay_mode": "corrected", "min_param_norm": 3.0},
         ],
         bad=[
             *BAD_LR,
@@ -92,6 +98,10 @@ CASES = [
             ({"step_count": "global"}, ValueError, r"step_count='global': expected one of 'parameter', 'optimizer'"),
             ({"always_adapt": 1}, TypeError, r"always_adapt=1: expected True or False"),
             ({"weight_decy": 0.1}, TypeError, r"weight_decy"),
+            ({"bias_correction": True}, TypeError, r"bias_correction=True: expected one of 'moments', 'lr'"),
+            ({"max_trust": 0.0}, ValueError, r"max_trust=0.0: expected a finite number > 0"),
+            ({"min_trust": 2.0, "max_trust": 1.0}, ValueError, r"min_trust=2.0: expected at most max_trust=1.0"),
+            ({"weight_decay_mode": "scheduled", "lr": lambda _: 0.1}, ValueError, r"scheduled.*peak.*build_scheduler"),
         ],
         sparse="dense",
         wide=True,
@@ -103,6 +113,8 @@ CASES = [
             {"weight_decay": 0.1},
             {"weight_decay": 0.05, "weight_decay_mode": "l1", "eps": 1e-3},
             {"weight_decay": 0.1, "weight_decay_mode": "decoupled", "betas": (0.0, 0.0)},
+            {"eps": 1e-2, "eps_form": "gradient"},
+            {"eps": 1e-2, "eps_form": "denominator", "weight_decay": 0.1},
         ],
         bad=[*ADAM_BAD, ({"weight_decay_mode": "l3"}, ValueError, r"expected one of 'l1', 'l2', 'decoupled'")],
         wide=True,
@@ -147,7 +159,73 @@ CASES = [
         sparse="rows",
         wide=True,
     ),
-    Case("adamw", good=[{}, {"weight_decay": 0.1, "amsgrad": True}], bad=ADAM_BAD),
+    Case(
+        "lion",
+        good=[{}, {"betas": (0.5, 0.8), "weight_decay": 0.3}],
+        bad=[*BAD_LR, *BAD_BETAS[:-1], *BAD_DECAY, *BAD_FOREACH, ({"eps": 1e-8}, TypeError, r"eps")],
+        wide=True,
+    ),
+    Case(
+        "schedule_free",
+        good=[{}, {"weight_decay": 0.1, "r": 1.0, "weight_lr_power": 0.5, "betas": (0.6, 0.9)}],
+        bad=[*ADAM_BAD, ({"betas": (0.0, 0.9)}, ValueError, r"betas=\(0.0, 0.9\): .*the first above 0")],
+        wide=True,
+    ),
+    Case(
+        "ademamix",
+        good=[
+            {},
+            {"betas": (0.5, 0.8, 0.9), "alpha": 2.0, "alpha_warmup_steps": 4, "beta3_warmup_steps": 8, "eps": 1e-3},
+        ],
+        bad=[
+            *BAD_LR,
+            *BAD_DECAY,
+            *BAD_FOREACH,
+            ({"betas": (0.9, 0.999)}, ValueError, r"betas=\(0.9, 0.999\): expected three numbers, each in \[0, 1\)"),
+            ({"alpha": -1.0}, ValueError, r"alpha=-1.0: expected a finite number >= 0"),
+            ({"beta3_warmup_steps": 2.5}, TypeError, r"beta3_warmup_steps=2.5: expected a whole number"),
+        ],
+        wide=True,
+    ),
+    Case(
+        "mars",
+        good=[{}, {"betas": (0.8, 0.9), "gamma": 0.5, "optimize_1d": True, "weight_decay": 0.1}],
+        bad=[
+            *ADAM_BAD,
+            ({"gamma": -0.1}, ValueError, r"gamma=-0.1: expected a finite number >= 0"),
+            ({"betas_1d": (0.9, 1.0)}, ValueError, r"betas_1d=\(0.9, 1.0\): expected two numbers"),
+        ],
+        wide=True,
+    ),
+    Case(
+        "soap",
+        good=[{}, {"betas": (0.8, 0.9), "shampoo_beta": 0.7, "precondition_frequency": 2, "precondition_1d": True}],
+        bad=[
+            *BAD_LR,
+            *BAD_BETAS,
+            *BAD_DECAY,
+            ({"shampoo_beta": 1.0}, ValueError, r"shampoo_beta=1.0: expected a number in \[0, 1\)"),
+            ({"precondition_frequency": 0}, ValueError, r"precondition_frequency=0: expected a whole number >= 1"),
+        ],
+        foreach=False,
+        exact=False,
+        wide=True,
+        shards=False,
+        idle=1,
+    ),
+    Case(
+        "adamw",
+        good=[
+            {},
+            {"weight_decay": 0.1, "amsgrad": True},
+            {"weight_decay": 0.01, "weight_decay_mode": "fixed"},
+            {"weight_decay": 0.1, "weight_decay_mode": "corrected"},
+        ],
+        bad=[
+            *ADAM_BAD,
+            ({"weight_decay_mode": "l2"}, ValueError, r"weight_decay_mode='l2': expected one of 'decoupled'"),
+        ],
+    ),
     Case("adam", good=[{}, {"weight_decay": 0.1}], bad=ADAM_BAD),
     Case(
         "sgd",

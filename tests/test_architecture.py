@@ -40,10 +40,10 @@ ALLOWED: dict[str, set[str]] = {
         "clip", "config", "data", "errors", "formatting", "model", "optimizer", "param_groups", "report", "scheduler",
         "task",
     },
-    "certify": {"artifacts", "errors", "runner"},
+    "certify": {"artifacts", "config", "errors", "optimizer", "runner"},
     "commands": {
-        "artifacts", "certify", "config", "data", "distributed", "errors", "explain", "formatting", "optimizer",
-        "registry", "report", "runner", "sweeper", "tracking", "training",
+        "artifacts", "certify", "config", "data", "distributed", "errors", "explain", "formatting", "model",
+        "optimizer", "param_groups", "registry", "report", "runner", "sweeper", "tracking", "training",
     },
     "cli": {"commands"},
     "__main__": {"cli"},

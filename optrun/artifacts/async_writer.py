@@ -71,11 +71,19 @@ class AsyncWriter:
         keep_last: As for `Retention`.
         saving: As for `save_checkpoint`; only the threads of the writers use it. Each rank gives the same orders in the
             same succession.
+        algorithm: As for `save_checkpoint`.
     """
 
-    def __init__(self, manifest: RunManifest | RunDir, keep_last: int, saving: ProcessGroup | None = None) -> None:
+    def __init__(
+        self,
+        manifest: RunManifest | RunDir,
+        keep_last: int,
+        saving: ProcessGroup | None = None,
+        algorithm: str = "xxh3",
+    ) -> None:
         self.run = manifest if isinstance(manifest, RunDir) else manifest.run
         self.saving = saving
+        self.algorithm = algorithm
         self._kept = None if isinstance(manifest, RunDir) else _Kept(manifest, keep_last)
         self._thread: threading.Thread | None = None
         self._result: Result | None = None
@@ -116,7 +124,7 @@ class AsyncWriter:
         folder = None
         error: BaseException | None = None
         try:
-            folder = save_checkpoint(self.run, order.snapshot, order.before_commit, self.saving)
+            folder = save_checkpoint(self.run, order.snapshot, order.before_commit, self.saving, self.algorithm)
             if self._kept is not None:
                 self._kept.take_in(folder, order)
         except OSError as refused:

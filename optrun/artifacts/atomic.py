@@ -107,29 +107,37 @@ def sync_folder(folder: Path) -> None:
         os.close(descriptor)
 
 
-def write_bytes(path: Path, content: bytes) -> None:
+def write_bytes(path: Path, content: bytes, *, flush: bool = True) -> None:
     """Write a file and flush it to the disk; no rename."""
     with Output(path) as file:
         file.write(content)
-        file.sync()
+        if flush:
+            file.sync()
 
 
-def replace_text(path: Path, text: str) -> None:
-    """Replace a small file so that a reader sees the old text or the new one, never a part."""
-    replace_bytes(path, text.encode())
+def replace_text(path: Path, text: str, *, flush: bool = True) -> None:
+    """Replace a small file so that a reader sees the old text or the new one, never a part.
+
+    Args:
+        path: The file.
+        text: Its new content.
+        flush: Put it on the disk now. Else it outlives this process, however that dies, but perhaps no power cut.
+    """
+    replace_bytes(path, text.encode(), flush=flush)
 
 
-def replace_bytes(path: Path, content: bytes) -> None:
+def replace_bytes(path: Path, content: bytes, *, flush: bool = True) -> None:
     """The same with bytes."""
     aside = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
-        write_bytes(aside, content)
+        write_bytes(aside, content, flush=flush)
         os.rename(aside, path)  # noqa: PTH104  # one system call, by its own name
     except BaseException:
         with contextlib.suppress(OSError):
             aside.unlink(missing_ok=True)
         raise
-    sync_folder(path.parent)
+    if flush:
+        sync_folder(path.parent)
 
 
 def commit_folder(aside: Path, folder: Path) -> None:

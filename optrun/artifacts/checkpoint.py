@@ -8,7 +8,7 @@ aside (`sharded`), and the first commits it when it has the checksums of all.
 from __future__ import annotations
 
 import contextlib
-import hashlib
+import io
 import json
 import os
 import shutil
@@ -22,9 +22,9 @@ import torch
 from optrun.artifacts import run_dir as names
 from optrun.artifacts.atomic import commit_folder, remove_folder, replace_text, sync_folder
 from optrun.artifacts.checkpoint_files import Sections, refuse_disagreement, write_content, write_manifest
+from optrun.artifacts.checksum import digest_of_file
 from optrun.artifacts.manifest import (
     SHARD_FOLDERS,
-    SHARDED_FORMAT,
     TENSOR_FILES,
     problems,
     read_manifest,
@@ -78,6 +78,7 @@ def save_checkpoint(
     snapshot: Snapshot,
     before_commit: Callable[[], None] | None = None,
     saving: ProcessGroup | None = None,
+    algorithm: str = "xxh3",
 ) -> Path:
     """Write one checkpoint; it exists from the moment of a single rename.
 
@@ -87,6 +88,7 @@ def save_checkpoint(
         before_commit: Called when everything is written, before the rename; on the first rank alone.
         saving: Ranks that save together, each with its own part of the same state: a group on the CPU that no other
             thread uses. None: this process holds all of it.
+        algorithm: Of the checksums of its tensor files, one of `optrun.artifacts.checksum.ALGORITHMS`.
 
     Returns:
         The committed folder, on every rank. A checkpoint of this step that is there already, whole and of the same
@@ -107,7 +109,7 @@ def save_checkpoint(
         path = on_first(saving, lambda: _make_aside(run, folder, aside, snapshot))
         if path is None:
             return folder
-        content = write_content(path, _sections(snapshot), saving)
+        content = write_content(path, _sections(snapshot), saving, algorithm)
 
         def commit() -> None:
             write_manifest(aside, snapshot.metadata, content)
@@ -277,12 +279,13 @@ def open_verified(folder: Path, *, lazy: bool) -> Snapshot:
     manifest = read_manifest(folder)
     path = folder / names.CHECKPOINT_STATE
     text = path.read_bytes()
-    if hashlib.sha256(text).hexdigest() != manifest["listed"][names.CHECKPOINT_STATE][1]:
+    checksum = manifest["listed"][names.CHECKPOINT_STATE][1]
+    if digest_of_file(io.BytesIO(text), checksum.algorithm) != checksum.hexdigest:
         raise CheckpointError(f"{path}: its bytes change while it is read.")
     state = _parsed(path, text)
     if state.get("global_step") != manifest["step"]:
         raise CheckpointError(f"{path}: step {state.get('global_step')}, the manifest says {manifest['step']}.")
-    sharded = manifest["format"] == SHARDED_FORMAT
+    sharded = manifest["sharded"]
     stored, digests = [], {}
     for name, section in zip(TENSOR_FILES, SHARD_FOLDERS if sharded else TENSOR_FILES, strict=True):
         files = shards(manifest["listed"], section) if sharded else [section]

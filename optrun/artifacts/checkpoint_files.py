@@ -14,6 +14,7 @@ import torch
 
 from optrun.artifacts import run_dir as names
 from optrun.artifacts.atomic import Output, sync_folder, write_bytes
+from optrun.artifacts.checksum import Checksum
 from optrun.artifacts.manifest import SHARD_FOLDERS, TENSOR_FILES, make_manifest
 from optrun.artifacts.metadata import CheckpointMetadata
 from optrun.artifacts.metrics import to_json
@@ -33,21 +34,22 @@ Sections = tuple[Mapping[str, torch.Tensor], Mapping[str, torch.Tensor]]
 class Content:
     """What the manifest says of the tensors."""
 
-    files: dict[str, tuple[int, str]]
-    """Name to size and sha256."""
+    files: dict[str, tuple[int, Checksum]]
+    """Name to size and checksum."""
     tensors: dict[str, Any]
     """Section to name to `dtype`, `shape` and, where one process wrote it whole, `xxh3`."""
     ranks: dict[str, Any] | None = None
     """`world_size` and `mesh`; None: one process wrote it."""
 
 
-def write_content(aside: Path, sections: Sections, saving: ProcessGroup | None) -> Content:
+def write_content(aside: Path, sections: Sections, saving: ProcessGroup | None, algorithm: str) -> Content:
     """Write all tensors, flushed to the disk.
 
     Args:
         aside: The folder; of several ranks, one that they share.
         sections: Whole, or of several ranks what each holds.
         saving: Ranks that write together, as for `save_checkpoint`.
+        algorithm: Of the files' checksums.
 
     Returns:
         On every rank, what all of them wrote.
@@ -56,21 +58,23 @@ def write_content(aside: Path, sections: Sections, saving: ProcessGroup | None) 
         OSError: The disk refused; on every rank.
         OptrunError: Another thing went wrong on one of several ranks; raised on each.
     """
-    return _write_whole(aside, sections) if saving is None else _write_sharded(aside, sections, saving)
-
-
-def _write_whole(aside: Path, sections: Sections) -> Content:
-    written = {name: write_tensors(aside / name, part) for name, part in zip(TENSOR_FILES, sections, strict=True)}
-    files = {name: (file.size, file.sha256) for name, file in written.items()}
+    if saving is not None:
+        return _write_sharded(aside, sections, saving, algorithm)
+    written = {
+        name: write_tensors(aside / name, part, algorithm=algorithm)
+        for name, part in zip(TENSOR_FILES, sections, strict=True)
+    }
+    files = {name: (file.size, file.checksum) for name, file in written.items()}
     return Content(files, {name: file.tensors for name, file in written.items()})
 
 
-def _write_sharded(aside: Path, sections: Sections, saving: ProcessGroup) -> Content:
-    own: dict[str, tuple[int, str]] = {}
+def _write_sharded(aside: Path, sections: Sections, saving: ProcessGroup, algorithm: str) -> Content:
+    own: dict[str, tuple[int, Checksum]] = {}
     for folder, part in zip(SHARD_FOLDERS, sections, strict=True):
-        own |= {f"{folder}/{name}": known for name, known in write_shards(aside / folder, part, saving).items()}
+        shards = write_shards(aside / folder, part, saving, algorithm)
+        own |= {f"{folder}/{name}": known for name, known in shards.items()}
 
-    def flushed() -> dict[str, tuple[int, str]]:
+    def flushed() -> dict[str, tuple[int, Checksum]]:
         for folder in SHARD_FOLDERS:
             sync_folder(aside / folder)
         return own
@@ -117,7 +121,7 @@ def write_manifest(aside: Path, metadata: CheckpointMetadata, content: Content) 
     with Output(aside / names.CHECKPOINT_STATE, exclusive=True) as file:
         file.write(text)
         file.sync()
-    files = {**content.files, names.CHECKPOINT_STATE: (len(text), hashlib.sha256(text).hexdigest())}
+    files = {**content.files, names.CHECKPOINT_STATE: (len(text), Checksum("sha256", hashlib.sha256(text).hexdigest()))}
     manifest = make_manifest(
         metadata.global_step,
         time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),

@@ -16,13 +16,15 @@ from pathlib import Path
 from typing import Any
 
 from optrun.artifacts import run_dir as names
+from optrun.artifacts.checksum import Checksum, checksum_in, digest_of_file
 from optrun.artifacts.run_dir import parse_step
 from optrun.errors import CheckpointError, ForeignCheckpointError, NewerFormatError, refuse_newer
 
-FORMAT = 2
-"""2: says which run it is of. 1: does not; in its first days it had no seal, and sha256 for each tensor."""
-SHARDED_FORMAT = 3
-"""Of a sharded checkpoint: files in folders, world size and mesh. Whole ones stay at 2, which older versions read."""
+FORMAT = 4
+"""4: each file names the algorithm of its checksum. 3: sharded; files in folders, world size and mesh. 2: says which
+run it is of. 1: does not; in its first days it had no seal, and sha256 for each tensor."""
+_SHARDED_ALONE = 3
+"""Since format 4 the world size says whether a checkpoint is sharded."""
 _UNSEALED = {"format", "step", "created_at", "files", "tensors"}
 CONTENT = (names.CHECKPOINT_MODEL, names.CHECKPOINT_OPTIMIZER, names.CHECKPOINT_STATE)
 TENSOR_FILES = (names.CHECKPOINT_MODEL, names.CHECKPOINT_OPTIMIZER)
@@ -47,8 +49,8 @@ def read_manifest(folder: Path) -> dict[str, Any]:
     """The manifest of a checkpoint.
 
     Returns:
-        As written, with `listed` beside it: file name to size and sha256; `run_id` is None before format 2. `tensors`
-        holds a section for each of `TENSOR_FILES`, or of a sharded checkpoint for each of `SHARD_FOLDERS`.
+        As written, with `listed` beside it: file name to size and `Checksum`; `run_id` is None before format 2.
+        `tensors` holds a section for each of `TENSOR_FILES`, or, where `sharded` says so, for each of `SHARD_FOLDERS`.
 
     Raises:
         NewerFormatError: A newer optrun wrote it.
@@ -67,32 +69,32 @@ def read_manifest(folder: Path) -> dict[str, Any]:
         text = path.read_bytes().decode()
         manifest = dict(json.loads(text))
         version = manifest["format"]
-        check_format(path, manifest, SHARDED_FORMAT)
-        if version not in range(1, SHARDED_FORMAT + 1):
-            known = f"formats 1 to {SHARDED_FORMAT}"
-            raise CheckpointError(f"{path}: format {str(version)[:20]}, this optrun reads {known}.")
+        check_format(path, manifest, FORMAT)
+        if version not in range(1, FORMAT + 1):
+            raise CheckpointError(f"{path}: format {str(version)[:20]}, this optrun reads formats 1 to {FORMAT}.")
         unsealed = version == 1 and set(manifest) - {"config_digest"} == _UNSEALED and '"xxh3"' not in text
         if not unsealed and manifest.pop("sha256", None) != seal(manifest):
             raise CheckpointError(f"{path}: its bytes changed since it was written (checksum differs).")
-        listed = {str(entry["name"]): (int(entry["size"]), str(entry["sha256"])) for entry in manifest["files"]}
+        listed = {str(entry["name"]): (int(entry["size"]), checksum_in(entry)) for entry in manifest["files"]}
         step = int(manifest["step"])
-        sections = SHARD_FOLDERS if version == SHARDED_FORMAT else TENSOR_FILES
-        sharded = sections is SHARD_FOLDERS
+        sharded = version == _SHARDED_ALONE or (version > _SHARDED_ALONE and "world_size" in manifest)
+        sections = SHARD_FOLDERS if sharded else TENSOR_FILES
         tensors = {section: _tensors(manifest["tensors"][section], sharded) for section in sections}
-        strange = _strange_files(manifest, listed)
+        strange = _strange_files(manifest, listed, sharded)
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise CheckpointError(f"{path}: damaged: {type(error).__name__} while reading it.") from error
     if strange is not None:
         raise CheckpointError(f"{path}: {strange}")
     if listed[names.CHECKPOINT_STATE][0] > _STATE_LIMIT:
         raise CheckpointError(f"{path}: names a {names.CHECKPOINT_STATE} larger than {_STATE_LIMIT:,} bytes.")
-    return {**manifest, "listed": listed, "step": step, "tensors": tensors, "run_id": manifest.get("run_id")}
+    known = {"listed": listed, "step": step, "tensors": tensors, "sharded": sharded}
+    return {**manifest, **known, "run_id": manifest.get("run_id")}
 
 
-def _strange_files(manifest: Mapping[str, Any], listed: Mapping[str, Any]) -> str | None:
+def _strange_files(manifest: Mapping[str, Any], listed: Mapping[str, Any], sharded: bool) -> str | None:
     """What is wrong with the files that a manifest names; None: nothing."""
     shown = ", ".join(sorted(listed))[:200]
-    if manifest["format"] != SHARDED_FORMAT:
+    if not sharded:
         return None if set(listed) == set(CONTENT) else f"names {shown}; expected {', '.join(CONTENT)}."
     ranks = int(manifest["world_size"])
     files = set(listed) - {names.CHECKPOINT_STATE}
@@ -191,8 +193,14 @@ def _strange_shards(folder: Path, listed: Mapping[str, Any]) -> list[str]:
     return found
 
 
-def file_problem(path: Path, size: int, checksum: str) -> str | None:
-    """What is wrong with one file; None: nothing."""
+def file_problem(path: Path, size: int, checksum: Checksum | str) -> str | None:
+    """What is wrong with one file; None: nothing.
+
+    Args:
+        path: The file.
+        size: Bytes.
+        checksum: With its algorithm, or a sha256.
+    """
     if path.is_symlink():
         return f"{path}: a link: what lies outside of a checkpoint is not read."
     if not path.is_file():
@@ -200,8 +208,9 @@ def file_problem(path: Path, size: int, checksum: str) -> str | None:
     held = path.stat().st_size
     if held != size:
         return f"{path}: {held:,} bytes, {size:,} expected."
+    checksum = checksum if isinstance(checksum, Checksum) else Checksum("sha256", checksum)
     with path.open("rb") as file:
-        if hashlib.file_digest(file, "sha256").hexdigest() != checksum:
+        if digest_of_file(file, checksum.algorithm) != checksum.hexdigest:
             return f"{path}: its bytes changed since it was written (checksum differs)."
     return None
 
@@ -250,7 +259,7 @@ def check_format(path: Path, manifest: Mapping[str, Any], known: int) -> None:
 def make_manifest(
     global_step: int,
     created_at: str,
-    files: Mapping[str, tuple[int, str]],
+    files: Mapping[str, tuple[int, Checksum]],
     tensors: Mapping[str, Any],
     digest: str,
     run_id: str | None = None,
@@ -261,7 +270,7 @@ def make_manifest(
     Args:
         global_step: Optimizer steps done.
         created_at: ISO 8601, UTC.
-        files: Name to size and sha256.
+        files: Name to size and checksum.
         tensors: Section, one of `TENSOR_FILES` or of `SHARD_FOLDERS`, to its tensors.
         digest: Of the configuration.
         run_id: Of the run.
@@ -271,13 +280,16 @@ def make_manifest(
         ValueError: It would be larger than what is read again.
     """
     manifest = {
-        "format": FORMAT if ranks is None else SHARDED_FORMAT,
+        "format": FORMAT,
         "run_id": run_id,
         "step": global_step,
         "created_at": created_at,
         "config_digest": digest,
         **(ranks or {}),
-        "files": [{"name": name, "size": size, "sha256": sha256} for name, (size, sha256) in files.items()],
+        "files": [
+            {"name": name, "size": size, checksum.algorithm: checksum.hexdigest}
+            for name, (size, checksum) in files.items()
+        ],
         "tensors": tensors,
     }
     text = json.dumps({**manifest, "sha256": seal(manifest)}, indent=1).encode()

@@ -26,6 +26,7 @@ from torch.distributed.checkpoint.storage import WriteResult
 from torch.distributed.tensor import DTensor
 from torch.futures import Future
 
+from optrun.artifacts.checksum import Checksum
 from optrun.artifacts.ranks import answering, of_rank
 from optrun.artifacts.tensor_file import Written, local_part, write_tensors
 from optrun.errors import CheckpointError
@@ -42,10 +43,12 @@ class ShardWriter(HuggingFaceStorageWriter):
 
     Args:
         folder: For the shards of all ranks.
+        algorithm: Of the files' checksums.
     """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, algorithm: str) -> None:
         super().__init__(path=str(folder), save_distributed=True)
+        self.algorithm = algorithm
         self.written: dict[str, Written] = {}
         """What this rank wrote, by file name; nothing where all that it holds is written by others."""
 
@@ -69,36 +72,39 @@ class ShardWriter(HuggingFaceStorageWriter):
             results.append(WriteResult(item.index, piece.numel() * piece.element_size(), None))
         if tensors:
             metadata = {_OFFSETS: json.dumps(offsets), "DCP_VERSION": "1.0"}
-            self.written[name] = write_tensors(Path(self.path) / name, tensors, metadata)
+            self.written[name] = write_tensors(Path(self.path) / name, tensors, metadata, algorithm=self.algorithm)
         done: Future[list[WriteResult]] = Future()
         done.set_result(results)
         return done
 
 
-def write_shards(folder: Path, tensors: Mapping[str, torch.Tensor], group: ProcessGroup) -> dict[str, tuple[int, str]]:
+def write_shards(
+    folder: Path, tensors: Mapping[str, torch.Tensor], group: ProcessGroup, algorithm: str
+) -> dict[str, tuple[int, Checksum]]:
     """Write this rank's part of some tensors, while every other rank does the same; the folder is not flushed.
 
     Args:
         folder: One that the ranks share; made where it is missing.
         tensors: On the CPU; a DTensor by what this rank holds, any other is the same on all ranks and written once.
         group: Of the ranks, on the CPU.
+        algorithm: Of the files' checksums.
 
     Returns:
-        The files of this rank: name to size and sha256.
+        The files of this rank: name to size and checksum.
 
     Raises:
         OSError: The disk refused on one of the ranks; raised on each, with its number.
         OptrunError: Another thing went wrong on one of them.
         RankLostError: A rank no longer answers.
     """
-    writer = ShardWriter(folder)
+    writer = ShardWriter(folder, algorithm)
     try:
         with answering():
             save(dict(tensors), storage_writer=writer, process_group=group)
     except CheckpointException as error:
         rank, (cause, _) = min(error.failures.items(), key=lambda failure: failure[0])
         raise of_rank(rank, cause) from error
-    return {name: (written.size, written.sha256) for name, written in writer.written.items()}
+    return {name: (written.size, written.checksum) for name, written in writer.written.items()}
 
 
 def mesh_of(tensors: Mapping[str, torch.Tensor]) -> dict[str, Any] | None:

@@ -6,7 +6,6 @@ tensor, then the tensors' bytes without gaps. https://github.com/huggingface/saf
 
 from __future__ import annotations
 
-import hashlib
 import json
 import math
 from collections.abc import Iterator, Mapping
@@ -22,6 +21,7 @@ from safetensors.torch import load_file
 from torch.distributed.tensor import DTensor
 
 from optrun.artifacts.atomic import Output
+from optrun.artifacts.checksum import ALGORITHMS, Checksum, Hash
 from optrun.errors import CheckpointError
 
 _CHUNK = 4 * 2**20
@@ -52,8 +52,8 @@ class Written:
 
     size: int
     """Bytes."""
-    sha256: str
-    """Of the whole file, hexadecimal."""
+    checksum: Checksum
+    """Of the whole file."""
     tensors: dict[str, dict[str, Any]]
     """Name to `dtype`, `shape` and `xxh3`."""
 
@@ -84,7 +84,11 @@ def describe(tensor: torch.Tensor) -> dict[str, Any]:
 
 
 def write_tensors(
-    path: Path, tensors: Mapping[str, torch.Tensor], metadata: Mapping[str, str] | None = None
+    path: Path,
+    tensors: Mapping[str, torch.Tensor],
+    metadata: Mapping[str, str] | None = None,
+    *,
+    algorithm: str = "xxh3",
 ) -> Written:
     """Write a new file and flush it to the disk.
 
@@ -92,6 +96,7 @@ def write_tensors(
         path: Where nothing is yet.
         tensors: On any device.
         metadata: For the header, in addition.
+        algorithm: Of the file's checksum, one of `optrun.artifacts.checksum.ALGORITHMS`.
 
     Raises:
         OSError: The disk refused.
@@ -117,23 +122,29 @@ def write_tensors(
     head = json.dumps(header, separators=(",", ":")).encode()
     head += b" " * (-len(head) % 8)
     head = len(head).to_bytes(8, "little") + head
-    whole = hashlib.sha256(head)
-    described: dict[str, dict[str, Any]] = {}
-    # One thread more than the one that writes: the checksum of the whole takes as long as writing.
+    whole = ALGORITHMS[algorithm]()
+    whole.update(head)
+    digests: dict[str, Hash] = {}
+    # One thread more than the one that writes: checksums wait for the memory, writing for the disk.
     with Output(path, exclusive=True) as file, ThreadPoolExecutor(1) as helper:
         file.write(head)
         pending = None
         for name in ordered:
             own = xxhash.xxh3_128()
             for chunk in _chunks(tensor_bytes(tensors[name])):
-                pending = helper.submit(whole.update, chunk)  # one worker: in the order of the file
-                own.update(chunk)
+                pending = helper.submit(_update, chunk, own, whole)  # one worker: in the order of the file
                 file.write(chunk)
-            described[name] = {**describe(tensors[name]), "xxh3": own.hexdigest()}
+            digests[name] = own
         if pending is not None:
             pending.result()
         file.sync()
-    return Written(len(head) + offset, whole.hexdigest(), {name: described[name] for name in tensors})
+    described = {name: {**describe(tensor), "xxh3": digests[name].hexdigest()} for name, tensor in tensors.items()}
+    return Written(len(head) + offset, Checksum(algorithm, whole.hexdigest()), described)
+
+
+def _update(chunk: memoryview, *digests: Hash) -> None:
+    for digest in digests:
+        digest.update(chunk)
 
 
 def _chunks(content: memoryview) -> Iterator[memoryview]:

@@ -1,4 +1,4 @@
-"""`optrun certify resume`: proof, on the user's own configuration."""
+"""`optrun certify resume` and `certify optimizer`: proof, on the user's own configuration."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from optrun.commands.messages import guarded
-from optrun.commands.parser import VerbParser
+from optrun.commands.parser import VerbArguments, VerbParser
 from optrun.errors import EXIT_DONE, EXIT_FAILED, ConfigError, printable, refuse_url
 from optrun.registry import plugins
 
@@ -34,19 +34,26 @@ def parser() -> VerbParser:
     """Build the parser of the verb."""
     made = VerbParser(
         "certify",
-        "resume [KEY=VALUE ...]",
+        "resume | optimizer [dialect=NAME] [KEY=VALUE ...]",
         """
-Trains this configuration for a few steps in a temporary folder, once undisturbed, then killed (SIGKILL) at random
-moments, most of them inside a save, and resumed. Weights, optimizer state, schedule, loss scale, random states, sample
-order, counters and metrics lines must be equal to the last bit. Prints the certificate and writes it as JSON, or names
-the first tensor that differs. Exit code 0: it holds; 1: it does not.
+resume: trains this configuration for a few steps in a temporary folder, once undisturbed, then killed (SIGKILL) at
+random moments, most of them inside a save, and resumed. Weights, optimizer state, schedule, loss scale, random states,
+sample order, counters and metrics lines must be equal to the last bit. Prints the certificate and writes it as JSON, or
+names the first tensor that differs.
+
+optimizer: takes the configured optimizer and that of a package (dialect=timm, apex, deepspeed, optax, ...), or one that
+--plugin registers (dialect=ITS_NAME), over the same weights, gradients and groups. Says that they are equal, or at
+which step, in which tensor and by which term they part, with the options that would make them equal.
+
+Exit code 0: it holds; 1: it does not.
 """,
         overrides=True,
+        keys=("dialect",),
     )
     made.add_recipe_options()
-    made.add_argument("--steps", metavar="N", help="optimizer steps of each run (default: 12)")
-    made.add_argument("--kills", metavar="N", help="kills in all (default: 8)")
-    made.add_argument("--seed", metavar="N", help="chooses the moments (default: 0)")
+    made.add_argument("--steps", metavar="N", help="optimizer steps (default: 12 of each run; optimizer: 20)")
+    made.add_argument("--kills", metavar="N", help="resume: kills in all (default: 8)")
+    made.add_argument("--seed", metavar="N", help="chooses the moments, or the gradients (default: 0)")
     made.add_argument("--out", metavar="FILE", help="where the certificate goes (default: outputs/certificates/)")
     made.add_argument("--json", action="store_true", help="print it as JSON instead of tables")
     return made
@@ -62,8 +69,16 @@ def run(argv: list[str]) -> int:
     if arguments is None:
         return EXIT_DONE
     options = arguments.options
-    if arguments.positional != ["resume"]:
-        raise ConfigError("optrun certify takes the claim to prove: optrun certify resume [KEY=VALUE ...]")
+    if arguments.positional not in (["resume"], ["optimizer"]):
+        raise ConfigError(
+            "optrun certify takes the claim to prove: optrun certify resume [KEY=VALUE ...], or "
+            "optrun certify optimizer dialect=NAME [KEY=VALUE ...]"
+        )
+    if arguments.positional == ["optimizer"]:
+        return _optimizer(arguments, argv)
+    for token in arguments.overrides:
+        if token.startswith("dialect="):
+            raise ConfigError(f"{token}: goes with optrun certify optimizer, not with resume.")
     steps = _whole("steps", options.steps or "12", 2)
     kills = _whole("kills", options.kills or "8", 1)
     seed = _whole("seed", options.seed or "0", 0)
@@ -106,6 +121,22 @@ def run(argv: list[str]) -> int:
         return EXIT_FAILED
     shutil.rmtree(folder)
     return EXIT_DONE
+
+
+def _optimizer(arguments: VerbArguments, argv: list[str]) -> int:
+    from optrun.commands import certify_optimizer
+
+    options = arguments.options
+    if options.kills is not None:
+        raise ConfigError("--kills: goes with optrun certify resume; nothing is killed here.")
+    refuse_url("--out", options.out)
+    return certify_optimizer.run(
+        arguments.command_line(argv),
+        steps=_whole("steps", options.steps or str(certify_optimizer.DEFAULT_STEPS), 1),
+        seed=_whole("seed", options.seed or "0", 0),
+        out=options.out,
+        as_json=options.json,
+    )
 
 
 def _whole(name: str, given: str, least: int) -> int:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -25,24 +24,6 @@ if TYPE_CHECKING:
 
 _OUTPUTS = Path("outputs")
 """Where `latest` and `auto` look, unless `hydra.run.dir` names another directory."""
-
-
-def is_resume(token: str) -> bool:
-    """Whether an override is `resume=...`."""
-    return token.split("=", 1)[0].lstrip("+") == "resume"
-
-
-def resume_value(tokens: Sequence[str]) -> str | None:
-    """Read the value of `resume=`; None where it is absent or null.
-
-    Raises:
-        ConfigError: It has several values.
-    """
-    for override in overrides.parse([token for token in tokens if is_resume(token)]):
-        if override.is_sweep_override():
-            raise ConfigError(f"{override.input_line}: one run at a time can be resumed.")
-        return None if override.value() is None else str(override.value())
-    return None
 
 
 def resume(hydra: Hydra, command_line: CommandLine, value: str, caller: Caller) -> Outcome:
@@ -109,7 +90,7 @@ def _changes(command_line: CommandLine) -> list[str]:
     Raises:
         ConfigError: One is for Hydra, which starts nothing here.
     """
-    kept = [token for token in command_line.overrides if not is_resume(token)]
+    kept = [token for token in command_line.overrides if not overrides.is_resume(token)]
     for token in kept:
         if overrides.is_hydra(token) and not token.startswith("hydra.run.dir="):
             raise ConfigError(f"{token}: has no effect on a run that goes on; leave it out.")

@@ -9,14 +9,9 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from hydra.types import RunMode
-from rich.console import Console
 
 from optrun.commands import hydra_options, hydra_services
 from optrun.commands.messages import guarded
-from optrun.commands.rank import Leader, begin, follow_leader, leave
-from optrun.commands.rank_checks import refuse_one_process
-from optrun.commands.resume import resume, resume_value
-from optrun.commands.single_run import Caller, start
 from optrun.config import overrides, store
 from optrun.config.groups import default_values
 from optrun.config.hydra_internals import Hydra
@@ -25,6 +20,8 @@ from optrun.distributed.join import Launched, launched
 from optrun.errors import EXIT_DONE, ConfigError
 
 if TYPE_CHECKING:
+    from optrun.commands.rank import Leader
+    from optrun.commands.single_run import Caller
     from optrun.commands.sweep import SweepOutcome
     from optrun.runner.train import Outcome
 
@@ -45,10 +42,14 @@ def run(argv: list[str]) -> int:
     args = hydra_options.parse(parser, argv)
     found = launched(os.environ)
     if found is not None and found.size > 1 and _is_alone(args):
+        from optrun.commands.rank_checks import refuse_one_process
+
         refuse_one_process(found)
     if found is not None and found.rank:
         if any((args.help, args.hydra_help, args.shell_completion, args.cfg, args.info)):
             return EXIT_DONE  # rank 0 answers
+        from optrun.commands.rank import leave
+
         return leave(guarded(lambda _: _follow(found, args.overrides), argv))
     hydra = store.open_hydra(args.config_dir)
     if hydra_services.answer(hydra, parser, args):
@@ -61,15 +62,25 @@ def run(argv: list[str]) -> int:
         overrides=args.overrides,
     )
     overrides.refuse_twice(overrides.parse(args.overrides))
-    resumes = resume_value(args.overrides) is not None
+    resumes = overrides.resume_value(args.overrides) is not None
     sweeps = args.multirun or (not resumes and is_sweep(hydra, command_line))
     if args.cfg or args.info:
         checked = overrides.checked(hydra, command_line.config_name, command_line.overrides, sweep=sweeps)
         hydra_services.show(hydra, command_line.config_name, checked, args)
         return EXIT_DONE
     if found is not None:
+        from optrun.commands.rank import leave
+
         return leave(guarded(lambda _: _lead(found, hydra, command_line, sweeps=sweeps), argv))
-    return _run(hydra, command_line, Caller(Console()), sweeps=sweeps)
+    return _run(hydra, command_line, _caller(), sweeps=sweeps)
+
+
+def _caller(leader: Leader | None = None) -> Caller:
+    from rich.console import Console
+
+    from optrun.commands.single_run import Caller
+
+    return Caller(Console(), leader=leader)
 
 
 def _run(hydra: Hydra, command_line: CommandLine, caller: Caller, *, sweeps: bool) -> int:
@@ -87,13 +98,17 @@ def _is_alone(args: argparse.Namespace) -> bool:
 
 def _lead(launched: Launched, hydra: Hydra, command_line: CommandLine, *, sweeps: bool) -> int:
     """Run as rank 0 of a launcher."""
+    from optrun.commands.rank import Leader, begin
+
     rank = begin(launched)
     with Leader(rank, rank.meet(_timeout(command_line.overrides))) as leader:
-        return _run(hydra, command_line, Caller(Console(), leader=leader), sweeps=sweeps)
+        return _run(hydra, command_line, _caller(leader), sweeps=sweeps)
 
 
 def _follow(launched: Launched, overrides: Sequence[str]) -> int:
     """Run as any other rank of a launcher: it composes nothing."""
+    from optrun.commands.rank import begin, follow_leader
+
     rank = begin(launched)
     return follow_leader(rank, rank.meet(_timeout(overrides)))
 
@@ -118,12 +133,15 @@ def train(hydra: Hydra, command_line: CommandLine, caller: Caller) -> Outcome:
     Raises:
         OptrunError: It is refused, or comes to a bad end.
     """
+    from optrun.commands.resume import resume
+    from optrun.commands.single_run import start
+
     _refuse_call_in_rank(caller)
     for token in command_line.overrides:
         if token.lstrip("+~").startswith(_OF_SWEEPS):
             raise ConfigError(f"{token}: has no effect on a single run. Add -m for a sweep, or leave it out.")
     overrides.refuse_twice(overrides.parse(command_line.overrides))
-    value = resume_value(command_line.overrides)
+    value = overrides.resume_value(command_line.overrides)
     if value is None:
         checked = overrides.checked(hydra, command_line.config_name, command_line.overrides, sweep=False)
         cfg = store.compose(hydra, command_line.config_name, checked)
@@ -157,7 +175,7 @@ def start_sweep(hydra: Hydra, command_line: CommandLine, caller: Caller) -> Swee
         if token.startswith("hydra.run."):
             raise ConfigError(f"{token}: has no effect on a sweep; hydra.sweep.dir=DIR says where its jobs lie.")
     cfg = store.compose(hydra, command_line.config_name, checked, RunMode.MULTIRUN)
-    if cfg.resume is not None or resume_value(command_line.overrides) is not None:
+    if cfg.resume is not None or overrides.resume_value(command_line.overrides) is not None:
         raise ConfigError("resume goes on with one run; a sweep is taken up by repeating its own command.")
     own = is_sweep(hydra, replace(command_line, overrides=()))
     return sweep(hydra, replace(command_line, overrides=checked), cfg, caller, sweeps_by_itself=own)

@@ -222,6 +222,54 @@ SWEEPER = {
 }
 """Keys of hydra-optuna-sweeper below `hydra.sweeper`."""
 
+_CLIP = "clip=global_norm clip.max_norm=NORM clip.eps=0"
+_BETAS = "optimizer.betas=[BETA1,BETA2]"
+
+OPTIMIZERS = {
+    # timm, apex, nvlamb
+    "max_grad_norm": _CLIP,
+    "trust_clip": "optimizer.max_trust=1.0",
+    "use_nvlamb": "optimizer.always_adapt=true",
+    "decoupled_decay": "optimizer.weight_decay_mode=decoupled",
+    "corrected_weight_decay": "optimizer.weight_decay_mode=corrected",
+    "adam_w_mode": "optimizer.l2=COEFFICIENT for False; optimizer.weight_decay=COEFFICIENT for True",
+    "set_grad_none": "not offered: gradients are always set to None after a step",
+    # DeepSpeed
+    "max_coeff": "optimizer.max_trust",
+    "min_coeff": "optimizer.min_trust",
+    "eps_inside_sqrt": "optimizer.eps_root=EPS optimizer.eps=0",
+    # pytorch_optimizer, torch_optimizer
+    "clamp_value": "optimizer.max_param_norm",
+    "clamp": "optimizer.max_param_norm",
+    "debias": "optimizer.bias_correction=lr",
+    "adam_debias": "optimizer.bias_correction=none",
+    "adam": "optimizer.exclude_from_layer_adaptation=[.]",
+    "pre_norm": _CLIP,
+    "weight_decouple": "optimizer.weight_decay_mode=decoupled",
+    "decoupled_weight_decay": "optimizer.weight_decay_mode=decoupled",
+    "fixed_decay": "optimizer.weight_decay_mode=fixed",
+    "rectify": "not offered: optimizer=radam is the rectified Adam",
+    # optax, Keras, TF Model Garden, Paddle
+    "b1": _BETAS,
+    "b2": _BETAS,
+    "beta1": _BETAS,
+    "beta2": _BETAS,
+    "beta_1": _BETAS,
+    "beta_2": _BETAS,
+    "epsilon": "optimizer.eps",
+    "mask": "param_groups.rules=[{pattern: NAME, weight_decay: 0}]",
+    "trust_coefficient": "not offered: it is a factor on lr",
+    "weight_decay_rate": "optimizer.weight_decay",
+    "lamb_weight_decay": "optimizer.weight_decay",
+    "exclude_from_weight_decay_fn": "optimizer.exclude_from_weight_decay",
+    "global_clipnorm": _CLIP,
+    "clipnorm": "clip=norm clip.max_norm=NORM clip.eps=0",
+    "clipvalue": "clip=value clip.max_value=VALUE",
+    "grad_clip": "clip=NAME",
+    "maximize": "not offered: a loss is minimised",
+}
+"""Keywords of other packages' optimizers, below `optimizer`."""
+
 KNOWN = {**SWEEPER, **HABITS, **TRAINING_ARGUMENTS}
 
 
@@ -242,6 +290,8 @@ def counterpart(key: str) -> str | None:
         found = SWEEPER.get(name) or SWEEPER.get(f"{name.split('.')[0]}.*")
     elif key.startswith("hydra."):
         return None
+    elif key.startswith("optimizer.") and key.removeprefix("optimizer.") in OPTIMIZERS:
+        found = OPTIMIZERS[key.removeprefix("optimizer.")]
     else:
         found = KNOWN.get(key) or KNOWN.get(key.rpartition(".")[2])
     return None if found == key else found

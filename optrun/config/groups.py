@@ -8,6 +8,7 @@ from typing import Any
 
 from optrun import registry
 from optrun.bounded_yaml import yaml_mapping
+from optrun.config.dialects import own_default
 from optrun.config.paths import config_dir
 from optrun.config.schema import (
     checkpoint,
@@ -61,12 +62,12 @@ def complete_choices(group: str) -> dict[str, registry.Choice]:
 
 
 def default_values(group: str, choice: str) -> dict[str, Any]:
-    """The values of a choice before anything changes them; interpolations as they are written."""
+    """The values of a choice before anything changes them, no dialect either; interpolations as they are written."""
     row = complete_choices(group).get(choice)
     if row is not None:
         return row.values()
     values = yaml_mapping(config_dir() / group / f"{choice}.yaml")
-    return {str(key): value for key, value in values.items() if key != "defaults"}
+    return {str(key): own_default(value) for key, value in values.items() if key != "defaults"}
 
 
 def no_such_choice(group: str, name: object, options: Sequence[str]) -> ConfigError:

@@ -270,6 +270,24 @@ def is_hydra(token: str) -> bool:
     return token.lstrip("+~").startswith(("hydra.", "hydra/", "hydra="))
 
 
+def is_resume(token: str) -> bool:
+    """Whether an override is `resume=...`."""
+    return token.split("=", 1)[0].lstrip("+") == "resume"
+
+
+def resume_value(tokens: Sequence[str]) -> str | None:
+    """Read the value of `resume=`; None where it is absent or null.
+
+    Raises:
+        ConfigError: It has several values.
+    """
+    for override in parse([token for token in tokens if is_resume(token)]):
+        if override.is_sweep_override():
+            raise ConfigError(f"{override.input_line}: one run at a time can be resumed.")
+        return None if override.value() is None else str(override.value())
+    return None
+
+
 def quote_path(folder: Path) -> str:
     """Quote a path as a value of Hydra's grammar."""
     text = str(folder).replace("\\", "\\\\").replace("'", "\\'")

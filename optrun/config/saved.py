@@ -110,10 +110,24 @@ def changed(hydra: Hydra, cfg: DictConfig, overrides: list[str]) -> DictConfig:
         _change_choice(hydra, result, override)
     for override in (override for override in parsed if override.key_or_group not in store.GROUPS):
         key = override.key_or_group
+        if key == "optimizer.dialect":
+            _refuse_other_dialect(result, override)
         if key not in keys_of(result) and open_prefix(result, key) is None:
             raise unknown_key(result, key)
         assign(result, key, override.value())
     return result
+
+
+def _refuse_other_dialect(cfg: DictConfig, override: Override) -> None:
+    """A saved configuration holds the options that its dialect stood for: another name would change none of them."""
+    own = cfg.optimizer
+    resolved = not any(own._get_node(name)._is_interpolation() for name in own)
+    if resolved and "dialect" in own and override.value() != own.dialect:
+        raise ConfigError(
+            f"{override.input_line}: the options of optimizer.dialect={own.dialect or 'null'} stand in the run's "
+            "configuration, and another name changes none of them. Give the options themselves, such as "
+            "optimizer.eps=1e-8, or begin a new run."
+        )
 
 
 def _change_choice(hydra: Hydra, cfg: DictConfig, override: Override) -> None:

@@ -125,7 +125,7 @@ class _Keyed(Dataset[Example]):
     def __init__(
         self,
         examples: ExampleSource,
-        transform: Callable[[Example, np.random.Generator], Example],
+        transform: Callable[[Example, np.random.Generator], Example] | None,
         seed: int,
         stream: str,
     ) -> None:
@@ -136,6 +136,8 @@ class _Keyed(Dataset[Example]):
 
     def __getitem__(self, key: Key) -> Example:
         epoch, index = key
+        if self.transform is None:
+            return self.examples[index]
         return self.transform(self.examples[index], generator(self.seed, self.stream, epoch, index))
 
 
@@ -144,7 +146,8 @@ class BatchLoader:
     """Everything that turns examples into batches."""
 
     examples: ExampleSource
-    transform: Callable[[Example, np.random.Generator], Example]
+    transform: Callable[[Example, np.random.Generator], Example] | None
+    """Changes an example with randomness of its own; None: nothing does, and no generator is made for each."""
     collate: Callable[[list[Example]], Batch]
     seed: int
     workers: int

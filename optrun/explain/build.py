@@ -6,7 +6,9 @@ Nothing is trained and no weight is read; of data in local files a sample is.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
+import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
@@ -22,8 +24,9 @@ from optrun.explain.memory import rank_memory
 from optrun.explain.schedule import assumed_steps, curves_of, named_steps
 from optrun.model.build import ModelSpec, build_model, special_ids
 from optrun.optimizer.base import NamedOptimizer
-from optrun.optimizer.build import build_optimizer
+from optrun.optimizer.build import build_optimizer, options_of
 from optrun.optimizer.footprint import state_bytes
+from optrun.optimizer.kernels.report import kernel_of, kernel_row
 from optrun.param_groups import build_param_groups
 from optrun.scheduler import build_scheduler
 from optrun.scheduler.build import config_of_group
@@ -42,9 +45,9 @@ def explain(config: RunConfig, model: nn.Module | None = None) -> Facts:
     """
     notes: list[str] = []
     if model is None:
-        model, model_notes = build_model(config.model, _spec(config, notes), meta=True)
+        model, model_notes = build_model(config.model, model_spec(config, notes), meta=True)
         notes += model_notes
-    notes += [note for note in [config.default_lr_note()] if note is not None]
+    notes += [note for note in [config.default_lr_note(), config.schedule_note()] if note is not None]
     sampled = look_at(config, notes)
     notes += discarded()
     known, steps_from = _steps(config, sampled)
@@ -63,6 +66,7 @@ def explain(config: RunConfig, model: nn.Module | None = None) -> Facts:
     states = state_bytes(optimizer)
     tensors = _tensors(config, optimizer, states, curves, curve_of)
     climb = num_warmup_steps_of(config.scheduler, steps)
+    sharded = config.distributed.name == "fsdp"
     params = dict(model.named_parameters())
     notes += _tied(model, params)
     frozen = {name: param for name, param in params.items() if not param.requires_grad}
@@ -70,6 +74,7 @@ def explain(config: RunConfig, model: nn.Module | None = None) -> Facts:
         model=type(model).__name__,
         task=config.task.name,
         optimizer=config.optimizer.name,
+        kernel=kernel_row(kernel_of(optimizer, device_type(config.training.device), whole=not sharded)),
         lr=config.lr,
         param_groups=config.param_groups.name,
         rules=_rules_in_words(config),
@@ -89,8 +94,23 @@ def explain(config: RunConfig, model: nn.Module | None = None) -> Facts:
         state_bytes=total([tensor.state_bytes for tensor in tensors]),
         rank_memory=rank_memory(config, params, states),
         data=sampled,
+        options=_options(config),
         notes=notes,
     )
+
+
+def device_type(name: str) -> str:
+    """Tell the type of device that `training.device` means here, without starting one."""
+    if name != "auto":
+        return name.partition(":")[0]
+    return "cuda" if torch.cuda.is_available() else "mps" if torch.backends.mps.is_available() else "cpu"
+
+
+def _options(config: RunConfig) -> dict[str, Any]:
+    """The optimizer's options as they are in force; the dialect that they come from first, where it has dialects."""
+    own = config.optimizer
+    named = {"dialect": own.dialect} if hasattr(own, "dialect") else {}
+    return named | options_of(own)
 
 
 def _tied(model: nn.Module, params: Mapping[str, Tensor]) -> list[str]:
@@ -115,7 +135,7 @@ def _rules_in_words(config: RunConfig) -> list[str]:
     ]
 
 
-def _spec(config: RunConfig, notes: list[str]) -> ModelSpec:
+def model_spec(config: RunConfig, notes: list[str]) -> ModelSpec:
     """Collect what the task asks of the model, as far as it is known without data."""
     task = config.task
     if task.COUNTED_FROM_DATA:

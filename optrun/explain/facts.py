@@ -90,18 +90,21 @@ class Facts:
         steps_from: Where that number comes from: `max_steps`, `data`, or `assumed`.
         in_steps: Whether schedules are read in steps: the length is known, or they name steps themselves. Otherwise
             they are shares of a run of any length.
+        kernel: What steps the optimizer, and why it is nothing faster.
         frozen: Names of parameters that do not train.
         weight_bytes: Of all parameters, float32.
         gradient_bytes: Of the trainable ones.
         state_bytes: Of the optimizer; None where it is not known.
         rank_memory: What each rank holds of that; None in one process.
         data: What named data hold; None where none are named, or they are looked at by a run alone.
+        options: Of the optimizer, resolved: what its dialect says and what was given.
         notes: What was assumed or left open, for people.
     """
 
     model: str
     task: str
     optimizer: str
+    kernel: str
     lr: float
     param_groups: str
     rules: list[str]
@@ -121,6 +124,7 @@ class Facts:
     state_bytes: int | None
     rank_memory: RankMemory | None
     data: Sampled | None
+    options: dict[str, Any]
     notes: list[str]
 
     @property

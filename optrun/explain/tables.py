@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from typing import Any
 
 from rich import box
 from rich.console import Console, Group, JustifyMethod, RenderableType
@@ -87,6 +89,9 @@ def _headline(facts: Facts) -> RenderableType:
         Text.assemble((facts.model, "bold"), f" for {facts.task}: {count(facts.parameters)} parameters train{frozen}"),
     )
     grid.add_row("optimizer", Text.assemble((facts.optimizer, "bold"), f" at lr {rate(facts.lr)}, clip {facts.clip}"))
+    grid.add_row("kernel", printable(facts.kernel))
+    if facts.options.get("dialect"):
+        grid.add_row("dialect", Text.assemble((facts.options["dialect"], "bold"), f": {_resolved(facts.options)}"))
     grid.add_row(
         "groups", Text.assemble((facts.param_groups, "bold"), f": {groups} groups, {len(facts.tensors)} tensors")
     )
@@ -99,6 +104,14 @@ def _headline(facts: Facts) -> RenderableType:
         grid.add_row("ranks", Text.assemble((held.distributed, "bold"), f": {ranks}, {shared}"))
     grid.add_row("schedule", Text.assemble((facts.scheduler, "bold"), f" {_length(facts)}"))
     return grid
+
+
+def _resolved(options: Mapping[str, Any]) -> str:
+    """Write the options that a dialect stands for, as they are in force; those that are off are left out."""
+    shown = {
+        key: value for key, value in options.items() if key != "dialect" and value is not None and value is not False
+    }
+    return ", ".join(f"{key}={str(value).lower() if value is True else value}" for key, value in shown.items())
 
 
 def _length(facts: Facts) -> str:

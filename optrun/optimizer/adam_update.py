@@ -3,18 +3,32 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from optrun.optimizer.kernels import compiled, fused
+from optrun.optimizer.kernels.choice import pick, take_step
 from optrun.optimizer.numerics import bias_correction, first_moment_, moments_, second_moment_
 
 
-def adam(params: list[Tensor], *lists: list[Tensor], foreach: bool, **numbers: Any) -> None:
-    """One step in place, by fused kernels or tensor by tensor; arguments as in `_single_tensor_adam`."""
-    update = _multi_tensor_adam if foreach else _single_tensor_adam
-    update(params, *lists, **numbers)
+def ways(nesterov: bool = False) -> tuple[str, ...]:
+    """Kernels that compute Adam on a CPU, the preferred one first."""
+    return ("compiled", "loop") if nesterov else ("compiled", "fused", "loop")
+
+
+def adam(params: list[Tensor], *lists: list[Tensor], foreach: bool | None, **numbers: Any) -> None:
+    """One step in place, by the kernel that `foreach` means; arguments as in `_single_tensor_adam`."""
+    kernel = pick(foreach, params[0].device.type, ways(numbers.get("nesterov", False)))
+    updates = {
+        "loop": _single_tensor_adam,
+        "foreach": _multi_tensor_adam,
+        "fused": fused.adam,
+        "compiled": compiled.adam,
+    }
+    take_step(updates, kernel, (params, *lists), numbers)
 
 
 def _single_tensor_adam(
@@ -29,11 +43,14 @@ def _single_tensor_adam(
     beta1: float,
     beta2: float,
     eps: float,
+    l2s: Sequence[float] = (),
+    loss_scales: Sequence[float] = (),
     nesterov: bool = False,
     eps_before_correction: bool = False,
 ) -> None:
     """One tensor after another, t counting from 1.
 
+        g = g / loss_scale + l2 w
         m = b1 m + (1 - b1) g
         v = b2 v + (1 - b2) g^2
         w = keep w
@@ -51,12 +68,16 @@ def _single_tensor_adam(
         beta1: Decay of the first moment.
         beta2: Decay of the second moment.
         eps: Added to the corrected square root.
+        l2s: Coupled coefficient of each; none where it is empty.
+        loss_scales: What each gradient is divided by; 1 where it is empty.
         nesterov: Look one step ahead along the moment.
         eps_before_correction: Add eps to the raw sqrt(v) instead, as MindSpore does.
 
     Source: Kingma & Ba 2015, arXiv:1412.6980, Algorithm 1.
     """
     for i, (param, grad, exp_avg, exp_avg_sq) in enumerate(zip(params, grads, exp_avgs, exp_avg_sqs, strict=True)):
+        if l2s or loss_scales:
+            grad = prepared(param, grad, l2=l2s[i] if l2s else 0.0, loss_scale=loss_scales[i] if loss_scales else 1.0)
         first_moment_(exp_avg, grad, beta1)
         second_moment_(exp_avg_sq, grad, beta2)
         if keeps[i] != 1.0:
@@ -71,6 +92,18 @@ def _single_tensor_adam(
         param.addcdiv_(direction, denom.add_(eps), value=scale)
 
 
+def prepared(param: Tensor, grad: Tensor, *, l2: float, loss_scale: float) -> Tensor:
+    """A gradient divided by its scale and decayed: grad / loss_scale + l2 * param.
+
+    Example:
+        >>> prepared(torch.tensor([2.0]), torch.tensor([4.0]), l2=0.5, loss_scale=2.0)
+        tensor([3.])
+    """
+    if loss_scale != 1.0:
+        grad = grad / loss_scale
+    return grad + param * l2 if l2 else grad
+
+
 def _multi_tensor_adam(
     params: list[Tensor],
     grads: list[Tensor],
@@ -83,10 +116,16 @@ def _multi_tensor_adam(
     beta1: float,
     beta2: float,
     eps: float,
+    l2s: Sequence[float] = (),
+    loss_scales: Sequence[float] = (),
     nesterov: bool = False,
     eps_before_correction: bool = False,
 ) -> None:
     """As `_single_tensor_adam`."""
+    if any(loss_scale != 1.0 for loss_scale in loss_scales):
+        grads = list(torch._foreach_div(grads, list(loss_scales)))
+    if any(l2s):
+        grads = list(torch._foreach_add(grads, torch._foreach_mul(params, list(l2s))))
     moments_(exp_avgs, exp_avg_sqs, grads, beta1=beta1, beta2=beta2)
     if any(keep != 1.0 for keep in keeps):
         torch._foreach_mul_(params, keeps)

@@ -12,6 +12,8 @@ from optrun.optimizer import arguments
 from optrun.optimizer.arguments import Check
 from optrun.optimizer.base import NamedOptimizer, Numeric, Params
 from optrun.optimizer.batches import gather
+from optrun.optimizer.kernels import compiled
+from optrun.optimizer.kernels.choice import pick, take_step
 from optrun.optimizer.numerics import bias_correction, first_moment_
 
 
@@ -34,7 +36,10 @@ class Adamax(NamedOptimizer):
             becomes 0/0, NaN.
         weight_decay: c, >= 0; may be a function of the step.
         weight_decay_mode: "l2", "l1" (both coupled: part of the gradient) or "decoupled".
-        foreach: Fused kernels: True, False, or None for wherever they are the faster.
+        eps_form: "decayed": as above, Paddle's. "gradient": u = max(b2 u, |g| + eps), torch's and optax's.
+            "denominator": u = max(b2 u, |g|), and w moves by m / (u + eps), Keras's.
+        foreach: True: torch's multi-tensor operations; False: the loop; None: the fastest kernel there is, or the one
+            that `OPTRUN_KERNEL` names (`optrun.optimizer.kernels`).
 
     Raises:
         TypeError: For an argument of a wrong type or an unknown group key.
@@ -57,6 +62,7 @@ class Adamax(NamedOptimizer):
         "eps": arguments.not_negative,
         "weight_decay": arguments.not_negative,
         "weight_decay_mode": arguments.one_of("l1", "l2", "decoupled"),
+        "eps_form": arguments.one_of("decayed", "gradient", "denominator"),
         "foreach": arguments.optional_flag,
     }
     STATE: ClassVar[tuple[str, ...]] = ("exp_avg", "exp_inf")
@@ -70,6 +76,8 @@ class Adamax(NamedOptimizer):
         weight_decay: Numeric = 0.0,
         weight_decay_mode: str = "l2",
         foreach: bool | None = None,
+        *,
+        eps_form: str = "decayed",
     ) -> None:
         defaults = {
             "lr": lr,
@@ -78,6 +86,7 @@ class Adamax(NamedOptimizer):
             "weight_decay": weight_decay,
             "weight_decay_mode": weight_decay_mode,
             "foreach": foreach,
+            "eps_form": eps_form,
         }
         super().__init__(params, defaults)
 
@@ -91,6 +100,11 @@ class Adamax(NamedOptimizer):
             "keeps": 1.0 - group["lr"] * decay if mode == "decoupled" else 1.0,
         }
 
+    def kernel(self, group: Mapping[str, Any], device: str, *, whole: bool = True) -> str:
+        """Name the kernel that steps a group on a type of device; `whole`: no tensor is sharded."""
+        del whole
+        return pick(group["foreach"], device, WAYS)
+
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Update every parameter that has a gradient; returns what `closure` returned."""
@@ -98,28 +112,34 @@ class Adamax(NamedOptimizer):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        for batch in gather(self, slots=self.STATE, shared=("betas", "eps", "foreach"), per_tensor=self._numbers):
+        shared = ("betas", "eps", "eps_form", "foreach")
+        for batch in gather(self, slots=self.STATE, shared=shared, per_tensor=self._numbers):
             beta1, beta2 = batch.options["betas"]
             adamax(
                 batch.params,
                 batch.grads,
                 batch.state["exp_avg"],
                 batch.state["exp_inf"],
-                foreach=batch.foreach,
+                foreach=batch.options["foreach"],
                 steps=batch.steps,
                 beta1=beta1,
                 beta2=beta2,
                 eps=batch.options["eps"],
+                eps_form=batch.options["eps_form"],
                 **batch.numbers,
             )
             batch.done()
         return loss
 
 
-def adamax(params: list[Tensor], *lists: list[Tensor], foreach: bool, **numbers: Any) -> None:
-    """One step in place, by fused kernels or tensor by tensor; arguments as in `_single_tensor_adamax`."""
-    update = _multi_tensor_adamax if foreach else _single_tensor_adamax
-    update(params, *lists, **numbers)
+WAYS = ("compiled", "loop")
+"""Kernels that compute Adamax on a CPU, the preferred one first."""
+
+
+def adamax(params: list[Tensor], *lists: list[Tensor], foreach: bool | None, **numbers: Any) -> None:
+    """One step in place, by the kernel that `foreach` means; arguments as in `_single_tensor_adamax`."""
+    updates = {"loop": _single_tensor_adamax, "foreach": _multi_tensor_adamax, "compiled": compiled.adamax}
+    take_step(updates, pick(foreach, params[0].device.type, WAYS), (params, *lists), numbers)
 
 
 def _single_tensor_adamax(
@@ -136,6 +156,7 @@ def _single_tensor_adamax(
     beta1: float,
     beta2: float,
     eps: float,
+    eps_form: str,
 ) -> None:
     """The formula of `Adamax`, one tensor after another.
 
@@ -151,7 +172,8 @@ def _single_tensor_adamax(
         keeps: What decoupled decay leaves of w, of each.
         beta1: Decay of the first moment.
         beta2: Decay of the maximum.
-        eps: Inside the max.
+        eps: Keeps the denominator from 0.
+        eps_form: Where it is added, see `Adamax`.
     """
     for i, (param, grad, exp_avg, exp_inf) in enumerate(zip(params, grads, exp_avgs, exp_infs, strict=True)):
         if l2s[i]:
@@ -159,10 +181,14 @@ def _single_tensor_adamax(
         if l1s[i]:
             grad = grad + param.sign() * l1s[i]
         first_moment_(exp_avg, grad, beta1)
-        torch.maximum(exp_inf.mul_(beta2).add_(eps), grad.abs(), out=exp_inf)
+        if eps_form == "decayed":
+            torch.maximum(exp_inf.mul_(beta2).add_(eps), grad.abs(), out=exp_inf)
+        else:
+            torch.maximum(exp_inf.mul_(beta2), grad.abs().add_(eps if eps_form == "gradient" else 0.0), out=exp_inf)
+        denom = exp_inf.add(eps) if eps_form == "denominator" else exp_inf
         if keeps[i] != 1.0:
             param.mul_(keeps[i])
-        param.addcdiv_(exp_avg, exp_inf, value=-lrs[i] / bias_correction(beta1, steps[i]))
+        param.addcdiv_(exp_avg, denom, value=-lrs[i] / bias_correction(beta1, steps[i]))
 
 
 def _multi_tensor_adamax(
@@ -179,6 +205,7 @@ def _multi_tensor_adamax(
     beta1: float,
     beta2: float,
     eps: float,
+    eps_form: str,
 ) -> None:
     """As `_single_tensor_adamax`."""
     if any(l2s):
@@ -187,9 +214,12 @@ def _multi_tensor_adamax(
         grads = list(torch._foreach_add(grads, torch._foreach_mul(torch._foreach_sign(params), l1s)))
     torch._foreach_lerp_(exp_avgs, grads, 1 - beta1)
     torch._foreach_mul_(exp_infs, beta2)
-    torch._foreach_add_(exp_infs, eps)
-    torch._foreach_maximum_(exp_infs, torch._foreach_abs(grads))
+    sizes = torch._foreach_abs(grads)
+    if eps_form != "denominator":
+        torch._foreach_add_(exp_infs if eps_form == "decayed" else sizes, eps)
+    torch._foreach_maximum_(exp_infs, sizes)
+    denoms = torch._foreach_add(exp_infs, eps) if eps_form == "denominator" else exp_infs
     if any(keep != 1.0 for keep in keeps):
         torch._foreach_mul_(params, keeps)
     scales = [-lr / bias_correction(beta1, step) for lr, step in zip(lrs, steps, strict=True)]
-    torch._foreach_addcdiv_(params, exp_avgs, exp_infs, scales)
+    torch._foreach_addcdiv_(params, exp_avgs, denoms, scales)

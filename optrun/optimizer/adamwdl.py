@@ -14,10 +14,11 @@ from torch import Tensor
 
 from optrun.errors import did_you_mean
 from optrun.optimizer import arguments
-from optrun.optimizer.adam_update import adam
+from optrun.optimizer.adam_update import adam, ways
 from optrun.optimizer.arguments import Check
 from optrun.optimizer.base import NamedOptimizer, Numeric, Params
 from optrun.optimizer.batches import gather
+from optrun.optimizer.kernels.choice import pick
 from optrun.param_groups.layerwise import NamedParam, SetParamLrFun, layerwise_lr_decay
 
 DECAY_FORMS = ("documented", "paddlenlp", "paddlenlp-2.2")
@@ -63,7 +64,8 @@ class AdamWDL(NamedOptimizer):
             "paddlenlp-2.2" (2.0 to 2.2) does the first alone.
         lazy_mode: Take sparse gradients, and update the rows they list alone; dense ones are the same.
         master_weights: Keep a float32 copy of 16-bit parameters in the state and round it into them.
-        foreach: Fused kernels: True, False, or None for wherever they are the faster.
+        foreach: True: torch's multi-tensor operations; False: the loop; None: the fastest kernel there is, or the one
+            that `OPTRUN_KERNEL` names (`optrun.optimizer.kernels`).
 
     Raises:
         TypeError: For an argument of a wrong type, an unknown group key, or a ratio that is no number.
@@ -200,6 +202,11 @@ class AdamWDL(NamedOptimizer):
             keep *= 1.0 - lr * weight_decay
         return {"lrs": lr, "keeps": keep}
 
+    def kernel(self, group: Mapping[str, Any], device: str, *, whole: bool = True) -> str:
+        """Name the kernel that steps a group on a type of device; `whole`: no tensor is sharded."""
+        del whole
+        return pick(group["foreach"], device, ways())
+
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Update every parameter that has a gradient; returns what `closure` returned."""
@@ -221,7 +228,7 @@ class AdamWDL(NamedOptimizer):
                 batch.grads,
                 batch.state["exp_avg"],
                 batch.state["exp_avg_sq"],
-                foreach=batch.foreach,
+                foreach=batch.options["foreach"],
                 steps=batch.steps,
                 beta1=beta1,
                 beta2=beta2,

@@ -7,6 +7,7 @@ import numbers
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, TypeAlias
 
+from optrun.config.foreign_names import OPTIMIZERS, explained
 from optrun.errors import did_you_mean
 
 Check: TypeAlias = Callable[[str, Any], Any]
@@ -43,12 +44,32 @@ def positive(name: str, value: Any) -> float:
     return number
 
 
+def optional_positive(name: str, value: Any) -> float | None:
+    """A finite number above 0, or None for "none"."""
+    return None if value is None else positive(name, value)
+
+
+def in_order(low: str, least: float, high: str, most: float | None) -> None:
+    """Refuse a lower bound that is above the upper one.
+
+    Raises:
+        ValueError: With both.
+    """
+    if most is not None and least > most:
+        raise ValueError(f"{low}={least!r}: expected at most {high}={most!r}.")
+
+
 def fraction(name: str, value: Any) -> float:
     """A number in [0, 1)."""
     number = _number(name, value, "a number in [0, 1)")
     if not 0 <= number < 1:
         raise ValueError(f"{name}={value!r}: expected a number in [0, 1).")
     return number
+
+
+def optional_fraction(name: str, value: Any) -> float | None:
+    """A number in [0, 1), or None."""
+    return None if value is None else fraction(name, value)
 
 
 def betas(name: str, value: Any) -> tuple[float, float]:
@@ -59,15 +80,26 @@ def betas(name: str, value: Any) -> tuple[float, float]:
         Traceback (most recent call last):
         ValueError: betas=[0.9]: expected two numbers, each in [0, 1).
     """
-    expected = "two numbers, each in [0, 1)"
+    first, second = _fractions(name, value, "two", 2)
+    return first, second
+
+
+def three_betas(name: str, value: Any) -> tuple[float, float, float]:
+    """Three numbers, each in [0, 1)."""
+    first, second, third = _fractions(name, value, "three", 3)
+    return first, second, third
+
+
+def _fractions(name: str, value: Any, word: str, count: int) -> list[float]:
+    expected = f"{word} numbers, each in [0, 1)"
     if isinstance(value, str) or not isinstance(value, Sequence):
         raise TypeError(f"{name}={value!r}: expected {expected}, got {type(value).__name__}.")
-    if len(value) != 2:
+    if len(value) != count:
         raise ValueError(f"{name}={value!r}: expected {expected}.")
-    pair = (_number(name, value[0], expected), _number(name, value[1], expected))
-    if not all(0 <= beta < 1 for beta in pair):
+    found = [_number(name, entry, expected) for entry in value]
+    if not all(0 <= beta < 1 for beta in found):
         raise ValueError(f"{name}={value!r}: expected {expected}.")
-    return pair
+    return found
 
 
 def flag(name: str, value: Any) -> bool:
@@ -89,6 +121,19 @@ def whole_number(name: str, value: Any) -> int:
     if value < 0:
         raise ValueError(f"{name}={value!r}: expected a whole number >= 0.")
     return int(value)
+
+
+def count(name: str, value: Any) -> int:
+    """A whole number of 1 or more."""
+    number = whole_number(name, value)
+    if number < 1:
+        raise ValueError(f"{name}={value!r}: expected a whole number >= 1.")
+    return number
+
+
+def optional_count(name: str, value: Any) -> int | None:
+    """A whole number of 0 or more, or None."""
+    return None if value is None else whole_number(name, value)
 
 
 def one_of(*words: str) -> Check:
@@ -145,4 +190,6 @@ def known_keys(keys: Iterable[str], allowed: Iterable[str], where: str) -> None:
     pool = sorted(allowed)
     for key in keys:
         if key not in pool:
-            raise TypeError(f"{where} has no option {key!r}. {did_you_mean(str(key), pool)}")
+            found = OPTIMIZERS.get(str(key))
+            hint = explained(found).replace("optimizer.", "") if found else did_you_mean(str(key), pool)
+            raise TypeError(f"{where} has no option {key!r}. {hint}")

@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
+from torch import Tensor
 from torch.optim import Optimizer
 
 
@@ -17,7 +18,18 @@ def averages(optimizer: Optimizer) -> bool:
         >>> averages(torch.optim.SGD([torch.nn.Parameter(torch.ones(2))]))
         False
     """
-    return callable(getattr(optimizer, "eval", None)) and callable(getattr(optimizer, "train", None))
+    return bool(_averaging(optimizer))
+
+
+def averaged_params(optimizer: Optimizer) -> set[Tensor]:
+    """The parameters for which `eval()` has other weights; of a `Composite`, those of the members that have it."""
+    return {param for one in _averaging(optimizer) for group in one.param_groups for param in group["params"]}
+
+
+def _averaging(optimizer: Optimizer) -> list[Any]:
+    """The optimizer, or the members of a `Composite`, with `eval()` and `train()`."""
+    each = getattr(optimizer, "members", {"": optimizer}).values()
+    return [one for one in each if callable(getattr(one, "eval", None)) and callable(getattr(one, "train", None))]
 
 
 @contextmanager
@@ -27,16 +39,19 @@ def evaluation_weights(optimizer: Optimizer) -> Iterator[None]:
     Those of training come back bit for bit, and the state with them: `train()` computes them by the inverse of what
     `eval()` did, which rounds, so that training would depend on how often it was evaluated.
     """
-    if not averages(optimizer):
+    averaging = _averaging(optimizer)
+    if not averaging:
         yield
         return
-    weights = [(param, param.detach().clone()) for group in optimizer.param_groups for param in group["params"]]
+    weights = [(param, param.detach().clone()) for param in averaged_params(optimizer)]
     state = {key: dict(value) if isinstance(value, dict) else value for key, value in optimizer.state.items()}
-    _switch(optimizer, optimizer.eval)  # type: ignore[attr-defined]
+    for one in averaging:
+        _switch(one, one.eval)
     try:
         yield
     finally:
-        _switch(optimizer, optimizer.train)  # type: ignore[attr-defined]
+        for one in averaging:
+            _switch(one, one.train)
         with torch.no_grad():
             for param, before in weights:
                 param.copy_(before)

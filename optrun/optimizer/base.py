@@ -14,6 +14,7 @@ from optrun.optimizer import arguments
 from optrun.optimizer.arguments import Check, known_keys
 from optrun.optimizer.drivers import scheduler_over
 from optrun.optimizer.groups import folded, given_names, listed_params, names_of, refuse_repeats
+from optrun.optimizer.numerics import sharding_of
 from optrun.optimizer.patterns import matching
 from optrun.optimizer.restore import restored
 
@@ -107,8 +108,8 @@ class NamedOptimizer(Optimizer):
 
         Raises:
             TypeError: For an unknown key, or a value of a wrong type.
-            ValueError: For a value out of range, a parameter or name that is there already, or a mix of named and
-                unnamed groups.
+            ValueError: For a value out of range, a parameter or name that is there already, a mix of named and
+                unnamed groups, or a sharded parameter where the class takes none.
         """
         if not isinstance(param_group, dict):
             raise TypeError(f"a parameter group is a dict, got {type(param_group).__name__}.")
@@ -119,12 +120,23 @@ class NamedOptimizer(Optimizer):
             if key not in param_group and key not in functions:
                 functions[key] = function
         group["params"] = listed_params(group["params"])
-        refuse_repeats([*self.named_params().items(), *given_names(group["params"], len(self.param_groups))])
+        named = given_names(group["params"], len(self.param_groups))
+        refuse_repeats([*self.named_params().items(), *named])
+        if not self.TAKES_SHARDS:
+            self._refuse_shards(named)
         group.setdefault("step", self.param_groups[0]["step"] if self.param_groups else 0)
         super().add_param_group(group)
         self._functions.append(functions)
         if self._built:
             self._resolve()
+
+    def _refuse_shards(self, named: Sequence[tuple[str, Tensor]]) -> None:
+        for name, param in named:
+            if isinstance(param, Tensor) and sharding_of(param).groups:
+                raise ValueError(
+                    f"parameter {name!r} is sharded, and {type(self).__name__} cannot step sharded parameters. "
+                    "Use another optimizer, such as lamb or adamw, or do not shard."
+                )
 
     def named_params(self) -> dict[str, Tensor]:
         """Every parameter by its name, in group order; unnamed ones by their position."""

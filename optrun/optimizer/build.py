@@ -11,6 +11,7 @@ from typing import Any
 from torch import Tensor
 from torch.optim import Optimizer
 
+from optrun.config.dialects import dialect_options
 from optrun.config.kind import kind_of
 from optrun.config.schema.optimizer import SCHEMAS, OptimizerConfig, PytorchOptimizerConfig
 from optrun.errors import ConfigError
@@ -25,6 +26,9 @@ from optrun.param_groups.roles import LORA, is_lora
 
 COMPANION = "adamw"
 """What steps the parameters that are no hidden matrix beside Muon."""
+
+NO_KEYWORDS = frozenset({"name", "default_lr", "dialect"})
+"""Fields of a configuration that its class does not take."""
 
 HIDDEN_ROLES = frozenset({"matrix"})
 """Roles of parameters that Muon takes, if they are 2-D. The factors of a LoRA are none: what is orthogonalised would be
@@ -41,8 +45,11 @@ def choice_of(config: OptimizerConfig) -> str:
 
 
 def options_of(config: OptimizerConfig) -> dict[str, Any]:
-    """The constructor's keywords in a configuration, words as strings; without `lr`, which stands at the top level."""
-    options = {f.name: getattr(config, f.name) for f in fields(config) if f.name not in ("name", "default_lr")}
+    """The constructor's keywords in a configuration, words as strings; without `lr`, which stands at the top level.
+
+    A dialect is no keyword: what it means stands in the others already.
+    """
+    options = {f.name: getattr(config, f.name) for f in fields(config) if f.name not in NO_KEYWORDS}
     return {key: value.value if isinstance(value, Enum) else value for key, value in options.items()}
 
 
@@ -93,7 +100,7 @@ def build_optimizer(
         param_groups: Group dicts with (name, parameter) pairs, options and descriptive keys, as `build_param_groups`
             returns them. A group may name another `optimizer` for itself.
         lr: Base learning rate; groups with a scale of their own fold it in.
-        **options: Keywords over those of `config`.
+        **options: Keywords over those of `config`; beside a name also `dialect`, see `dialect_options`.
 
     Returns:
         One torch optimizer; a `Composite` where groups go different ways, as for Muon.
@@ -111,6 +118,8 @@ def build_optimizer(
     if isinstance(config, str):
         class_of(config)
         choice, given = config, options
+        if "dialect" in given:
+            given = dialect_options(choice, **given)
     else:
         choice, given = choice_of(config), options_of(config) | options
     try:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import fields
 from typing import Any, ClassVar
 
 import torch
@@ -13,15 +14,16 @@ from optrun.optimizer import arguments
 from optrun.optimizer.arguments import Check
 from optrun.optimizer.base import NamedOptimizer, Numeric, Params
 from optrun.optimizer.batches import gather
-from optrun.optimizer.numerics import (
-    Sharding,
-    bias_correction,
-    first_moment_,
-    moments_,
-    norms,
-    second_moment_,
-    trust_ratio,
-)
+from optrun.optimizer.decay import DECAY_MODES, decay_scale, refuse_no_peak
+from optrun.optimizer.kernels import compiled, fused
+from optrun.optimizer.kernels.choice import pick, take_step
+from optrun.optimizer.lamb_rule import BIAS_CORRECTIONS, LambRule
+from optrun.optimizer.numerics import Sharding, first_moment_, moments_, norms, second_moment_
+
+RULE = tuple(field.name for field in fields(LambRule))
+LEAST_KEPT = 1e-3
+"""Caution scales what it leaves up by at most 1 / this: Liang et al. 2024, arXiv:2411.16085."""
+BOUNDS = (("min_param_norm", "max_param_norm"), ("min_trust", "max_trust"))
 
 
 class Lamb(NamedOptimizer):
@@ -35,7 +37,8 @@ class Lamb(NamedOptimizer):
         w = w - lr k r,    k = |w| / |r| where adapted and both norms are above 0, else 1
 
     Moments are float32 at least. A sparse gradient counts as a dense one with zero rows. After a step `trust_ratios`
-    holds each k.
+    holds each k. Other packages' LAMBs differ by the options from `bias_correction` on, whose defaults are the formula
+    above; `optrun.optimizer.dialect_options` has them by the name of the package.
 
     Args:
         params: Parameters, (name, parameter) pairs, or groups that override any of the following.
@@ -49,16 +52,32 @@ class Lamb(NamedOptimizer):
         always_adapt: A tensor that is not decayed has k = 1, as in Paddle, unless this is set. The Model Garden adapts
             without decay: set it, and list what it excludes from decay under `exclude_from_layer_adaptation` too.
         master_weights: Keep a float32 copy of 16-bit parameters in the state and round it into them.
-        foreach: Fused kernels: True, False, or None for wherever they are the faster.
+        foreach: True: torch's multi-tensor operations; False: the loop; None: the fastest kernel there is, or the one
+            that `OPTRUN_KERNEL` names (`optrun.optimizer.kernels`).
         step_count: "parameter": t counts the gradients this parameter has had, as in Paddle; "optimizer": t counts the
             optimizer's steps, as in the Model Garden.
         l1: Coefficient of a coupled term added to the gradient: l1 sign(w), >= 0.
         l2: Likewise l2 w, >= 0.
         unmatched_patterns: "error", or "ignore" for patterns that match no name.
+        bias_correction: "moments": as above. Otherwise r has the moments as they are, and lr is multiplied, outside the
+            norms: by sqrt(1 - b2^t) / (1 - b1^t) with "lr", 1 / (1 - b1^t) with "lr_first", nothing with "none".
+        grad_averaging: False: m = b1 m + g.
+        normalize_grad: Divide each tensor's gradient by its norm first, as LANS does.
+        eps_root: Added under the square root, >= 0.
+        caution: Drop entries of Adam's direction whose sign is not the gradient's, and scale the others up by as much.
+        weight_decay_mode: "adapted": inside r, as above. Otherwise w loses a part of itself before the norms are taken:
+            lr weight_decay with "decoupled", weight_decay with "fixed", lr / peak weight_decay with "scheduled",
+            lr^2 / peak weight_decay with "corrected"; peak is the rate the schedule began with.
+        min_param_norm: Lower bound of |w| in k, >= 0.
+        max_param_norm: Upper bound of |w| in k; None: none.
+        min_trust: Lower bound of k, >= 0, where both norms are above 0.
+        max_trust: Upper bound of k; None: none.
+        eps_in_trust: Add eps to |r| in k, too.
 
     Raises:
         TypeError: For an argument of a wrong type or an unknown group key.
-        ValueError: For a value out of range, a pattern that matches nothing, or patterns over unnamed parameters.
+        ValueError: For a value out of range, bounds that cross, a pattern that matches nothing, or patterns over
+            unnamed parameters.
 
     Source: You et al. 2020, arXiv:1904.00962, Algorithm 2, phi the identity. The bias correction is 1 - b^t, where
     Paddle's documentation prints b^t.
@@ -88,6 +107,17 @@ class Lamb(NamedOptimizer):
         "l1": arguments.not_negative,
         "l2": arguments.not_negative,
         "unmatched_patterns": arguments.one_of("error", "ignore"),
+        "bias_correction": arguments.one_of(*BIAS_CORRECTIONS),
+        "grad_averaging": arguments.flag,
+        "normalize_grad": arguments.flag,
+        "eps_root": arguments.not_negative,
+        "caution": arguments.flag,
+        "weight_decay_mode": arguments.one_of("adapted", *DECAY_MODES),
+        "min_param_norm": arguments.not_negative,
+        "max_param_norm": arguments.optional_positive,
+        "min_trust": arguments.not_negative,
+        "max_trust": arguments.optional_positive,
+        "eps_in_trust": arguments.flag,
     }
 
     def __init__(
@@ -106,6 +136,18 @@ class Lamb(NamedOptimizer):
         l1: float = 0.0,
         l2: float = 0.0,
         unmatched_patterns: str = "error",
+        *,
+        bias_correction: str = "moments",
+        grad_averaging: bool = True,
+        normalize_grad: bool = False,
+        eps_root: float = 0.0,
+        caution: bool = False,
+        weight_decay_mode: str = "adapted",
+        min_param_norm: float = 0.0,
+        max_param_norm: float | None = None,
+        min_trust: float = 0.0,
+        max_trust: float | None = None,
+        eps_in_trust: bool = False,
     ) -> None:
         defaults = {
             "lr": lr,
@@ -121,11 +163,26 @@ class Lamb(NamedOptimizer):
             "l1": l1,
             "l2": l2,
             "unmatched_patterns": unmatched_patterns,
+            "bias_correction": bias_correction,
+            "grad_averaging": grad_averaging,
+            "normalize_grad": normalize_grad,
+            "eps_root": eps_root,
+            "caution": caution,
+            "weight_decay_mode": weight_decay_mode,
+            "min_param_norm": min_param_norm,
+            "max_param_norm": max_param_norm,
+            "min_trust": min_trust,
+            "max_trust": max_trust,
+            "eps_in_trust": eps_in_trust,
         }
         super().__init__(params, defaults)
 
     def _resolve(self) -> None:
         self._ratios: list[tuple[list[str], Tensor]] = []
+        for group, functions in zip(self.param_groups, self._functions, strict=True):
+            for low, high in BOUNDS:
+                arguments.in_order(low, group[low], high, group[high])
+            refuse_no_peak(group, functions)
         must_match = self.defaults["unmatched_patterns"] == "error"
         self._undecayed = self._excluded("exclude_from_weight_decay", must_match=must_match)
         self._unadapted: set[Tensor] = self._excluded("exclude_from_layer_adaptation", must_match=must_match)
@@ -143,13 +200,22 @@ class Lamb(NamedOptimizer):
         return param not in self._unadapted and (decayed or group["always_adapt"])
 
     def _numbers(self, group: Mapping[str, Any], param: Tensor) -> dict[str, Any]:
+        decay = group["weight_decay"] if self.decays(param) else 0.0
+        inside = group["weight_decay_mode"] == "adapted"
         return {
             "lrs": group["lr"],
-            "weight_decays": group["weight_decay"] if self.decays(param) else 0.0,
+            "weight_decays": decay if inside else 0.0,
+            "keeps": 1.0 if inside else 1.0 - decay * decay_scale(group),
+            "numels": param.numel(),
             "adapt": self.adapted(param, group),
             "l1s": group["l1"],
             "l2s": group["l2"],
         }
+
+    def kernel(self, group: Mapping[str, Any], device: str, *, whole: bool = True) -> str:
+        """Name the kernel that steps a group on a type of device; `whole`: no tensor is sharded."""
+        rule = LambRule(**{key: group[key] for key in RULE})
+        return pick(group["foreach"], device, ways(rule, whole=whole))
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
@@ -162,7 +228,7 @@ class Lamb(NamedOptimizer):
         batches = gather(
             self,
             slots=self.STATE,
-            shared=("betas", "eps", "foreach"),
+            shared=("betas", "eps", "foreach", *RULE),
             per_tensor=self._numbers,
             sparse=lambda _: "densify",
         )
@@ -173,12 +239,13 @@ class Lamb(NamedOptimizer):
                 batch.grads,
                 batch.state["exp_avg"],
                 batch.state["exp_avg_sq"],
-                foreach=batch.foreach,
+                foreach=batch.options["foreach"],
                 steps=batch.steps,
                 shardings=batch.shardings,
                 beta1=beta1,
                 beta2=beta2,
                 eps=batch.options["eps"],
+                rule=LambRule(**{key: batch.options[key] for key in RULE}),
                 **batch.numbers,
             )
             batch.done()
@@ -186,10 +253,39 @@ class Lamb(NamedOptimizer):
         return loss
 
 
-def lamb(params: list[Tensor], *lists: list[Tensor], foreach: bool, **numbers: Any) -> Tensor:
-    """One step in place, by fused kernels or tensor by tensor; arguments as in `_single_tensor_lamb`."""
-    update = _multi_tensor_lamb if foreach else _single_tensor_lamb
-    return update(params, *lists, **numbers)
+def ways(rule: LambRule, *, whole: bool) -> tuple[str, ...]:
+    """Kernels that compute a dialect on a CPU, the preferred one first.
+
+    Args:
+        rule: The dialect.
+        whole: No tensor has pieces on other ranks; where one has, foreach needs one collective for all norms.
+    """
+    if not whole:
+        return ("foreach", "loop")
+    if not rule.grad_averaging or rule.normalize_grad or rule.eps_root or rule.caution:
+        return ("loop",)
+    return ("compiled", "fused", "loop") if rule.bias_correction == "moments" else ("compiled", "loop")
+
+
+def lamb(
+    params: list[Tensor],
+    *lists: list[Tensor],
+    foreach: bool | None,
+    shardings: list[Sharding],
+    rule: LambRule,
+    **numbers: Any,
+) -> Tensor:
+    """One step in place, by the kernel that `foreach` means; arguments as in `_single_tensor_lamb`."""
+    whole = not any(sharding.groups for sharding in shardings)
+    updates = {
+        "loop": _single_tensor_lamb,
+        "foreach": _multi_tensor_lamb,
+        "fused": fused.lamb,
+        "compiled": compiled.lamb,
+    }
+    kernel = pick(foreach, params[0].device.type, ways(rule, whole=whole))
+    ratios: Tensor = take_step(updates, kernel, (params, *lists), {"shardings": shardings, "rule": rule, **numbers})
+    return ratios
 
 
 def _single_tensor_lamb(
@@ -205,9 +301,12 @@ def _single_tensor_lamb(
     adapt: list[bool],
     l1s: list[float],
     l2s: list[float],
+    keeps: list[float],
+    numels: list[int],
     beta1: float,
     beta2: float,
     eps: float,
+    rule: LambRule,
 ) -> Tensor:
     """The formula of `Lamb`, one tensor after another.
 
@@ -223,32 +322,50 @@ def _single_tensor_lamb(
         adapt: Whether k applies, of each.
         l1s: Coupled coefficients of sign(w), of each.
         l2s: Coupled coefficients of w, of each.
+        keeps: What decay outside the trust ratio leaves of w, of each.
+        numels: Entries of each whole tensor, of which this process may hold a part.
         beta1: Decay of the first moment.
         beta2: Decay of the second moment.
         eps: Outside the square root.
+        rule: What differs from dialect to dialect.
 
     Returns:
         k of each tensor, shape (n,), in the dtype of the parameters.
     """
     ratios = []
     for i, (param, grad, exp_avg, exp_avg_sq) in enumerate(zip(params, grads, exp_avgs, exp_avg_sqs, strict=True)):
+        if rule.normalize_grad:
+            grad = grad / _divisors(norms([grad], [shardings[i]]))[0]
         if l2s[i]:
             grad = grad + param * l2s[i]
         if l1s[i]:
             grad = grad + param.sign() * l1s[i]
-        first_moment_(exp_avg, grad, beta1)
+        if rule.grad_averaging:
+            first_moment_(exp_avg, grad, beta1)
+        else:
+            exp_avg.mul_(beta1).add_(grad)
         second_moment_(exp_avg_sq, grad, beta2)
-        denom = exp_avg_sq.sqrt().div_(math.sqrt(bias_correction(beta2, steps[i]))).add_(eps)
-        update = torch.div(exp_avg, denom, out=denom).div_(bias_correction(beta1, steps[i]))
+        correction1, correction2, lr_factor = rule.corrections(beta1, beta2, steps[i])
+        if rule.eps_root:
+            denom = exp_avg_sq.div(correction2).add_(rule.eps_root).sqrt_().add_(eps)
+        else:
+            denom = exp_avg_sq.sqrt().div_(math.sqrt(correction2)).add_(eps)
+        update = torch.div(exp_avg, denom, out=denom).div_(correction1)
+        if rule.caution:
+            mask = (update * grad > 0).to(update.dtype)
+            kept = norms([mask], [shardings[i]])[0].square() / max(numels[i], 1)
+            update.mul_(mask.div_(kept.clamp_(min=LEAST_KEPT)))
         if weight_decays[i]:
             update.add_(param, alpha=weight_decays[i])
+        if keeps[i] != 1.0:
+            param.mul_(keeps[i])
         if adapt[i]:
             param_norm, update_norm = norms([param, update], [shardings[i]] * 2)
-            ratio = trust_ratio(param_norm, update_norm)
+            ratio = rule.trust_ratios(param_norm, update_norm, eps)
         else:
             ratio = torch.ones((), dtype=param.dtype, device=param.device)
         ratios.append(ratio)
-        param.sub_(update.mul_(ratio * lrs[i]))
+        param.sub_(update.mul_(ratio * (lrs[i] * lr_factor)))
     return torch.stack(ratios)
 
 
@@ -265,38 +382,70 @@ def _multi_tensor_lamb(
     adapt: list[bool],
     l1s: list[float],
     l2s: list[float],
+    keeps: list[float],
+    numels: list[int],
     beta1: float,
     beta2: float,
     eps: float,
+    rule: LambRule,
 ) -> Tensor:
     """As `_single_tensor_lamb`; all norms of all tensors in one collective."""
+    if rule.normalize_grad:
+        grads = list(torch._foreach_div(grads, list(_divisors(norms(grads, shardings, foreach=True)).unbind())))
     if any(l2s):
         grads = list(torch._foreach_add(grads, torch._foreach_mul(params, l2s)))
     if any(l1s):
         grads = list(torch._foreach_add(grads, torch._foreach_mul(torch._foreach_sign(params), l1s)))
-    moments_(exp_avgs, exp_avg_sqs, grads, beta1=beta1, beta2=beta2)
-    denoms = torch._foreach_sqrt(exp_avg_sqs)
-    torch._foreach_div_(denoms, [math.sqrt(bias_correction(beta2, step)) for step in steps])
+    if rule.grad_averaging:
+        moments_(exp_avgs, exp_avg_sqs, grads, beta1=beta1, beta2=beta2)
+    else:
+        torch._foreach_mul_(exp_avgs, beta1)
+        torch._foreach_add_(exp_avgs, grads)
+        torch._foreach_mul_(exp_avg_sqs, beta2)
+        torch._foreach_addcmul_(exp_avg_sqs, grads, grads, 1 - beta2)
+    corrections = [rule.corrections(beta1, beta2, step) for step in steps]
+    if rule.eps_root:
+        denoms = torch._foreach_div(exp_avg_sqs, [correction2 for _, correction2, _ in corrections])
+        torch._foreach_add_(denoms, rule.eps_root)
+        torch._foreach_sqrt_(denoms)
+    else:
+        denoms = torch._foreach_sqrt(exp_avg_sqs)
+        torch._foreach_div_(denoms, [math.sqrt(correction2) for _, correction2, _ in corrections])
     torch._foreach_add_(denoms, eps)
     updates = torch._foreach_div(exp_avgs, denoms)
-    torch._foreach_div_(updates, [bias_correction(beta1, step) for step in steps])
+    torch._foreach_div_(updates, [correction1 for correction1, _, _ in corrections])
     del denoms
+    if rule.caution:
+        masks = [(update * grad > 0).to(update.dtype) for update, grad in zip(updates, grads, strict=True)]
+        sizes = torch.tensor([max(numel, 1) for numel in numels], dtype=masks[0].dtype, device=masks[0].device)
+        kept = norms(masks, shardings, foreach=True).square().div_(sizes).clamp_(min=LEAST_KEPT)
+        torch._foreach_div_(masks, list(kept.unbind()))
+        torch._foreach_mul_(updates, masks)
+        del masks
     decayed = [i for i, weight_decay in enumerate(weight_decays) if weight_decay]
     if decayed:
         decay = torch._foreach_mul([params[i] for i in decayed], [weight_decays[i] for i in decayed])
         torch._foreach_add_([updates[i] for i in decayed], decay)
         del decay
+    if any(keep != 1.0 for keep in keeps):
+        torch._foreach_mul_(params, keeps)
     ratios = torch.ones(len(params), dtype=params[0].dtype, device=params[0].device)
     adapted = [i for i, flag in enumerate(adapt) if flag]
     if adapted:
         both = [params[i] for i in adapted] + [updates[i] for i in adapted]
         together = norms(both, [shardings[i] for i in adapted] * 2, foreach=True)
-        found = trust_ratio(together[: len(adapted)], together[len(adapted) :])
+        found = rule.trust_ratios(together[: len(adapted)], together[len(adapted) :], eps)
         if len(adapted) == len(params):
             ratios = found
         else:
             ratios[torch.tensor(adapted, device=ratios.device)] = found
-    scales = ratios * torch.tensor(lrs, dtype=ratios.dtype, device=ratios.device)
+    rates = [lr * lr_factor for lr, (_, _, lr_factor) in zip(lrs, corrections, strict=True)]
+    scales = ratios * torch.tensor(rates, dtype=ratios.dtype, device=ratios.device)
     torch._foreach_mul_(updates, list(scales.unbind()))
     torch._foreach_sub_(params, updates)
     return ratios
+
+
+def _divisors(grad_norms: Tensor) -> Tensor:
+    """Norms to divide by: 1 for a gradient that is 0 everywhere."""
+    return torch.where(grad_norms > 0, grad_norms, torch.ones_like(grad_norms))

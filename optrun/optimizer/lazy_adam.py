@@ -10,11 +10,12 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 
 from optrun.optimizer import arguments
-from optrun.optimizer.adam_update import adam
+from optrun.optimizer.adam_update import adam, prepared, ways
 from optrun.optimizer.arguments import Check
 from optrun.optimizer.base import NamedOptimizer, Numeric, Params
 from optrun.optimizer.batches import gather
 from optrun.optimizer.groups import listed_params
+from optrun.optimizer.kernels.choice import pick
 
 NAME_RULE = ("beta", "gamma")
 """Default of `exclude_from_weight_decay`: norm parameters as MindSpore names them."""
@@ -46,7 +47,8 @@ class LazyAdam(NamedOptimizer):
         loss_scale: What gradients were multiplied by, > 0; they are divided by it, the decay is not.
         eps_form: "documented": added after bias correction, so that a dense LazyAdam is torch.optim.Adam;
             "mindspore": added to the raw sqrt(v), as the package computes.
-        foreach: Fused kernels: True, False, or None for wherever they are the faster.
+        foreach: True: torch's multi-tensor operations; False: the loop; None: the fastest kernel there is, or the one
+            that `OPTRUN_KERNEL` names (`optrun.optimizer.kernels`).
         grad_centralization: Centre the gradients of tensors of two or more dimensions; mostly set in a group.
         unmatched_patterns: "error", or "ignore" for patterns that match no name.
 
@@ -143,6 +145,11 @@ class LazyAdam(NamedOptimizer):
             "loss_scales": group["loss_scale"],
         }
 
+    def kernel(self, group: Mapping[str, Any], device: str, *, whole: bool = True) -> str:
+        """Name the kernel that steps a group on a type of device; `whole`: no tensor is sharded."""
+        del whole
+        return pick(group["foreach"], device, ways(group["nesterov"]))
+
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Update every parameter that has a gradient; returns what `closure` returned."""
@@ -164,7 +171,7 @@ class LazyAdam(NamedOptimizer):
                 batch.grads,
                 batch.state["exp_avg"],
                 batch.state["exp_avg_sq"],
-                foreach=batch.foreach,
+                foreach=batch.options["foreach"],
                 steps=batch.steps,
                 beta1=beta1,
                 beta2=beta2,
@@ -183,7 +190,7 @@ def lazy_adam(
     exp_avgs: list[Tensor],
     exp_avg_sqs: list[Tensor],
     *,
-    foreach: bool,
+    foreach: bool | None,
     weight_decays: list[float],
     loss_scales: list[float],
     centre: list[bool],
@@ -196,16 +203,18 @@ def lazy_adam(
         grads: The same shapes and dtype.
         exp_avgs: First moments, in place.
         exp_avg_sqs: Second moments, in place.
-        foreach: Fused kernels, or tensor by tensor.
+        foreach: What it says of the kernel.
         weight_decays: Coupled coefficient of each.
         loss_scales: What each gradient is divided by.
         centre: Whether each gradient is centred over all axes but the first.
         **numbers: As in `adam_update.adam`.
     """
-    prepare = _multi_tensor_gradients if foreach else _single_tensor_gradients
-    ready = prepare(params, grads, weight_decays=weight_decays, loss_scales=loss_scales)
-    ready = [centred(grad) if wanted else grad for grad, wanted in zip(ready, centre, strict=True)]
-    adam(params, ready, exp_avgs, exp_avg_sqs, foreach=foreach, keeps=[1.0] * len(params), **numbers)
+    ready, rest = list(grads), {"l2s": list(weight_decays), "loss_scales": list(loss_scales)}
+    for i, wanted in enumerate(centre):
+        if wanted:
+            ready[i] = centred(prepared(params[i], grads[i], l2=weight_decays[i], loss_scale=loss_scales[i]))
+            rest["l2s"][i], rest["loss_scales"][i] = 0.0, 1.0
+    adam(params, ready, exp_avgs, exp_avg_sqs, foreach=foreach, keeps=[1.0] * len(params), **rest, **numbers)
 
 
 def centred(grad: Tensor) -> Tensor:
@@ -216,26 +225,3 @@ def centred(grad: Tensor) -> Tensor:
         [[-1.0, 1.0], [0.0, 0.0]]
     """
     return grad - grad.mean(dim=tuple(range(1, grad.dim())), keepdim=True)
-
-
-def _single_tensor_gradients(
-    params: list[Tensor], grads: list[Tensor], *, weight_decays: list[float], loss_scales: list[float]
-) -> list[Tensor]:
-    ready = []
-    for param, grad, weight_decay, loss_scale in zip(params, grads, weight_decays, loss_scales, strict=True):
-        if loss_scale != 1.0:
-            grad = grad / loss_scale
-        if weight_decay:
-            grad = grad + param * weight_decay
-        ready.append(grad)
-    return ready
-
-
-def _multi_tensor_gradients(
-    params: list[Tensor], grads: list[Tensor], *, weight_decays: list[float], loss_scales: list[float]
-) -> list[Tensor]:
-    if any(loss_scale != 1.0 for loss_scale in loss_scales):
-        grads = list(torch._foreach_div(grads, loss_scales))
-    if any(weight_decays):
-        grads = list(torch._foreach_add(grads, torch._foreach_mul(params, weight_decays)))
-    return grads

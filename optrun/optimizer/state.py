@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from optrun.errors import refuse_newer
-from optrun.optimizer.averaged import averages
+from optrun.optimizer.averaged import averaged_params
 from optrun.optimizer.base import NamedOptimizer
 from optrun.optimizer.groups import DESCRIPTIVE_KEYS
 from optrun.optimizer.library import is_helper, new_helper
@@ -78,8 +78,8 @@ def named_state(optimizer: Optimizer) -> tuple[dict[str, Tensor], dict[str, Any]
         },
         "groups": groups,
     }
-    if averages(optimizer):
-        tensors |= {f"{name}/{TRAINED}": param.detach() for name, param in params.items()}
+    averaged = averaged_params(optimizer)
+    tensors |= {f"{name}/{TRAINED}": param.detach() for name, param in params.items() if param in averaged}
     return tensors, meta
 
 
@@ -127,8 +127,8 @@ def load_named_state(optimizer: Optimizer, tensors: Mapping[str, Tensor], meta: 
                 raise ValueError(
                     f"the group of {group['param_names'][0]!r} counted {key}={value!r}, which is no number."
                 )
-    trained = {name: tensors[f"{name}/{TRAINED}"] for name in params if f"{name}/{TRAINED}" in tensors}
-    unused -= {f"{name}/{TRAINED}" for name in trained if averages(optimizer)}
+    averaged = averaged_params(optimizer)
+    trained = {name: _trained(name, param, tensors, unused) for name, param in params.items() if param in averaged}
     if unused:
         raise ValueError(f"the saved state has a tensor {min(unused)!r}, which belongs to nothing.")
     for key, own in _counting_attributes(optimizer).items():
@@ -211,6 +211,14 @@ def _counting_attributes(optimizer: Optimizer) -> dict[str, Any]:
         and key not in given
         and not key.startswith("_")
     }
+
+
+def _trained(name: str, param: Tensor, tensors: Mapping[str, Tensor], unused: set[str]) -> Tensor:
+    """The weights to go on training from, where the model was saved with those to evaluate."""
+    key = f"{name}/{TRAINED}"
+    packed = {"tensor": [key, list(param.shape)]}
+    value: Tensor = _unpacked(packed, tensors, unused)
+    return value
 
 
 def _counters(

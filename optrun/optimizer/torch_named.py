@@ -8,12 +8,14 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 from torch.distributed.tensor import DTensor
+from torch.optim import Optimizer
 from torch.optim._muon import _adjust_lr, _zeropower_via_newtonschulz  # torch offers no other door to its arithmetic
 
 from optrun.optimizer import arguments
 from optrun.optimizer.arguments import Check
 from optrun.optimizer.base import NamedOptimizer, Numeric, Params
-from optrun.optimizer.groups import listed_params, names_of
+from optrun.optimizer.decay import DECAY_MODES, decay_scale, refuse_no_peak
+from optrun.optimizer.groups import listed_params
 from optrun.optimizer.numerics import local, sharding_of
 from optrun.optimizer.whole import on_whole
 
@@ -59,6 +61,9 @@ class AdamW(NamedOptimizer, torch.optim.AdamW):
         amsgrad: Use the largest second moment so far.
         foreach: True: torch's multi-tensor kernels; False: its loop; None: see `fused`.
         fused: True or False; None: fused where torch has it for these parameters and `foreach` is None too.
+        weight_decay_mode: What the decay is multiplied with: "decoupled": lr, as in torch; "scheduled": lr / peak, the
+            schedule's multiplier, as in the paper; "corrected": lr^2 / peak, as timm's `corrected_weight_decay`;
+            "fixed": 1, as pytorch_optimizer's `fixed_decay`, but nothing in a step whose lr is 0.
 
     Raises:
         TypeError: For an argument of a wrong type or an unknown group key.
@@ -72,7 +77,8 @@ class AdamW(NamedOptimizer, torch.optim.AdamW):
         (0.002, ['weight', 'bias'])
     """
 
-    CHECKS: ClassVar[Mapping[str, Check]] = _ADAM
+    CHECKS: ClassVar[Mapping[str, Check]] = {**_ADAM, "weight_decay_mode": arguments.one_of(*DECAY_MODES)}
+    OPTIMIZER_WIDE: ClassVar[frozenset[str]] = frozenset({"weight_decay_mode"})
     STATE: ClassVar[tuple[str, ...]] = ("exp_avg", "exp_avg_sq")
     SLOTS: ClassVar[Mapping[str, str]] = {"amsgrad": "max_exp_avg_sq"}
 
@@ -87,6 +93,7 @@ class AdamW(NamedOptimizer, torch.optim.AdamW):
         *,
         foreach: bool | None = None,
         fused: bool | None = None,
+        weight_decay_mode: str = "decoupled",
     ) -> None:
         listed, fused = _pick_fused(params, foreach, fused)
         super().__init__(
@@ -99,6 +106,38 @@ class AdamW(NamedOptimizer, torch.optim.AdamW):
             foreach=foreach,
             fused=fused,
         )
+        self.defaults["weight_decay_mode"] = self.CHECKS["weight_decay_mode"]("weight_decay_mode", weight_decay_mode)
+        for group in self.param_groups:
+            group["weight_decay_mode"] = weight_decay_mode
+        self._resolve()
+
+    def _resolve(self) -> None:
+        for group, functions in zip(self.param_groups, self._functions, strict=True):
+            if "weight_decay_mode" in group:  # torch's constructor makes groups before there is one
+                refuse_no_peak(group, functions)
+
+    def _register_hooks(self) -> None:
+        super()._register_hooks()
+        if _decay_of_step not in self._optimizer_step_pre_hooks.values():
+            self.register_step_pre_hook(_decay_of_step)
+            self.register_step_post_hook(_decay_of_group)
+
+
+def _decay_of_step(optimizer: Optimizer, _args: Any, _kwargs: Any) -> None:
+    """Before a step: torch multiplies the decay with lr, so it is given what makes that the mode's own."""
+    for group in optimizer.param_groups:
+        decay = group.pop("given_weight_decay", group["weight_decay"])  # left there by a step that failed
+        group["weight_decay"] = decay
+        if group.get("weight_decay_mode", "decoupled") == "decoupled" or not decay:
+            continue
+        group["given_weight_decay"] = decay
+        group["weight_decay"] = decay * decay_scale(group) / group["lr"] if group["lr"] else 0.0
+
+
+def _decay_of_group(optimizer: Optimizer, _args: Any, _kwargs: Any) -> None:
+    """After a step: the group says again what it was given."""
+    for group in optimizer.param_groups:
+        group["weight_decay"] = group.pop("given_weight_decay", group["weight_decay"])
 
 
 class Adam(NamedOptimizer, torch.optim.Adam):
@@ -189,7 +228,10 @@ class RAdam(NamedOptimizer, torch.optim.RAdam):
 
 
 class Adafactor(NamedOptimizer, torch.optim.Adafactor):
-    """torch's Adafactor, for whole parameters alone; keywords as there."""
+    """torch's Adafactor, for whole parameters alone; keywords as there.
+
+    Of sharded parameters torch 2.13 takes row and column norms in place, which fails.
+    """
 
     CHECKS: ClassVar[Mapping[str, Check]] = {
         "lr": arguments.not_negative,
@@ -204,21 +246,6 @@ class Adafactor(NamedOptimizer, torch.optim.Adafactor):
         """As in `NamedOptimizer`: second moments of rows and columns, or of a vector's entries."""
         del group
         return {"row_var", "col_var"} if param.dim() > 1 else {"variance"}
-
-    def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """As in `NamedOptimizer`.
-
-        Raises:
-            ValueError: For a sharded parameter: torch 2.13 takes row and column norms of it in place, which fails.
-        """
-        super().add_param_group(param_group)
-        group = self.param_groups[-1]
-        for name, param in zip(names_of(group, len(self.param_groups) - 1), group["params"], strict=True):
-            if sharding_of(param).groups:
-                raise ValueError(
-                    f"parameter {name!r} is sharded, and torch's Adafactor cannot step sharded parameters. "
-                    "Use another optimizer, such as lamb or adamw, or do not shard."
-                )
 
 
 class Muon(NamedOptimizer, torch.optim.Muon):

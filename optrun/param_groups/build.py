@@ -10,9 +10,9 @@ from typing import Any, TypeAlias
 from torch import Tensor, nn
 
 from optrun.config.choice import choice
-from optrun.config.schema.param_groups import SCHEMAS, LayerwiseConfig, ParamGroupsConfig, StandardConfig
+from optrun.config.schema.param_groups import SCHEMAS, Dialect, LayerwiseConfig, ParamGroupsConfig, StandardConfig
 from optrun.errors import ConfigError
-from optrun.param_groups.layer_map import Place, heads_of, places_of_tree, scale_of
+from optrun.param_groups.layer_map import Place, heads_of, places_of_tree, scale_of, with_final_norm
 from optrun.param_groups.layerwise import NamedParam, SetParamLrFun
 from optrun.param_groups.name_dict import places_of_names, structured_names
 from optrun.param_groups.roles import BIAS, EMBEDDING, HEAD, NORM, VECTOR, roles_of, roles_of_names
@@ -80,12 +80,12 @@ def build_param_groups(
     for name, param in params.items():
         rule_index = taken.get(name)
         rule = {} if rule_index is None else config.rules[rule_index]
-        if rule.get("freeze"):
+        role, place = roles[name], places.get(name)
+        scale = float(rule.get("lr_scale", scales.get(name, 1.0)))
+        if rule.get("freeze") or ("lr" not in rule and scale < (getattr(config, "no_opt_scale", None) or 0.0)):
             param.requires_grad_(False)
         if not param.requires_grad:
             continue
-        role, place = roles[name], places.get(name)
-        scale = float(rule.get("lr_scale", scales.get(name, 1.0)))
         key = (None if place is None else place.label, role, rule_index, scale)
         if key not in groups:
             decay = 0.0 if _undecayed(role, config) else weight_decay
@@ -154,10 +154,15 @@ def _layers(
         return {}, {}
     if config.name_dict is None:
         places = places_of_tree(params, roles, model, n_layers=config.n_layers)
+        if config.dialect is Dialect.timm:
+            places = with_final_norm(places, roles)
     else:
         places = places_of_names(params, config.name_dict, n_layers=config.n_layers)
     if function is None:
-        scales = {name: scale_of(place, config.decay_rate, config.dialect.value) for name, place in places.items()}
+        scales = {
+            name: max(scale_of(place, config.decay_rate, config.dialect.value), config.min_scale)
+            for name, place in places.items()
+        }
         return places, scales
     deepest = max(place.n_layers for place in places.values())
     names = {name: _structured(name, place, deepest) for name, place in places.items()}
@@ -170,7 +175,7 @@ def _layers(
             raise TypeError(f"set_param_lr_fun returned {scale!r} for {name}: expected the scale of its lr, a number.")
         if not 0 <= scale < math.inf:
             raise ValueError(f"set_param_lr_fun returned {scale} for {name}: expected a number of 0 or more.")
-        scales[name] = float(scale)
+        scales[name] = max(float(scale), config.min_scale)
     return places, scales
 
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from torch import Tensor, nn
 
 from optrun.errors import ConfigError
-from optrun.param_groups.roles import EMBEDDING, HEAD, MATRIX, roles_of
+from optrun.param_groups.roles import EMBEDDING, HEAD, MATRIX, NORM, roles_of
 from optrun.param_groups.stacks import Stack, find_stacks
 from optrun.param_groups.tree import Node, tree_of
 
@@ -41,7 +41,7 @@ class Place:
 def scale_of(place: Place, decay_rate: float, dialect: str) -> float:
     """Factor on the learning rate at a place.
 
-    Source: paddle, beit: decay_rate ** (n_layers + 1 - layer), PaddleNLP and Bao et al. 2022, arXiv:2106.08254.
+    Source: paddle, beit, timm: decay_rate ** (n_layers + 1 - layer), PaddleNLP and Bao et al. 2022, arXiv:2106.08254.
     electra: Clark et al. 2020, arXiv:2003.10555, where the head counts one layer more. xlnet: Yang et al. 2019,
     arXiv:1906.08237, where the top block keeps the full rate; embeddings, which it leaves alone, go with the lowest.
 
@@ -116,6 +116,31 @@ def places_of_tree(
             )
         stacks[0].depth = n_layers
     return _places(params, roles, model, root, stacks)
+
+
+def with_final_norm(places: Mapping[str, Place], roles: Mapping[str, str]) -> dict[str, Place]:
+    """Put the norm that follows the blocks into the top one, as timm's `group_matcher` of its transformers does.
+
+    Args:
+        places: Of every parameter, read from the module tree.
+        roles: Role of each. A norm inside a head, by its name, stays there.
+
+    Example:
+        >>> head = Place(3, 2, "head", ABOVE)
+        >>> places = {"ln_f.weight": head, "ln_f.bias": head, "lm_head.weight": head}
+        >>> roles = {"ln_f.weight": "norm", "ln_f.bias": "bias", "lm_head.weight": "matrix"}
+        >>> {name: place.layer_id for name, place in with_final_norm(places, roles).items()}
+        {'ln_f.weight': 2, 'ln_f.bias': 2, 'lm_head.weight': 3}
+    """
+    norms = {name.rpartition(".")[0] for name, role in roles.items() if role == NORM}
+    found = dict(places)
+    for name, place in places.items():
+        module = name.rpartition(".")[0]
+        in_head = any(_HEAD_NAME.search(piece) for piece in module.split("."))
+        if place.why == ABOVE and module in norms and not in_head:
+            depth = place.n_layers
+            found[name] = Place(depth, depth, label_of(depth, depth), "the norm above the blocks, as timm")
+    return found
 
 
 def heads_of(params: Mapping[str, Tensor], roles: Mapping[str, str], model: nn.Module | None) -> set[str]:

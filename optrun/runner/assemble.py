@@ -25,6 +25,7 @@ from optrun.distributed.world import ALONE, World
 from optrun.errors import ConfigError, OptrunError, nearest
 from optrun.optimizer.averaged import evaluation_weights
 from optrun.optimizer.build import build_optimizer
+from optrun.optimizer.kernels.report import kernel_of
 from optrun.optimizer.sparse import refuse_sparse_gradients
 from optrun.param_groups import block_paths, build_param_groups
 from optrun.registry.origins import records, require
@@ -93,7 +94,8 @@ def assemble(
     config, values = request.config, request.values
     task = prepared.task
     model = prepared.model
-    if not isinstance(config.distributed, FsdpConfig):
+    sharded = isinstance(config.distributed, FsdpConfig)
+    if not sharded:
         model = model.to(device)
     plan = EpochPlan(
         examples=len(task.train),
@@ -110,7 +112,6 @@ def assemble(
         seeded_by=SEEDED_BY,
         plan=plan_values(plan, fingerprint),
         tokenizer=vocabulary_digest(prepared.tokenizer),
-        environment=environment(device, world.size),
         plugins=records(values),
         model_class=type(model).__name__,
         model_config=json.loads(model.config.to_json_string(use_diff=False)),
@@ -126,8 +127,7 @@ def assemble(
         state = train_state(saved)
         moved = move(saved.plan, state, plan, fingerprint)
         others = require(saved.plugins or (), "this run")
-        elsewhere = other_environment(saved, device, world.size)
-        notes = [note for note in (table(changes), elsewhere, moved, *others) if note]
+        notes = [note for note in (table(changes), moved, *others) if note]
         stop = stop_request(saved, changes)
         if world.size == 1:
             constants.seeded_by = saved.seeded_by
@@ -140,8 +140,13 @@ def assemble(
     notes += [note for note in [rank_by(state, ranking)] if note is not None]
     seed = None if constants.seeded_by is None else config.seed
     train_step = _train_step(config, model, task, device, total, seed, world)
+    kernel = kernel_of(train_step.optimizer, device.type, whole=not sharded)
+    constants.environment = environment(device, world.size, kernel)
+    elsewhere = None if snapshot is None else other_environment(snapshot.metadata, constants.environment)
+    notes += [note for note in [elsewhere] if note is not None]
     default_lr = config.default_lr_note() if snapshot is None else None
-    notes += [note for note in [default_lr, warmup_note(config.scheduler, total)] if note is not None]
+    said = [default_lr, config.schedule_note(), warmup_note(config.scheduler, total)]
+    notes += [note for note in said if note is not None]
     if train_step.scheduler.metric is not None:
         known_metric(task, "scheduler.metric", train_step.scheduler.metric)
         if not len(task.eval):
@@ -279,11 +284,12 @@ def eval_prefixes(task: Task) -> list[str]:
 
 def build_loaders(config: RunConfig, task: Task, device: torch.device) -> tuple[BatchLoader, dict[str, BatchLoader]]:
     """Build the batch loaders of the training split and of each evaluation set."""
+    changes = getattr(task.transform, "__func__", None) is not Task.transform  # that one changes nothing
 
     def loader(examples: ExampleSource) -> BatchLoader:
         return BatchLoader(
             examples=examples,
-            transform=task.transform,
+            transform=task.transform if changes else None,
             collate=task.collate,
             seed=config.seed,
             workers=config.training.dataloader_num_workers,

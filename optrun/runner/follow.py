@@ -76,7 +76,7 @@ def follow(
             restore_random_states(snapshot.metadata.random, device)
             snapshot.model, snapshot.optimizer = {}, {}  # they are in use as copies
         else:
-            seed_random_states(config.seed)
+            seed_random_states(config.seed, device)
         loop()
         beat(Phase.publishing)
         with assembled.setup.evaluation_weights():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import shlex
 import time
@@ -53,6 +54,7 @@ class Summary:
         self.finished_before = False
         """Whether the run came to its good end at an earlier start."""
         self.setup: TrainingSetup | None = None
+        self._written: dict[str, tuple[Any, str]] = {}
         used = records(request.values)
         self.values: dict[str, Any] = {
             "format": SUMMARY_FORMAT,
@@ -156,8 +158,12 @@ class Summary:
         )
         self.write()
 
-    def write(self) -> None:
-        """Bring the file up to date."""
+    def write(self, *, flush: bool = True) -> None:
+        """Bring the file up to date.
+
+        Args:
+            flush: Put it on the disk now. Without, it outlives this process all the same, but perhaps no power cut.
+        """
         self.values["updated_at"] = now()
         if self.setup is not None:
             state, train_step = self.setup.state, self.setup.train_step
@@ -175,7 +181,7 @@ class Summary:
                     "skipped_steps": state.skipped_steps,
                 },
             )
-        write_summary(self.run.summary, self.values)
+        write_summary(self.run.summary, self.values, flush=flush, known=self._written)
 
     def end(self, status: str, message: str, exit_code: int = EXIT_DONE) -> None:
         """Record how the run ended."""
@@ -204,21 +210,27 @@ class Summary:
 
 
 class _SummaryCallback(Callback):
+    """Writes the summary with each line of metrics; to the disk once a second, since a flush takes milliseconds."""
+
     def __init__(self, summary: Summary, refused: Refused) -> None:
         self.summary = summary
         self.refused = refused
+        self._flushed = -math.inf
 
     def on_log(self, training: TrainingContext, record: Mapping[str, Any]) -> None:  # noqa: ARG002
         """Write the summary."""
+        flush = time.monotonic() - self._flushed >= 1
         try:
-            self.summary.write()
+            self.summary.write(flush=flush)
+            if flush:
+                self._flushed = time.monotonic()
         except OSError as error:
             self.refused(self.summary.run.summary, "it is written again later", error)
 
 
 def _state_bytes(optimizer: torch.optim.Optimizer) -> int:
     tensors = (value for state in optimizer.state.values() for value in state.values())
-    return sum(value.numel() * value.element_size() for value in tensors if isinstance(value, torch.Tensor))
+    return sum(value.nbytes for value in tensors if isinstance(value, torch.Tensor))
 
 
 def _device_name(device: torch.device) -> str:

@@ -184,7 +184,7 @@ def _train(session: Session, resume: ResumePoint | None, stop_at: int | None) ->
         restore_random_states(snapshot.metadata.random, device)
         snapshot.model, snapshot.optimizer = {}, {}  # they are in use as copies
     else:
-        seed_random_states(config.seed)
+        seed_random_states(config.seed, device)
     loop()
     beat(Phase.publishing, state.global_step)
     with assembled.setup.evaluation_weights():

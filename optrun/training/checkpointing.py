@@ -71,7 +71,7 @@ class CheckpointManager:
         """Whether the newest checkpoint at a multiple of `save_steps` stays whatever else is kept."""
         self._stall = 0.0
         self._write_seconds: float | None = None
-        self._writer = AsyncWriter(manifest, config.keep_last, saving)
+        self._writer = AsyncWriter(manifest, config.keep_last, saving, config.checksum.value)
         self._refused: Order | None = None
         self._failures = 0
         self._retry_at = 0

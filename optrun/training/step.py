@@ -189,7 +189,7 @@ class TrainStep(Precision):
 
     def _seed(self, position: int, number: int) -> None:
         if self.seed is not None:
-            seed_random_states(seed_of_micro_batch(self.seed, position, number))
+            seed_random_states(seed_of_micro_batch(self.seed, position, number), self.device)
 
     def exchange(self, micro_batches: list[Batch], requests: Requests, count: int) -> GlobalStep:
         """Tell the other ranks of this one's micro-batches, and hear of theirs.

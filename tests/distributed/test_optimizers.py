@@ -221,6 +221,11 @@ LAYOUTS: dict[str, tuple[Callable[[int, str], None], int]] = {
     "hsdp-4": (four_both, 4),
 }
 
+WHOLE = {case.name for case in CASES if not case.shards}
+
+TOLERANCES = {"soap": 1e-6}
+"""In its eigenbases most entries of a small batch's gradient are rounding, which Adam magnifies by lr / eps."""
+
 SLOW = {"ddp-4", "fsdp-4", "hsdp-4"}
 
 
@@ -232,9 +237,9 @@ def test_ranks_are_one_process(layout: str, tmp_path: Path) -> None:
     assert list(found) == list(RUNS)
     far = {}
     for name, run in RUNS.items():
-        if run.name == "adafactor" and not layout.startswith("ddp"):
+        if run.name in WHOLE and not layout.startswith("ddp"):
             assert "'table.weight' is sharded" in found[name]
             assert "lamb" in found[name]
-        elif max(found[name]) > TOLERANCE:  # of weights and of norms
+        elif max(found[name]) > TOLERANCES.get(run.name, TOLERANCE):  # of weights and of norms
             far[name] = found[name]
     assert not far

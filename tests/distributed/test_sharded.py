@@ -85,7 +85,7 @@ def test_what_stands_on_the_disk(tmp_path: Path) -> None:
     in_folders = [f"{part}/{name}" for part in ("model", "optimizer") for name in shards]
     assert names == ["manifest.json", *in_folders, "state.json"]
     manifest = json.loads((folder / "manifest.json").read_text())
-    assert (manifest["format"], manifest["world_size"]) == (3, 2)
+    assert (manifest["format"], manifest["world_size"]) == (4, 2)
     assert manifest["mesh"] == {"dim_names": ["dp_shard"], "shape": [2]}
     assert {entry["name"] for entry in manifest["files"]} == set(names) - {"manifest.json"}
     assert manifest["tensors"]["model"]["weight"] == {"dtype": "float32", "shape": [7, 5]}

@@ -94,7 +94,7 @@ def one_collective_for_all_norms(rank: int) -> None:
     assert optimizer.trust_ratios == pytest.approx(other.trust_ratios, rel=1e-11)
 
 
-COLLECTIVES = {"lamb": 1, "muon": 2}
+COLLECTIVES = {"lamb": 1, "mars": 1, "muon": 2}
 """Of a sharded step, whatever the model; every other optimizer has none."""
 
 

@@ -26,6 +26,9 @@ level by `key=value`. `???` has no default and must be given. `optrun --cfg job 
 [questions.md](questions.md) says why some defaults are what they are.
 """
 
+DIALECT = re.compile(r"^\$\{dialect:(.*)\}$")
+"""A default that some dialect has otherwise; the page shows optrun's own."""
+
 
 def page() -> str:
     """Render the whole reference."""
@@ -93,7 +96,7 @@ def _entries(text: str) -> Iterator[tuple[str, tuple[str, str]]]:
     for line in [*text.splitlines(), "end: 0"]:
         if match := re.match(r"([a-z_]\w*):(?: (.*?))?(?:(?:^|\s+)# (.*))?$", line):
             if key:
-                yield key, (default, comment.strip())
+                yield key, (DIALECT.sub(r"\1", default), comment.strip())
             key, default, comment = match[1], (match[2] or "").strip(), match[3] or above
             above = ""
         elif match := re.match(r"\s+#(.*)", line):

@@ -73,7 +73,7 @@ def _composes(command: Command, arguments: list[str]) -> None:
         assert arguments[0] in VERBS, command
         if arguments[0] not in ("explain", "certify"):
             return
-        arguments = overrides
+        arguments = [one for one in overrides if not one.startswith("dialect=")]  # the verb's own key
     if "-m" in arguments:  # Hydra composes no sweep: one of its jobs, what is searched left out
         arguments = [one for one in swept(arguments, 1, 1) if one != "-m" and "interval(" not in one]
     if not {"--help", "--version", "--cfg", "--info", "-sc", "--plugin"} & set(arguments):

@@ -10,6 +10,8 @@ from pathlib import Path
 import pytest
 
 from optrun.config import store
+from optrun.optimizer.kernels.build import compiler
+from optrun.optimizer.kernels.library import load
 from tests.running import TINY_GPT, summary
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -40,6 +42,10 @@ def test_from_an_empty_directory(installed: Path, tmp_path: Path) -> None:
     here = {f"conf/{path.relative_to(store.config_dir()).as_posix()}" for path in store.config_dir().rglob("*.yaml")}
     here |= {f"recipes/{path.name}" for path in store.recipes_dir().glob("*.yaml")}
     assert shipped == here
+    if compiler() is not None:
+        kernels = installed / "optrun" / "optimizer" / "kernels"
+        assert load(kernels).loaded is not None
+        assert "-none-any" not in next(installed.parent.glob("*.whl")).name
     done = run(installed, tmp_path, *TINY_GPT, "training.max_steps=2", "data.max_eval_examples=8")
     assert done.returncode == 0, done.stderr
     assert summary(next(tmp_path.glob("outputs/*/*")))["status"] == "finished"

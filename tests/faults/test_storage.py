@@ -334,11 +334,11 @@ def test_a_summary_that_cannot_be_written_ends_nothing(
 
     original, calls = summary_of.write_summary, [0]
 
-    def write(path: Path, values: dict[str, Any]) -> None:
+    def write(path: Path, values: dict[str, Any], **options: Any) -> None:
         calls[0] += 1
         if calls[0] in (3, 4):
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        original(path, values)
+        original(path, values, **options)
 
     monkeypatch.setattr(summary_of, "write_summary", write)
     code, said = go(*straight.words, "hydra.run.dir=run")

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from tests.optimizer_cases import CASES
 from tests.resume.test_exact import COMMON, HALF, WHOLE, causal_lm, classification
 from tests.running import optrun, records, state, summary, tensors
 
@@ -38,7 +39,11 @@ def test_resume_is_exact(task, precision: str, tmp_path: Path, monkeypatch: pyte
         assert state(Path("straight"), WHOLE)["scaler"] == state(Path("stopped"), WHOLE)["scaler"] != {}
 
 
-@pytest.mark.parametrize("optimizer", ["adamw", "lamb", "adamax", "adamwdl", "lazy_adam", "sgd", "muon"])
+STEPPED = [case.name for case in CASES if case.name != "soap"]
+"""SOAP's bases hang on rounding where few gradients have filled its preconditioners."""
+
+
+@pytest.mark.parametrize("optimizer", STEPPED)
 def test_optimizers_step_as_on_the_cpu(optimizer: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     words = [*causal_lm(tmp_path), f"optimizer={optimizer}", "training.max_steps=5", "training.logging_steps=1"]

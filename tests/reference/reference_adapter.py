@@ -15,6 +15,7 @@ from tests.reference.reference_mindspore import lazy_adam
 from tests.reference.reference_paddle import adamwdl, paddle_adamax, paddle_lamb
 from tests.reference.reference_player import FUNCTION, SCHEDULER, Player
 from tests.reference.reference_tfm import tfm_lamb
+from tests.reference.reference_torch import PACKAGES, of_torch
 
 
 def player(system: str, case: dict[str, Any], *, dtype: torch.dtype, foreach: bool, driver: str = FUNCTION) -> Player:
@@ -45,4 +46,5 @@ SYSTEMS: dict[str, Callable[..., Player]] = {
     "paddlenlp_adamwdl": adamwdl,
     "tfm_lamb": tfm_lamb,
     "mindspore_lazyadam": lazy_adam,
+    **dict.fromkeys(PACKAGES, of_torch),
 }

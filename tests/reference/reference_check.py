@@ -7,10 +7,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from optrun.optimizer.averaged import averages, evaluation_weights
 from tests.reference.reference_adapter import player
 from tests.reference.reference_format import (
     ATOL,
     DTYPES,
+    RTOL,
     RTOL_SCHEDULE,
     FormatError,
     check_number,
@@ -20,6 +22,7 @@ from tests.reference.reference_format import (
 )
 from tests.reference.reference_player import FUNCTION, Player
 from tests.reference.reference_tfm import tfm_name
+from tests.reference.reference_torch import PACKAGES
 
 PADDLE_SLOTS = {
     "paddle_lamb": {"moment1": "exp_avg", "moment2": "exp_avg_sq"},
@@ -58,7 +61,8 @@ def check_case(system: str, raw: dict[str, Any], *, dtype: torch.dtype, foreach:
         _check_lr(system, play, step)
         for (name, param), want in zip(play.params.items(), case.params_after[step], strict=True):
             what = f"{case.id}: {name} after step {step} ({dtype}, {driver})"
-            _check_tensor(what, param.detach(), want, ATOL[system, case.dtype], 1e-6, left_out.get(name))
+            atol, rtol = ATOL[system, case.dtype], RTOL.get(system, 1e-6)
+            _check_tensor(what, param.detach(), want, atol, rtol, left_out.get(name))
         play.advance()
     STATES[system](system, play, left_out)
     return sum(map(len, left_out.values()))
@@ -172,10 +176,26 @@ def _mindspore_state(_system: str, play: Player, left_out: dict[str, set[int]]) 
             _check_moment(f"{what}, {slot} of {name}", key, own, recorded[name], left_out.get(name))
 
 
+def _torch_state(system: str, play: Player, _left_out: dict[str, set[int]]) -> None:
+    """By parameter and slot of the package; empty for one that never had a gradient."""
+    check_same(f"{play.case.id}: state", sorted(play.case.state), sorted(play.params))
+    for name, param in play.params.items():
+        own, slots = play.optimizer.state.get(param), PACKAGES[system].slots
+        saved = vars(fields(f"{play.case.id}: state of {name}", play.case.state[name], *(slots if own else ())))
+        for slot, want in saved.items():
+            atol, rtol = ATOL[system, play.case.dtype], RTOL[system]
+            _check_tensor(f"{play.case.id}: state of {name}, {slot}", own[slot], want, atol, rtol)
+    if averages(play.optimizer):
+        with evaluation_weights(play.optimizer):
+            for (name, param), want in zip(play.params.items(), play.case.evaluated, strict=True):
+                _check_tensor(f"{play.case.id}: {name} for evaluation", param.detach(), want, 1e-12, 1e-12)
+
+
 STATES = {
     "paddle_lamb": _paddle_state,
     "paddle_adamax": _paddle_state,
     "paddlenlp_adamwdl": _paddle_state,
     "tfm_lamb": _tfm_state,
     "mindspore_lazyadam": _mindspore_state,
+    **dict.fromkeys(PACKAGES, _torch_state),
 }

@@ -17,6 +17,9 @@ from torch import Tensor
 
 DTYPES = {"float32": torch.float32, "float64": torch.float64}
 
+TORCH = ("lion_pytorch", "schedulefree_adamw", "pytorch_optimizer_ademamix", "timm_mars", "pytorch_optimizer_soap")
+"""Systems that are written for torch: the same arithmetic, so that only the order of operations differs."""
+
 ATOL = {
     ("paddle_lamb", "float32"): 3e-6,
     ("paddle_lamb", "float64"): 1e-6,
@@ -27,8 +30,13 @@ ATOL = {
     ("tfm_lamb", "float32"): 2e-6,
     ("tfm_lamb", "float64"): 1e-7,
     ("mindspore_lazyadam", "float32"): 4e-6,
+    **{(system, "float64"): 1e-13 for system in TORCH},
+    ("pytorch_optimizer_soap", "float64"): 1e-6,
 }
-"""Absolute tolerance of a parameter by file and by the dtype a case was recorded in; the relative one is 1e-6."""
+"""Absolute tolerance of a parameter by file and by the dtype a case was recorded in."""
+
+RTOL = dict.fromkeys(TORCH, 1e-13) | {"pytorch_optimizer_soap": 1e-6}
+"""Relative tolerance of a parameter; 1e-6 where a system is not listed."""
 
 RTOL_SCHEDULE = {"paddle": 1e-12, "float32": 3e-6}
 """Relative tolerance of a rate: Paddle computes it as a Python float, Keras and MindSpore as a float32."""
@@ -44,6 +52,7 @@ TABLES = {
     },
     "tfm_lamb": {"get_config", "keras_schedules", "normalised_names"},
     "mindspore_lazyadam": {"mindspore_schedules"},
+    **{system: set() for system in TORCH},
 }
 """Systems, and the value tables that may stand in any file."""
 

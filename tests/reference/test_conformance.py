@@ -46,7 +46,7 @@ def test_only_two_cases_leave_rows_out() -> None:
         if (rows := check_case(document["system"], case, dtype=torch.float64, foreach=False))
     }
     assert left_out == {"lazy_sparse_fused_dup_wd": 2, "lazy_sparse_dup_no_dedup": 2}
-    assert len(list(entries("cases"))) == 133
+    assert len(list(entries("cases"))) == 144
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,7 @@ from optrun.runner import train as experiment
 from tests.running import optrun, records
 
 ARCHIVE = Path(__file__).parent / "formats.tar.xz"
-FORMATS = ["1-first", "1-unsealed", "1-sealed", "1-xxh3", "1-ranked", "2"]
+FORMATS = ["1-first", "1-unsealed", "1-sealed", "1-xxh3", "1-ranked", "2", "4"]
 
 
 @pytest.fixture(scope="module")

@@ -21,7 +21,7 @@ RUN = [
     "training.logging_steps=1",
     "checkpoint.save_steps=2",
 ]
-LIBRARY = ["lamb", "adafactor", "adamax", "radam", "muon", "lion"]
+LIBRARY = ["lamb", "adafactor", "adamax", "radam", "muon", "tiger"]
 """Names of that library, all but the last names of ours, too."""
 OWN = {
     "optimizer": ("adam", "betas: [0.8, 0.9]"),

@@ -25,6 +25,13 @@ class OnOtherOptimizer(Enum):
     reset = "reset"
 
 
+class Checksum(Enum):
+    """Algorithms of `optrun.artifacts.checksum`."""
+
+    xxh3 = "xxh3"
+    sha256 = "sha256"
+
+
 @dataclass(kw_only=True)
 class CheckpointConfig:
     """Choices: `default`, `none`."""
@@ -45,6 +52,9 @@ class CheckpointConfig:
     """`continue`: training goes on with a warning and tries again to save. `stop`: exit 74."""
     on_other_optimizer: OnOtherOptimizer
     """On resume, where the saved optimizer state does not fit: `refuse` it by name, or `reset`: start it anew."""
+    checksum: Checksum
+    """Of the tensor files: `xxh3` is as fast as the disk and finds damage; `sha256` takes longer than the writing, and
+    nobody can make another file that has the same."""
     allow_nonfinite: bool
     """Save and resume weights that hold NaN or infinity."""
 

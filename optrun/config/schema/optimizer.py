@@ -2,13 +2,21 @@
 
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any, ClassVar
 
 from optrun import registry
-from optrun.config.schema.checks import expect, expect_fraction, expect_not_negative, expect_one_of, expect_positive
+from optrun.config.dialects import ADAMAX, ADAMW, LAMB, Preset, expect_dialect
+from optrun.config.schema.checks import (
+    expect,
+    expect_count,
+    expect_fraction,
+    expect_not_negative,
+    expect_one_of,
+    expect_positive,
+)
 from optrun.errors import ConfigError
 
 
@@ -34,6 +42,42 @@ class WeightDecayMode(Enum):
     decoupled = "decoupled"
 
 
+class BiasCorrection(Enum):
+    """What LAMB corrects for moments that began at 0: them, the rate (by both or the first alone), or nothing."""
+
+    moments = "moments"
+    lr = "lr"
+    lr_first = "lr_first"
+    none = "none"
+
+
+class DecoupledDecay(Enum):
+    """What AdamW's decay is multiplied with: lr, 1, lr / peak (the paper's), or lr^2 / peak."""
+
+    decoupled = "decoupled"
+    fixed = "fixed"
+    scheduled = "scheduled"
+    corrected = "corrected"
+
+
+class AdamaxEps(Enum):
+    """Where Adamax adds eps: to the decayed maximum, to |g|, or to the maximum where it divides."""
+
+    decayed = "decayed"
+    gradient = "gradient"
+    denominator = "denominator"
+
+
+class LambDecay(Enum):
+    """Where LAMB decays: inside the trust ratio, or outside by lr, by 1, by lr / peak, or by lr^2 / peak."""
+
+    adapted = "adapted"
+    decoupled = "decoupled"
+    fixed = "fixed"
+    scheduled = "scheduled"
+    corrected = "corrected"
+
+
 class EpsForm(Enum):
     """Where LazyAdam adds eps."""
 
@@ -51,10 +95,10 @@ class AdjustLr(Enum):
 DECAY_FORMS = ("documented", "paddlenlp", "paddlenlp-2.2")
 
 
-def _betas(value: Sequence[float]) -> tuple[float, float]:
-    right = len(value) == 2 and all(0 <= beta < 1 for beta in value)
-    expect(right, "optimizer.betas", list(value), "two numbers, each in [0, 1)")
-    return value[0], value[1]
+def _betas(value: Sequence[float], count: str = "two", key: str = "betas") -> tuple[Any, ...]:
+    right = len(value) == {"two": 2, "three": 3}[count] and all(0 <= beta < 1 for beta in value)
+    expect(right, f"optimizer.{key}", list(value), f"{count} numbers, each in [0, 1)")
+    return tuple(value)
 
 
 @dataclass(kw_only=True)
@@ -66,6 +110,8 @@ class OptimizerConfig:
     """Peak learning rate where the top-level `lr` is not set."""
     weight_decay: float
     """Decay of the parameters that param_groups does not exempt; what it does is the optimizer's."""
+    SCHEDULE_FREE: ClassVar[bool] = False
+    """Whether something else takes the place of a schedule, so that one is worth a word."""
 
     def __post_init__(self) -> None:
         """Ranges that hold for all."""
@@ -96,9 +142,18 @@ class _TwoMoments(OptimizerConfig):
 
 
 @dataclass(kw_only=True)
-class LambConfig(_TwoMoments):
+class _HasDialects(OptimizerConfig):
+    DIALECTS: ClassVar[Mapping[str, Preset]] = {}
+    """Presets by the name of a package."""
+    dialect: str | None
+    """Package whose numbers these are: it sets the defaults of options that it has otherwise; null: optrun's own."""
+
+
+@dataclass(kw_only=True)
+class LambConfig(_TwoMoments, _HasDialects):
     """`optimizer=lamb`."""
 
+    DIALECTS: ClassVar[Mapping[str, Preset]] = LAMB
     exclude_from_weight_decay: list[str] | None
     """Regular expressions searched in parameter names: no decay there."""
     exclude_from_layer_adaptation: list[str] | None
@@ -111,19 +166,51 @@ class LambConfig(_TwoMoments):
     l1: float
     l2: float
     unmatched_patterns: UnmatchedPatterns
+    bias_correction: BiasCorrection
+    grad_averaging: bool
+    """False: the gradient comes into the first moment whole, not times 1 - beta1."""
+    normalize_grad: bool
+    """Each tensor's gradient is divided by its norm, as LANS does."""
+    eps_root: float
+    """Added under the square root."""
+    caution: bool
+    """Entries of the direction against the sign of the gradient are dropped, the others scaled up."""
+    weight_decay_mode: LambDecay
+    min_param_norm: float
+    """Lower bound of the weights' norm in the trust ratio, the paper's phi."""
+    max_param_norm: float | None
+    """Upper bound of it; null: none."""
+    min_trust: float
+    """Lower bound of the trust ratio."""
+    max_trust: float | None
+    """Upper bound of it; null: none."""
+    eps_in_trust: bool
+    """Add eps to the update's norm in the trust ratio, too."""
 
     def __post_init__(self) -> None:
-        """Coupled coefficients are not negative."""
+        """Coefficients and lower bounds are not negative, upper ones are above them."""
         super().__post_init__()
-        expect_not_negative("optimizer.l1", self.l1)
-        expect_not_negative("optimizer.l2", self.l2)
+        expect_dialect("lamb", self.dialect)
+        for name in ("l1", "l2", "eps_root", "min_param_norm", "min_trust"):
+            expect_not_negative(f"optimizer.{name}", getattr(self, name))
+        for low, high in (("min_param_norm", "max_param_norm"), ("min_trust", "max_trust")):
+            least, most = getattr(self, low), getattr(self, high)
+            right = most is None or (0 < most < math.inf and least <= most)
+            expect(right, f"optimizer.{high}", most, f"a number above 0 that optimizer.{low} ({least}) is not above")
 
 
 @dataclass(kw_only=True)
-class AdamaxConfig(_DecaysForward, _TwoMoments):
+class AdamaxConfig(_DecaysForward, _TwoMoments, _HasDialects):
     """`optimizer=adamax`."""
 
+    DIALECTS: ClassVar[Mapping[str, Preset]] = ADAMAX
     weight_decay_mode: WeightDecayMode
+    eps_form: AdamaxEps
+
+    def __post_init__(self) -> None:
+        """The dialect is one that exists."""
+        super().__post_init__()
+        expect_dialect("adamax", self.dialect)
 
 
 @dataclass(kw_only=True)
@@ -175,8 +262,8 @@ class LazyAdamConfig(_DecaysForward, _TwoMoments):
 
 
 @dataclass(kw_only=True)
-class AdamWConfig(_DecaysForward, _TwoMoments):
-    """`optimizer=adamw`."""
+class AdamConfig(_DecaysForward, _TwoMoments):
+    """`optimizer=adam`."""
 
     amsgrad: bool
     fused: bool | None
@@ -184,8 +271,16 @@ class AdamWConfig(_DecaysForward, _TwoMoments):
 
 
 @dataclass(kw_only=True)
-class AdamConfig(AdamWConfig):
-    """`optimizer=adam`."""
+class AdamWConfig(AdamConfig, _HasDialects):
+    """`optimizer=adamw`."""
+
+    DIALECTS: ClassVar[Mapping[str, Preset]] = ADAMW
+    weight_decay_mode: DecoupledDecay
+
+    def __post_init__(self) -> None:
+        """The dialect is one that exists."""
+        super().__post_init__()
+        expect_dialect("adamw", self.dialect)
 
 
 @dataclass(kw_only=True)
@@ -292,6 +387,104 @@ class MuonConfig(_DecaysForward):
 
 
 @dataclass(kw_only=True)
+class LionConfig(_DecaysForward):
+    """`optimizer=lion`."""
+
+    betas: tuple[float, float]
+    """Of the interpolation whose sign is taken, and decay of the moment; each in [0, 1)."""
+    foreach: bool | None
+
+    def __post_init__(self) -> None:
+        """Decays lie in [0, 1)."""
+        super().__post_init__()
+        self.betas = _betas(self.betas)
+
+
+@dataclass(kw_only=True)
+class ScheduleFreeConfig(_DecaysForward, _TwoMoments):
+    """`optimizer=schedule_free`."""
+
+    SCHEDULE_FREE: ClassVar[bool] = True
+    r: float
+    """Power of the step in the weights of the average."""
+    weight_lr_power: float
+    """Power of the lr in them."""
+    master_weights: bool
+
+    def __post_init__(self) -> None:
+        """The weights to evaluate are found by dividing by the first beta."""
+        super().__post_init__()
+        expect(self.betas[0] > 0, "optimizer.betas", list(self.betas), "two numbers, the first above 0")
+        expect_not_negative("optimizer.r", self.r)
+        expect_not_negative("optimizer.weight_lr_power", self.weight_lr_power)
+
+
+@dataclass(kw_only=True)
+class AdEMAMixConfig(_DecaysForward):
+    """`optimizer=ademamix`."""
+
+    betas: tuple[float, float, float]
+    """Decay of the fast moment, the second moment and the slow moment, each in [0, 1)."""
+    eps: float
+    alpha: float
+    """Weight of the slow moment."""
+    alpha_warmup_steps: int | None
+    """Steps in which alpha climbs from 0; null: none."""
+    beta3_warmup_steps: int | None
+    """Steps in which the slow decay climbs from the fast one; null: none."""
+    foreach: bool | None
+
+    def __post_init__(self) -> None:
+        """Decays lie in [0, 1), nothing else is negative."""
+        super().__post_init__()
+        self.betas = _betas(self.betas, "three")
+        for key in ("eps", "alpha", "alpha_warmup_steps", "beta3_warmup_steps"):
+            expect_not_negative(f"optimizer.{key}", getattr(self, key))
+
+
+@dataclass(kw_only=True)
+class MarsConfig(_DecaysForward, _TwoMoments):
+    """`optimizer=mars`."""
+
+    gamma: float
+    """Strength of the correction."""
+    optimize_1d: bool
+    betas_1d: tuple[float, float]
+    """Decays for vectors and numbers that are not corrected, each in [0, 1)."""
+
+    def __post_init__(self) -> None:
+        """Decays lie in [0, 1), the correction is none or forward."""
+        super().__post_init__()
+        self.betas_1d = _betas(self.betas_1d, key="betas_1d")
+        expect_not_negative("optimizer.gamma", self.gamma)
+
+
+@dataclass(kw_only=True)
+class SoapConfig(_DecaysForward):
+    """`optimizer=soap`."""
+
+    betas: tuple[float, float]
+    """Decay of first and second moment, each in [0, 1)."""
+    shampoo_beta: float | None
+    """Decay of the preconditioners; null: that of the second moment."""
+    eps: float
+    precondition_frequency: int
+    """Steps from one eigenbasis to the next."""
+    max_precondition_dim: int
+    """A longer dimension is left as it is."""
+    precondition_1d: bool
+
+    def __post_init__(self) -> None:
+        """Decays lie in [0, 1), steps and lengths are counted."""
+        super().__post_init__()
+        self.betas = _betas(self.betas)
+        expect_fraction("optimizer.shampoo_beta", self.shampoo_beta)
+        expect_not_negative("optimizer.eps", self.eps)
+        expect_count("optimizer.precondition_frequency", self.precondition_frequency)
+        expect_not_negative("optimizer.max_precondition_dim", self.max_precondition_dim)
+
+
+@dataclass(kw_only=True)
 class PytorchOptimizerConfig(OptimizerConfig):
     """`optimizer=pytorch_optimizer optimizer.name=...`: an optimizer of that library, by its name there."""
 
@@ -316,6 +509,11 @@ SCHEMAS: dict[str, type[OptimizerConfig]] = registry.own(
         "radam": (RAdamConfig, "optrun.optimizer.torch_named:RAdam"),
         "adafactor": (AdafactorConfig, "optrun.optimizer.torch_named:Adafactor"),
         "muon": (MuonConfig, "optrun.optimizer.torch_named:Muon"),
+        "lion": (LionConfig, "optrun.optimizer.lion:Lion"),
+        "schedule_free": (ScheduleFreeConfig, "optrun.optimizer.schedule_free:ScheduleFreeAdamW"),
+        "ademamix": (AdEMAMixConfig, "optrun.optimizer.ademamix:AdEMAMix"),
+        "mars": (MarsConfig, "optrun.optimizer.mars:Mars"),
+        "soap": (SoapConfig, "optrun.optimizer.soap:Soap"),
         "pytorch_optimizer": (PytorchOptimizerConfig, "optrun.optimizer.foreign:build_pytorch_optimizer"),
     },
 )
@@ -333,6 +531,6 @@ def refuse_few_bits(key: str, name: str) -> None:
         raise ConfigError(
             f"{key}={name}: not offered: the optimizers of bitsandbytes and torchao, with a state of few bits or in "
             "pages, are not proved here to go on from a checkpoint bit for bit, and torchao's state are tensors that a "
-            "checkpoint cannot hold. Less state than AdamW's: optimizer=adafactor, optimizer=muon, optimizer=sgd, or "
-            "optimizer=pytorch_optimizer optimizer.name=lion."
+            "checkpoint cannot hold. Less state than AdamW's: optimizer=lion, optimizer=adafactor, "
+            "optimizer=muon or optimizer=sgd."
         )

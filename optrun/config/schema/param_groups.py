@@ -29,7 +29,9 @@ class Dialect(Enum):
     paddle = "paddle"
     """Head 0, block i n - i, embeddings n + 1."""
     beit = "beit"
-    """The same; what BEiT and timm do."""
+    """The same; what BEiT does."""
+    timm = "timm"
+    """The same, with the norm that follows the blocks in the top one."""
     electra = "electra"
     """Head 0, block i n + 1 - i, embeddings n + 2."""
     xlnet = "xlnet"
@@ -77,12 +79,19 @@ class LayerwiseConfig(StandardConfig):
     `layers.<number>` or `embedding` in it; `\\1` stands for the first bracket. Null: read from the module tree."""
     n_layers: int | None
     """Depth to count from; null: as found."""
+    min_scale: float
+    """No layer's scale is less."""
+    no_opt_scale: float | None
+    """Layers with a smaller scale do not train, unless a rule gives them an lr; null: all train."""
 
     def __post_init__(self) -> None:
         """Refuse rates that are none and a map that says nothing."""
         super().__post_init__()
         expect_positive("param_groups.decay_rate", self.decay_rate)
         expect_count("param_groups.n_layers", self.n_layers)
+        expect(0 <= self.min_scale <= 1, "param_groups.min_scale", self.min_scale, "a number from 0 to 1")
+        freezes = self.no_opt_scale is None or 0 <= self.no_opt_scale <= 1
+        expect(freezes, "param_groups.no_opt_scale", self.no_opt_scale, "a number from 0 to 1, or null")
         if self.name_dict is not None:
             right = isinstance(self.name_dict, dict) and bool(self.name_dict)
             expect(right, "param_groups.name_dict", self.name_dict, "a mapping with at least one name, or null")
@@ -108,7 +117,7 @@ def check_pattern(key: str, pattern: Any) -> None:
 def hyper_parameters() -> list[str]:
     """What a group may override, over all optimizers; whether the chosen one knows it, it says itself."""
     fields = {name for schema in optimizer.SCHEMAS.values() for name in schema.__dataclass_fields__}
-    return sorted(fields - {"name", "default_lr"})
+    return sorted(fields - {"name", "default_lr", "dialect"})
 
 
 def _check_rule(key: str, rule: Any) -> None:

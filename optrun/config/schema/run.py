@@ -13,7 +13,7 @@ from optrun.config.schema.distributed import DistributedConfig
 from optrun.config.schema.model import ModelConfig
 from optrun.config.schema.optimizer import OptimizerConfig
 from optrun.config.schema.param_groups import ParamGroupsConfig
-from optrun.config.schema.scheduler import SchedulerConfig
+from optrun.config.schema.scheduler import ConstantConfig, SchedulerConfig
 from optrun.config.schema.task import TaskConfig
 from optrun.config.schema.tracking import TrackingConfig
 from optrun.config.schema.training import TrainingConfig
@@ -67,4 +67,14 @@ class RunConfig:
         return (
             f"lr={self.lr:g} is the default of optimizer={self.optimizer.name}, {self.optimizer.default_lr:g}, times "
             f"model.default_lr_factor={factor:g} for pretrained weights; lr=VALUE sets another{warmup}"
+        )
+
+    def schedule_note(self) -> str | None:
+        """Warn of a schedule over an optimizer that has none by design; None where the lr stays at its peak."""
+        if not self.optimizer.SCHEDULE_FREE or isinstance(self.scheduler, ConstantConfig):
+            return None
+        return (
+            f"warning: scheduler={self.scheduler.name} moves the lr of optimizer={self.optimizer.name}, where an "
+            "average of the weights takes the place of a schedule. Its paper: scheduler=constant "
+            "scheduler.warmup_ratio=0.05"
         )

@@ -166,8 +166,8 @@ def _of_this_metric(saved: dict[str, Any], own: dict[str, Any]) -> tuple[list[st
     return [note], {**saved, "plateaus": plateaus}
 
 
-def environment(device: torch.device, ranks: int = 1) -> dict[str, Any]:
-    """Versions and hardware that bit-exactness depends on besides the configuration."""
+def environment(device: torch.device, ranks: int = 1, kernel: str = "torch") -> dict[str, Any]:
+    """Versions, hardware and kernel of the step that bit-exactness depends on besides the configuration."""
     versions = provenance.versions()
     return {
         **{name: versions[name] for name in _COMPUTING},
@@ -175,12 +175,13 @@ def environment(device: torch.device, ranks: int = 1) -> dict[str, Any]:
         "processor": provenance.hardware("", 0)["processor"],
         "torch threads": torch.get_num_threads(),
         "ranks": ranks,
+        "optimizer kernel": kernel,
     }
 
 
-def other_environment(metadata: CheckpointMetadata, device: torch.device, ranks: int = 1) -> str | None:
+def other_environment(metadata: CheckpointMetadata, now: dict[str, Any]) -> str | None:
     """Warn where the run goes on under other conditions than it was saved under; else None."""
-    saved, now = {"ranks": 1, **(metadata.environment or {})}, environment(device, ranks)
+    saved = {"ranks": 1, **(metadata.environment or {})}
     other = [f"{key} {saved[key]} then, {value} now" for key, value in now.items() if saved.get(key, value) != value]
     if not other:
         return None

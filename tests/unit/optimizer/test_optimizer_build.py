@@ -13,6 +13,7 @@ import torch
 import yaml
 
 from optrun.config import store
+from optrun.config.dialects import own_default
 from optrun.config.schema.optimizer import SCHEMAS, AdamWDLConfig, OptimizerConfig
 from optrun.errors import ConfigError
 from optrun.optimizer.base import NamedOptimizer
@@ -35,7 +36,7 @@ OWN_DEFAULTS = {
 def values(choice: str) -> dict[str, Any]:
     loaded = yaml.safe_load((CONF / f"{choice}.yaml").read_text(encoding="utf-8"))
     assert loaded.pop("defaults") == [f"{choice}_schema", "_self_"]
-    return loaded
+    return {key: own_default(value) for key, value in loaded.items()}
 
 
 def config(choice: str, **overrides: Any) -> OptimizerConfig:
@@ -73,7 +74,7 @@ def test_values_are_the_defaults_of_what_they_build(choice: str) -> None:
     defaults = {name: parameter.default for name, parameter in inspect.signature(cls).parameters.items()}
     if choice == "muon":  # the companion's
         defaults |= {"betas": (0.9, 0.999), "eps": 1e-8, "companion_lr_scale": 1.0}
-    for key in loaded.keys() - {"name", "default_lr"} - OWN_DEFAULTS.get(choice, set()):
+    for key in loaded.keys() - {"name", "default_lr", "dialect"} - OWN_DEFAULTS.get(choice, set()):
         default = list(defaults[key]) if isinstance(defaults[key], tuple) else defaults[key]
         assert loaded[key] == default, key
 

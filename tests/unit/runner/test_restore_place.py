@@ -166,10 +166,13 @@ def test_another_environment_is_named() -> None:
     now = loading.environment(cpu)
     assert now["device"] == "cpu"
     same = CheckpointMetadata(global_step=0, environment=now)
-    assert loading.other_environment(same, cpu) is None
-    assert loading.other_environment(CheckpointMetadata(global_step=0), cpu) is None
+    assert loading.other_environment(same, now) is None
+    assert loading.other_environment(CheckpointMetadata(global_step=0), now) is None
     other = CheckpointMetadata(global_step=0, environment={**now, "torch": "1.0"})
-    assert f"torch 1.0 then, {now['torch']} now:" in str(loading.other_environment(other, cpu))
+    assert f"torch 1.0 then, {now['torch']} now:" in str(loading.other_environment(other, now))
+    elsewhere = loading.environment(cpu, kernel="fused")
+    assert "optimizer kernel torch then, fused now:" in str(loading.other_environment(same, elsewhere))
+    assert loading.other_environment(CheckpointMetadata(global_step=0, environment={"ranks": 1}), elsewhere) is None
 
 
 def test_room_is_counted_for_what_is_kept_and_one_more(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,225 @@
+"""What each package computes, in a few lines of float64 written from its source: one tensor, one step.
+
+They share no line with `optrun.optimizer`, so that an equality between the two says something. Where a package can be
+installed, recorded runs of it hold these formulas in turn (`tests/reference/dialects`).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import TypeAlias
+
+import torch
+from torch import Tensor
+
+
+@dataclass
+class Slot:
+    """What a formula keeps of one tensor between steps, float64."""
+
+    m: Tensor
+    v: Tensor
+    had: int = 0
+    """Gradients it has had, this one included."""
+
+
+@dataclass(frozen=True)
+class Numbers:
+    """The hyper-parameters of one tensor in one step."""
+
+    lr: float
+    peak: float
+    """Highest lr of the schedule."""
+    decay: float
+    betas: tuple[float, float]
+    eps: float
+    step: int
+    """Of the optimizer, from 1."""
+    decays: bool = True
+    """Whether the caller lets it decay; False also where its coefficient is 0."""
+    excluded: bool = False
+    """Whether a list of names exempts it from layer adaptation."""
+
+
+Formula: TypeAlias = Callable[[Tensor, Tensor, Slot, Numbers], Tensor]
+"""(weights, gradient, slot, numbers) -> weights; fills the slot."""
+
+
+def _moments(g: Tensor, s: Slot, n: Numbers) -> None:
+    b1, b2 = n.betas
+    s.m, s.v = b1 * s.m + (1 - b1) * g, b2 * s.v + (1 - b2) * g * g
+
+
+def _length(x: Tensor) -> float:
+    return math.sqrt(float((x * x).sum()))
+
+
+def _quotient(w: float, u: float) -> float:
+    return w / u if w > 0 and u > 0 else 1.0
+
+
+def _corrected(s: Slot, n: Numbers, t: int) -> Tensor:
+    b1, b2 = n.betas
+    return (s.m / (1 - b1**t)) / (torch.sqrt(s.v / (1 - b2**t)) + n.eps)
+
+
+def _raw(s: Slot, n: Numbers) -> Tensor:
+    return s.m / (torch.sqrt(s.v) + n.eps)
+
+
+def _nvidia(w: Tensor, g: Tensor, s: Slot, n: Numbers, *, nvlamb: bool) -> Tensor:
+    _moments(g, s, n)
+    u = _corrected(s, n, n.step) + n.decay * w
+    return w - n.lr * (_quotient(_length(w), _length(u)) if nvlamb or n.decay != 0 else 1.0) * u
+
+
+def lamb_timm(w: Tensor, g: Tensor, s: Slot, n: Numbers) -> Tensor:
+    """The formula of timm 1.0, timm/optim/lamb.py, without its clip; apex, csrc/multi_tensor_lamb.cu, `adam_w_mode`."""
+    return _nvidia(w, g, s, n, nvlamb=False)
+
+
+def lamb_nvlamb(w: Tensor, g: Tensor, s: Slot, n: Numbers) -> Tensor:
+    """The formula of apex with `use_nvlamb`, timm's `always_adapt`."""
+    return _nvidia(w, g, s, n, nvlamb=True)
+
+
+def lamb_deepspeed(w: Tensor, g: Tensor, s: Slot, n: Numbers) -> Tensor:
+    """The formula of DeepSpeed, csrc/lamb/fused_lamb_cuda_kernel.cu, `ADAM_MODE_1`; min_coeff 0.01, max_coeff 10."""
+    _moments(g, s, n)
+    b1, b2 = n.betas
+    u = _raw(s, n) + n.decay * w
+    lengths = _length(w), _length(u)
+    coeff = min(max(lengths[0] / lengths[1], 0.01), 10.0) if min(lengths) > 0 else 1.0
+    return w - n.lr * math.sqrt(1 - b2**s.had) / (1 - b1**s.had) * coeff * u
+
+
+def lamb_optax(w: Tensor, g: Tensor, s: Slot, n: Numbers) -> Tensor:
+    """The formula of optax 0.2 `lamb`: Adam's scaling, decayed weights, trust ratio."""
+    _moments(g, s, n)
+    u = _corrected(s, n, n.step) + n.decay * w
+    return w - n.lr * _quotient(_length(w), _length(u)) * u
+
+
+def lamb_keras(w: Tensor, g: Tensor, s: Slot, n: Numbers) -> Tensor:
+    """The formula of Keras 3, keras/src/optimizers/lamb.py: decay by the base class, before the norms."""
+    _moments(g, s, n)
+    w = w - n.lr * n.decay * w
+    u = _corrected(s, n, n.step)
+    return w - n.lr * _quotient(_length(w), _length(u)) * u
+
+
+def lamb_pytorch_optimizer(w: Tensor, g: Tensor, s: Slot, n: Numbers) -> Tensor:
+    """The formula of pytorch_optimizer 4.1, lamb.py: decoupled, |w| at most 10, eps in the ratio, lr / (1 - b1^t)."""
+    _moments(g, s, n)
+    w = w * (1 - n.lr * n.decay)
+    u = _raw(s, n)
+    length, size = min(_length(w), 10.0), _length(u)
+    ratio = length / (size + n.eps) if length > 0 and size > 0 else 1.0
+    return w - n.lr / (1 - n.betas[0] ** n.step) * ratio * u
+
+
+def lamb_torch_optimizer(w: Tensor, g: Tensor, s: Slot, n: Numbers) -> Tensor:
+    """The formula of torch_optimizer 0.3, lamb.py: |w| at most 10, no bias correction."""
+    _moments(g, s, n)
+    u = _raw(s, n) + n.decay * w
+    return w - n.lr * _quotient(min(_length(w), 10.0), _length(u)) * u
+
+
+def lamb_paddle(w: Tensor, g: Tensor, s: Slot, n: Numbers) -> Tensor:
+    """The formula of paddlepaddle 3.3 `Lamb`; a tensor without decay is not adapted."""
+    _moments(g, s, n)
+    u = _corrected(s, n, s.had) + n.decay * w
+    return w - n.lr * (_quotient(_length(w), _length(u)) if n.decay > 0 else 1.0) * u
+
+
+def lamb_tensorflow(w: Tensor, g: Tensor, s: Slot, n: Numbers) -> Tensor:
+    """The formula of tf-models-official 2.20 `LAMB`; a list of names exempts from decay and adaptation alike."""
+    _moments(g, s, n)
+    u = _corrected(s, n, n.step) + n.decay * w
+    return w - n.lr * (1.0 if n.excluded else _quotient(_length(w), _length(u))) * u
+
+
+def _adamax(w: Tensor, g: Tensor, s: Slot, n: Numbers, size: Tensor) -> Tensor:
+    b1, b2 = n.betas
+    s.m, s.v = b1 * s.m + (1 - b1) * g, torch.maximum(b2 * s.v, size)
+    return w - n.lr / (1 - b1**s.had) * s.m / s.v
+
+
+def adamax_torch(w: Tensor, g: Tensor, s: Slot, n: Numbers) -> Tensor:
+    """The formula of torch/optim/adamax.py: coupled decay, eps beside |g|."""
+    g = g + n.decay * w
+    return _adamax(w, g, s, n, g.abs() + n.eps)
+
+
+def adamax_optax(w: Tensor, g: Tensor, s: Slot, n: Numbers) -> Tensor:
+    """The formula of optax 0.2 `adamaxw`: decoupled decay, eps beside |g|; `adamax` is the same without decay."""
+    return _adamax(w, g, s, n, g.abs() + n.eps) - n.lr * n.decay * w
+
+
+def adamax_paddle(w: Tensor, g: Tensor, s: Slot, n: Numbers) -> Tensor:
+    """The formula of paddlepaddle 3.3 `Adamax`, `L2Decay`: eps beside the decayed maximum."""
+    b1, b2 = n.betas
+    g = g + n.decay * w
+    s.m, s.v = b1 * s.m + (1 - b1) * g, torch.maximum(b2 * s.v + n.eps, g.abs())
+    return w - n.lr / (1 - b1**s.had) * s.m / s.v
+
+
+def adamax_keras(w: Tensor, g: Tensor, s: Slot, n: Numbers) -> Tensor:
+    """The formula of Keras 3, keras/src/optimizers/adamax.py: eps beside the maximum, decay by the base class."""
+    b1, b2 = n.betas
+    w = w - n.lr * n.decay * w
+    s.m, s.v = b1 * s.m + (1 - b1) * g, torch.maximum(b2 * s.v, g.abs())
+    return w - n.lr * s.m / ((1 - b1**s.had) * (s.v + n.eps))
+
+
+def adamw_torch(w: Tensor, g: Tensor, s: Slot, n: Numbers) -> Tensor:
+    """The formula of torch/optim/adamw.py and optax `adamw`: the decay is multiplied with lr."""
+    _moments(g, s, n)
+    return w - n.lr * (_corrected(s, n, s.had) + n.decay * w)
+
+
+def adamw_paper(w: Tensor, g: Tensor, s: Slot, n: Numbers) -> Tensor:
+    """The formula of Loshchilov & Hutter 2019, arXiv:1711.05101, Algorithm 2: the schedule's multiplier alone."""
+    _moments(g, s, n)
+    return w - n.lr / n.peak * (n.peak * _corrected(s, n, s.had) + n.decay * w)
+
+
+FORMULAS: Mapping[str, Mapping[str, Formula]] = {
+    "lamb": {
+        "timm": lamb_timm,
+        "apex": lamb_timm,
+        "nvlamb": lamb_nvlamb,
+        "deepspeed": lamb_deepspeed,
+        "optax": lamb_optax,
+        "keras": lamb_keras,
+        "pytorch_optimizer": lamb_pytorch_optimizer,
+        "torch_optimizer": lamb_torch_optimizer,
+        "paddle": lamb_paddle,
+        "tensorflow": lamb_tensorflow,
+    },
+    "adamax": {"paddle": adamax_paddle, "torch": adamax_torch, "optax": adamax_optax, "keras": adamax_keras},
+    "adamw": {"torch": adamw_torch, "optax": adamw_torch, "paper": adamw_paper},
+}
+
+
+@dataclass
+class FormulaReference:
+    """A formula over several tensors."""
+
+    formula: Formula
+    weights: dict[str, Tensor]
+    slots: dict[str, Slot] = field(init=False)
+
+    def __post_init__(self) -> None:
+        """Begin with moments of 0."""
+        self.slots = {name: Slot(torch.zeros_like(w), torch.zeros_like(w)) for name, w in self.weights.items()}
+
+    def step(self, grads: Mapping[str, Tensor | None], numbers: Mapping[str, Numbers]) -> None:
+        """One step of every tensor that has a gradient."""
+        for name, grad in grads.items():
+            if grad is not None:
+                slot = self.slots[name]
+                slot.had += 1
+                self.weights[name] = self.formula(self.weights[name], grad, slot, numbers[name])

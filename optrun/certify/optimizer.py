@@ -1,0 +1,410 @@
+"""Two optimizers over the same weights, gradients and groups, step by step: equal, or where and by what they part."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from optrun.certify.formulas import FORMULAS, FormulaReference, Numbers
+from optrun.certify.packages import PACKAGES, ClassReference
+from optrun.certify.problem import Problem, make_problem
+from optrun.config.dialects import DIALECTS, dialect_options
+from optrun.errors import ConfigError, did_you_mean
+from optrun.optimizer.build import build_optimizer
+from optrun.optimizer.table import class_of
+
+RELATIVE = 1e-9
+"""Largest difference over the largest entry of a tensor that counts as rounding, in float64."""
+
+TERMS = {
+    "bias_correction": "bias correction",
+    "grad_averaging": "gradient averaging",
+    "normalize_grad": "normalisation of the gradient",
+    "eps": "eps",
+    "eps_root": "place of eps",
+    "eps_in_trust": "eps in the trust ratio",
+    "eps_form": "place of eps",
+    "caution": "caution",
+    "weight_decay": "weight decay",
+    "weight_decay_mode": "weight decay",
+    "min_param_norm": "clamp of the weights' norm",
+    "max_param_norm": "clamp of the weights' norm",
+    "min_trust": "clamp of the trust ratio",
+    "max_trust": "clamp of the trust ratio",
+    "always_adapt": "adaptation of tensors without decay",
+    "exclude_from_layer_adaptation": "exclusion from adaptation",
+    "step_count": "step count",
+}
+"""What an option is a term of."""
+
+ALTERNATIVES: Mapping[str, Mapping[str, Sequence[Any]]] = {
+    "lamb": {
+        "bias_correction": ("moments", "lr", "lr_first", "none"),
+        "grad_averaging": (True, False),
+        "weight_decay_mode": ("adapted", "decoupled", "fixed", "scheduled", "corrected"),
+        "max_trust": (None, 1.0, 10.0),
+        "min_trust": (0.0, 0.01),
+        "max_param_norm": (None, 10.0),
+        "always_adapt": (True, False),
+        "step_count": ("parameter", "optimizer"),
+        "eps_in_trust": (True, False),
+        "caution": (True, False),
+        "normalize_grad": (True, False),
+        "eps": (1e-8, 1e-7, 1e-6, 1e-5, 0.0),
+        "eps_root": (0.0, 1e-8, 1e-6),
+        "weight_decay": (0.0,),
+    },
+    "adamax": {
+        "eps_form": ("decayed", "gradient", "denominator"),
+        "weight_decay_mode": ("l2", "l1", "decoupled"),
+        "eps": (1e-8, 1e-7, 1e-6, 0.0),
+        "weight_decay": (0.0,),
+    },
+    "adamw": {
+        "weight_decay_mode": ("decoupled", "fixed", "scheduled", "corrected"),
+        "eps": (1e-8, 1e-7, 1e-6, 0.0),
+        "amsgrad": (False, True),
+        "weight_decay": (0.0,),
+    },
+}
+"""Values that are tried where two part, besides those of the dialects."""
+
+Groups = Sequence[Mapping[str, Any]]
+"""As `build_param_groups` returns them; only names and shapes count."""
+
+
+class Stepper(Protocol):
+    """One side."""
+
+    @property
+    def weights(self) -> Mapping[str, Tensor]:
+        """As they are now, by name."""
+
+    def step(self, grads: Mapping[str, Tensor | None], numbers: Mapping[str, Numbers], /) -> None:
+        """Take one step."""
+
+
+@dataclass(frozen=True)
+class Parting:
+    """Where two sides part for the first time."""
+
+    step: int
+    """From 1."""
+    tensor: str
+    """The one that is furthest off in that step."""
+    ours: float
+    reference: float
+    """The entry that is furthest off, on both sides."""
+
+
+@dataclass
+class Verdict:
+    """What `optrun certify optimizer` found."""
+
+    choice: str
+    family: str | None
+    """The choice of ours whose options tell the two apart."""
+    dialect: str
+    reference: str
+    """What stood on the other side: a package with its version, a formula, a class of the user's."""
+    steps: int
+    tensors: int
+    groups: int
+    largest: float
+    """Largest difference over the largest entry of its tensor, up to where they part."""
+    parting: Parting | None = None
+    terms: list[str] = field(default_factory=list)
+    overrides: list[str] = field(default_factory=list)
+    """What makes them equal; empty where they are, or where nothing that was tried does."""
+
+    @property
+    def equal(self) -> bool:
+        """Whether no step parts them."""
+        return self.parting is None
+
+    def to_dict(self) -> dict[str, Any]:
+        """Convert to plain values for JSON."""
+        return {**asdict(self), "equal": self.equal}
+
+
+class Ours:
+    """What `build_optimizer` makes, over the problem's weights.
+
+    Args:
+        config: A configuration, or the name of a choice.
+        groups: Of the model.
+        problem: Gives the weights.
+        lr: Base learning rate.
+        **options: Beside a name.
+    """
+
+    def __init__(self, config: Any, groups: Groups, problem: Problem, lr: float, **options: Any) -> None:
+        self.params = {name: torch.nn.Parameter(weight.clone()) for name, weight in problem.weights.items()}
+        own = [{**group, "params": [(name, self.params[name]) for name, _ in group["params"]]} for group in groups]
+        self.optimizer = build_optimizer(config, own, lr=lr, **options)
+        for group in self.optimizer.param_groups:
+            group["initial_lr"] = group["lr"]
+
+    @property
+    def weights(self) -> dict[str, Tensor]:
+        """As they are now, by name."""
+        return {name: param.detach() for name, param in self.params.items()}
+
+    def numbers(self, multiplier: float, step: int, eps: float, betas: tuple[float, float]) -> dict[str, Numbers]:
+        """The hyper-parameters of each tensor, for the other side; `eps` and `betas` where a group has none."""
+        names = {id(param): name for name, param in self.params.items()}
+        decays = getattr(self.optimizer, "decays", lambda _: True)
+        unadapted = getattr(self.optimizer, "_unadapted", ())
+        found = {}
+        for group in self.optimizer.param_groups:
+            for param in group["params"]:
+                peak, decay = float(group["initial_lr"]), float(group.get("weight_decay", 0.0))
+                found[names[id(param)]] = Numbers(
+                    lr=peak * multiplier,
+                    peak=peak,
+                    decay=decay if decays(param) else 0.0,
+                    betas=tuple(group.get("betas", betas)),
+                    eps=float(group.get("eps", eps)),
+                    step=step,
+                    excluded=param in unadapted,
+                )
+        return found
+
+    def step(self, grads: Mapping[str, Tensor | None], numbers: Mapping[str, Numbers]) -> None:
+        """Take one step."""
+        multiplier = next(iter(numbers.values()))
+        for name, grad in grads.items():
+            self.params[name].grad = None if grad is None else grad.clone()
+        for group in self.optimizer.param_groups:
+            group["lr"] = group["initial_lr"] * multiplier.lr / multiplier.peak
+        self.optimizer.step()
+
+
+def apart(ours: Tensor, theirs: Tensor) -> tuple[float, int]:
+    """How far two tensors are apart, over the largest entry, and at which entry most; two NaN are equal.
+
+    Example:
+        >>> apart(torch.tensor([1.0, 2.0]), torch.tensor([1.0, 4.0]))
+        (0.5, 1)
+    """
+    if not theirs.numel():
+        return 0.0, 0
+    off = (ours - theirs).abs().nan_to_num(nan=torch.inf)
+    off = torch.where(ours.isnan() & theirs.isnan(), torch.zeros_like(off), off)
+    return float(off.max()) / max(float(theirs.abs().nan_to_num().max()), 1e-6), int(off.argmax())
+
+
+@dataclass
+class Trial:
+    """One comparison that can be repeated with other options on our side."""
+
+    groups: Groups
+    lr: float
+    problem: Problem
+    numbers: list[dict[str, Numbers]]
+    """Of each step."""
+    reference: list[dict[str, Tensor]]
+    """Weights of the other side after each step."""
+
+    def parts(self, side: Stepper) -> tuple[Parting | None, float]:
+        """Step one side along the other; where they part, and the largest relative difference until then."""
+        largest = 0.0
+        for number, (grads, numbers, theirs) in enumerate(
+            zip(self.problem.grads, self.numbers, self.reference, strict=True), start=1
+        ):
+            side.step(grads, numbers)
+            worst, parting = 0.0, None
+            for name, weight in side.weights.items():
+                off, at = apart(weight, theirs[name])
+                largest = max(largest, off)
+                if off > max(worst, RELATIVE):
+                    worst = off
+                    parting = Parting(number, name, float(weight.flatten()[at]), float(theirs[name].flatten()[at]))
+            if parting is not None:
+                return parting, largest
+        return None, largest
+
+    def equal_with(self, choice: str, options: Mapping[str, Any]) -> bool:
+        """Whether a choice with these options takes the other side's steps."""
+        side = self._side(choice, options)
+        return side is not None and self.parts(side)[0] is None
+
+    def agreement(self, choice: str, options: Mapping[str, Any]) -> int:
+        """Steps over which each tensor agrees from the first on, added up; -1 for options that are refused."""
+        side = self._side(choice, options)
+        if side is None:
+            return -1
+        agreed, found = set(self.problem.weights), 0
+        for grads, numbers, theirs in zip(self.problem.grads, self.numbers, self.reference, strict=True):
+            side.step(grads, numbers)
+            agreed = {name for name in agreed if apart(side.weights[name], theirs[name])[0] <= RELATIVE}
+            found += len(agreed)
+            if not agreed:
+                break
+        return found
+
+    def _side(self, choice: str, options: Mapping[str, Any]) -> Ours | None:
+        try:
+            return Ours(choice, self.groups, self.problem, self.lr, **options)
+        except (ConfigError, TypeError, ValueError):
+            return None
+
+
+def certify(
+    config: Any,
+    groups: Groups,
+    *,
+    choice: str,
+    dialect: str,
+    lr: float,
+    options: Mapping[str, Any],
+    steps: int,
+    seed: int,
+    watch: Callable[[str], None] = lambda _: None,
+) -> Verdict:
+    """Hold an optimizer against a package's, a formula or another class.
+
+    Args:
+        config: Our side, as `build_optimizer` takes it.
+        groups: Of the model, as `build_param_groups` returns them.
+        choice: Of our side; where it is none that has dialects, `optimizer=CHOICE` of the family `dialect` belongs to.
+        dialect: A dialect of `choice`, or the name of a registered optimizer.
+        lr: Base learning rate.
+        options: Keywords of our side, where it is a choice that has dialects.
+        steps: How many.
+        seed: Of weights and gradients.
+        watch: Told what goes on.
+
+    Raises:
+        ConfigError: There is no such dialect and no such optimizer.
+    """
+    shapes = {name: tuple(param.shape) for group in groups for name, param in group["params"]}
+    problem = make_problem(shapes, steps, seed)
+    family = choice if choice in DIALECTS else family_of(dialect)
+    ours = Ours(config, groups, problem, lr)
+    eps, betas = float(options.get("eps", 1e-8)), tuple(options.get("betas", (0.9, 0.999)))
+    numbers = [ours.numbers(factor, step, eps, betas) for step, factor in enumerate(problem.multipliers, start=1)]
+    title, reference = referee(family, dialect, problem, numbers[0])
+    theirs = []
+    for grads, of_step in zip(problem.grads, numbers, strict=True):
+        reference.step(grads, of_step)
+        theirs.append({name: weight.clone() for name, weight in reference.weights.items()})
+    trial = Trial(groups, lr, problem, numbers, theirs)
+    parting, largest = trial.parts(ours)
+    verdict = Verdict(choice, family, dialect, title, steps, len(shapes), len(groups), largest, parting)
+    if parting is None or family is None:
+        return verdict
+    watch("looking for the term")
+    known = dict(options) if choice in DIALECTS else _fit(trial, family, config, groups, options)
+    changes = None if known is None else closing(trial, family, dialect, known)
+    if changes is not None:
+        verdict.terms = list(dict.fromkeys(TERMS.get(key, key) for key in changes))
+        verdict.overrides = [f"optimizer.{key}={_written(value)}" for key, value in changes.items()]
+    return verdict
+
+
+def _fit(trial: Trial, family: str, config: Any, groups: Groups, options: Mapping[str, Any]) -> dict[str, Any] | None:
+    """The options with which a choice of ours takes the steps of a class of the user's; None: none that was tried."""
+    own = Ours(config, groups, trial.problem, trial.lr)
+    steps = []
+    for grads, of_step in zip(trial.problem.grads, trial.numbers, strict=True):
+        own.step(grads, of_step)
+        steps.append({name: weight.clone() for name, weight in own.weights.items()})
+    fitted = Trial(groups, trial.lr, trial.problem, trial.numbers, steps)
+    shared = {key: options[key] for key in ("betas", "eps", "weight_decay") if key in options}
+    begin = [{**defaults_of(family), **dialect_options(family, name, **shared)} for name in (None, *DIALECTS[family])]
+    nearest = max(begin, key=lambda candidate: fitted.agreement(family, candidate))
+    changes = _climb(fitted, family, nearest)
+    return None if changes is None else {**nearest, **changes}
+
+
+def family_of(dialect: str) -> str | None:
+    """The choice of ours whose dialect, or whose own name, this is; None for what is neither."""
+    return next((choice for choice, own in DIALECTS.items() if dialect == choice or dialect in own), None)
+
+
+def referee(family: str | None, dialect: str, problem: Problem, numbers: Mapping[str, Numbers]) -> tuple[str, Stepper]:
+    """The other side, and what it is called.
+
+    Raises:
+        ConfigError: As `certify`.
+    """
+    weights = {name: weight.clone() for name, weight in problem.weights.items()}
+    if family is not None and dialect in DIALECTS[family]:
+        package = PACKAGES[family].get(dialect)
+        cls = None if package is None else package.load()
+        if package is not None and cls is not None:
+            return package.title, ClassReference(cls, package.options, weights, numbers)
+        formula = FORMULAS[family][dialect]
+        return (formula.__doc__ or "").strip(". \n"), FormulaReference(formula, weights)
+    try:
+        cls = class_of(dialect)
+    except ConfigError as error:
+        own = dict.fromkeys(name for presets in DIALECTS.values() for name in presets)
+        raise ConfigError(
+            f"dialect={dialect}: no package whose formula is known here, and no optimizer that is registered. "
+            f"{did_you_mean(dialect, own)} A class of your own comes by --plugin FILE.py."
+        ) from error
+    return f"{cls.__qualname__}, the class of optimizer={dialect}", ClassReference(cls, {}, weights, numbers)
+
+
+def defaults_of(choice: str) -> dict[str, Any]:
+    """A choice's keywords with the values its class gives them, as far as a dialect or a trial may change them."""
+    one: Any = build_optimizer(choice, [{"params": [("w", torch.nn.Parameter(torch.ones(1)))]}], lr=1.0)
+    keep = {*ALTERNATIVES[choice], *(key for preset in DIALECTS[choice].values() for key in preset)}
+    return {key: value for key, value in one.get_config().items() if key in keep}
+
+
+def closing(trial: Trial, choice: str, dialect: str, options: Mapping[str, Any]) -> dict[str, Any] | None:
+    """The fewest options that make a choice take the other side's steps.
+
+    Args:
+        trial: Says what equal means.
+        choice: One that has dialects.
+        dialect: Its preset is tried first.
+        options: In force.
+
+    Returns:
+        Option -> value; None where nothing that was tried does.
+    """
+    defaults = defaults_of(choice)
+    shared = {key: options[key] for key in ("eps", "weight_decay") if key in options}
+    for name in dict.fromkeys([*([dialect] if dialect in DIALECTS[choice] else []), None, *DIALECTS[choice]]):
+        wanted = {**defaults, **dialect_options(choice, name, **shared)}
+        changes = {key: value for key, value in wanted.items() if options.get(key) != value}
+        if trial.equal_with(choice, {**options, **changes}):
+            for key in list(changes):
+                fewer = {other: value for other, value in changes.items() if other != key}
+                if trial.equal_with(choice, {**options, **fewer}):
+                    changes = fewer
+            return changes
+    return _climb(trial, choice, options)
+
+
+def _climb(trial: Trial, choice: str, options: Mapping[str, Any]) -> dict[str, Any] | None:
+    """Change one option after another, each time the one after which most tensors agree for most steps."""
+    changes: dict[str, Any] = {}
+    best = trial.agreement(choice, options)
+    whole = len(trial.problem.weights) * len(trial.problem.grads)
+    while best < whole:
+        tried = [
+            (trial.agreement(choice, {**options, **changes, key: value}), key, value)
+            for key, values in ALTERNATIVES[choice].items()
+            for value in values
+            if key not in changes and options.get(key) != value
+        ]
+        most, key, value = max(tried, key=lambda trial: trial[0])
+        if most <= best:
+            return None
+        best, changes[key] = most, value
+    return changes
+
+
+def _written(value: Any) -> str:
+    if value is None or isinstance(value, bool):
+        return {None: "null", True: "true", False: "false"}[value]
+    return str(value)

@@ -1,0 +1,139 @@
+"""Presets by the name of a package: which options give the numbers of its optimizer of that name.
+
+A preset says only where a package differs from optrun's own defaults. In a YAML an option that some package has
+otherwise is written `${dialect:DEFAULT}`, so that whatever a file, a recipe or the command line gives itself comes
+first, and the resolved configuration holds plain values.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from omegaconf import DictConfig, OmegaConf
+
+from optrun.errors import ConfigError, did_you_mean
+
+
+@dataclass(frozen=True, slots=True)
+class SameAs:
+    """In a preset: the value of another option."""
+
+    option: str
+
+
+Preset = Mapping[str, Any]
+
+_WRITTEN = re.compile(r"^\$\{dialect:(.*)\}$")
+
+_ADAPTS_ALL = {"weight_decay": 0.0, "always_adapt": True}
+_COUNTS_STEPS = {"step_count": "optimizer"}
+
+LAMB: Mapping[str, Preset] = {
+    "timm": _COUNTS_STEPS,
+    "apex": _COUNTS_STEPS,
+    "nvlamb": {**_COUNTS_STEPS, "always_adapt": True},
+    "deepspeed": {**_ADAPTS_ALL, "eps": 1e-8, "bias_correction": "lr", "min_trust": 0.01, "max_trust": 10.0},
+    "optax": {**_ADAPTS_ALL, **_COUNTS_STEPS},
+    "keras": {**_ADAPTS_ALL, **_COUNTS_STEPS, "weight_decay_mode": "decoupled"},
+    "pytorch_optimizer": {
+        **_ADAPTS_ALL,
+        **_COUNTS_STEPS,
+        "bias_correction": "lr_first",
+        "weight_decay_mode": "decoupled",
+        "max_param_norm": 10.0,
+        "eps_in_trust": True,
+    },
+    "torch_optimizer": {**_ADAPTS_ALL, "bias_correction": "none", "max_param_norm": 10.0},
+    "paddle": {},
+    "tensorflow": {
+        **_ADAPTS_ALL,
+        **_COUNTS_STEPS,
+        "exclude_from_layer_adaptation": SameAs("exclude_from_weight_decay"),
+    },
+}
+"""Each package's LAMB; `tensorflow` is the Model Garden's. Sources in docs/optimizers.md."""
+
+ADAMAX: Mapping[str, Preset] = {
+    "paddle": {},
+    "torch": {"eps_form": "gradient"},
+    "optax": {"eps_form": "gradient", "weight_decay_mode": "decoupled"},
+    "keras": {"eps": 1e-7, "eps_form": "denominator", "weight_decay_mode": "decoupled"},
+}
+
+ADAMW: Mapping[str, Preset] = {
+    "torch": {},
+    "optax": {"weight_decay": 1e-4},
+    "paper": {"weight_decay_mode": "scheduled"},
+}
+"""`paper`: Loshchilov & Hutter 2019, whose decay goes by the schedule and not by the rate."""
+
+DIALECTS: Mapping[str, Mapping[str, Preset]] = {"lamb": LAMB, "adamax": ADAMAX, "adamw": ADAMW}
+
+
+def expect_dialect(choice: str, dialect: str | None) -> None:
+    """Refuse a dialect that an optimizer does not have.
+
+    Raises:
+        ConfigError: With the optimizers that have it, or the nearest name.
+
+    Example:
+        >>> expect_dialect("adamax", "kears")
+        Traceback (most recent call last):
+        optrun.errors.ConfigError: optimizer.dialect=kears: no such dialect of adamax. Did you mean keras? ...
+    """
+    own = DIALECTS[choice]
+    if dialect is None or dialect in own:
+        return
+    others = [f"optimizer={other}" for other, presets in DIALECTS.items() if dialect in presets]
+    near = f"{' and '.join(others)} has it." if others else did_you_mean(dialect, own)
+    raise ConfigError(
+        f"optimizer.dialect={dialect}: no such dialect of {choice}. {near} Expected null or one of {', '.join(own)}."
+    )
+
+
+def dialect_options(choice: str, dialect: str | None, **given: Any) -> dict[str, Any]:
+    """Collect the keywords that make an optimizer compute what a package computes.
+
+    Args:
+        choice: `lamb`, `adamax` or `adamw`.
+        dialect: Name of the package; None: optrun's own defaults.
+        **given: Keywords of yours, which come first.
+
+    Returns:
+        Keywords of the class; what it leaves out has the class's default.
+
+    Raises:
+        ConfigError: There is no such dialect.
+
+    Example:
+        >>> dialect_options("lamb", "optax", weight_decay=0.1)
+        {'weight_decay': 0.1, 'always_adapt': True, 'step_count': 'optimizer'}
+    """
+    if choice not in DIALECTS:
+        raise ConfigError(f"optimizer={choice} has no dialects; {', '.join(DIALECTS)} have.")
+    expect_dialect(choice, dialect)
+    preset = {} if dialect is None else DIALECTS[choice][dialect]
+    merged = {**preset, **given}
+    return {key: given.get(value.option) if isinstance(value, SameAs) else value for key, value in merged.items()}
+
+
+def own_default(value: Any) -> Any:
+    """Read a value as it stands in a YAML of ours where no dialect is chosen.
+
+    Example:
+        >>> own_default("${dialect:1.0e-6}"), own_default("${dialect:null}"), own_default("${lr}")
+        (1e-06, None, '${lr}')
+    """
+    found = _WRITTEN.match(value) if isinstance(value, str) else None
+    return value if found is None else OmegaConf.create(f"value: {found[1]}").value
+
+
+def resolve(default: Any, *, _node_: Any, _parent_: DictConfig) -> Any:
+    """`${dialect:DEFAULT}` in a YAML: what the dialect beside it says of this key, else the default."""
+    presets = getattr(OmegaConf.get_type(_parent_), "DIALECTS", {})
+    key, dialect = _node_._key(), _parent_.get("dialect")
+    value = presets.get(dialect, {}).get(key, default)
+    return _parent_.get(value.option) if isinstance(value, SameAs) else value

@@ -1,0 +1,55 @@
+"""Weight decay outside the update: which part of itself a weight loses in a step, by whose paper."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from typing import Any
+
+DECAY_MODES = ("decoupled", "fixed", "scheduled", "corrected")
+"""Forms of decoupled decay; see `decay_scale`."""
+
+_OF_PEAK = ("scheduled", "corrected")
+
+
+def decay_scale(group: Mapping[str, Any]) -> float:
+    """What a group's weight decay is multiplied with in a step.
+
+    Args:
+        group: With `lr`, `weight_decay_mode`, and `initial_lr` where a schedule drives it: the peak. Without one the
+            rate is its own peak.
+
+    Returns:
+        lr for "decoupled" (torch, Keras, optax), 1 for "fixed" (pytorch_optimizer's `fixed_decay`), lr / peak for
+        "scheduled" (Loshchilov & Hutter 2019, arXiv:1711.05101, Algorithm 2: the schedule's multiplier, not the rate),
+        lr^2 / peak for "corrected" (timm's `corrected_weight_decay`; Defazio 2025, arXiv:2506.02285).
+
+    Example:
+        >>> [decay_scale({"lr": 0.1, "initial_lr": 0.4, "weight_decay_mode": mode}) for mode in DECAY_MODES]
+        [0.1, 1.0, 0.25, 0.025]
+    """
+    mode, lr = group["weight_decay_mode"], float(group["lr"])
+    if mode == "fixed":
+        return 1.0
+    if mode == "decoupled":
+        return lr
+    peak = float(group.get("initial_lr", lr))
+    of_peak = lr / peak if peak else 1.0
+    return of_peak if mode == "scheduled" else lr * of_peak
+
+
+def refuse_no_peak(group: Mapping[str, Any], functions: Collection[str]) -> None:
+    """Refuse decay that goes by the peak of a rate that has none known: a function of the step.
+
+    Args:
+        group: A parameter group.
+        functions: Its options that are functions of the step.
+
+    Raises:
+        ValueError: Naming the mode and what to do.
+    """
+    mode = group["weight_decay_mode"]
+    if mode in _OF_PEAK and "lr" in functions:
+        raise ValueError(
+            f"weight_decay_mode={mode!r}: goes by the rate's peak, which a function of the step does not tell. Give lr "
+            "as a number and drive it with build_scheduler."
+        )

@@ -1,0 +1,75 @@
+"""Compile `step.c` where a C compiler is found: at `pip install` (hatch_build.py), or by hand afterwards.
+
+python -m optrun.optimizer.kernels.build
+
+This file imports nothing of optrun, and nothing beyond the standard library: it runs while optrun is being installed.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shlex
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+SOURCE = Path(__file__).with_name("step.c")
+LIBRARY = "step.so"
+"""Name of the compiled file; it lies beside its source."""
+FLAGS = (
+    "-std=gnu11",
+    "-O3",
+    "-ffp-contract=off",  # the same bits with and without fused multiply-add
+    "-fno-math-errno",  # or sqrt would be a call
+    "-fno-trapping-math",  # or comparisons would not become vectors
+    "-fPIC",
+    "-shared",
+    "-pthread",
+)
+
+
+def digest() -> str:
+    """Tell one `step.c`, and how it is compiled, from another; the compiled file carries it."""
+    return hashlib.sha256(SOURCE.read_bytes() + " ".join(FLAGS).encode()).hexdigest()[:16]
+
+
+def compiler() -> list[str] | None:
+    """Find the C compiler: `$CC`, else cc, gcc or clang; None where there is none."""
+    chosen = shlex.split(os.environ.get("CC", ""))
+    if chosen:
+        return chosen if shutil.which(chosen[0]) else None
+    found = next((name for name in ("cc", "gcc", "clang") if shutil.which(name)), None)
+    return [found] if found else None
+
+
+def build(folder: Path) -> str | None:
+    """Compile the kernel into a folder, complete or not at all.
+
+    Args:
+        folder: Where `LIBRARY` is written; what lies there under that name is replaced.
+
+    Returns:
+        None, or why there is no kernel.
+    """
+    command = compiler()
+    if command is None:
+        return "no C compiler was found"
+    with tempfile.TemporaryDirectory(dir=folder) as aside:  # the same file system: replaced by one rename
+        made = Path(aside) / LIBRARY
+        words = [*command, *FLAGS, f'-DDIGEST="{digest()}"', str(SOURCE), "-o", str(made), "-lm"]
+        try:
+            done = subprocess.run(words, capture_output=True, text=True, timeout=300, check=False)
+        except (OSError, subprocess.TimeoutExpired) as error:
+            return f"{command[0]} did not run: {error}"
+        if done.returncode != 0 or not made.is_file():
+            return f"{command[0]} failed: {done.stderr.strip() or f'exit code {done.returncode}'}"
+        made.replace(folder / LIBRARY)
+    return None
+
+
+if __name__ == "__main__":
+    reason = build(SOURCE.parent)
+    sys.exit(f"no compiled kernel: {reason}" if reason else None)

@@ -1,0 +1,44 @@
+"""Say which kernel steps an optimizer: for `optrun explain`, and for checkpoints, whose resume is exact on the same."""
+
+from __future__ import annotations
+
+from torch.optim import Optimizer
+
+from optrun.optimizer.kernels.choice import why_not_compiled
+
+
+def kernel_of(optimizer: Optimizer, device: str, *, whole: bool = True) -> str:
+    """Name the kernel that steps an optimizer.
+
+    Args:
+        optimizer: Any; of several members, all are asked.
+        device: Type of the device that its parameters will be on.
+        whole: No parameter is sharded.
+
+    Returns:
+        Names as in `OPTRUN_KERNEL`, where groups differ several; "torch" for optimizers whose update is torch's or a
+        library's.
+
+    Raises:
+        ConfigError: `OPTRUN_KERNEL` is no kernel, or one that is not there.
+    """
+    members = getattr(optimizer, "members", {})
+    names = {
+        stepper.kernel(group, device, whole=whole) if hasattr(stepper, "kernel") else "torch"
+        for group in optimizer.param_groups
+        for stepper in [members.get(group.get("optimizer"), optimizer)]
+    }
+    return ", ".join(sorted(names))
+
+
+def kernel_row(kernel: str) -> str:
+    """Write the row of `optrun explain`: the kernel, and why it is not the compiled one.
+
+    Example:
+        >>> kernel_row("torch"), kernel_row("compiled")
+        ("torch's own", 'compiled')
+    """
+    if kernel == "torch":
+        return "torch's own"
+    reason = why_not_compiled()
+    return f"{kernel}; the compiled one: {reason}" if reason and "fused" in kernel else kernel

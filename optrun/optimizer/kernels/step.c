@@ -1,0 +1,321 @@
+/* One step of Adam, Adamax and LAMB over a list of tensors: each formula as the loop beside it in Python writes it.
+ *
+ * Tensors are cut into chunks of a fixed size, which threads take from one queue in a fixed order. Every element is
+ * computed by the same operations whatever the number of threads or the instruction set (compiled without contraction to
+ * fused multiply-add), and LAMB's sums are added lane by lane and chunk by chunk in order: the same input gives the same
+ * bits on every machine of IEEE arithmetic. LAMB needs its direction twice, for the norm and for the update, and computes
+ * it twice: that moves fewer bytes than to keep it, and needs no memory.
+ *
+ * The file includes itself once for float and once for double. */
+#ifndef REAL
+#include <math.h>
+#include <pthread.h>
+#include <sched.h>
+#include <stdatomic.h>
+#include <stdint.h>
+#include <stdlib.h>
+
+enum { CHUNK = 16384, BLOCK = 512, LANES = 4, MOST_THREADS = 64 }; /* elements; doubles of one vector */
+enum { WAVE = 1 << 20 }; /* elements between LAMB's passes at least: what was read is still in the cache */
+
+#ifndef DIGEST
+#define DIGEST ""
+#endif
+const char *optrun_digest(void) { return DIGEST; }
+
+typedef struct { /* of one tensor; the order is that of `NUMBERS` in compiled.py */
+    double scale;   /* lr / (1 - beta1^t) of Adam and Adamax, lr of LAMB */
+    double keep;    /* what decoupled decay leaves of a weight */
+    double beta1, beta2, eps;
+    double eps_gradient, eps_denominator; /* Adamax's, beside |g| and beside the maximum */
+    double root;    /* 1 / sqrt(1 - beta2^t) */
+    double first;   /* LAMB's 1 / (1 - beta1^t) */
+    double l1, l2;  /* coupled decay */
+    double decay;   /* LAMB's, inside the norm */
+    double unscale; /* 1 / loss scale */
+    double adapt, nesterov; /* 0 or 1 */
+    double min_norm, max_norm, eps_ratio, min_ratio, max_ratio; /* LAMB's bounds of |w| and of the ratio */
+} Numbers;
+
+typedef struct {
+    int64_t tensor, begin, end, chunk;
+    int pass;
+} Job;
+
+typedef struct Step Step;
+typedef void (*Update)(const Step *, const Job *);
+struct Step {
+    void **params, **grads, **firsts, **seconds;
+    const Numbers *numbers;
+    double *sums;           /* of each chunk: squares of weights, squares of directions */
+    double *ratios;         /* of each tensor */
+    int64_t *chunks;        /* first chunk of each tensor, and one past the last of all */
+    _Atomic int64_t *open;  /* of each tensor: chunks that have not been summed, and the ratio */
+    Job *jobs;
+    int64_t count;
+    _Atomic int64_t next;
+    Update updates[2];
+};
+
+typedef double Lanes __attribute__((vector_size(LANES * sizeof(double))));
+
+/* What takes most of the time is compiled for several instruction sets, of which the loader picks one. */
+#if defined(__x86_64__) && defined(__GLIBC__) && defined(__has_attribute)
+#if __has_attribute(target_clones)
+#define FAST __attribute__((target_clones("avx512f", "avx2", "default")))
+#endif
+#endif
+#ifndef FAST
+#define FAST
+#endif
+#define INLINE static inline __attribute__((always_inline))
+
+static double bounded(double x, double low, double high) { return x < low ? low : x > high ? high : x; }
+
+static void set_ratio(Step *step, int64_t tensor)
+{
+    double weights = 0, directions = 0;
+    for (int64_t chunk = step->chunks[tensor]; chunk < step->chunks[tensor + 1]; chunk++) {
+        weights += step->sums[2 * chunk];
+        directions += step->sums[2 * chunk + 1];
+    }
+    const Numbers *x = &step->numbers[tensor];
+    const double norm = bounded(fabs(x->keep) * sqrt(weights), x->min_norm, x->max_norm);
+    if (x->adapt && norm > 0 && directions > 0)
+        step->ratios[tensor] = bounded(norm / (sqrt(directions) + x->eps_ratio), x->min_ratio, x->max_ratio);
+}
+
+static void *work(void *given)
+{
+    Step *step = given;
+    for (;;) {
+        int64_t at = atomic_fetch_add(&step->next, 1);
+        if (at >= step->count)
+            return NULL;
+        const Job *job = &step->jobs[at];
+        /* What it waits for stands before it in the queue: a running thread has it. */
+        while (job->pass && atomic_load(&step->open[job->tensor]))
+            sched_yield();
+        step->updates[job->pass](step, job);
+        if (!job->pass && atomic_fetch_sub(&step->open[job->tensor], 1) == 2) {
+            if (step->updates[1])
+                set_ratio(step, job->tensor);
+            atomic_store(&step->open[job->tensor], 0);
+        }
+    }
+}
+
+#define JOIN_(name, suffix) name##suffix
+#define JOIN(name, suffix) JOIN_(name, suffix)
+#define REAL float
+#define SQRT sqrtf
+#define OF(name) JOIN(name, _float)
+#include "step.c"
+#undef REAL
+#undef SQRT
+#undef OF
+#define REAL double
+#define SQRT sqrt
+#define OF(name) JOIN(name, _double)
+#include "step.c"
+
+static const Update UPDATES[2][3][2] = {
+    {{adam_float, NULL}, {adamax_float, NULL}, {lamb_moments_float, lamb_update_float}},
+    {{adam_double, NULL}, {adamax_double, NULL}, {lamb_moments_double, lamb_update_double}},
+};
+
+/* The second pass over the tensors of jobs[from:to], each from the chunk on that was read last. */
+static int64_t append_second_pass(Job *jobs, int64_t from, int64_t to)
+{
+    int64_t count = to;
+    for (int64_t begin = from, end; begin < to; begin = end) {
+        for (end = begin; end < to && jobs[end].tensor == jobs[begin].tensor; end++)
+            ;
+        for (int64_t at = end; at-- > begin; count++) {
+            jobs[count] = jobs[at];
+            jobs[count].pass = 1;
+        }
+    }
+    return count;
+}
+
+static void fill_queue(Step *step, int64_t tensors, const int64_t *sizes)
+{
+    int64_t chunk = 0, from = 0, wave = 0;
+    for (int64_t tensor = 0; tensor < tensors; tensor++) {
+        step->chunks[tensor] = chunk;
+        step->ratios[tensor] = 1;
+        for (int64_t begin = 0; begin < sizes[tensor]; begin += CHUNK) {
+            int64_t end = begin + CHUNK < sizes[tensor] ? begin + CHUNK : sizes[tensor];
+            step->jobs[step->count++] = (Job){tensor, begin, end, chunk++, 0};
+        }
+        atomic_init(&step->open[tensor], chunk - step->chunks[tensor] + 1);
+        wave += sizes[tensor];
+        if (step->updates[1] && (wave >= WAVE || tensor == tensors - 1)) {
+            from = step->count = append_second_pass(step->jobs, from, step->count);
+            wave = 0;
+        }
+    }
+    step->chunks[tensors] = chunk;
+}
+
+/* Update `tensors` tensors of `sizes` elements in place; ratios are written. Returns 0, or 1 where memory is short. */
+int optrun_step(int formula, int wide, int64_t tensors, void **params, void **grads, void **firsts, void **seconds,
+                const int64_t *sizes, const double *numbers, double *ratios, int threads)
+{
+    int64_t chunks = 1;
+    for (int64_t tensor = 0; tensor < tensors; tensor++)
+        chunks += (sizes[tensor] + CHUNK - 1) / CHUNK;
+    const Update *updates = UPDATES[wide][formula];
+    Step step = {.params = params, .grads = grads, .firsts = firsts, .seconds = seconds, .ratios = ratios,
+                 .numbers = (const Numbers *)numbers, .updates = {updates[0], updates[1]}};
+    step.jobs = malloc(2 * chunks * sizeof(Job));
+    step.sums = malloc(2 * chunks * sizeof(double));
+    step.chunks = malloc((tensors + 1) * sizeof(int64_t));
+    step.open = malloc((tensors + 1) * sizeof(*step.open));
+    int short_of_memory = !step.jobs || !step.sums || !step.chunks || !step.open;
+    if (!short_of_memory) {
+        fill_queue(&step, tensors, sizes);
+        pthread_t others[MOST_THREADS];
+        int64_t wanted = step.count / 4 < threads ? step.count / 4 : threads; /* a thread costs as much as a chunk */
+        int started = 0;
+        while (started + 1 < wanted && started < MOST_THREADS && !pthread_create(&others[started], NULL, work, &step))
+            started++;
+        work(&step);
+        while (started)
+            pthread_join(others[--started], NULL);
+    }
+    free(step.jobs);
+    free(step.sums);
+    free(step.chunks);
+    free((void *)step.open);
+    return short_of_memory;
+}
+
+#else /* -- the formulas, for one REAL ----------------------------------------------------------------------------- */
+
+#define GIVEN                                                              \
+    const Numbers *x = &step->numbers[job->tensor];                        \
+    REAL *restrict w = (REAL *)step->params[job->tensor] + job->begin;     \
+    const REAL *restrict grad = (REAL *)step->grads[job->tensor] + job->begin; \
+    REAL *restrict m = (REAL *)step->firsts[job->tensor] + job->begin;     \
+    REAL *restrict v = (REAL *)step->seconds[job->tensor] + job->begin;    \
+    const int64_t n = job->end - job->begin;                               \
+    const REAL beta1 = x->beta1, rest1 = 1 - x->beta1, beta2 = x->beta2, rest2 = 1 - x->beta2, eps = x->eps
+
+/* beta a + rest b, exact where a is b and where beta is 0. */
+INLINE REAL OF(lerp)(REAL a, REAL b, REAL beta, REAL rest)
+{
+    return rest < (REAL)0.5 ? a + rest * (b - a) : b - beta * (b - a);
+}
+
+INLINE REAL OF(sign)(REAL x) { return x > 0 ? 1 : x < 0 ? -1 : 0; }
+
+INLINE void OF(adam_as)(const Step *step, const Job *job, const int coupled, const int nesterov)
+{
+    GIVEN;
+    const REAL keep = x->keep, root = x->root, scale = x->scale, l2 = x->l2, unscale = x->unscale;
+    for (int64_t i = 0; i < n; i++) {
+        REAL g = grad[i] * unscale;
+        if (coupled)
+            g += l2 * w[i];
+        const REAL first = OF(lerp)(m[i], g, beta1, rest1), second = OF(lerp)(v[i], g * g, beta2, rest2);
+        m[i] = first;
+        v[i] = second;
+        const REAL direction = nesterov ? OF(lerp)(first, g, beta1, rest1) : first;
+        w[i] = keep * w[i] - scale * (direction / (SQRT(second) * root + eps));
+    }
+}
+
+FAST static void OF(adam)(const Step *step, const Job *job) /* every case a loop without branches */
+{
+    const Numbers *x = &step->numbers[job->tensor];
+    if (x->nesterov)
+        x->l2 != 0 ? OF(adam_as)(step, job, 1, 1) : OF(adam_as)(step, job, 0, 1);
+    else
+        x->l2 != 0 ? OF(adam_as)(step, job, 1, 0) : OF(adam_as)(step, job, 0, 0);
+}
+
+FAST static void OF(adamax)(const Step *step, const Job *job)
+{
+    GIVEN;
+    (void)rest2;
+    const REAL keep = x->keep, scale = x->scale, l1 = x->l1, l2 = x->l2;
+    const REAL eps_gradient = x->eps_gradient, eps_denominator = x->eps_denominator;
+    for (int64_t i = 0; i < n; i++) {
+        REAL g = grad[i];
+        if (l2)
+            g += l2 * w[i];
+        if (l1)
+            g += l1 * OF(sign)(w[i]);
+        const REAL first = OF(lerp)(m[i], g, beta1, rest1);
+        const REAL size = (g < 0 ? -g : g) + eps_gradient, faded = beta2 * v[i] + eps;
+        const REAL largest = faded > size || faded != faded ? faded : size;
+        m[i] = first;
+        v[i] = largest;
+        w[i] = keep * w[i] - scale * (first / (largest + eps_denominator));
+    }
+}
+
+INLINE REAL OF(direction)(REAL first, REAL second, REAL w, REAL correction, REAL root, REAL eps, REAL decay)
+{
+    const REAL adam = first * correction / (SQRT(second) * root + eps);
+    return decay ? adam + decay * w : adam;
+}
+
+INLINE void OF(add_squares)(Lanes *sums, const REAL *x, int64_t n)
+{
+    typedef REAL Some __attribute__((vector_size(LANES * sizeof(REAL)), aligned(sizeof(REAL)), may_alias));
+    int64_t i = 0;
+    for (; i + 4 * LANES <= n; i += 4 * LANES)
+        for (int at = 0; at < 4; at++) {
+            const Lanes some = __builtin_convertvector(*(const Some *)(x + i + at * LANES), Lanes);
+            sums[at] += some * some;
+        }
+    for (; i < n; i++)
+        sums[0][i % LANES] += (double)x[i] * x[i];
+}
+
+INLINE double OF(total)(const Lanes *sums)
+{
+    const Lanes sum = (sums[0] + sums[1]) + (sums[2] + sums[3]);
+    return (sum[0] + sum[1]) + (sum[2] + sum[3]);
+}
+
+FAST static void OF(lamb_moments)(const Step *step, const Job *job)
+{
+    GIVEN;
+    const REAL root = x->root, correction = x->first, l1 = x->l1, l2 = x->l2, decay = x->decay;
+    Lanes weights[4] = {{0}}, directions[4] = {{0}};
+    REAL direction[BLOCK];
+    for (int64_t begin = 0; begin < n; begin += BLOCK) {
+        const int64_t length = n - begin < BLOCK ? n - begin : BLOCK;
+        REAL *restrict W = w + begin, *restrict M = m + begin, *restrict V = v + begin;
+        const REAL *restrict G = grad + begin;
+        for (int64_t i = 0; i < length; i++) {
+            REAL g = G[i];
+            if (l2)
+                g += l2 * W[i];
+            if (l1)
+                g += l1 * OF(sign)(W[i]);
+            M[i] = OF(lerp)(M[i], g, beta1, rest1);
+            V[i] = OF(lerp)(V[i], g * g, beta2, rest2);
+            direction[i] = OF(direction)(M[i], V[i], W[i], correction, root, eps, decay);
+        }
+        OF(add_squares)(weights, W, length);
+        OF(add_squares)(directions, direction, length);
+    }
+    step->sums[2 * job->chunk] = OF(total)(weights);
+    step->sums[2 * job->chunk + 1] = OF(total)(directions);
+}
+
+FAST static void OF(lamb_update)(const Step *step, const Job *job)
+{
+    GIVEN;
+    (void)grad, (void)beta1, (void)beta2, (void)rest1, (void)rest2;
+    const REAL keep = x->keep, root = x->root, correction = x->first, decay = x->decay;
+    const REAL scale = x->scale * step->ratios[job->tensor];
+    for (int64_t i = 0; i < n; i++)
+        w[i] = keep * w[i] - scale * OF(direction)(m[i], v[i], w[i], correction, root, eps, decay);
+}
+#endif

@@ -1,0 +1,264 @@
+"""Schedule-Free AdamW: an average of all weights so far in place of a schedule. torch has none."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from optrun.optimizer import arguments
+from optrun.optimizer.arguments import Check
+from optrun.optimizer.base import NamedOptimizer, Numeric, Params
+from optrun.optimizer.batches import gather
+from optrun.optimizer.numerics import bias_correction, local, second_moment_
+
+
+def _betas(name: str, value: Any) -> tuple[float, float]:
+    """As `arguments.betas`; the first above 0, for the weights to evaluate are found by dividing by it."""
+    beta1, beta2 = arguments.betas(name, value)
+    if beta1 == 0:
+        raise ValueError(f"{name}={value!r}: expected two numbers, each in [0, 1), the first above 0.")
+    return beta1, beta2
+
+
+class ScheduleFreeAdamW(NamedOptimizer):
+    """Gradients are taken at y, between the weights z of a plain AdamW and the average x of them.
+
+    One step of one parameter tensor, t counting the gradients it has had from 1:
+
+        v = b2 v + (1 - b2) g^2                              g the gradient at y
+        d = g / (sqrt(v / (1 - b2^t)) + eps) + weight_decay y
+        z = z - lr d
+        x = (1 - c) x + c z        c = s_t / (s_1 + ... + s_t),    s_t = t^r (largest lr so far)^weight_lr_power
+        y = (1 - b1) z + b1 x
+
+    The parameters hold y while it trains and x after `eval()`, which is what belongs into evaluations and published
+    models; `train()` takes y back. x is not stored: it is (y - (1 - b1) z) / b1. A run of optrun calls both where they
+    are due. A loop of your own calls them around evaluations and saves, as with the schedulefree package.
+
+    Its lr stays where it is: `scheduler=constant`, with a warm-up.
+
+    Args:
+        params: Parameters, (name, parameter) pairs, or groups that override any of the following.
+        lr: Learning rate, a number >= 0 or a function of the step from 0.
+        betas: b1, the share of x in y, in (0, 1), and decay of the second moment, in [0, 1). Another b1 from some step
+            on, as torch's OneCycleLR sets it, moves y between the same x and z.
+        eps: Added to the square root of the corrected second moment, >= 0.
+        weight_decay: Decoupled, taken at y, >= 0; may be a function of the step.
+        r: Power of t in the average's weights, >= 0; 0 weighs all steps of one lr alike.
+        weight_lr_power: Power of the lr in them, >= 0; so steps of a warm-up count for less.
+        master_weights: Keep a float32 copy of 16-bit parameters in the state and round it into them: the late steps of
+            an average are smaller than what 16 bits hold.
+        foreach: Fused kernels: True, False, or None for wherever they are the faster.
+
+    Raises:
+        TypeError: For an argument of a wrong type or an unknown group key.
+        ValueError: For a value out of range.
+
+    Source: Defazio et al. 2024, arXiv:2405.15682, Algorithm 1, with t^r as in the authors' package.
+
+    Example:
+        >>> weight = torch.nn.Parameter(torch.tensor([1.0, 2.0]))
+        >>> optimizer = ScheduleFreeAdamW([weight], lr=0.1, weight_decay=0.0)
+        >>> for _ in range(2):
+        ...     weight.grad = torch.tensor([0.5, -0.5])
+        ...     optimizer.step()
+        >>> optimizer.eval()
+        >>> weight.data
+        tensor([0.8500, 2.1500])
+    """
+
+    CHECKS: ClassVar[Mapping[str, Check]] = {
+        "lr": arguments.not_negative,
+        "betas": _betas,
+        "eps": arguments.not_negative,
+        "weight_decay": arguments.not_negative,
+        "r": arguments.not_negative,
+        "weight_lr_power": arguments.not_negative,
+        "master_weights": arguments.flag,
+        "foreach": arguments.optional_flag,
+    }
+    STATE: ClassVar[tuple[str, ...]] = ("z", "exp_avg_sq", "weight_sum", "lr_max", "beta1")
+
+    def __init__(
+        self,
+        params: Params,
+        lr: Numeric = 2.5e-3,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-8,
+        weight_decay: Numeric = 0.01,
+        r: float = 0.0,
+        weight_lr_power: float = 2.0,
+        master_weights: bool = False,
+        foreach: bool | None = None,
+    ) -> None:
+        defaults = {
+            "lr": lr,
+            "betas": betas,
+            "eps": eps,
+            "weight_decay": weight_decay,
+            "r": r,
+            "weight_lr_power": weight_lr_power,
+            "master_weights": master_weights,
+            "foreach": foreach,
+        }
+        super().__init__(params, defaults)
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """As in `NamedOptimizer`; the group begins with its parameters as weights to train."""
+        super().add_param_group(param_group)
+        self.param_groups[-1]["train_mode"] = True
+
+    @torch.no_grad()
+    def eval(self) -> None:
+        """Put x into the parameters, the weights to evaluate and publish; nothing where they stand there already."""
+        self._exchange(train_mode=False)
+
+    @torch.no_grad()
+    def train(self) -> None:
+        """Take y back into the parameters; nothing where it stands there already. Rounds, where `eval` did."""
+        self._exchange(train_mode=True)
+
+    def _exchange(self, *, train_mode: bool) -> None:
+        for group in self.param_groups:
+            if group["train_mode"] == train_mode:
+                continue
+            group["train_mode"] = train_mode
+            for param in group["params"]:
+                state = self.state.get(param)
+                if not state:
+                    continue
+                z, own = local(state["z"]), local(param)
+                if "master_weight" in state:
+                    y = local(state["master_weight"])
+                    own.copy_(y if train_mode else y.lerp(z, 1 - 1 / state["beta1"]))
+                else:
+                    own.copy_(own.to(z.dtype).lerp(z, 1 - (state["beta1"] if train_mode else 1 / state["beta1"])))
+
+    def _numbers(self, group: Mapping[str, Any], param: Tensor) -> dict[str, Any]:
+        """Takes the step's weight into the average of one parameter, whose `step` was counted already."""
+        state, lr, (beta1, _) = self.state[param], group["lr"], group["betas"]
+        if state["step"] == 1:
+            state["z"].copy_(state.get("master_weight", param))
+            state.update(weight_sum=0.0, lr_max=0.0, beta1=beta1)
+        state["lr_max"] = max(lr, state["lr_max"])
+        weight = state["step"] ** group["r"] * state["lr_max"] ** group["weight_lr_power"]
+        state["weight_sum"] += weight
+        keep = 1.0 - (weight / state["weight_sum"] if weight else 0.0)
+        before, state["beta1"] = state["beta1"], beta1
+        return {
+            "lrs": lr,
+            "weight_decays": group["weight_decay"],
+            "mixes": 1.0 - keep * beta1 / before,
+            "scales": lr * (1.0 - beta1 * keep),
+        }
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """Update every parameter that has a gradient; returns what `closure` returned.
+
+        Raises:
+            RuntimeError: The parameters hold the weights to evaluate.
+        """
+        if not all(group["train_mode"] for group in self.param_groups):
+            raise RuntimeError("the parameters hold the weights to evaluate: call optimizer.train() before step().")
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        slots, shared = ("z", "exp_avg_sq"), ("betas", "eps", "foreach")
+        for batch in gather(self, slots=slots, shared=shared, per_tensor=self._numbers):
+            schedule_free(
+                batch.params,
+                batch.grads,
+                batch.state["z"],
+                batch.state["exp_avg_sq"],
+                foreach=batch.foreach,
+                steps=batch.steps,
+                beta2=batch.options["betas"][1],
+                eps=batch.options["eps"],
+                **batch.numbers,
+            )
+            batch.done()
+        return loss
+
+
+def schedule_free(params: list[Tensor], *lists: list[Tensor], foreach: bool, **numbers: Any) -> None:
+    """One step in place, by fused kernels or tensor by tensor; arguments as in `_single_tensor_schedule_free`."""
+    update = _multi_tensor_schedule_free if foreach else _single_tensor_schedule_free
+    update(params, *lists, **numbers)
+
+
+def _single_tensor_schedule_free(
+    params: list[Tensor],
+    grads: list[Tensor],
+    zs: list[Tensor],
+    exp_avg_sqs: list[Tensor],
+    *,
+    steps: list[int],
+    lrs: list[float],
+    weight_decays: list[float],
+    mixes: list[float],
+    scales: list[float],
+    beta2: float,
+    eps: float,
+) -> None:
+    """The formula of `ScheduleFreeAdamW`, one tensor after another, with x replaced by what y and z say of it.
+
+        y = (1 - mix) y + mix z - scale d        mix = 1 - (1 - c) b1 / b1',    scale = lr (1 - b1 (1 - c))
+        z = z - lr d
+
+    with b1' the b1 by which y was made; where that is b1 itself, mix is c.
+
+    Args:
+        params: y; local pieces, float32 or float64, one device; updated in place.
+        grads: The same shapes and dtype.
+        zs: Weights of the plain optimizer, in place.
+        exp_avg_sqs: Second moments, in place.
+        steps: t of each tensor, from 1.
+        lrs: Learning rate of each.
+        weight_decays: Of each.
+        mixes: Share of z in the new y, of each.
+        scales: Step of y along d, of each.
+        beta2: Decay of the second moment.
+        eps: Outside the square root.
+    """
+    for i, (param, grad, z, exp_avg_sq) in enumerate(zip(params, grads, zs, exp_avg_sqs, strict=True)):
+        second_moment_(exp_avg_sq, grad, beta2)
+        direction = grad / (exp_avg_sq / bias_correction(beta2, steps[i])).sqrt_().add_(eps)
+        if weight_decays[i]:
+            direction.add_(param, alpha=weight_decays[i])
+        param.lerp_(z, mixes[i]).sub_(direction, alpha=scales[i])
+        z.sub_(direction, alpha=lrs[i])
+
+
+def _multi_tensor_schedule_free(
+    params: list[Tensor],
+    grads: list[Tensor],
+    zs: list[Tensor],
+    exp_avg_sqs: list[Tensor],
+    *,
+    steps: list[int],
+    lrs: list[float],
+    weight_decays: list[float],
+    mixes: list[float],
+    scales: list[float],
+    beta2: float,
+    eps: float,
+) -> None:
+    """As `_single_tensor_schedule_free`."""
+    torch._foreach_mul_(exp_avg_sqs, beta2)
+    torch._foreach_addcmul_(exp_avg_sqs, grads, grads, 1 - beta2)
+    denoms = torch._foreach_div(exp_avg_sqs, [bias_correction(beta2, step) for step in steps])
+    torch._foreach_sqrt_(denoms)
+    torch._foreach_add_(denoms, eps)
+    directions = torch._foreach_div(grads, denoms)
+    del denoms
+    if any(weight_decays):
+        torch._foreach_add_(directions, torch._foreach_mul(params, weight_decays))
+    torch._foreach_lerp_(params, zs, mixes)
+    torch._foreach_sub_(params, torch._foreach_mul(directions, scales))
+    torch._foreach_mul_(directions, lrs)
+    torch._foreach_sub_(zs, directions)

@@ -1,0 +1,272 @@
+"""SOAP: Adam in the eigenbasis of Shampoo's preconditioner. torch has none."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from optrun.optimizer import arguments
+from optrun.optimizer.arguments import Check
+from optrun.optimizer.base import NamedOptimizer, Numeric, Params
+from optrun.optimizer.batches import gather
+from optrun.optimizer.numerics import bias_correction, first_moment_, second_moment_
+
+Bases = list[Tensor | None]
+"""A matrix for each dimension of a tensor; None for one that is left as it is."""
+
+
+class Soap(NamedOptimizer):
+    """Shampoo with Adam in the preconditioner's eigenbasis, tensor by tensor.
+
+    One step of one matrix, k counting from 1 the gradients it has had after the first:
+
+        m = b1 m + (1 - b1) g
+        v = b2 v + (1 - b2) (QL' g QR)^2
+        w = w - lr QL ((QL' m QR / (1 - b1^k)) / (sqrt(v / (1 - b2^k)) + eps / sqrt(1 - b2^k))) QR'
+        w = w (1 - lr weight_decay)
+        L = bs L + (1 - bs) g g'        R = bs R + (1 - bs) g' g
+        QL, QR = orthogonal factors of L QL and R QR, every precondition_frequency steps
+
+    The first gradient of a tensor makes L, R and their eigenvectors QL, QR, and moves nothing: no gradient is projected
+    by what it made itself. A tensor of more dimensions has a matrix for each; vectors and numbers take Adam's step.
+    Everything is float32 at least; n x m parameters keep 2 (n^2 + m^2 + n m) numbers.
+
+    Args:
+        params: Parameters, (name, parameter) pairs, or groups that override any of the following; no shards.
+        lr: Learning rate, a number >= 0 or a function of the step from 0.
+        betas: Decay of first and second moment, each in [0, 1).
+        shampoo_beta: Decay bs of L and R, in [0, 1); None: that of the second moment.
+        eps: Added to the square root of the second moment before its bias correction, >= 0.
+        weight_decay: Decoupled, after the step, >= 0; may be a function of the step.
+        precondition_frequency: Steps from one pair of bases to the next, >= 1.
+        max_precondition_dim: A longer dimension is left as it is, as those of a vocabulary.
+        precondition_1d: Vectors have a basis, too.
+
+    Raises:
+        TypeError: For an argument of a wrong type or an unknown group key.
+        ValueError: For a value out of range, or a sharded parameter.
+
+    Source: Vyas et al. 2024, arXiv:2409.11321, Algorithms 3 and 4; the first step, the bias correction and the order of
+    decay as in the authors' code.
+
+    Example:
+        >>> weight = torch.nn.Parameter(torch.tensor([[1.0, 2.0]]))
+        >>> optimizer = Soap([weight], lr=0.1, weight_decay=0.0)
+        >>> for _ in range(2):
+        ...     weight.grad = torch.tensor([[0.5, 0.0]])
+        ...     optimizer.step()
+        >>> weight.data
+        tensor([[0.9000, 2.0000]])
+    """
+
+    CHECKS: ClassVar[Mapping[str, Check]] = {
+        "lr": arguments.not_negative,
+        "betas": arguments.betas,
+        "shampoo_beta": arguments.optional_fraction,
+        "eps": arguments.not_negative,
+        "weight_decay": arguments.not_negative,
+        "precondition_frequency": arguments.count,
+        "max_precondition_dim": arguments.whole_number,
+        "precondition_1d": arguments.flag,
+    }
+    STATE: ClassVar[tuple[str, ...]] = ("exp_avg", "exp_avg_sq", "preconditioners", "bases")
+    TAKES_SHARDS: ClassVar[bool] = False
+
+    def __init__(
+        self,
+        params: Params,
+        lr: Numeric = 3e-3,
+        betas: tuple[float, float] = (0.95, 0.95),
+        shampoo_beta: float | None = None,
+        eps: float = 1e-8,
+        weight_decay: Numeric = 0.01,
+        precondition_frequency: int = 10,
+        max_precondition_dim: int = 10000,
+        precondition_1d: bool = False,
+    ) -> None:
+        defaults = {
+            "lr": lr,
+            "betas": betas,
+            "shampoo_beta": shampoo_beta,
+            "eps": eps,
+            "weight_decay": weight_decay,
+            "precondition_frequency": precondition_frequency,
+            "max_precondition_dim": max_precondition_dim,
+            "precondition_1d": precondition_1d,
+        }
+        super().__init__(params, defaults)
+
+    def _numbers(self, group: Mapping[str, Any], param: Tensor) -> dict[str, Any]:
+        state, beta2 = self.state[param], group["betas"][1]
+        if state["step"] == 1:
+            state["preconditioners"] = _zeros(state["exp_avg"], group["max_precondition_dim"], group["precondition_1d"])
+            state["bases"] = [None] * len(state["preconditioners"])
+        return {
+            "states": state,
+            "lrs": group["lr"],
+            "keeps": 1.0 - group["lr"] * group["weight_decay"],
+            "shampoo_betas": beta2 if group["shampoo_beta"] is None else group["shampoo_beta"],
+        }
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """Update every parameter that has a gradient; returns what `closure` returned."""
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        slots, shared = ("exp_avg", "exp_avg_sq"), ("betas", "eps", "precondition_frequency")
+        for batch in gather(self, slots=slots, shared=shared, per_tensor=self._numbers):
+            states = batch.numbers.pop("states")
+            beta1, beta2 = batch.options["betas"]
+            soap(
+                batch.params,
+                batch.grads,
+                batch.state["exp_avg"],
+                batch.state["exp_avg_sq"],
+                [state["preconditioners"] for state in states],
+                [state["bases"] for state in states],
+                steps=batch.steps,
+                beta1=beta1,
+                beta2=beta2,
+                eps=batch.options["eps"],
+                frequency=batch.options["precondition_frequency"],
+                **batch.numbers,
+            )
+            batch.done()
+        return loss
+
+
+def _zeros(like: Tensor, longest: int, vectors: bool) -> Bases:
+    """Where gradients have been summed of no gradient yet."""
+    if like.dim() < 2 and not vectors:
+        return [None] * like.dim()
+    return [like.new_zeros(side, side) if side <= longest else None for side in like.shape]
+
+
+def soap(
+    params: list[Tensor],
+    grads: list[Tensor],
+    exp_avgs: list[Tensor],
+    exp_avg_sqs: list[Tensor],
+    preconditioners: list[Bases],
+    bases: list[Bases],
+    *,
+    steps: list[int],
+    lrs: list[float],
+    keeps: list[float],
+    shampoo_betas: list[float],
+    beta1: float,
+    beta2: float,
+    eps: float,
+    frequency: int,
+) -> None:
+    """The formula of `Soap`, one tensor after another.
+
+    Args:
+        params: Whole tensors, float32 or float64, one device; updated in place.
+        grads: The same shapes and dtype.
+        exp_avgs: First moments, in place; in the space of the parameters.
+        exp_avg_sqs: Second moments, in place; in the eigenbases.
+        preconditioners: L, R, ... of each, in place.
+        bases: QL, QR, ... of each; the lists are written.
+        steps: Gradients of each tensor, from 1, with the one that moves nothing.
+        lrs: Learning rate of each.
+        keeps: What decay leaves of w, of each.
+        shampoo_betas: Decay of the preconditioners, of each.
+        beta1: Decay of the first moment.
+        beta2: Decay of the second moment.
+        eps: Outside the square root, before bias correction.
+        frequency: Steps between new bases.
+    """
+    tensors = zip(params, grads, exp_avgs, exp_avg_sqs, preconditioners, bases, strict=True)
+    for i, (param, grad, exp_avg, exp_avg_sq, sums, own) in enumerate(tensors):
+        done = steps[i] - 1
+        if done:
+            first_moment_(exp_avg, grad, beta1)
+            second_moment_(exp_avg_sq, projected(grad, own), beta2)
+            direction = projected(exp_avg, own).div_(exp_avg_sq.sqrt().add_(eps))
+            scale = bias_correction(beta2, done) ** 0.5 / bias_correction(beta1, done)
+            param.sub_(projected(direction, own, back=True), alpha=lrs[i] * scale)
+            if keeps[i] != 1.0:
+                param.mul_(keeps[i])
+        for dim, total in enumerate(sums):
+            if total is not None:
+                rows = grad.movedim(dim, 0).reshape(grad.shape[dim], -1)
+                total.lerp_(rows @ rows.T, 1 - shampoo_betas[i])
+        if not done:
+            own[:] = [None if total is None else eigenvectors(total) for total in sums]
+        elif done % frequency == 0:
+            for dim, (total, basis) in enumerate(zip(sums, own, strict=True)):
+                if total is not None and basis is not None:
+                    own[dim], order = next_basis(total, basis)
+                    exp_avg_sq.copy_(exp_avg_sq.index_select(dim, order))
+
+
+def projected(tensor: Tensor, bases: Bases, *, back: bool = False) -> Tensor:
+    """A tensor in other coordinates, a new one: each dimension by its basis.
+
+    Example:
+        >>> turn = torch.tensor([[0.0, 1.0], [-1.0, 0.0]])
+        >>> projected(torch.tensor([[1.0], [2.0]]), [turn, None])
+        tensor([[-2.],
+                [ 1.]])
+        >>> projected(projected(torch.tensor([[1.0], [2.0]]), [turn, None]), [turn, None], back=True)
+        tensor([[1.],
+                [2.]])
+    """
+    out = tensor.clone()
+    for dim, basis in enumerate(bases):
+        if basis is not None:
+            out = torch.tensordot(out, basis, dims=([dim], [1 if back else 0])).movedim(-1, dim)
+    return out
+
+
+def eigenvectors(matrix: Tensor) -> Tensor:
+    """Of a symmetric matrix, one a column, that of the largest eigenvalue first."""
+    values, vectors = torch.linalg.eigh(matrix)
+    return _completed(vectors.flip(1), values.flip(0))
+
+
+def next_basis(matrix: Tensor, basis: Tensor) -> tuple[Tensor, Tensor]:
+    """One power iteration from the basis before, made orthogonal.
+
+    Args:
+        matrix: Symmetric, (n, n).
+        basis: Its eigenvectors some steps ago, (n, n).
+
+    Returns:
+        The new basis, largest eigenvalue first, and the order in which it takes the columns of the one before.
+
+    Source: Vyas et al. 2024, arXiv:2409.11321, Algorithm 4.
+    """
+    product = matrix @ basis
+    order = (basis * product).sum(dim=0).argsort(descending=True)
+    orthogonal, rest = torch.linalg.qr(product.index_select(1, order))
+    return _completed(orthogonal, rest.diagonal().abs()), order
+
+
+def _completed(basis: Tensor, weights: Tensor) -> Tensor:
+    """A basis whose columns without weight are made anew from the others.
+
+    Few gradients leave most of a preconditioner empty. Which vectors a factorisation names there hangs on the last bit
+    of the gradients, and the steps to come hang on these vectors: one process and two ranks would go apart.
+
+    Args:
+        basis: Orthogonal, (n, n); columns with weight first.
+        weights: What each column is worth, (n,).
+    """
+    side = len(weights)
+    least = 8 * side**0.5 * torch.finfo(weights.dtype).eps * weights.max()
+    rank = side if weights.is_meta else int((weights > least).cumprod(0).sum())
+    if rank == side:
+        return basis
+    known = basis[:, :rank]
+    drawn = torch.randn(side, side - rank, generator=torch.Generator().manual_seed(side), dtype=torch.float64)
+    rest = drawn.to(basis)
+    for _ in range(2):  # once is not orthogonal to the last bits
+        rest = torch.linalg.qr(rest - known @ (known.T @ rest)).Q
+    return torch.cat([known, rest], dim=1)

@@ -1,0 +1,52 @@
+"""Checksums of files by either algorithm."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+from pathlib import Path
+
+import pytest
+import xxhash
+
+from optrun.artifacts.checkpoint import load_checkpoint, save_checkpoint
+from optrun.artifacts.checksum import ALGORITHMS, checksum_in, digest_of_file
+from optrun.artifacts.manifest import problems, read_manifest
+from optrun.errors import CheckpointError
+from tests.faults.checkpoints import edit_manifest, make_run, snapshot
+
+CONTENT = bytes(range(256)) * 40_000
+"""More than one piece, and a rest."""
+
+
+def test_they_are_those_of_the_libraries() -> None:
+    assert digest_of_file(io.BytesIO(CONTENT), "xxh3") == xxhash.xxh3_128_hexdigest(CONTENT)
+    assert digest_of_file(io.BytesIO(CONTENT), "sha256") == hashlib.sha256(CONTENT).hexdigest()
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_a_checkpoint_says_which_it_has_and_is_held_to_it(tmp_path: Path, algorithm: str) -> None:
+    folder = save_checkpoint(make_run(tmp_path / "run"), snapshot(1), None, None, algorithm)
+    listed = read_manifest(folder)["listed"]
+    assert {name: checksum.algorithm for name, (_, checksum) in listed.items()} == {
+        "model.safetensors": algorithm,
+        "optimizer.safetensors": algorithm,
+        "state.json": "sha256",
+    }
+    assert problems(folder) == []
+    assert load_checkpoint(folder).model["weight"].equal(snapshot(1).model["weight"])
+    path = folder / "optimizer.safetensors"
+    content = bytearray(path.read_bytes())
+    content[-1] ^= 1
+    path.write_bytes(content)
+    assert [str(path) in problem for problem in problems(folder)] == [True]
+
+
+@pytest.mark.parametrize("entry", [{"size": 1}, {"size": 1, "xxh3": "0", "sha256": "0"}, {"size": 1, "md5": "0"}])
+def test_none_two_or_an_unknown_one_is_damage(tmp_path: Path, entry: dict[str, object]) -> None:
+    with pytest.raises(ValueError, match="unpack"):
+        checksum_in(entry)
+    folder = make_run(tmp_path / "run", (1,)).checkpoint(1)
+    edit_manifest(folder, lambda manifest: manifest["files"].__setitem__(0, {"name": "model.safetensors", **entry}))
+    with pytest.raises(CheckpointError, match=r"manifest.json: damaged"):
+        read_manifest(folder)

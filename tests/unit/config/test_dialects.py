@@ -1,0 +1,113 @@
+"""`optimizer.dialect`: what is given comes first, the rest is the package's, and a run holds plain values."""
+
+from __future__ import annotations
+
+import functools
+from pathlib import Path
+
+import pytest
+from omegaconf import DictConfig
+
+from optrun.config import store
+from optrun.config.dialects import DIALECTS, dialect_options
+from optrun.config.foreign_names import OPTIMIZERS
+from optrun.config.groups import GROUPS, keys_of
+from optrun.config.saved import changed, differences, plain, with_schemas
+from optrun.errors import ConfigError
+from optrun.optimizer import Lamb, build_optimizer
+from optrun.optimizer.build import options_of
+from tests.optimizer_cases import toy
+from tests.running import composed, optrun
+
+
+@functools.cache
+def chosen(choice: str) -> DictConfig:
+    return store.without_hydra(store.compose(store.open_hydra(), "config", [f"optimizer={choice}"]))
+
+
+@pytest.mark.parametrize(("choice", "dialect"), [(c, d) for c, presets in DIALECTS.items() for d in presets])
+def test_a_preset_is_what_the_class_is_built_with(choice: str, dialect: str) -> None:
+    tree = chosen(choice).copy()
+    tree.optimizer.dialect = dialect
+    config = store.typed(tree).optimizer
+    by_file = build_optimizer(config, [{"params": list(toy().items())}], lr=0.1)
+    by_name = build_optimizer(choice, [{"params": list(toy().items())}], lr=0.1, dialect=dialect)
+    assert by_file.defaults == by_name.defaults
+
+
+def test_what_is_given_comes_first(tmp_path: Path) -> None:
+    """On the command line and in a file of the user's, also where it is optrun's own default."""
+    given = composed("optimizer=lamb", "optimizer.dialect=deepspeed", "optimizer.eps=1e-6", "optimizer.max_trust=null")
+    options = options_of(given.optimizer)
+    assert (options["eps"], options["max_trust"], options["min_trust"]) == (1e-6, None, 0.01)
+    (tmp_path / "optimizer").mkdir()
+    (tmp_path / "optimizer" / "mine.yaml").write_text(
+        "defaults: [lamb, _self_]\nname: mine\ndialect: pytorch_optimizer\nmax_param_norm: 3.0\n"
+    )
+    own = store.typed(store.without_hydra(store.compose(store.open_hydra(str(tmp_path)), "config", ["optimizer=mine"])))
+    options = options_of(own.optimizer)
+    assert (options["max_param_norm"], options["bias_correction"]) == (3.0, "lr_first")
+
+
+def test_the_lists_of_the_model_garden_are_one() -> None:
+    words = ["optimizer=lamb", "optimizer.dialect=tensorflow", "optimizer.exclude_from_weight_decay=[bias]"]
+    assert options_of(composed(*words).optimizer)["exclude_from_layer_adaptation"] == ["bias"]
+    apart = composed(*words, "optimizer.exclude_from_layer_adaptation=[norm]").optimizer
+    assert options_of(apart)["exclude_from_layer_adaptation"] == ["norm"]
+    assert dialect_options("lamb", "tensorflow", exclude_from_weight_decay=["b"])["exclude_from_layer_adaptation"] == [
+        "b"
+    ]
+
+
+def test_a_saved_run_holds_values_and_keeps_its_dialect() -> None:
+    hydra = store.open_hydra()
+    words = ["optimizer=lamb", "optimizer.dialect=optax"]
+    saved = with_schemas(plain(store.without_hydra(store.compose(hydra, "config", words))), "a run")
+    assert saved.optimizer.step_count.value == "optimizer"
+    same = changed(hydra, saved, ["optimizer.dialect=optax", "optimizer.eps=1e-4"])
+    assert same.optimizer.eps == 1e-4
+    with pytest.raises(ConfigError, match=r"optimizer.dialect=timm: the options of optimizer.dialect=optax stand"):
+        changed(hydra, saved, ["optimizer.dialect=timm"])
+    other = changed(hydra, saved, ["optimizer=adamax", "optimizer.dialect=torch"])
+    assert other.optimizer.eps_form.value == "gradient"
+
+
+def test_a_run_from_before_there_were_dialects_goes_on() -> None:
+    values = plain(store.without_hydra(chosen("lamb")))
+    for key in ("dialect", "bias_correction", "max_trust", "eps_in_trust"):
+        del values["optimizer"][key]
+    config = store.typed(with_schemas(values, "an older run"))
+    assert (
+        build_optimizer(config.optimizer, [{"params": list(toy().items())}], lr=0.1).defaults
+        == Lamb(toy().items(), lr=0.1).defaults
+    )
+    assert differences(values, plain(store.without_hydra(chosen("lamb")))) == {}
+
+
+@pytest.mark.parametrize(
+    ("choice", "dialect", "facts"),
+    [
+        ("lamb", "deepsped", ["optimizer.dialect=deepsped", "Did you mean deepspeed"]),
+        ("adamw", "timm", ["no such dialect of adamw", "optimizer=lamb has it"]),
+        ("adamax", "zzz", ["expected", "keras"]),
+    ],
+)
+def test_a_dialect_that_is_not_there(choice: str, dialect: str, facts: list[str]) -> None:
+    with pytest.raises(ConfigError) as refused:
+        composed(f"optimizer={choice}", f"optimizer.dialect={dialect}")
+    assert all(fact.lower() in str(refused.value).lower() for fact in facts)
+    with pytest.raises(ConfigError, match="has no dialects"):
+        dialect_options("sgd", "torch")
+
+
+def test_a_keyword_of_a_package_is_answered(capsys: pytest.CaptureFixture[str]) -> None:
+    assert optrun("--cfg", "job", "optimizer=lamb", "optimizer.trust_clip=true") == 2
+    assert "Here it is called optimizer.max_trust=1.0" in capsys.readouterr().err
+    with pytest.raises(TypeError, match=r"no option 'max_coeff'.*called max_trust"):
+        Lamb.from_config(toy().items(), {"max_coeff": 3.0})
+    for wanted in ("max_grad_norm", "trust_clip", "max_coeff", "set_grad_none", "clamp_value", "debias", "adam"):
+        assert wanted in OPTIMIZERS
+    keys = set().union(*(keys_of(group) for group in GROUPS)) | set(GROUPS)
+    for answer in OPTIMIZERS.values():
+        if not answer.startswith("not offered"):
+            assert answer.partition("=")[0].partition(" ")[0] in keys

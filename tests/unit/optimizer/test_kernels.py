@@ -1,0 +1,197 @@
+"""Every kernel is the loop, whatever it is given; which one is taken, and why it is not the compiled one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from optrun.errors import ConfigError
+from optrun.optimizer import Adamax, AdamW, Lamb, LazyAdam
+from optrun.optimizer.kernels import build, choice, library
+from optrun.optimizer.kernels.report import kernel_of, kernel_row
+from tests.optimizer_cases import CASES, Case
+
+OWN = [(case, options) for case in CASES for options in case.good if hasattr(case.build(
+    [(name, torch.nn.Parameter(torch.ones(2, 16))) for name in ("body.weight", "body.bias", "gain", "start")], **options
+), "kernel")]  # fmt: skip
+OWN_IDS = [f"{case.name}-{index}" for index, (case, _) in enumerate(OWN)]
+KERNELS = ["fused", "compiled"] if build.compiler() or library.library().loaded else ["fused"]
+LONG = 2 * 16384 + 37
+"""More than two chunks of the compiled kernel."""
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _built(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """The compiled kernel, also in a checkout that was not installed."""
+    if library.library().loaded is not None or "compiled" not in KERNELS:
+        yield
+        return
+    folder = tmp_path_factory.mktemp("kernel")
+    assert build.build(folder) is None
+    made = library.load(folder)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(library, "library", lambda: made)
+        yield
+
+
+Kernel = Callable[[str], None]
+
+
+@pytest.fixture
+def use(monkeypatch: pytest.MonkeyPatch) -> Kernel:
+    return lambda name: monkeypatch.setenv(choice.VARIABLE, name)
+
+
+def odd(dtype: torch.dtype) -> dict[str, torch.nn.Parameter]:
+    """Names as in `toy`; what kernels stumble over: several chunks, nothing, a number, a transposed matrix, zeros."""
+    generator = torch.Generator().manual_seed(0)
+    values = {
+        "body.weight": torch.randn(LONG, generator=generator, dtype=torch.float64),
+        "body.bias": torch.randn(5, 16, generator=generator, dtype=torch.float64).t(),
+        "gain": torch.randn((), generator=generator, dtype=torch.float64),
+        "start": torch.zeros(5, dtype=torch.float64),
+        "empty": torch.zeros(0, 3, dtype=torch.float64),
+    }
+    return {name: torch.nn.Parameter(value.to(dtype)) for name, value in values.items()}
+
+
+def set_odd_grads(params: Mapping[str, torch.Tensor], step: int) -> None:
+    """One gradient is expanded, as that of a sum; one is missing now and then."""
+    generator = torch.Generator().manual_seed(1000 + step)
+    for param in params.values():
+        param.grad = torch.randn(param.shape, generator=generator, dtype=torch.float64).to(param.dtype)
+    params["start"].grad = torch.ones((), dtype=params["start"].dtype).expand(5)
+    if step == 1:
+        params["gain"].grad = None
+
+
+def ends(case: Case, options: Mapping[str, Any], dtype: torch.dtype, steps: int = 4) -> dict[str, torch.Tensor]:
+    params = odd(dtype)
+    groups = [
+        {"params": [(name, params[name]) for name in ("body.weight", "start")], "weight_decay": 0.1},
+        {"params": [(name, params[name]) for name in ("body.bias", "gain", "empty")], "lr_scale": 0.5},
+    ]
+    optimizer = case.build(groups, **options)
+    for step in range(steps):
+        set_odd_grads(params, step)
+        optimizer.step()
+    state = {f"{n}/{k}": v for n, p in params.items() for k, v in optimizer.state[p].items() if k != "step"}
+    ratios = {f"{n}/ratio": torch.tensor(k) for n, k in getattr(optimizer, "trust_ratios", {}).items()}
+    return {**{name: param.detach() for name, param in params.items()}, **state, **ratios}
+
+
+@pytest.mark.parametrize(("case", "options"), OWN, ids=OWN_IDS)
+def test_every_kernel_is_the_loop(case: Case, options: Mapping[str, Any], use: Kernel) -> None:
+    for dtype, tolerance in ((torch.float32, 2e-6), (torch.float64, 1e-14)):
+        use("loop")
+        truth = ends(case, options, dtype)
+        for kernel in KERNELS:
+            use(kernel)
+            for name, value in ends(case, options, dtype).items():
+                told = f"{kernel}, {dtype}: {name}"
+                torch.testing.assert_close(value, truth[name], rtol=tolerance, atol=tolerance, msg=told)
+
+
+@pytest.mark.parametrize("name", ["lamb", "adamax", "adamwdl", "lazy_adam"])
+def test_rounding_drifts_no_further_than_the_loops(name: str, use: Kernel) -> None:
+    case = next(case for case in CASES if case.name == name)
+
+    def weights(dtype: torch.dtype) -> torch.Tensor:
+        generator = torch.Generator().manual_seed(0)
+        start = torch.randn(64, generator=generator)
+        param = torch.nn.Parameter(start.to(dtype))
+        optimizer = case.build([("w", param)], lr=1e-3)
+        for _ in range(150):
+            param.grad = torch.randn(64, generator=generator).to(dtype)
+            optimizer.step()
+        return param.detach().double()
+
+    use("loop")
+    exact = weights(torch.float64)
+    loop = (weights(torch.float32) - exact).abs().max().item()
+    for kernel in KERNELS:
+        use(kernel)
+        assert (weights(torch.float32) - exact).abs().max().item() < 1.5 * loop, kernel
+
+
+@pytest.mark.skipif("compiled" not in KERNELS, reason="there is no C compiler")
+@pytest.mark.parametrize("name", ["lamb", "adamax", "adamwdl"])
+def test_threads_change_no_bit(name: str, use: Kernel, monkeypatch: pytest.MonkeyPatch) -> None:
+    case = next(case for case in CASES if case.name == name)
+    use("compiled")
+    found = []
+    for threads in (1, 2, 3):
+        monkeypatch.setattr(library.torch, "get_num_threads", lambda threads=threads: threads)
+        params = {f"w{i}": torch.nn.Parameter(torch.linspace(-1, 1, 9 * 16384 + i)) for i in range(2)}
+        optimizer = case.build(params.items())
+        for step in range(2):
+            for param in params.values():
+                param.grad = torch.cos(param.detach() * (step + 3))
+            optimizer.step()
+        found.append(params)
+    for params in found[1:]:
+        assert all(torch.equal(found[0][name], param) for name, param in params.items())
+
+
+def test_what_no_kernel_computes_the_loop_does(use: Kernel) -> None:
+    weight = torch.nn.Parameter(torch.ones(3))
+
+    def taken(optimizer: torch.optim.Optimizer, **given: Any) -> str:
+        return kernel_of(optimizer, **{"device": "cpu", **given})
+
+    use("auto")
+    best = "compiled" if "compiled" in KERNELS else "fused"
+    assert taken(Lamb([weight])) == best
+    assert taken(Lamb([weight], foreach=True)) == "foreach"
+    assert taken(Lamb([weight], foreach=False)) == "loop"
+    assert taken(Lamb([weight], caution=True)) == "loop"
+    assert taken(Lamb([weight]), device="cuda") == taken(Lamb([weight]), whole=False) == "foreach"
+    assert taken(AdamW([weight])) == "torch"
+    groups = [{"params": [weight]}, {"params": [torch.nn.Parameter(torch.ones(1))], "foreach": True}]
+    assert taken(Adamax(groups)) == ("compiled, foreach" if best == "compiled" else "foreach, loop")
+    use("fused")
+    assert taken(LazyAdam([weight])) == "fused"
+    assert taken(LazyAdam([weight], nesterov=True)) == taken(Adamax([weight])) == "loop"
+    use("foreach")
+    assert taken(LazyAdam([weight])) == "foreach"
+    use("quick")
+    weight.grad = torch.ones(3)
+    with pytest.raises(ConfigError, match=r"OPTRUN_KERNEL='quick'.*compiled"):
+        Lamb([weight]).step()
+
+
+def test_why_there_is_none(tmp_path: Path, use: Kernel, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert "is not built" in library.load(tmp_path).missing
+    (tmp_path / build.LIBRARY).write_bytes(b"no library")
+    broken = library.load(tmp_path)
+    assert "does not load" in broken.missing
+    monkeypatch.setattr(library, "library", lambda: broken)
+    use("compiled")
+    with pytest.raises(ConfigError, match=r"OPTRUN_KERNEL=compiled: .*does not load"):
+        kernel_of(Lamb([torch.nn.Parameter(torch.ones(1))]), "cpu")
+    use("auto")
+    taken = kernel_of(Lamb([torch.nn.Parameter(torch.ones(1))]), "cpu")
+    assert taken == "fused"
+    assert "does not load" in kernel_row(taken)
+
+
+def test_a_library_of_another_source_is_not_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    stale = SimpleNamespace(optrun_digest=lambda: b"of before")
+    monkeypatch.setattr(library.ctypes, "CDLL", lambda path: stale)
+    (tmp_path / build.LIBRARY).touch()
+    assert "another step.c" in library.load(tmp_path).missing
+
+
+def test_without_a_compiler_nothing_is_built(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for chosen, said in (("no-such-compiler", "no C compiler"), ("false", "false failed: exit code 1")):
+        monkeypatch.setenv("CC", chosen)
+        assert said in str(build.build(tmp_path))
+    monkeypatch.delenv("CC")
+    monkeypatch.setattr(build.shutil, "which", lambda name: None)
+    assert "no C compiler" in str(build.build(tmp_path))
+    assert list(tmp_path.iterdir()) == []
