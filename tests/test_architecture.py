@@ -37,8 +37,8 @@ ALLOWED: dict[str, set[str]] = {
     },
     "sweeper": {"artifacts", "config", "errors", "formatting", "registry", "runner", "training"},
     "explain": {
-        "clip", "config", "data", "errors", "formatting", "model", "optimizer", "param_groups", "report", "scheduler",
-        "task",
+        "clip", "config", "data", "distributed", "errors", "formatting", "model", "optimizer", "param_groups", "report",
+        "scheduler", "task",
     },
     "certify": {"artifacts", "config", "errors", "optimizer", "runner"},
     "commands": {

@@ -8,7 +8,6 @@ from __future__ import annotations
 import contextlib
 import faulthandler
 import json
-import logging
 import os
 import signal
 import socket
@@ -27,6 +26,7 @@ from typing import TYPE_CHECKING, Any, Self
 from rich.console import Console
 
 from optrun.commands.payload import Payload
+from optrun.commands.rank_output import printed_log, rank_output
 from optrun.config.schema.distributed import DistributedConfig, RanksConfig
 from optrun.distributed import heartbeat
 from optrun.distributed.heartbeat import Heartbeat, Heartbeats, Phase
@@ -129,7 +129,7 @@ def take_part(rank: Rank, payload: Payload, meeting: Meeting) -> Outcome | None:
         OptrunError: How the ranks ended, together, where not all ended well.
     """
     meeting.timeout = float(payload.values["distributed"]["timeout_seconds"])
-    with _output(rank, payload.run), _watching_others(rank, meeting):
+    with rank_output(rank.launched.rank, payload.run), _watching_others(rank, meeting):
         end, outcome = RankEnd(rank.launched.rank, EXIT_DONE), None
         try:
             outcome = _train(rank, payload, meeting)
@@ -164,7 +164,7 @@ def _train(rank: Rank, payload: Payload, meeting: Meeting) -> Outcome | None:
     if rank.is_main:
         console = Console(quiet=payload.quiet)
         return run_here(request, payload.run, console, resume, world=world, stop_at=payload.stop_at)
-    with _own_log():
+    with printed_log():
         follow(request, payload.run, PlainDisplay(Console(quiet=True)), world, stop_at=payload.stop_at)
     return None
 
@@ -212,9 +212,12 @@ def _watching_others(rank: Rank, meeting: Meeting) -> Iterator[None]:
         yield
         return
     folder = rank.folder
+    told: set[int] = set()
 
     def end_silent(silent: dict[int, Heartbeat]) -> None:
-        ends = find_hung(silent, folder, meeting.timeout)
+        found = find_hung(silent, folder, meeting.timeout)
+        ends = {local_rank: end for local_rank, end in found.items() if local_rank not in told}
+        told.update(ends)
         for end in ends.values():
             with contextlib.suppress(RuntimeError):
                 meeting.send("end", end.to_dict(), end.rank)
@@ -336,37 +339,6 @@ def follow_leader(rank: Rank, meeting: Meeting) -> int:
         (rank.folder / PAYLOAD).write_text(json.dumps(told), encoding="utf-8")  # for ranks that are started once more
     take_part(rank, payload, meeting)
     return EXIT_DONE
-
-
-# Output -------------------------------------------------------------------------------------------------------------
-
-
-@contextmanager
-def _output(rank: Rank, run: RunDir) -> Iterator[None]:
-    """Write what any rank but the first prints into its log, warnings of libraries among it."""
-    if rank.is_main:
-        yield
-        return
-    log = run.rank_log(rank.launched.rank)
-    log.parent.mkdir(parents=True, exist_ok=True)
-    with log.open("a", encoding="utf-8") as file:
-        for stream in (sys.stdout, sys.stderr):
-            stream.flush()
-            os.dup2(file.fileno(), stream.fileno())
-    yield
-
-
-@contextmanager
-def _own_log() -> Iterator[None]:
-    """Print what optrun logs."""
-    logger, handler = logging.getLogger("optrun"), logging.StreamHandler(sys.stdout)
-    handler.setFormatter(logging.Formatter("%(asctime)s  %(message)s"))
-    logger.setLevel(logging.INFO)
-    logger.addHandler(handler)
-    try:
-        yield
-    finally:
-        logger.removeHandler(handler)
 
 
 def leave(code: int) -> int:

@@ -74,8 +74,9 @@ def run_ranks(ranks: Ranks, folder: Path) -> Ended:
 
     def end_silent(silent: dict[int, Heartbeat]) -> None:
         for local_rank, end in find_hung(silent, folder, ranks.timeout).items():
-            hung[local_rank] = end
-            kill(silent[local_rank])
+            if local_rank not in hung:  # it stays silent, and how it was is known from the first look
+                hung[local_rank] = end
+                kill(silent[local_rank])
 
     with _forwarded(heartbeats) as stops, Watchdog(heartbeats, ranks.timeout, end_silent):
         codes = _launch(ranks)
