@@ -57,16 +57,25 @@ def build(folder: Path) -> str | None:
     command = compiler()
     if command is None:
         return "no C compiler was found"
-    with tempfile.TemporaryDirectory(dir=folder) as aside:  # the same file system: replaced by one rename
-        made = Path(aside) / LIBRARY
-        words = [*command, *FLAGS, f'-DDIGEST="{digest()}"', str(SOURCE), "-o", str(made), "-lm"]
-        try:
-            done = subprocess.run(words, capture_output=True, text=True, timeout=300, check=False)
-        except (OSError, subprocess.TimeoutExpired) as error:
-            return f"{command[0]} did not run: {error}"
-        if done.returncode != 0 or not made.is_file():
-            return f"{command[0]} failed: {done.stderr.strip() or f'exit code {done.returncode}'}"
-        made.replace(folder / LIBRARY)
+    try:
+        with tempfile.TemporaryDirectory(dir=folder) as aside:  # the same file system: replaced by one rename
+            made = Path(aside) / LIBRARY
+            reason = _compile(command, made)
+            if reason is None:
+                made.replace(folder / LIBRARY)
+            return reason
+    except OSError as error:
+        return f"{folder} cannot be written: {error}"
+
+
+def _compile(command: list[str], made: Path) -> str | None:
+    words = [*command, *FLAGS, f'-DDIGEST="{digest()}"', str(SOURCE), "-o", str(made), "-lm"]
+    try:
+        done = subprocess.run(words, capture_output=True, text=True, timeout=300, check=False)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return f"{command[0]} did not run: {error}"
+    if done.returncode != 0 or not made.is_file():
+        return f"{command[0]} failed: {done.stderr.strip() or f'exit code {done.returncode}'}"
     return None
 
 

@@ -79,7 +79,7 @@ def take_step(
     """
     if kernel in ("loop", "foreach"):
         return updates[kernel](*lists, **numbers)
-    flat = [all(tensor.is_contiguous() for tensor in tensors) for tensors in zip(*lists, strict=True)]
+    flat = [_alike(tensors) for tensors in zip(*lists, strict=True)]
     if all(flat):
         return updates[kernel](*lists, **numbers)
     parts = []
@@ -92,3 +92,15 @@ def take_step(
         return None
     order = torch.tensor([i for chosen, _ in parts for i in chosen])
     return torch.cat([found for _, found in parts])[order.argsort()]
+
+
+def _alike(tensors: Sequence[Tensor]) -> bool:
+    """Whether a kernel that goes by addresses may take a parameter, its gradient and its state.
+
+    State may have been loaded in another dtype, or a model moved after its optimizer: the loop says so, or promotes.
+    """
+    dtype, shape, device = tensors[0].dtype, tensors[0].shape, tensors[0].device
+    return dtype in (torch.float32, torch.float64) and all(
+        tensor.is_contiguous() and tensor.dtype == dtype and tensor.shape == shape and tensor.device == device
+        for tensor in tensors
+    )

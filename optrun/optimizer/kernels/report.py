@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 from torch.optim import Optimizer
 
+from optrun.optimizer.base import NamedOptimizer
 from optrun.optimizer.kernels.choice import why_not_compiled
 
 
@@ -24,11 +28,22 @@ def kernel_of(optimizer: Optimizer, device: str, *, whole: bool = True) -> str:
     """
     members = getattr(optimizer, "members", {})
     names = {
-        stepper.kernel(group, device, whole=whole) if hasattr(stepper, "kernel") else "torch"
+        _kernel_of_group(members.get(group.get("optimizer"), optimizer), group, device, whole=whole)
         for group in optimizer.param_groups
-        for stepper in [members.get(group.get("optimizer"), optimizer)]
     }
     return ", ".join(sorted(names))
+
+
+def _kernel_of_group(stepper: Any, group: Mapping[str, Any], device: str, *, whole: bool) -> str:
+    if hasattr(stepper, "kernel"):
+        return str(stepper.kernel(group, device, whole=whole))
+    above = type(stepper).__mro__[: type(stepper).__mro__.index(Optimizer)]
+    if NamedOptimizer not in above or any(cls.__module__.startswith("torch.") for cls in above):
+        return "torch"
+    if "foreach" not in group:
+        return "loop"
+    foreach = group["foreach"] if group["foreach"] is not None else device != "cpu" or not whole  # as `Batch.foreach`
+    return "foreach" if foreach else "loop"
 
 
 def kernel_row(kernel: str) -> str:

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from optrun.errors import ConfigError
-from optrun.optimizer import Adamax, AdamW, Lamb, LazyAdam
+from optrun.optimizer import Adamax, AdamW, Lamb, LazyAdam, Lion, Soap
 from optrun.optimizer.kernels import build, choice, library
 from optrun.optimizer.kernels.report import kernel_of, kernel_row
 from tests.optimizer_cases import CASES, Case
@@ -152,6 +152,8 @@ def test_what_no_kernel_computes_the_loop_does(use: Kernel) -> None:
     assert taken(Lamb([weight], caution=True)) == "loop"
     assert taken(Lamb([weight]), device="cuda") == taken(Lamb([weight]), whole=False) == "foreach"
     assert taken(AdamW([weight])) == "torch"
+    assert taken(Lion([weight])) == taken(Soap([weight]), device="cuda") == "loop"
+    assert taken(Lion([weight]), device="cuda") == taken(Lion([weight], foreach=True)) == "foreach"
     groups = [{"params": [weight]}, {"params": [torch.nn.Parameter(torch.ones(1))], "foreach": True}]
     assert taken(Adamax(groups)) == ("compiled, foreach" if best == "compiled" else "foreach, loop")
     use("fused")
@@ -163,6 +165,25 @@ def test_what_no_kernel_computes_the_loop_does(use: Kernel) -> None:
     weight.grad = torch.ones(3)
     with pytest.raises(ConfigError, match=r"OPTRUN_KERNEL='quick'.*compiled"):
         Lamb([weight]).step()
+
+
+@pytest.mark.parametrize("name", KERNELS)
+@pytest.mark.parametrize(
+    "other",
+    [torch.zeros(64, dtype=torch.bfloat16), torch.zeros(64, dtype=torch.float64), torch.zeros(1)],
+    ids=["narrower", "wider", "shorter"],
+)
+def test_state_of_another_kind_is_no_memory_of_a_kernel(name: str, other: torch.Tensor, use: Kernel) -> None:
+    use(name)
+    weight = torch.nn.Parameter(torch.ones(64))
+    weight.grad = torch.ones(64)
+    optimizer = Lamb([weight])
+    optimizer.step()
+    state = optimizer.state_dict()
+    state["state"][0]["exp_avg"] = other
+    optimizer.load_state_dict(state)
+    with pytest.raises(RuntimeError, match=r"dtype|shape"):
+        optimizer.step()
 
 
 def test_why_there_is_none(tmp_path: Path, use: Kernel, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -194,4 +215,6 @@ def test_without_a_compiler_nothing_is_built(tmp_path: Path, monkeypatch: pytest
     monkeypatch.delenv("CC")
     monkeypatch.setattr(build.shutil, "which", lambda name: None)
     assert "no C compiler" in str(build.build(tmp_path))
+    monkeypatch.setattr(build, "compiler", lambda: ["false"])
+    assert "cannot be written" in str(build.build(tmp_path / "absent"))
     assert list(tmp_path.iterdir()) == []
