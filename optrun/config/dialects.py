@@ -37,7 +37,7 @@ LAMB: Mapping[str, Preset] = {
     "nvlamb": {**_COUNTS_STEPS, "always_adapt": True},
     "deepspeed": {**_ADAPTS_ALL, "eps": 1e-8, "bias_correction": "lr", "min_trust": 0.01, "max_trust": 10.0},
     "optax": {**_ADAPTS_ALL, **_COUNTS_STEPS},
-    "keras": {**_ADAPTS_ALL, **_COUNTS_STEPS, "weight_decay_mode": "decoupled"},
+    "keras": {**_ADAPTS_ALL, **_COUNTS_STEPS, "eps": 1e-7, "weight_decay_mode": "decoupled"},
     "pytorch_optimizer": {
         **_ADAPTS_ALL,
         **_COUNTS_STEPS,

@@ -266,7 +266,10 @@ OPTIMIZERS = {
     "clipnorm": "clip=norm clip.max_norm=NORM clip.eps=0",
     "clipvalue": "clip=value clip.max_value=VALUE",
     "grad_clip": "clip=NAME",
-    "maximize": "not offered: a loss is minimised",
+    # torch
+    "maximize": "not offered: a loss is minimised; to maximise a quantity, minimise its negative",
+    "capturable": "not offered: no step is captured in a CUDA graph; leave it out",
+    "differentiable": "not offered: no gradient flows through a step; leave it out, or take torch.optim's own class",
 }
 """Keywords of other packages' optimizers, below `optimizer`."""
 

@@ -59,6 +59,17 @@ class NamedOptimizer(Optimizer):
     _undecayed: Set[Tensor] = frozenset()
     """Parameters that a rule of the optimizer's own exempts from decay; looked up in `_resolve`."""
 
+    def __new__(cls, *_given: Any, **options: Any) -> Self:
+        """Refuse a keyword that the constructor does not have, with what another package's is called here.
+
+        Raises:
+            TypeError: Naming it.
+        """
+        parameters = inspect.signature(cls.__init__).parameters
+        if not any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values()):
+            known_keys(options, parameters.keys() - {"self"}, cls.__name__)
+        return super().__new__(cls)
+
     def __init__(self, params: Params, defaults: dict[str, Any] | None = None, **options: Any) -> None:
         """Check the options, then let torch build the groups.
 

@@ -49,6 +49,10 @@ def test_what_is_given_comes_first(tmp_path: Path) -> None:
     assert (options["max_param_norm"], options["bias_correction"]) == (3.0, "lr_first")
 
 
+def test_keras_adds_its_own_eps() -> None:
+    assert dialect_options("lamb", "keras")["eps"] == dialect_options("adamax", "keras")["eps"] == 1e-7
+
+
 def test_the_lists_of_the_model_garden_are_one() -> None:
     words = ["optimizer=lamb", "optimizer.dialect=tensorflow", "optimizer.exclude_from_weight_decay=[bias]"]
     assert options_of(composed(*words).optimizer)["exclude_from_layer_adaptation"] == ["bias"]
@@ -105,6 +109,9 @@ def test_a_keyword_of_a_package_is_answered(capsys: pytest.CaptureFixture[str]) 
     assert "Here it is called optimizer.max_trust=1.0" in capsys.readouterr().err
     with pytest.raises(TypeError, match=r"no option 'max_coeff'.*called max_trust"):
         Lamb.from_config(toy().items(), {"max_coeff": 3.0})
+    for option in ("maximize", "capturable", "differentiable"):
+        with pytest.raises(TypeError, match=f"Lamb has no option '{option}'. Not offered: "):
+            Lamb(toy().items(), **{option: True})
     for wanted in ("max_grad_norm", "trust_clip", "max_coeff", "set_grad_none", "clamp_value", "debias", "adam"):
         assert wanted in OPTIMIZERS
     keys = set().union(*(keys_of(group) for group in GROUPS)) | set(GROUPS)
