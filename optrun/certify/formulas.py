@@ -183,6 +183,8 @@ def adamw_torch(w: Tensor, g: Tensor, s: Slot, n: Numbers) -> Tensor:
 def adamw_paper(w: Tensor, g: Tensor, s: Slot, n: Numbers) -> Tensor:
     """The formula of Loshchilov & Hutter 2019, arXiv:1711.05101, Algorithm 2: the schedule's multiplier alone."""
     _moments(g, s, n)
+    if not n.peak:  # a tensor that does not train
+        return w
     return w - n.lr / n.peak * (n.peak * _corrected(s, n, s.had) + n.decay * w)
 
 

@@ -176,11 +176,11 @@ class Ours:
 
     def step(self, grads: Mapping[str, Tensor | None], numbers: Mapping[str, Numbers]) -> None:
         """Take one step."""
-        multiplier = next(iter(numbers.values()))
+        multiplier = next((of_one.lr / of_one.peak for of_one in numbers.values() if of_one.peak), 1.0)
         for name, grad in grads.items():
             self.params[name].grad = None if grad is None else grad.clone()
         for group in self.optimizer.param_groups:
-            group["lr"] = group["initial_lr"] * multiplier.lr / multiplier.peak
+            group["lr"] = group["initial_lr"] * multiplier
         self.optimizer.step()
 
 

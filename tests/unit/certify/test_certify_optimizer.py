@@ -18,18 +18,20 @@ from tests.running import optrun
 STEPS = 9
 
 
-def groups() -> list[dict[str, Any]]:
+def groups(scale: float = 1.0) -> list[dict[str, Any]]:
     def params(prefix: str, count: int) -> list[Any]:
         shape = (3, 2)
         return [(f"{prefix}.{i}", torch.nn.Parameter(torch.empty(shape, device="meta"))) for i in range(count)]
 
     return [
-        {"params": params("w", 6), "weight_decay": 0.1},
+        {"params": params("w", 6), "weight_decay": 0.1, "lr_scale": scale},
         {"params": params("b", 5), "weight_decay": 0.0, "lr_scale": 0.5},
     ]
 
 
-def certify(monkeypatch: pytest.MonkeyPatch, choice: str, dialect: str, **planted: Any) -> Verdict:
+def certify(
+    monkeypatch: pytest.MonkeyPatch, choice: str, dialect: str, *, scale: float = 1.0, **planted: Any
+) -> Verdict:
     """With a preset in force, and options over it."""
     options = {**defaults_of(choice), **dialect_options(choice, dialect, **planted)}
 
@@ -38,7 +40,7 @@ def certify(monkeypatch: pytest.MonkeyPatch, choice: str, dialect: str, **plante
 
     monkeypatch.setattr(certificate, "build_optimizer", build)
     return certificate.certify(
-        choice, groups(), choice=choice, dialect=dialect, lr=0.02, options=options, steps=STEPS, seed=0
+        choice, groups(scale), choice=choice, dialect=dialect, lr=0.02, options=options, steps=STEPS, seed=0
     )
 
 
@@ -80,6 +82,11 @@ def test_what_is_equal_is_called_so(monkeypatch: pytest.MonkeyPatch, choice: str
     assert verdict.equal
     assert verdict.largest < 1e-12
     assert not verdict.overrides
+
+
+@pytest.mark.parametrize(("choice", "dialect"), [("lamb", "timm"), ("adamw", "paper")])
+def test_a_group_whose_rate_is_0_is_no_obstacle(monkeypatch: pytest.MonkeyPatch, choice: str, dialect: str) -> None:
+    assert certify(monkeypatch, choice, dialect, scale=0.0).equal
 
 
 def test_two_terms_are_both_named(monkeypatch: pytest.MonkeyPatch) -> None:
