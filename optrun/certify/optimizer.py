@@ -194,7 +194,7 @@ def apart(ours: Tensor, theirs: Tensor) -> tuple[float, int]:
     if not theirs.numel():
         return 0.0, 0
     off = (ours - theirs).abs().nan_to_num(nan=torch.inf)
-    off = torch.where(ours.isnan() & theirs.isnan(), torch.zeros_like(off), off)
+    off[(ours == theirs) | (ours.isnan() & theirs.isnan())] = 0.0  # two infinities leave NaN
     return float(off.max()) / max(float(theirs.abs().nan_to_num().max()), 1e-6), int(off.argmax())
 
 

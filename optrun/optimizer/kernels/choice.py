@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd.graph import increment_version
 
 from optrun.errors import ConfigError, did_you_mean
 from optrun.optimizer.kernels import library
@@ -79,6 +80,7 @@ def take_step(
     """
     if kernel in ("loop", "foreach"):
         return updates[kernel](*lists, **numbers)
+    increment_version(lists[0])  # autograd refuses a graph from before the step; no kernel tells it by itself
     flat = [_alike(tensors) for tensors in zip(*lists, strict=True)]
     if all(flat):
         return updates[kernel](*lists, **numbers)
@@ -97,10 +99,10 @@ def take_step(
 def _alike(tensors: Sequence[Tensor]) -> bool:
     """Whether a kernel that goes by addresses may take a parameter, its gradient and its state.
 
-    State may have been loaded in another dtype, or a model moved after its optimizer: the loop says so, or promotes.
+    State may have been loaded in another dtype, or a model moved without its optimizer: the loop says so.
     """
-    dtype, shape, device = tensors[0].dtype, tensors[0].shape, tensors[0].device
+    dtype, numel = tensors[0].dtype, tensors[0].numel()
     return dtype in (torch.float32, torch.float64) and all(
-        tensor.is_contiguous() and tensor.dtype == dtype and tensor.shape == shape and tensor.device == device
+        tensor.is_contiguous() and tensor.is_cpu and tensor.dtype is dtype and tensor.numel() == numel
         for tensor in tensors
     )

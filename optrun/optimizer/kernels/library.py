@@ -64,10 +64,10 @@ def load(folder: Path) -> Library:
     try:
         loaded = ctypes.CDLL(str(path))
         loaded.optrun_digest.restype = ctypes.c_char_p
-        built_from = loaded.optrun_digest().decode()
+        current = loaded.optrun_digest().decode() == digest()
     except (OSError, AttributeError) as error:
         return Library(None, f"it does not load: {error}")
-    if built_from != digest():
+    if not current:
         return Library(None, "it was built from another step.c: install optrun again")
     return Library(loaded, "")
 

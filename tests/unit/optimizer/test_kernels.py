@@ -186,6 +186,17 @@ def test_state_of_another_kind_is_no_memory_of_a_kernel(name: str, other: torch.
         optimizer.step()
 
 
+@pytest.mark.parametrize("name", ["loop", "foreach", *KERNELS])
+def test_a_graph_from_before_the_step_is_refused(name: str, use: Kernel) -> None:
+    use(name)
+    weight = torch.nn.Parameter(torch.ones(3))
+    loss = (weight**3).sum()
+    loss.backward(retain_graph=True)
+    Lamb([weight]).step()
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        loss.backward()
+
+
 def test_why_there_is_none(tmp_path: Path, use: Kernel, monkeypatch: pytest.MonkeyPatch) -> None:
     assert "is not built" in library.load(tmp_path).missing
     (tmp_path / build.LIBRARY).write_bytes(b"no library")
