@@ -7,6 +7,7 @@ is the library's. So code never goes by it; it goes by the kind, and a run direc
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import fields
 from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
@@ -81,9 +82,15 @@ def saved_kind(group: str, schemas: Schemas, values: Mapping[str, Any]) -> str:
     fitting = {choice: schema for choice, schema in schemas.items() if set(values) <= set(schema.__dataclass_fields__)}
     if name in fitting or (name in schemas and not fitting):
         return name
-    fewest = min((len(schema.__dataclass_fields__) for schema in fitting.values()), default=0)
-    nearest = {schema: choice for choice, schema in fitting.items() if len(schema.__dataclass_fields__) == fewest}
+    sizes = {choice: _size_before_kinds(schema) for choice, schema in fitting.items()}
+    nearest = {fitting[choice]: choice for choice, size in sizes.items() if size == min(sizes.values())}
     if len(nearest) == 1:
         return next(iter(nearest.values()))
     hint = f"Write `{KIND}: {' or '.join(nearest.values())}` beside it." if nearest else did_you_mean(name, schemas)
     raise ConfigError(f"{group}.name={name}: its {KIND} was not saved, and its keys do not tell. {hint}")
+
+
+def _size_before_kinds(schema: type) -> int:
+    """Count the keys that a run without a saved kind can have: those that came later tell no choice from another."""
+    later: frozenset[str] = getattr(schema, "SINCE_KINDS", frozenset())
+    return len({field.name for field in fields(schema)} - later)

@@ -275,6 +275,8 @@ class AdamWConfig(AdamConfig, _HasDialects):
     """`optimizer=adamw`."""
 
     DIALECTS: ClassVar[Mapping[str, Preset]] = ADAMW
+    SINCE_KINDS: ClassVar[frozenset[str]] = frozenset({"dialect", "weight_decay_mode"})
+    """Keys that no run has whose kind was not saved: by the others it may as well be Adam's."""
     weight_decay_mode: DecoupledDecay
 
     def __post_init__(self) -> None:

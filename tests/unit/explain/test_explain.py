@@ -65,7 +65,16 @@ def test_totals_are_sums_and_memory_is_float32() -> None:
             8,
             4,
         ),
-        (("distributed=fsdp", "training.nproc_per_node=8", "distributed.data_parallel_shard_degree=2"), 8, 2),
+        (
+            (
+                "distributed=fsdp",
+                "training.nproc_per_node=8",
+                "distributed.data_parallel_replicate_degree=4",
+                "distributed.data_parallel_shard_degree=2",
+            ),
+            8,
+            2,
+        ),
     ],
 )
 def test_memory_of_a_rank_follows_from_the_configuration(words: tuple[str, ...], ranks: int, shards: int) -> None:
