@@ -34,6 +34,8 @@ from optrun.sweeper.view import PlainView, make_view, short
 from optrun.sweeper.workers import DeviceWorkers, OneWorker
 from optrun.tracking import require_tracker
 
+_SHOWN_LEFT_OUT = 4
+
 
 @dataclass(frozen=True)
 class SweepOutcome:
@@ -95,6 +97,7 @@ def sweep(
         workers = OneWorker(directory.log) if pool is None else DeviceWorkers(pool, directory.log)
         driver = Driver(directory, command, options, workers, view, stop)
         _tell_devices(devices, judged, options, view)
+        _tell_left_out(jobs, view)
         try:
             if search is not None:
                 search(driver)
@@ -144,6 +147,18 @@ def _tell_devices(devices: list[Device], jobs: list[jobs_of.Job], options: Sweep
                 f"hydra.sweeper.n_jobs={options.n_jobs}: so many trials are proposed and run at a time; "
                 f"hydra.sweeper.n_jobs={len(devices) // widest} would use all {len(devices)} devices."
             )
+
+
+def _tell_left_out(jobs: list[jobs_of.Job], view: PlainView) -> None:
+    """Say which points are not run, since another one is the same run: `distributed=ddp,fsdp`, for one."""
+    doubled = [job for job in jobs if job.left_out]
+    for job in doubled[:_SHOWN_LEFT_OUT]:
+        view.note(
+            f"{'; '.join(job.left_out)}: left out: the same run as {job.label}, since no result depends on what "
+            "differs. To run it, too, give it a hydra.sweep.dir of its own."
+        )
+    if len(doubled) > _SHOWN_LEFT_OUT:
+        view.note(f"the same of {len(doubled) - _SHOWN_LEFT_OUT} more jobs")
 
 
 def sweeper_options(cfg: DictConfig) -> SweeperConfig:
