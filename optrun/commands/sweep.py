@@ -11,7 +11,7 @@ from omegaconf.errors import OmegaConfBaseException
 from rich.console import Console
 
 from optrun.artifacts.metrics import read_summary
-from optrun.commands.rank_checks import refuse_composed
+from optrun.commands.rank_checks import refuse_composed, refuse_idle_nproc
 from optrun.commands.single_run import Caller
 from optrun.config import overrides, saved, store
 from optrun.config.compose_errors import interpolation
@@ -217,6 +217,10 @@ def _refuse_early(jobs: list[jobs_of.Job], command: SweepCommand) -> None:
         refuse_stored_trust(OmegaConf.create(dict(job.values)), command.overrides)
         if job.values["distributed"]["name"] != "none":
             _refuse_unfit_ranks(job)
+    typed = any(token.startswith("training.nproc_per_node=") for token in command.overrides)
+    if typed and all(job.values["distributed"]["name"] == "none" for job in jobs):
+        for job in jobs:
+            refuse_idle_nproc(job.values["training"]["nproc_per_node"])
     for job in {str([job.values[group] for group in ("tracking", "optimizer")]): job for job in jobs}.values():
         config = saved.with_schemas(job.values, job.label)
         require_tracker(OmegaConf.to_object(config.tracking))  # type: ignore[arg-type]

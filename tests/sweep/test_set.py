@@ -244,6 +244,7 @@ def test_two_sweeps_share_the_work(place: Path, undisturbed: Path) -> None:
         (["seed=0,1", "hydra/launcher=joblab"], "joblib"),
         (["seed=0,1", "hydra.sweeper.rungs=[5,3]"], "ascending"),
         (["seed=0,1", "hydra.sweep.subdir=x"], "hydra.sweep.subdir"),
+        (["seed=0,1", "training.nproc_per_node=2"], "training.nproc_per_node=2"),
     ],
 )
 def test_a_wrong_line_starts_nothing(
