@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import difflib
 import re
+import signal
 from collections.abc import Iterable
 
 EXIT_DONE = 0
@@ -185,3 +186,13 @@ def did_you_mean(name: str, candidates: Iterable[str]) -> str:
     if close:
         return f"Did you mean {' or '.join(close)}?"
     return f"Valid: {', '.join(pool)}." if pool else ""
+
+
+def signal_name(number: int) -> str:
+    """Name a signal; those of real time have no names of their own.
+
+    Example:
+        >>> signal_name(9), signal_name(40)
+        ('SIGKILL', 'signal 40')
+    """
+    return next((known.name for known in signal.Signals if known == number), f"signal {number}")

@@ -34,7 +34,7 @@ from optrun.distributed.join import Launched, launched, set_torch_environment
 from optrun.distributed.local_ends import HEARTBEATS, end_file, find_hung, is_alive, kill, stack_file
 from optrun.distributed.meeting import Meeting
 from optrun.distributed.rank_signals import RankSignals
-from optrun.distributed.verdict import RankEnd, error_of, is_lost_rank
+from optrun.distributed.verdict import LostRankError, RankEnd, error_of, is_lost_rank
 from optrun.distributed.watchdog import Watchdog
 from optrun.errors import EXIT_DONE, EXIT_FAILED, EXIT_NONFINITE, EXIT_STOPPED_EARLY, OptrunError, printable
 from optrun.sweeper.pool import hold_as_rank
@@ -219,7 +219,7 @@ def _watching_others(rank: Rank, meeting: Meeting) -> Iterator[None]:
         ends = {local_rank: end for local_rank, end in found.items() if local_rank not in told}
         told.update(ends)
         for end in ends.values():
-            with contextlib.suppress(RuntimeError):
+            with contextlib.suppress(LostRankError):
                 meeting.send("end", end.to_dict(), end.rank)
         for local_rank in ends:
             kill(silent[local_rank])
@@ -253,7 +253,7 @@ def _part(rank: Rank, meeting: Meeting, end: RankEnd) -> list[RankEnd]:
     heartbeat.beat(Phase.closing)
     if rank.is_watched and rank.folder is not None:
         end_file(rank.folder, rank.launched.local_rank).write_text(json.dumps(end.to_dict()), encoding="utf-8")
-    with contextlib.suppress(RuntimeError):  # the store is gone with who held it
+    with contextlib.suppress(LostRankError):  # the store is gone with who held it
         meeting.send("end", end.to_dict())
     found: dict[int, Any] = {}
     lost: list[RankEnd] = []
@@ -316,7 +316,7 @@ class Leader:
     ) -> None:
         """Let the others go, where there is nothing to run."""
         if not self._sent:
-            with contextlib.suppress(RuntimeError):
+            with contextlib.suppress(LostRankError):
                 self._meeting.send(_PAYLOAD, {"exit_code": getattr(error, "exit_code", EXIT_FAILED) if error else 0})
                 self._meeting.heard(_LEFT, range(1, self._meeting.size), _PARTING_SECONDS)
 
@@ -332,7 +332,8 @@ def follow_leader(rank: Rank, meeting: Meeting) -> int:
     """
     told = meeting.receive(_PAYLOAD, 0, meeting.timeout + _COMPOSING_SECONDS)
     if "exit_code" in told:
-        meeting.send(_LEFT, None)
+        with contextlib.suppress(LostRankError):  # it has told, and need not wait
+            meeting.send(_LEFT, None)
         return int(told["exit_code"])
     payload = Payload.from_dict(told)
     if rank.is_watched and rank.folder is not None and rank.launched.local_rank == 0:

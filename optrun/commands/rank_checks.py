@@ -33,11 +33,8 @@ def refuse_unfit(config: RunConfig, overrides: Sequence[str], launched: Launched
     if not isinstance(distributed, RanksConfig):
         if launched is not None and launched.size > 1:
             refuse_one_process(launched)
-        if "training.nproc_per_node" in typed and given != "auto":
-            raise ConfigError(
-                f"training.nproc_per_node={given}: has no effect with distributed=none, which trains in one process. "
-                "Add distributed=ddp or distributed=fsdp, or leave it out."
-            )
+        if "training.nproc_per_node" in typed:
+            refuse_idle_nproc(given)
         return
     if launched is not None:
         _refuse_told_twice(typed, launched)
@@ -51,6 +48,19 @@ def refuse_unfit(config: RunConfig, overrides: Sequence[str], launched: Launched
             f"{devices}, or training.device=cpu."
         )
     _refuse_backend(distributed, on_cuda=devices is not None)
+
+
+def refuse_idle_nproc(given: object) -> None:
+    """Refuse a number of ranks that somebody gave beside `distributed=none`.
+
+    Raises:
+        ConfigError: With the key.
+    """
+    if given != "auto":
+        raise ConfigError(
+            f"training.nproc_per_node={given}: has no effect with distributed=none, which trains in one process. "
+            "Add distributed=ddp or distributed=fsdp, or leave it out."
+        )
 
 
 def refuse_composed(config: RunConfig, ranks: int | None) -> None:

@@ -11,7 +11,7 @@ from omegaconf.errors import OmegaConfBaseException
 from rich.console import Console
 
 from optrun.artifacts.metrics import read_summary
-from optrun.commands.rank_checks import refuse_composed
+from optrun.commands.rank_checks import refuse_composed, refuse_idle_nproc
 from optrun.commands.single_run import Caller
 from optrun.config import overrides, saved, store
 from optrun.config.compose_errors import interpolation
@@ -33,6 +33,8 @@ from optrun.sweeper.stop import Stop
 from optrun.sweeper.view import PlainView, make_view, short
 from optrun.sweeper.workers import DeviceWorkers, OneWorker
 from optrun.tracking import require_tracker
+
+_SHOWN_LEFT_OUT = 4
 
 
 @dataclass(frozen=True)
@@ -95,6 +97,7 @@ def sweep(
         workers = OneWorker(directory.log) if pool is None else DeviceWorkers(pool, directory.log)
         driver = Driver(directory, command, options, workers, view, stop)
         _tell_devices(devices, judged, options, view)
+        _tell_left_out(jobs, view)
         try:
             if search is not None:
                 search(driver)
@@ -144,6 +147,18 @@ def _tell_devices(devices: list[Device], jobs: list[jobs_of.Job], options: Sweep
                 f"hydra.sweeper.n_jobs={options.n_jobs}: so many trials are proposed and run at a time; "
                 f"hydra.sweeper.n_jobs={len(devices) // widest} would use all {len(devices)} devices."
             )
+
+
+def _tell_left_out(jobs: list[jobs_of.Job], view: PlainView) -> None:
+    """Say which points are not run, since another one is the same run: `distributed=ddp,fsdp`, for one."""
+    doubled = [job for job in jobs if job.left_out]
+    for job in doubled[:_SHOWN_LEFT_OUT]:
+        view.note(
+            f"{'; '.join(job.left_out)}: left out: the same run as {job.label}, since no result depends on what "
+            "differs. To run it, too, give it a hydra.sweep.dir of its own."
+        )
+    if len(doubled) > _SHOWN_LEFT_OUT:
+        view.note(f"the same of {len(doubled) - _SHOWN_LEFT_OUT} more jobs")
 
 
 def sweeper_options(cfg: DictConfig) -> SweeperConfig:
@@ -202,6 +217,10 @@ def _refuse_early(jobs: list[jobs_of.Job], command: SweepCommand) -> None:
         refuse_stored_trust(OmegaConf.create(dict(job.values)), command.overrides)
         if job.values["distributed"]["name"] != "none":
             _refuse_unfit_ranks(job)
+    typed = any(token.startswith("training.nproc_per_node=") for token in command.overrides)
+    if typed and all(job.values["distributed"]["name"] == "none" for job in jobs):
+        for job in jobs:
+            refuse_idle_nproc(job.values["training"]["nproc_per_node"])
     for job in {str([job.values[group] for group in ("tracking", "optimizer")]): job for job in jobs}.values():
         config = saved.with_schemas(job.values, job.label)
         require_tracker(OmegaConf.to_object(config.tracking))  # type: ignore[arg-type]

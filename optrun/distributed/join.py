@@ -87,11 +87,24 @@ def _local(env: Mapping[str, str], names: _Names, rank: int, ranks: int) -> tupl
             raise ConfigError(f"{names.local_rank} is missing: it says which device this rank has.")
         return rank, ranks
     local_rank = _number(env, names.local_rank, names.launcher)
+    tasks = _tasks_here(env) if names.launcher == "srun" else None
+    if tasks is not None:
+        return local_rank, tasks
     given = env.get(names.local_size, "").strip()
     if given.isdecimal():
         return local_rank, int(given)
-    tasks = re.match(r"\d+", env.get("SLURM_STEP_TASKS_PER_NODE", ""))  # "4(x2)"
-    return local_rank, int(tasks[0]) if tasks else max(local_rank + 1, ranks if env.get("SLURM_NNODES") == "1" else 1)
+    return local_rank, max(local_rank + 1, ranks if env.get("SLURM_NNODES") == "1" else 1)
+
+
+def _tasks_here(env: Mapping[str, str]) -> int | None:
+    """Read how many tasks of its step srun starts on this machine; `4(x2),1` is 4 on the first two.
+
+    SLURM_NTASKS_PER_NODE may be what sbatch was asked for, which a step need not use up.
+    """
+    found = re.findall(r"(\d+)(?:\(x(\d+)\))?", env.get("SLURM_STEP_TASKS_PER_NODE", ""))
+    counts = [int(count) for count, times in found for _ in range(int(times or 1))]
+    node = env.get("SLURM_NODEID", "0")
+    return counts[int(node)] if node.isdecimal() and int(node) < len(counts) else None
 
 
 def _number(env: Mapping[str, str], name: str, launcher: str, others: str = "") -> int:

@@ -7,11 +7,13 @@ import os
 import platform
 import socket
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Self
 
 from optrun import __version__
+from optrun.distributed.verdict import LostRankError
 from optrun.errors import ConfigError, OptrunError
 
 if TYPE_CHECKING:
@@ -89,8 +91,15 @@ class Meeting:
         import torch
 
         own = {"optrun": __version__, "torch": torch.__version__, "python": platform.python_version()}
-        self.send("hello", {**own, "host": socket.gethostname()})
-        missing = self._missing("hello", range(self.size), self.timeout)
+        try:
+            self.send("hello", {**own, "host": socket.gethostname()})
+            missing = self._missing("hello", range(self.size), self.timeout)
+        except LostRankError as error:
+            raise ConfigError(
+                f"rank {self.rank} of {self.size}: rank 0 has left {where} before all ranks had come; it says why, and "
+                f"waits for {self.timeout:g} s (distributed.timeout_seconds). Start optrun for each of them, or say "
+                "how many there are."
+            ) from error
         if missing:
             came = self.size - len(missing)
             raise ConfigError(
@@ -114,14 +123,17 @@ class Meeting:
             value: Anything that JSON holds.
             rank: That it is told for; None: this one.
         """
-        self.store.set(f"{key}/{self.rank if rank is None else rank}", json.dumps(value))
+        with _open_store():
+            self.store.set(f"{key}/{self.rank if rank is None else rank}", json.dumps(value))
 
     def _read(self, key: str, rank: int) -> Any:
-        return json.loads(self.store.get(f"{key}/{rank}"))
+        with _open_store():
+            return json.loads(self.store.get(f"{key}/{rank}"))
 
     def tell_machine(self, text: str) -> None:
         """Tell the ranks of this machine something, once."""
-        self.store.set(f"machine/{socket.gethostname()}", text)
+        with _open_store():
+            self.store.set(f"machine/{socket.gethostname()}", text)
 
     def hear_machine(self) -> str:
         """Wait for what is told to the ranks of this machine.
@@ -130,18 +142,22 @@ class Meeting:
             OptrunError: Nothing comes in time.
         """
         key, deadline = f"machine/{socket.gethostname()}", time.monotonic() + self.timeout
-        while not self.store.check([key]):
-            if time.monotonic() > deadline:
-                raise OptrunError(f"rank {self.rank}: no first rank on {socket.gethostname()}; is LOCAL_RANK right?")
-            time.sleep(_LOOK)
-        return self.store.get(key).decode()
+        with _open_store():
+            while not self.store.check([key]):
+                if time.monotonic() > deadline:
+                    raise OptrunError(
+                        f"rank {self.rank}: no first rank on {socket.gethostname()}; is LOCAL_RANK right?"
+                    )
+                time.sleep(_LOOK)
+            return self.store.get(key).decode()
 
     def _missing(self, key: str, ranks: Sequence[int], timeout: float) -> list[int]:
         """Wait for what ranks tell; those that did not, in time."""
         deadline = time.monotonic() + timeout
         missing = list(ranks)
         while True:
-            missing = [rank for rank in missing if not self.store.check([f"{key}/{rank}"])]
+            with _open_store():
+                missing = [rank for rank in missing if not self.store.check([f"{key}/{rank}"])]
             if not missing or time.monotonic() > deadline:
                 return missing
             time.sleep(_LOOK)
@@ -157,8 +173,9 @@ class Meeting:
         Raises:
             OptrunError: Nothing came in time.
         """
-        if self._missing(key, [rank], self.timeout if timeout is None else timeout):
-            raise OptrunError(f"rank {rank} is silent: {key} was awaited for {self.timeout:g} s.")
+        timeout = self.timeout if timeout is None else timeout
+        if self._missing(key, [rank], timeout):
+            raise OptrunError(f"rank {rank} is silent: {key} was awaited for {timeout:g} s.")
         return self._read(key, rank)
 
     def gather(self, key: str, value: Any) -> list[Any]:
@@ -196,8 +213,21 @@ class Meeting:
         try:
             missing = self._missing(key, ranks, timeout)
             return {rank: self._read(key, rank) for rank in ranks if rank not in missing}
-        except (RuntimeError, ValueError):  # torch's errors of the store: who held it has left
+        except LostRankError:
             return {}
+
+
+@contextmanager
+def _open_store() -> Iterator[None]:
+    """Inside, the store is asked.
+
+    Raises:
+        LostRankError: It is gone with the rank that held it.
+    """
+    try:
+        yield
+    except (RuntimeError, ValueError) as error:  # torch's errors of the store
+        raise LostRankError(f"rank 0, or whoever held the store of the ranks, has left: {error}") from error
 
 
 def ranks_shown(ranks: Sequence[int]) -> str:

@@ -99,7 +99,7 @@ def _fully_sharded(
         fully_shard(block, **options)
     fully_shard(model, **options)
     assert isinstance(model, FSDPModule)
-    _fill_from_main(model, whole, world, torch.device("cpu") if config.cpu_offload else device)
+    _fill_from_main(model, whole, world, torch.device("cpu") if config.cpu_offload else device, device)
 
     @contextmanager
     def gradient_sync(last: bool) -> Iterator[None]:
@@ -109,14 +109,25 @@ def _fully_sharded(
     return model, gradient_sync
 
 
-def _fill_from_main(model: nn.Module, whole: dict[str, torch.Tensor], world: World, device: torch.device) -> None:
+def _materialize(model: nn.Module, rest: torch.device, device: torch.device) -> None:
+    """Give a model on `meta` memory, but buffers, which are never offloaded, on the device."""
+    model.to_empty(device=rest)
+    for module in model.modules():
+        for name, buffer in module.named_buffers(recurse=False):
+            module._buffers[name] = buffer.to(device)
+
+
+def _fill_from_main(
+    model: nn.Module, whole: dict[str, torch.Tensor], world: World, rest: torch.device, device: torch.device
+) -> None:
     """Give the ranks that built a model without memory (on `meta`) their shards of rank 0's, one tensor at a time.
 
     Args:
         model: Sharded.
         whole: Its parameters from before, by name; nothing of it is left at the end.
         world: The ranks.
-        device: Where shards rest.
+        rest: Where shards rest.
+        device: Where the model computes.
     """
     import torch.distributed as dist
 
@@ -124,7 +135,7 @@ def _fill_from_main(model: nn.Module, whole: dict[str, torch.Tensor], world: Wor
     if not any(world.gather_objects(empty)):
         return
     if empty:
-        model.to_empty(device=device)
+        _materialize(model, rest, device)
         tie_weights = getattr(model, "tie_weights", None)
         if callable(tie_weights):
             tie_weights()

@@ -19,6 +19,7 @@ from optrun.errors import (
     OptrunError,
     StoppedEarly,
     StorageError,
+    signal_name,
 )
 
 _KINDS = (ConfigError, NonFiniteError, CheckpointError, LockedError, StorageError, StoppedEarly)
@@ -121,7 +122,8 @@ def _blame(end: RankEnd, log: Path | None) -> str:
     where = f" while {end.where}" if end.where else ""
     log_shown = f" Its log: {log}." if log is not None and end.rank else ""
     if end.code < 0:
-        name = signal.Signals(-end.code).name
-        return f"rank {end.rank} was ended by {name}{where}; the other ranks were ended, too.{log_shown}"
+        return (
+            f"rank {end.rank} was ended by {signal_name(-end.code)}{where}; the other ranks were ended, too.{log_shown}"
+        )
     said = f": {end.message}" if end.message else f" with exit code {end.code}"
     return f"rank {end.rank} failed{where}{said}{'' if said.endswith(('.', '!', '?')) else '.'}{log_shown}"

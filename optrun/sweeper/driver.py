@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 import secrets
-import signal
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -15,7 +14,7 @@ from typing import Any
 from optrun.artifacts.atomic import replace_text
 from optrun.artifacts.metrics import to_json
 from optrun.config.schema.sweeper import SweeperConfig
-from optrun.errors import EXIT_DONE, EXIT_FAILED, EXIT_STOPPED_EARLY, LockedError, OptrunError
+from optrun.errors import EXIT_DONE, EXIT_FAILED, EXIT_STOPPED_EARLY, LockedError, OptrunError, signal_name
 from optrun.sweeper import launch as launching
 from optrun.sweeper.command import SweepCommand
 from optrun.sweeper.folder import JobState, SweepDir
@@ -240,7 +239,7 @@ class Driver:
             why = error.read_text(encoding="utf-8").strip().splitlines()[0]
             error.unlink()
         elif code:
-            end = f"was ended by {signal.Signals(-code).name}" if code < 0 else f"ended with code {code}"
+            end = f"was ended by {signal_name(-code)}" if code < 0 else f"ended with code {code}"
             why = f"its process {end}."
         self._account(launch.batch, why)
         begun = launch.before != [self._mark(job) for job in launch.batch]

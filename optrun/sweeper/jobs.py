@@ -33,6 +33,8 @@ class Job:
     """Resolved and plain."""
     label: str
     """What tells it from the others, for people."""
+    left_out: tuple[str, ...] = ()
+    """Labels of points that are this run, too, although they say something else."""
 
 
 def param_overrides(params: Mapping[str, Any], key: str = "hydra.sweeper.params") -> list[str]:
@@ -142,7 +144,7 @@ class Composer:
 
 
 def build_jobs(compose: Composer, points: Iterable[Sequence[str]]) -> list[Job]:
-    """Build the jobs of many points; points that mean the same run are one job.
+    """Build the jobs of many points; points that mean the same run are one job, made as the first of them says.
 
     Args:
         compose: Resolves.
@@ -152,15 +154,20 @@ def build_jobs(compose: Composer, points: Iterable[Sequence[str]]) -> list[Job]:
         ConfigError: As `Composer`.
     """
     found: dict[str, tuple[tuple[str, ...], dict[str, Any]]] = {}
+    left_out: dict[str, dict[str, None]] = {}
     for point in points:
         values = compose(point)
-        found.setdefault(config_digest(values), (tuple(point), values))
+        digest = config_digest(values)
+        first, first_values = found.setdefault(digest, (tuple(point), values))
+        other = label_of([token for token in point if token not in first])
+        if other and values != first_values:
+            left_out.setdefault(digest, {})[other] = None
     common = set.intersection(*(set(overrides) for overrides, _ in found.values())) if found else set()
     made = []
     for digest, (overrides, values) in found.items():
         name = job_name(values, digest)
         label = label_of([token for token in overrides if token not in common])
-        made.append(Job(name, digest, overrides, values, label or name))
+        made.append(Job(name, digest, overrides, values, label or name, tuple(left_out.get(digest, ()))))
     return made
 
 

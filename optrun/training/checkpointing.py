@@ -155,12 +155,18 @@ class CheckpointManager:
             raise result.error
         self._follow_up(result)
 
-    def poll(self) -> None:
+    def poll(self, *, together: bool = False) -> None:
         """Look whether a save has ended; try a refused one again when it is time.
+
+        Args:
+            together: Several ranks look, and the saves of earlier steps have ended on all of them. One of the present
+                step may have ended on some: it is left for the next look, so that all give the same orders.
 
         Raises:
             StorageError: It failed, and `checkpoint.on_storage_error` says to stop.
         """
+        if together and self._submitted == self.state.global_step:
+            return
         result = self._writer.result(wait=False)
         if result is not None:
             self._follow_up(result)
@@ -239,7 +245,7 @@ class Bystander(CheckpointManager):
         """Note that this step is saved."""
         self.save(random)
 
-    def poll(self) -> None:
+    def poll(self, *, together: bool = False) -> None:
         """Nothing is being written here."""
 
     def wait(self) -> None:

@@ -155,7 +155,7 @@ class Loop:
         state.unfinished = True
         self._finish_step()
         if self.checkpoints.enabled and step.requests.written:
-            self.checkpoints.poll()
+            self.checkpoints.poll(together=self.world.size > 1)
 
     def _exchange(self, micro_batches: list[Batch]) -> GlobalStep:
         """Tell the other ranks of this one's part of the step and of what it was asked for, and hear of theirs.

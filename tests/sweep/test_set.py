@@ -6,17 +6,21 @@ import os
 import shutil
 import signal
 import time
+from io import StringIO
 from pathlib import Path
 from typing import Any
 
 import pytest
 from hydra.types import RunMode
+from rich.console import Console
 
 from optrun.artifacts.run_check import problems_of
 from optrun.artifacts.run_dir import RunDir
 from optrun.commands.sweep import _folder as sweep_folder
+from optrun.commands.sweep import _tell_left_out
 from optrun.config import store
-from optrun.sweeper.jobs import Composer
+from optrun.sweeper.jobs import Composer, build_jobs, combinations
+from optrun.sweeper.view import PlainView
 from optrun.training.step import TrainStep
 from tests.faults.runs import sealed_at
 from tests.running import optrun, records, summary
@@ -55,6 +59,21 @@ def test_a_mapping_and_its_keys_one_by_one_are_one_job() -> None:
     whole = compose(["model.config={n_layer: 1}", "optimizer=lamb"])
     assert whole == compose(["optimizer=lamb", "++model.config.n_layer=1"])
     assert whole["model"]["config"]["n_head"] > 0
+
+
+def test_a_point_that_is_left_out_is_told_by_name() -> None:
+    """No silence where two points are one run, and say something else: the second may not even be possible."""
+    words = ["distributed=fsdp", "training.global_batch_size=8", "seed=0,0", "lr=1e-3,2e-3"]
+    hydra = store.open_hydra()
+    points = combinations(hydra, [*words, "training.nproc_per_node=2", "distributed.data_parallel_shard_degree=2,3"])
+    made = build_jobs(Composer(hydra, "config"), points)
+    assert [job.values["distributed"]["data_parallel_shard_degree"] for job in made] == [2, 2]
+    assert [job.left_out for job in made] == [("distributed.data_parallel_shard_degree=3",)] * 2, "each once"
+    said = StringIO()
+    _tell_left_out(made, PlainView(Console(file=said)))
+    assert said.getvalue().count("distributed.data_parallel_shard_degree=3") == 2
+    for fact in ("left out", "same run as", "lr=0.001", "lr=0.002", "hydra.sweep.dir"):
+        assert fact in said.getvalue()
 
 
 def test_failures_are_rows(place: Path) -> None:
@@ -225,6 +244,7 @@ def test_two_sweeps_share_the_work(place: Path, undisturbed: Path) -> None:
         (["seed=0,1", "hydra/launcher=joblab"], "joblib"),
         (["seed=0,1", "hydra.sweeper.rungs=[5,3]"], "ascending"),
         (["seed=0,1", "hydra.sweep.subdir=x"], "hydra.sweep.subdir"),
+        (["seed=0,1", "training.nproc_per_node=2"], "training.nproc_per_node=2"),
     ],
 )
 def test_a_wrong_line_starts_nothing(

@@ -34,6 +34,8 @@ MPIRUN = {
     [
         (TORCHRUN, ("torchrun", 3, 4, 1, 2)),
         (SRUN, ("srun", 3, 4, 1, 2)),
+        ({**SRUN, "SLURM_NTASKS_PER_NODE": "4"}, ("srun", 3, 4, 1, 2)),  # as sbatch was told, of all its steps
+        ({**SRUN, "SLURM_STEP_TASKS_PER_NODE": "3,1", "SLURM_NODEID": "1", "SLURM_LOCALID": "0"}, ("srun", 3, 4, 0, 1)),
         (MPIRUN, ("mpirun", 1, 2, 1, 2)),
         ({"PMI_RANK": "0", "PMI_SIZE": "2"}, ("mpirun", 0, 2, 0, 2)),
         ({"SLURM_PROCID": "1", "SLURM_NTASKS": "2"}, ("srun", 1, 2, 1, 2)),

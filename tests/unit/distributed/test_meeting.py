@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from torch.distributed import HashStore
+from torch.distributed import DistNetworkError, HashStore
 
 from optrun import __version__
 from optrun.commands.rank import Rank, _end_of_main
@@ -17,6 +17,7 @@ from optrun.distributed.heartbeat import Heartbeat, Heartbeats, Phase
 from optrun.distributed.join import Launched
 from optrun.distributed.meeting import Meeting
 from optrun.distributed.rank_signals import RankSignals
+from optrun.distributed.verdict import LostRankError
 from optrun.errors import ConfigError
 
 OWN = {"optrun": __version__, "torch": torch.__version__, "python": platform.python_version()}
@@ -32,6 +33,28 @@ def test_ranks_of_different_versions_are_refused_by_name(package: str) -> None:
         Meeting(store, 0, 2, 5.0)._greet("here:1")
     for fact in ("rank 1 on elsewhere", f"{package} 0.1", "rank 0", OWN[package]):
         assert fact in str(refused.value)
+
+
+class Gone(HashStore):
+    """A store whose rank has left, as `TCPStore` says it."""
+
+    def check(self, keys: list[str]) -> bool:
+        raise DistNetworkError("failed to recv, got 0 bytes. Connection was likely closed.")
+
+
+def test_a_rank_whose_rank_0_gave_up_first_says_so() -> None:
+    with pytest.raises(ConfigError) as refused:
+        Meeting(Gone(), 1, 3, 5.0)._greet("here:1")
+    for fact in ("rank 1 of 3", "rank 0 has left here:1", "5 s (distributed.timeout_seconds)"):
+        assert fact in str(refused.value)
+
+
+@pytest.mark.parametrize("ask", ["gather", "receive", "hear_machine"])
+def test_a_store_that_is_gone_is_a_lost_rank(ask: str) -> None:
+    with pytest.raises(LostRankError) as lost:
+        getattr(Meeting(Gone(), 1, 3, 5.0), ask)(*{"gather": ("agree", 1), "receive": ("payload", 0)}.get(ask, ()))
+    assert "rank 0" in str(lost.value)
+    assert Meeting(Gone(), 1, 3, 5.0).heard("end", [0], 0.0) == {}
 
 
 def test_rank_0_does_not_leave_before_all_have_read() -> None:

@@ -18,6 +18,10 @@ LOST = RankEnd(0, 1, "another rank does not answer", lost_rank=True)
 KILLED = RankEnd(1, -9, where="training after step 3", seen=1.0)
 
 
+def test_a_signal_without_a_name_is_told_by_its_number() -> None:
+    assert "rank 1 was ended by signal 40" in str(error_of([RankEnd(1, -40)]))
+
+
 def test_all_well() -> None:
     assert error_of(ends((0, ""), (0, ""))) is None
 
