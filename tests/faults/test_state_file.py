@@ -70,6 +70,7 @@ KEYS: list[tuple[tuple[str | int, ...], object, str]] = [
     (("train", "tokens"), "x", "train.tokens: 'x', expected a whole number, 0 or more"),
     (("train", "global_step"), 2, "train.global_step: 2, expected 5"),
     (("train", "best"), {"eval/loss": 3}, "train.best.eval/loss: 3"),
+    (("train", "best"), {"eval/loss": {"value": 1.0, "step": float("inf")}}, "train.best.eval/loss.step: inf"),
     (("train", "ranking"), {"x": 1.0}, "train.ranking: 'x' is no step"),
     (("train", "data_shift"), -99, "train.data_shift: -99"),
     (("scheduler",), [], "scheduler: [], expected a mapping"),

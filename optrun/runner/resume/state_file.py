@@ -144,7 +144,7 @@ def _wrong_counters(train: dict[str, Any], step: int) -> Iterator[str]:
         if isinstance(train.get(key), dict):
             shapes[key] = dict.fromkeys(train[key], _NUMBER)
     if isinstance(train.get("best"), dict):
-        shapes["best"] = {name: {"value": _NUMBER, "step": _NUMBER} for name in train["best"]}
+        shapes["best"] = {name: {"value": _NUMBER, "step": _COUNT} for name in train["best"]}
     if fault := _wrong("train", train, {key: shape for key, shape in shapes.items() if key in train}):
         yield fault
     elif train.get("global_step") != step:
