@@ -274,11 +274,11 @@ def open_verified(folder: Path, *, lazy: bool) -> Snapshot:
         lazy: Leave the tensors in their files until one is asked for.
 
     Raises:
-        CheckpointError: A file changes while it is read.
+        CheckpointError: A file changes while it is read, or is deleted.
     """
     manifest = read_manifest(folder)
     path = folder / names.CHECKPOINT_STATE
-    text = path.read_bytes()
+    text = _bytes(path)
     checksum = manifest["listed"][names.CHECKPOINT_STATE][1]
     if digest_of_file(io.BytesIO(text), checksum.algorithm) != checksum.hexdigest:
         raise CheckpointError(f"{path}: its bytes change while it is read.")
@@ -362,8 +362,12 @@ def read_state(folder: Path) -> dict[str, Any]:
         CheckpointError: It is missing or damaged.
     """
     path = folder / names.CHECKPOINT_STATE
+    return _parsed(path, _bytes(path))
+
+
+def _bytes(path: Path) -> bytes:
     try:
-        return _parsed(path, path.read_bytes())
+        return path.read_bytes()
     except OSError as error:
         raise CheckpointError(f"{path}: cannot be read: {error}") from error
 

@@ -125,7 +125,15 @@ def _naming(path: Path) -> Iterator[None]:
     """
     try:
         yield
-    except (SafetensorError, OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+    except (
+        SafetensorError,
+        OSError,
+        RuntimeError,  # torch maps the file: "unable to open"
+        ValueError,
+        KeyError,
+        TypeError,
+        AttributeError,
+    ) as error:
         raise CheckpointError(f"{path}: cannot be read: {type(error).__name__}: {error}") from error
 
 

@@ -117,7 +117,11 @@ def test_a_module_of_somebody_else_stays_imported() -> None:
     assert sys.modules["json"] is json
 
 
-def test_a_changed_file_is_read_again(lion: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_changed_file_is_read_again(
+    lion: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Within the second, at the same size: what bytecode is matched by."""
+    monkeypatch.setattr(sys, "dont_write_bytecode", False)
     assert run(["--plugin", "my_lion.py", "optimizer=my_lion", "--cfg", "job"]) == 0
     lion.write_text(LION.replace("1e-4", "3e-4"))
     capsys.readouterr()

@@ -6,6 +6,7 @@ import errno
 import fcntl
 import os
 import random
+import re
 import signal
 import socket
 import subprocess
@@ -16,7 +17,7 @@ from pathlib import Path
 import pytest
 
 from optrun import cli
-from optrun.artifacts.checkpoint import load_checkpoint, save_checkpoint
+from optrun.artifacts.checkpoint import load_checkpoint, open_verified, save_checkpoint
 from optrun.artifacts.lock import RunLock, refuse_held
 from optrun.artifacts.retention import Retention, latest_whole
 from optrun.certify.trial import Child
@@ -184,6 +185,15 @@ def test_a_file_system_without_locks_is_refused_with_a_way_out(tmp_path: Path, m
     monkeypatch.setenv("OPTRUN_UNLOCKED", "1")
     with RunLock(tmp_path / ".lock"):
         pass
+
+
+@pytest.mark.parametrize("file", ["manifest.json", "state.json", "model.safetensors", "optimizer.safetensors"])
+def test_a_file_deleted_while_a_checkpoint_is_read_is_named(tmp_path: Path, file: str) -> None:
+    """By the retention of a run that goes on: between the check of the bytes and their use."""
+    folder = make_run(tmp_path, (1,)).checkpoint(1)
+    (folder / file).unlink()
+    with pytest.raises(CheckpointError, match=re.escape(file)):
+        open_verified(folder, lazy=True)
 
 
 def test_a_reader_never_sees_a_part(tmp_path: Path) -> None:
