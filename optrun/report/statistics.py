@@ -1,6 +1,7 @@
 """Test whether one is better than the other: means, intervals, paired tests over seeds, and a verdict.
 
-Everything here works on numbers alone and knows nothing of runs.
+Everything here works on numbers alone and knows nothing of runs. The variance of a pair's differences is moderated by
+what the other contenders show (`optrun.report.moderated`); with two contenders the test is the paired t test.
 
 How error rates are kept:
 
@@ -12,16 +13,18 @@ How error rates are kept:
 
 from __future__ import annotations
 
-import functools
 import math
 import warnings
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from itertools import combinations
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy import optimize, stats
+from scipy import special, stats
+
+from optrun.report.moderated import spread_of_pairs
+from optrun.report.power import detectable, seeds_for
 
 Array = NDArray[np.float64]
 
@@ -29,8 +32,6 @@ ALPHA = 0.05
 MIN_SEEDS = 3
 """Seeds in common below which no test is made: two differences have one degree of freedom."""
 CONFIDENCE = 0.95
-POWER = 0.8
-"""Chance with which a difference that "could be seen" is found."""
 
 BETTER = "better"
 WORSE = "worse"
@@ -40,7 +41,7 @@ NO_SPREAD = "cannot tell: every seed differs by the same"
 REFERENCE = "reference"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Comparison:
     """One contender against the reference."""
 
@@ -50,19 +51,35 @@ class Comparison:
     """Seeds that both have."""
     difference: float
     """Mean of (contender - reference) over those seeds, in units of the metric; NaN without pairs."""
-    low: float
-    high: float
+    low: float = math.nan
+    high: float = math.nan
     """95 % t interval of the difference; NaN where no test was made."""
-    p: float
-    """Two-sided paired t test, uncorrected; NaN where no test was made."""
-    p_corrected: float
+    p: float = math.nan
+    """Two-sided moderated paired t test, uncorrected; NaN where no test was made."""
+    p_corrected: float = math.nan
     """After Holm's correction."""
-    effect: float
+    effect: float = math.nan
     """Hedges' g of the paired differences: positive means the contender is better; NaN where no test was made."""
-    detectable: float
-    """The difference this comparison would have found with a chance of 80 %, were the spread the one observed."""
     verdict: str
     """`BETTER`, `WORSE`, `NO_DIFFERENCE`, `TOO_FEW`, `NO_SPREAD` or `REFERENCE`."""
+    spread: float = math.nan
+    """Standard deviation of the difference over seeds; NaN where no test was made."""
+    degrees: float = math.nan
+    """Of freedom, of `spread`."""
+    bar: float = math.nan
+    """What `p` had to stay below to begin with: alpha after all corrections."""
+
+    @property
+    def detectable(self) -> float:
+        """The difference this comparison would have found with a chance of 80 %; NaN where no test was made."""
+        return detectable(self.spread, self.pairs, self.bar, self.degrees) if self.degrees > 0 else math.nan
+
+    @property
+    def needed(self) -> int | None:
+        """Seeds that would find the difference with a chance of 80 %; None: it was found, or 100 would not do."""
+        if self.verdict != NO_DIFFERENCE or not self.degrees > 0:
+            return None
+        return seeds_for(self.difference, self.spread, self.pairs, self.bar, self.degrees)
 
 
 def bootstrap_intervals(samples: Array, *, resamples: int = 2000, seed: int = 0) -> tuple[Array, Array]:
@@ -93,8 +110,8 @@ def bootstrap_intervals(samples: Array, *, resamples: int = 2000, seed: int = 0)
 
 
 @dataclass(frozen=True)
-class _Tests:
-    """Paired tests of many pairs of one size; every array has shape (m,)."""
+class PairedTests:
+    """Tests of pairs of contenders over the same seeds; every array has shape (tables, pairs)."""
 
     difference: Array
     low: Array
@@ -102,35 +119,42 @@ class _Tests:
     p: Array
     effect: Array
     spread: Array
+    degrees: Array
+    caution: Array
+    """What `p` was multiplied by, and the chance that an interval misses divided by."""
 
 
-def paired_tests(differences: Array) -> _Tests:
-    """Run two-sided paired t tests, many at once.
+def paired_tests(values: Array, first: Sequence[int], second: Sequence[int]) -> PairedTests:
+    """Run two-sided paired t tests with a moderated variance, many at once.
 
     Args:
-        differences: Shape (m, n): m comparisons over n seeds each, n >= 2.
+        values: Shape (tables, contenders, seeds), at least two seeds: tables that have nothing to do with each other.
+        first: Shape (pairs,): a contender of each pair.
+        second: The one that is subtracted from it.
 
     Returns:
-        Mean differences, 95 % t intervals, p values, Hedges' g (mean over standard deviation of the differences, times
-        1 - 3 / (4 (n - 1) - 1)), and the standard deviations. p and g are NaN where the differences have no spread.
+        Mean differences, their standard deviations and degrees of freedom as `moderated.spread_of_pairs` finds them, p
+        values and 95 % t intervals from these; Hedges' g (mean over the pair's own standard deviation of differences,
+        times 1 - 3 / (4 (n - 1) - 1)). p and g are NaN where the differences have no spread.
     """
-    n = differences.shape[1]
-    mean = differences.mean(axis=1)
-    spread = differences.std(axis=1, ddof=1)
-    size = np.abs(differences).max(axis=1, initial=0.0)
-    flat = spread <= 1e-10 * size  # rounding, not noise
-    safe = np.where(flat[:, None], np.arange(n, dtype=np.float64), differences)
-    result = stats.ttest_1samp(safe, 0.0, axis=1)
-    interval = result.confidence_interval(CONFIDENCE)
-    correction = 1 - 3 / (4 * (n - 1) - 1) if n > 1 else np.nan
-    nan = np.full(len(mean), np.nan)
-    return _Tests(
+    n = values.shape[2]
+    i, j = np.asarray(first, dtype=np.int64), np.asarray(second, dtype=np.int64)
+    mean = (values[:, i] - values[:, j]).mean(axis=2)
+    spread = spread_of_pairs(values, i, j)
+    nan = np.full(mean.shape, np.nan)
+    error = spread.moderated / math.sqrt(n)
+    t = np.divide(mean, error, out=nan.copy(), where=error > 0)
+    reach = error * special.stdtrit(spread.degrees, 1 - (1 - CONFIDENCE) / 2 / spread.caution)
+    correction = 1 - 3 / (4 * (n - 1) - 1)
+    return PairedTests(
         difference=mean,
-        low=np.where(flat, mean, interval.low),
-        high=np.where(flat, mean, interval.high),
-        p=np.where(flat, nan, result.pvalue),
-        effect=np.where(flat, nan, correction * np.divide(mean, spread, out=nan.copy(), where=~flat)),
-        spread=np.where(flat, 0.0, spread),
+        low=mean - reach,
+        high=mean + reach,
+        p=np.minimum(1.0, spread.caution * 2 * special.stdtr(spread.degrees, -np.abs(t))),
+        effect=np.divide(correction * mean, spread.own, out=nan.copy(), where=spread.own > 0),
+        spread=spread.moderated,
+        degrees=spread.degrees,
+        caution=np.full(mean.shape, spread.caution),
     )
 
 
@@ -195,8 +219,8 @@ def compare(
     else:
         pairs = [(name, chosen) for name in filled if name != chosen]
     tests = _test_all(scores, pairs)
-    corrected = dict(zip(pairs, holm([tests[pair].p[0] if pair in tests else np.nan for pair in pairs]), strict=True))
-    made = sum(not np.isnan(value) for value in corrected.values())
+    corrected = dict(zip(pairs, holm([tests[pair].p if pair in tests else np.nan for pair in pairs]), strict=True))
+    made = max(1, sum(not np.isnan(value) for value in corrected.values()))
     result: dict[str, Comparison] = {}
     for name in scores:
         pair = (name, chosen) if (name, chosen) in corrected else (chosen, name)
@@ -205,12 +229,13 @@ def compare(
         if name == chosen or pair not in tests:
             difference = float(np.mean([scores[name][s] - scores[chosen][s] for s in seeds])) if seeds else np.nan
             verdict = REFERENCE if name == chosen else TOO_FEW
-            nan = float("nan")
-            result[name] = Comparison(name, chosen, len(seeds), difference, nan, nan, nan, nan, nan, nan, verdict)
+            result[name] = Comparison(
+                name=name, reference=chosen, pairs=len(seeds), difference=difference, verdict=verdict
+            )
             continue
         test, p = tests[pair], float(corrected[pair])
-        difference = direction * float(test.difference[0])
-        ends = sorted((direction * float(test.low[0]), direction * float(test.high[0])))
+        difference = direction * test.difference
+        ends = sorted((direction * test.low, direction * test.high))
         result[name] = Comparison(
             name=name,
             reference=chosen,
@@ -218,43 +243,49 @@ def compare(
             difference=difference,
             low=ends[0],
             high=ends[1],
-            p=float(test.p[0]),
+            p=test.p,
             p_corrected=p,
-            effect=sign * direction * float(test.effect[0]),
-            detectable=_detectable(float(test.spread[0]), len(seeds), alpha / max(1, made)),
+            effect=sign * direction * test.effect,
             verdict=_verdict(p, sign * difference, alpha),
+            spread=test.spread,
+            degrees=test.degrees,
+            bar=alpha / made / test.caution,
         )
     return result
 
 
+@dataclass(frozen=True)
+class _Test:
+    """One pair's row of `PairedTests`."""
+
+    difference: float
+    low: float
+    high: float
+    p: float
+    effect: float
+    spread: float
+    degrees: float
+    caution: float
+
+
 def _test_all(
     scores: Mapping[str, Mapping[int, float]], pairs: Sequence[tuple[str, str]]
-) -> dict[tuple[str, str], _Tests]:
-    """Test every pair with enough seeds in common; pairs of one size in one call."""
-    by_size: dict[int, list[tuple[tuple[str, str], list[float]]]] = {}
+) -> dict[tuple[str, str], _Test]:
+    """Test every pair with enough seeds in common, with what all that have these seeds say about the spread."""
+    by_seeds: dict[tuple[int, ...], list[tuple[str, str]]] = {}
     for first, second in pairs:
-        seeds = sorted(set(scores[first]) & set(scores[second]))
+        seeds = tuple(sorted(scores[first].keys() & scores[second].keys()))
         if len(seeds) >= MIN_SEEDS:
-            differences = [scores[first][seed] - scores[second][seed] for seed in seeds]
-            by_size.setdefault(len(seeds), []).append(((first, second), differences))
-    found: dict[tuple[str, str], _Tests] = {}
-    for group in by_size.values():
-        tests = paired_tests(np.array([differences for _, differences in group]))
-        for row, (pair, _) in enumerate(group):
-            found[pair] = _Tests(*(getattr(tests, name)[row : row + 1] for name in _Tests.__dataclass_fields__))
+            by_seeds.setdefault(seeds, []).append((first, second))
+    found: dict[tuple[str, str], _Test] = {}
+    for seeds, of_these in by_seeds.items():
+        names = [name for name, values in scores.items() if values.keys() >= set(seeds)]
+        table = np.array([[[scores[name][seed] for seed in seeds] for name in names]])
+        columns = ([names.index(name) for name in side] for side in zip(*of_these, strict=True))
+        tests = paired_tests(table, *columns)
+        for row, pair in enumerate(of_these):
+            found[pair] = _Test(*(float(getattr(tests, field.name)[0, row]) for field in fields(_Test)))
     return found
-
-
-def _detectable(spread: float, n: int, alpha: float) -> float:
-    """Compute the difference that the test finds with a chance of 0.8, were the spread over seeds the one observed."""
-    return _noncentrality(n, alpha) * spread / math.sqrt(n)
-
-
-@functools.cache
-def _noncentrality(n: int, alpha: float) -> float:
-    """Solve for the delta at which a noncentral t of n - 1 degrees exceeds t_{1 - alpha/2} with a chance of 0.8."""
-    critical = stats.t.ppf(1 - alpha / 2, n - 1)
-    return float(optimize.brentq(lambda delta: stats.nct.sf(critical, n - 1, delta) - POWER, 0.0, 4 * critical + 4))
 
 
 def _verdict(p: float, gain: float, alpha: float) -> str:

@@ -1,0 +1,74 @@
+"""Compute what a comparison can see: before it is run from its size alone, afterwards from the spread it showed."""
+
+from __future__ import annotations
+
+import bisect
+import functools
+import math
+
+import numpy as np
+from scipy import optimize, stats
+
+from optrun.report import moderated
+
+POWER = 0.8
+"""Chance with which a difference that "could be seen" is found."""
+MOST_SEEDS = 100
+"""More than anybody runs: past it a question is as good as settled."""
+
+
+def detectable(spread: float, n: int, alpha: float, degrees: float | None = None) -> float:
+    """Compute the difference that a paired test finds with a chance of 0.8.
+
+    Args:
+        spread: Standard deviation of the differences.
+        n: Seeds.
+        alpha: Of this comparison, after all corrections.
+        degrees: Of freedom, of the spread; None: n - 1.
+    """
+    return _noncentrality(float(n - 1) if degrees is None else degrees, alpha) * spread / math.sqrt(n)
+
+
+@functools.lru_cache(maxsize=4096)
+def _noncentrality(degrees: float, alpha: float) -> float:
+    """Solve for the delta at which a noncentral t exceeds t_{1 - alpha/2} with a chance of 0.8."""
+    critical = stats.t.ppf(1 - alpha / 2, degrees)
+    return float(optimize.brentq(lambda delta: stats.nct.sf(critical, degrees, delta) - POWER, 0.0, 4 * critical + 4))
+
+
+def seeds_for(difference: float, spread: float, n: int, alpha: float, degrees: float) -> int | None:
+    """Count the seeds that would find a difference with a chance of 0.8, were it and its spread as they are seen.
+
+    Args:
+        difference: Of the means.
+        spread: Standard deviation of the differences over seeds.
+        n: Seeds that there are; more are needed.
+        alpha: Of this comparison, after all corrections.
+        degrees: Of freedom, of the spread, with `n` seeds.
+
+    Returns:
+        In all, or None where 100 are too few.
+    """
+    if not difference or not np.isfinite([difference, spread]).all():
+        return None
+    share = degrees / (n - 1)
+    more = range(n + 1, MOST_SEEDS + 1)
+    few = bisect.bisect_left(more, -abs(difference), key=lambda m: -detectable(spread, m, alpha, share * (m - 1)))
+    return more[few] if few < len(more) else None
+
+
+def foreseen(contenders: int, seeds: int, alpha: float, *, baseline: bool = False) -> float:
+    """Compute the difference that a sweep will find with a chance of 0.8, in standard deviations of a contender.
+
+    A standard deviation is that over seeds, less what a seed does to all contenders alike, of contenders that scatter
+    alike.
+
+    Args:
+        contenders: At least 2.
+        seeds: That all of them run, at least 3.
+        alpha: Chance of any false verdict in the report.
+        baseline: One contender was named beforehand, and the others are compared with it alone.
+    """
+    comparisons = contenders - 1 if baseline else contenders * (contenders - 1) // 2
+    caution, weight = moderated.expected(contenders, seeds)
+    return detectable(math.sqrt(2), seeds, alpha / comparisons / caution, (1 + weight) * (seeds - 1))
