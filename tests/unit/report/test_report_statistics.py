@@ -175,7 +175,7 @@ def test_the_detectable_difference_is_found_in_four_of_five_cases(n: int) -> Non
     assert np.mean(p < ALPHA) == pytest.approx(0.8, abs=0.0125)  # 4.4 standard deviations
 
 
-@pytest.mark.parametrize(("contenders", "comparisons"), [(3, 3), (7, 21)])
+@pytest.mark.parametrize(("contenders", "comparisons"), [(4, 6), (7, 21)])
 def test_the_detectable_difference_counts_every_correction(contenders: int, comparisons: int) -> None:
     found = compare(_scores(np.random.default_rng(2).standard_normal((contenders, 5))), mode="min")
     for each in found.values():
