@@ -13,7 +13,7 @@ from rich.text import Text
 from optrun.artifacts.atomic import replace_text
 from optrun.artifacts.run_manifest import recorded
 from optrun.errors import ConfigError, StorageError
-from optrun.report.collect import Run, load_runs
+from optrun.report.collect import NOT_STARTED, Run, load_runs
 from optrun.report.curves import curves_figure, run_title
 from optrun.report.figures import Picture, pictures
 from optrun.report.findings import Findings, find
@@ -92,10 +92,11 @@ def print_report(made: Report, console: Console) -> None:
     else:
         console.print(Text(headline(findings), style="bold"))
         console.print(to_rich(terminal_table(findings), width=console.width))
-        rest = [run for run in findings.runs if not run.finished or run.diverged]
+        begun = [run for run in findings.runs if run.status != NOT_STARTED]
+        rest = [run for run in begun if not run.finished or run.diverged]
         if rest:
             shown = runs_table(rest[:20], findings.keys, findings.metric, findings.mode)
-            title = f"{len(rest)} of {len(findings.runs)} runs without a result"
+            title = f"{len(rest)} of {len(begun)} runs without a result"
             title += ", the first 20" if len(rest) > 20 else ""
             console.print(to_rich(filled(shown), title=title, width=console.width))
     for caution in made.warnings:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from optrun.formatting import rate
-from optrun.report.collect import Run
+from optrun.report.collect import NOT_STARTED, Run
 from optrun.report.findings import Findings
 from optrun.report.statistics import MIN_SEEDS
 
@@ -20,7 +20,7 @@ class Warning:
     """One reason for care."""
 
     kind: str
-    """One of edge, single-lr, budget, tuning, seeds, few-seeds, schedule, unfinished, diverged, failed,
+    """One of edge, single-lr, budget, tuning, seeds, few-seeds, schedule, unfinished, not-started, diverged, failed,
     repeated, task, data, code, hardware, speed, metric, files."""
     text: str
     """One or two sentences with what to do."""
@@ -31,8 +31,8 @@ class Warning:
 def find_warnings(findings: Findings) -> list[Warning]:
     """List every reason for care in a comparison, the gravest first."""
     checks: tuple[Callable[[Findings], Iterable[Warning]], ...] = (
-        _edge, _budget, _schedule, _task, _data, _code, _seeds, _diverged, _failed, _unfinished, _single_lr, _tuning,
-        _repeated, _metric, _hardware, _speed, _files,
+        _edge, _budget, _schedule, _task, _data, _code, _seeds, _diverged, _failed, _unfinished, _not_started,
+        _single_lr, _tuning, _repeated, _metric, _hardware, _speed, _files,
     )  # fmt: skip
     return [warning for check in checks for warning in check(findings)]
 
@@ -127,6 +127,12 @@ def _schedule(findings: Findings) -> Iterable[Warning]:
 def _unfinished(findings: Findings) -> Iterable[Warning]:
     runs = [run for run in findings.runs if run.status in ("running", "interrupted", "unknown") and not run.diverged]
     yield from _about("unfinished", runs, "{count} not finished and so not ranked: {runs}.")
+
+
+def _not_started(findings: Findings) -> Iterable[Warning]:
+    runs = [run for run in findings.runs if run.status == NOT_STARTED]
+    text = "{count} of the sweep not started; the same command in the same hydra.sweep.dir begins them: {runs}."
+    yield from _about("not-started", runs, text)
 
 
 def _diverged(findings: Findings) -> Iterable[Warning]:

@@ -19,6 +19,7 @@ from optrun.artifacts.run_dir import RunDir
 from optrun.commands.sweep import _folder as sweep_folder
 from optrun.commands.sweep import _tell_left_out
 from optrun.config import store
+from optrun.report.collect import load_runs
 from optrun.sweeper.jobs import Composer, build_jobs, combinations
 from optrun.sweeper.view import PlainView
 from optrun.training.step import TrainStep
@@ -152,8 +153,10 @@ def test_a_job_that_kills_its_process_is_a_row(place: Path, monkeypatch: pytest.
     assert ForkServer.launches == [2, 1, 1]
 
 
-def test_stopped_by_a_signal(place: Path, undisturbed: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The running job is saved, nothing else begins, and the same line goes on to the same end."""
+def test_stopped_by_a_signal(
+    place: Path, undisturbed: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The running job is saved, nothing else begins, which is no failure; the same line goes on to the same end."""
     original = TrainStep.__call__
 
     def call(self: TrainStep, batches: list[dict], *rest: Any) -> object:
@@ -172,6 +175,10 @@ def test_stopped_by_a_signal(place: Path, undisturbed: Path, monkeypatch: pytest
         assert sweep("lr=1e-3,2e-3") == 75
     assert [summary(job)["status"] for job in jobs()] == ["interrupted"]
     assert steps(jobs()[0]) == [1, 2, 3]
+    assert "0 failed · 2 left (1 interrupted, 1 not started)" in capsys.readouterr().out
+    assert [row["status"] for row in result().values()] == ["interrupted", "new"]
+    runs = load_runs([Path("sweep")])
+    assert {run.label: run.status for run in runs} == {jobs()[0].name: "interrupted", runs[-1].label: "not started"}
     assert sweep("lr=1e-3,2e-3") == 0
     assert all(same(job, undisturbed / job.name) for job in jobs())
 

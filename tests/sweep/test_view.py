@@ -38,6 +38,14 @@ def test_counts_and_best() -> None:
     assert shown.left == 0
 
 
+def test_what_is_left_is_told_apart() -> None:
+    """After Ctrl-C: the job that was cut, and those that never began."""
+    shown = board()
+    shown.running.clear()
+    shown.states["job2"].status = "interrupted"
+    assert shown.counts() == "1 of 4 finished · 0 running · 1 failed · 2 left (1 interrupted, 1 not started)"
+
+
 def test_time_left() -> None:
     """Two jobs and a half in 25 s: what is left of four takes 15 s."""
     now = [0.0]

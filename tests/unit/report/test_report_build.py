@@ -202,6 +202,30 @@ def test_unfinished_failed_and_broken_runs_are_rows(sweep: Path, make_run: MakeR
     assert {"unfinished", "diverged", "failed", "files"} <= kinds
 
 
+def test_jobs_that_a_stopped_sweep_left_did_not_fail(tmp_path: Path, make_run: MakeRun) -> None:
+    """With Hydra's folder, made by the launcher, or with none; a job of an older line that has no more, too."""
+    cut = make_run(tmp_path / "cut", seed=0, status="interrupted", global_step=3, max_steps=50)
+    for name in ("handed", "older", "begun"):
+        (tmp_path / name / ".hydra").mkdir(parents=True)
+        (tmp_path / name / ".hydra" / "overrides.yaml").write_text("- seed=1\n")
+    make_run(tmp_path / "begun", seed=3, status="running", global_step=3, max_steps=50)
+    names = {"cut": "interrupted", "handed": "new", "begun": "new", "nowhere": "new", "../x": "new"}
+    rows = [{"name": name, "status": status, "overrides": ["lr=1e-3"]} for name, status in names.items()]
+    (tmp_path / "sweep.json").write_text(json.dumps({"format": 1, "jobs": rows}))
+    stream = io.StringIO()
+    made = report([tmp_path], console=Console(file=stream, width=160))
+    found = {run.label: run.status for run in made.findings.runs}
+    waiting = dict.fromkeys(("handed", "older", "nowhere"), "not started")
+    assert found == {"cut": "interrupted", "begun": "running", **waiting}
+    assert {warning.kind: warning.text.partition(" ")[0] for warning in made.warnings}["not-started"] == "3"
+    assert "failed" not in stream.getvalue()
+    assert "2 of 2 runs without a result" in stream.getvalue()
+    assert "3 not started" in made.files[0].read_text()
+    (tmp_path / "sweep.json").write_text('{"jobs": [{"name"')
+    assert len(load_runs([tmp_path])) == 4
+    assert [run.label for run in load_runs([cut])] == ["cut"], "of one job, the others are not asked for"
+
+
 def test_one_run_has_its_own_small_table(tmp_path: Path, make_run: MakeRun) -> None:
     run = make_run(tmp_path / "run", max_steps=40, accuracy=True)
     stream = io.StringIO()
