@@ -10,6 +10,8 @@ from optrun.report.arms import Arm, Contender
 
 RELATIVE_TOLERANCE = 0.02
 """How much worse than the best a mean may be and still count as good, as a share of the best."""
+COARSE = 5.0
+"""A grid whose values beside the best lr are further apart than this factor may have missed the best between them."""
 
 
 @dataclass(frozen=True)
@@ -26,6 +28,18 @@ class BasinPoint:
 
 
 @dataclass(frozen=True)
+class Neighbour:
+    """What was tried next to the best learning rate, on one side of it."""
+
+    end: str
+    """What the best is where nothing was tried on this side: the `lowest` or the `highest`."""
+    lr: float | None
+    """The nearest with an outcome, scored or diverged; None: there is none."""
+    unfinished: tuple[float, ...]
+    """Nearer ones without an outcome: their runs failed, were cut, or run still."""
+
+
+@dataclass(frozen=True)
 class Basin:
     """Metric against learning rate of one contender."""
 
@@ -35,6 +49,8 @@ class Basin:
     """Learning rates at which some run diverged."""
     tried: tuple[float, ...]
     """Every learning rate with an outcome: scored or diverged."""
+    unfinished: tuple[float, ...]
+    """Learning rates without any."""
     best: BasinPoint | None
     tolerance: float
     """Allowed loss of the metric, in its units."""
@@ -50,14 +66,17 @@ class Basin:
         """High / low: the factor by which lr may be off; NaN where there is no basin."""
         return self.high / self.low if self.low > 0 else math.nan
 
-    @property
-    def edge(self) -> str:
-        """Say whether the best lr is the `lowest` or `highest` that was tried; empty where it is inside."""
-        if self.best is None or len(self.tried) < 2:
-            return ""
-        if self.best.lr == self.tried[-1]:
-            return "highest"
-        return "lowest" if self.best.lr == self.tried[0] else ""
+    def neighbours(self) -> tuple[Neighbour, ...]:
+        """Look at both sides of the best lr; nothing where less than two were begun."""
+        if self.best is None or len(self.tried) + len(self.unfinished) < 2:
+            return ()
+        best = self.best.lr
+        below = max((lr for lr in self.tried if lr < best), default=None)
+        above = min((lr for lr in self.tried if lr > best), default=None)
+        return (
+            Neighbour("lowest", below, tuple(lr for lr in self.unfinished if (below or 0.0) < lr < best)),
+            Neighbour("highest", above, tuple(lr for lr in self.unfinished if best < lr < (above or math.inf))),
+        )
 
     def width_label(self) -> str:
         """Format the width, such as "x8" or "at least x4"; a dash where one lr was tried."""
@@ -95,16 +114,17 @@ def basin(contender: Contender, mode: str) -> Basin:
         if any(arm.diverged for arm in arms):
             diverged.append(lr)
     tried = tuple(sorted({point.lr for point in points} | set(diverged)))
+    unfinished = tuple(lr for lr in sorted(by_lr) if lr not in tried)
     stable = [point for point in points if point.lr not in diverged] or points
     best = min(stable, key=lambda point: sign * point.mean, default=None)
     if contender.best.scores and contender.best.lr is not None:
         best = next((point for point in points if point.lr == contender.best.lr), best)
     if best is None:
-        return Basin((), tuple(diverged), tried, None, math.nan, math.nan, math.nan, False, False)
+        return Basin((), tuple(diverged), tried, unfinished, None, math.nan, math.nan, math.nan, False, False)
     tolerance = RELATIVE_TOLERANCE * abs(best.mean)
     high, open_high = _end(points, best, sign, tolerance, diverged, rising=True)
     low, open_low = _end(points, best, sign, tolerance, diverged, rising=False)
-    return Basin(tuple(points), tuple(diverged), tried, best, tolerance, low, high, open_low, open_high)
+    return Basin(tuple(points), tuple(diverged), tried, unfinished, best, tolerance, low, high, open_low, open_high)
 
 
 def _end(

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from optrun.formatting import rate
+from optrun.report.basin import COARSE
 from optrun.report.collect import NOT_STARTED, Run
 from optrun.report.findings import Findings
 from optrun.report.statistics import MIN_SEEDS
@@ -20,8 +22,8 @@ class Warning:
     """One reason for care."""
 
     kind: str
-    """One of edge, single-lr, budget, tuning, seeds, few-seeds, schedule, unfinished, not-started, diverged, failed,
-    repeated, task, data, code, hardware, speed, metric, files."""
+    """One of edge, coarse, single-lr, budget, tuning, seeds, few-seeds, schedule, unfinished, not-started, diverged,
+    failed, repeated, task, data, code, hardware, speed, metric, files."""
     text: str
     """One or two sentences with what to do."""
     runs: tuple[str, ...] = ()
@@ -38,15 +40,34 @@ def find_warnings(findings: Findings) -> list[Warning]:
 
 
 def _edge(findings: Findings) -> Iterable[Warning]:
-    for row in findings.rows:
-        edge, best = row.basin.edge, row.basin.best
-        if edge and best is not None and "lr" in findings.tuned_keys:
-            further = rate(best.lr * 2 if edge == "highest" else best.lr / 2)
-            yield Warning(
-                "edge",
-                f"{row.name}: its best lr {rate(best.lr)} is the {edge} of {len(row.basin.tried)} tried, so its true "
-                f"best may lie outside the grid. Extend the grid, for instance with lr={further}.",
-            )
+    """Warn where the best lr has no result close by on both sides: it may be the best of a bad grid."""
+    for row in findings.rows if "lr" in findings.tuned_keys else ():
+        for side in row.basin.neighbours():
+            assert row.basin.best is not None
+            best = row.basin.best.lr
+            if side.unfinished:
+                listed = _listed([rate(lr) for lr in side.unfinished])
+                yield Warning(
+                    "edge",
+                    f"{row.name}: lr {listed}, next to its best lr {rate(best)}, did not finish, so its true best may "
+                    "lie there. Bring that to its end first.",
+                )
+            elif side.lr is None:
+                further = rate(best * 2 if side.end == "highest" else best / 2)
+                yield Warning(
+                    "edge",
+                    f"{row.name}: its best lr {rate(best)} is the {side.end} of {len(row.basin.tried)} tried, so its "
+                    f"true best may lie outside the grid. Extend the grid, for instance with lr={further}.",
+                )
+            elif max(best / side.lr, side.lr / best) > COARSE:
+                gone = " and diverged" if side.lr in row.basin.diverged else ""
+                factor = max(best / side.lr, side.lr / best)
+                yield Warning(
+                    "coarse",
+                    f"{row.name}: next to its best lr {rate(best)} stands {rate(side.lr)}, ×{factor:.3g} away{gone}, "
+                    "so its true best may lie in between. Fill the gap, for instance with "
+                    f"lr={rate(math.sqrt(best * side.lr))}.",
+                )
 
 
 def _budget(findings: Findings) -> Iterable[Warning]:
