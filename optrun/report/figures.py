@@ -80,9 +80,9 @@ def pictures(findings: Findings) -> list[Picture]:
         add("train-loss", f"{loss} during training", caption, lambda to: _draw_curves(rows, loss, "min", to, axis=axis))
     if any(len(row.basin.tried) > 1 for row in rows):
         caption = (
-            "Each point is the mean over seeds at one lr, the bar spans the seeds, the ring is the best. The thick "
-            "part of a line stays within 2 % of its best: its width is how far lr may be off. A cross marks an lr "
-            "at which a run diverged."
+            "Each point is the mean over seeds at one lr, the bar spans the seeds, the ring is the best. The dashed "
+            "line is a level for all contenders; the part of a line that reaches it is thick: its width is how far lr "
+            "may be off. A cross marks an lr at which a run diverged."
         )
         add("basin", f"Final {metric} against learning rate", caption, lambda to: _draw_basins(rows, findings, to))
     return found
@@ -247,8 +247,10 @@ def _draw_basins(rows: Sequence[Row], findings: Findings, theme: Theme) -> Figur
         )  # fmt: skip
         shown += list(means)
     if shown:
-        _basin_limits(ax, rows, shown, findings.mode)
+        _basin_limits(ax, rows, shown, findings)
     crosses = [(lr, index) for index, row in enumerate(rows) for lr in row.basin.diverged]
+    if math.isfinite(findings.level.value):
+        ax.axhline(findings.level.value, color=theme.muted, linestyle="--", linewidth=1.1)
     for lr, index in crosses:
         edge = 0.985 if findings.mode == "min" else 0.015
         ax.plot(
@@ -259,15 +261,16 @@ def _draw_basins(rows: Sequence[Row], findings: Findings, theme: Theme) -> Figur
     return figure
 
 
-def _basin_limits(ax: Axes, rows: Sequence[Row], means: Sequence[float], mode: str) -> None:
-    """Show every basin's floor well; far worse learning rates may leave the picture."""
+def _basin_limits(ax: Axes, rows: Sequence[Row], means: Sequence[float], findings: Findings) -> None:
+    """Show the level, and every basin's floor well; far worse learning rates may leave the picture."""
+    mode, level = findings.mode, findings.level.value
     bests = [row.basin.best.mean for row in rows if row.basin.best is not None]
     best, worst_best = (min(bests), max(bests)) if mode == "min" else (max(bests), min(bests))
     ordinary = float(np.quantile(means, 0.85 if mode == "min" else 0.15))
     reach = max(
         abs(ordinary - best),
         1.6 * abs(worst_best - best),
-        4 * max(row.basin.tolerance for row in rows if row.basin.best),
+        1.6 * abs(level - best) if math.isfinite(level) else 0.0,
     )
     margin = 0.08 * reach
     limits = (best - margin, best + reach + margin) if mode == "min" else (best - reach - margin, best + margin)

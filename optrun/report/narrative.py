@@ -8,6 +8,7 @@ from datetime import UTC, datetime
 from optrun.formatting import plain
 from optrun.report.curves import run_title
 from optrun.report.findings import Findings
+from optrun.report.level import LEAST, MARGIN
 from optrun.report.statistics import ALPHA, BETTER, MIN_SEEDS, NO_DIFFERENCE, WORSE
 from optrun.report.table import value
 from optrun.report.tables import mean_sd, states
@@ -87,10 +88,15 @@ def notes(findings: Findings) -> list[str]:
             "medians up to the first evaluation that saw it. A schedule made for more steps comes down later: "
             "read this as “within this schedule”."
         )
-    if any(len(row.basin.tried) > 1 for row in findings.rows):
+    if any(len(row.basin.tried) > 1 for row in findings.rows) and findings.level.value == findings.level.value:
+        level = findings.level
         found.append(
-            "lr basin: the factor between the smallest and largest lr whose mean stays within 2 % of the best, "
-            "between tried values by interpolation; “≥” where the grid ended first."
+            f"lr basin: the factor between the smallest and largest lr whose mean {findings.metric} is "
+            f"{value(level.value)} or {'less' if findings.mode == 'min' else 'more'}, between tried values by "
+            "interpolation; “≥” where the grid ended first, “not reached” where no lr tried gets there. The level is "
+            f"one for all: the worst of the best means, yet at least {LEAST:.0%} of what the best contender learnt, "
+            f"from {value(level.start)} (the first value logged) to {value(level.best)}, with a margin of {MARGIN:.0%} "
+            "of that."
         )
     return found
 

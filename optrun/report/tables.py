@@ -47,7 +47,9 @@ def ranking_table(findings: Findings) -> Table:
 
 def cost_table(findings: Findings) -> Table:
     """Tabulate speed, cost and sensitivity to lr, one row per contender."""
-    columns = ["contender", "steps to target", "time to target", "lr basin", "wall time", "tokens/s"]
+    level = findings.level.value
+    known = "" if math.isnan(level) else f" ({'≤' if findings.mode == 'min' else '≥'} {value(level)})"
+    columns = ["contender", "steps to target", "time to target", f"lr basin{known}", "wall time", "tokens/s"]
     columns += ["peak memory", "optimizer state", "diverged"]
     table = Table(columns, [False, *[True] * 8])
     for row in findings.rows:
