@@ -9,7 +9,8 @@ from optrun.formatting import plain
 from optrun.report.curves import run_title
 from optrun.report.findings import Findings
 from optrun.report.level import LEAST, MARGIN
-from optrun.report.statistics import ALPHA, BETTER, MIN_SEEDS, NO_DIFFERENCE, WORSE
+from optrun.report.selection import error_rate, fresh_seeds
+from optrun.report.statistics import BETTER, MIN_SEEDS, NO_DIFFERENCE, WORSE
 from optrun.report.table import value
 from optrun.report.tables import mean_sd, states
 
@@ -57,8 +58,8 @@ def notes(findings: Findings) -> list[str]:
             f"Selection: each contender is shown at the {_list(findings.tuned_keys)} with the best mean on the "
             "same evaluation split that is reported. Choosing and reporting on one split flatters every "
             "contender, and the one with most configurations tried most. For a number to quote, run the chosen "
-            "configurations again with seeds that took no part in the choice, or evaluate them on a split of "
-            "their own."
+            f"configurations again with seeds that took no part in the choice ({fresh_seeds(findings)}), or evaluate "
+            "them on a split of their own."
         )
     if len([row for row in findings.rows if row.rank]) > 1:
         if findings.chosen_baseline:
@@ -68,10 +69,9 @@ def notes(findings: Findings) -> list[str]:
             scope += "beforehand needs a milder correction)"
         found.append(
             f"Tests: two-sided paired t tests, seed by seed, on the seeds both sides share (at least {MIN_SEEDS}). "
-            f"Holm's method corrects over {scope}, so that the chance of even one false “better” or “worse” in "
-            f"this report is at most {ALPHA:.0%}. The interval of a difference is the 95 % t interval, "
-            "uncorrected; effect g is the mean difference in standard deviations of the differences (Hedges), "
-            "positive in favour of the contender."
+            f"Holm's method corrects over {scope}, {error_rate(findings)} The interval of a difference is the 95 % t "
+            "interval, uncorrected; effect g is the mean difference in standard deviations of the differences "
+            "(Hedges), positive in favour of the contender."
         )
         found.append(
             f"“{NO_DIFFERENCE.capitalize()}” is no proof of equality. The number behind it is the difference that "

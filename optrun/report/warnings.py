@@ -11,7 +11,8 @@ from optrun.formatting import rate
 from optrun.report.basin import COARSE
 from optrun.report.collect import NOT_STARTED, Run
 from optrun.report.findings import Findings
-from optrun.report.statistics import MIN_SEEDS
+from optrun.report.selection import configurations, find_selection, fresh_seeds
+from optrun.report.statistics import ALPHA, MIN_SEEDS
 
 _ALIKE = 1.4
 """So much may runs of one configuration differ in speed before their times say nothing."""
@@ -85,12 +86,18 @@ def _budget(findings: Findings) -> Iterable[Warning]:
 def _tuning(findings: Findings) -> Iterable[Warning]:
     if not findings.tuned_keys:
         return
-    tried = {row.name: sum(bool(arm.scores or arm.diverged) for arm in row.contender.arms) for row in findings.rows}
+    tried = {row.name: configurations(row) for row in findings.rows}
     if len(set(tried.values())) > 1:
         listed = "; ".join(f"{name} {number}" for name, number in tried.items())
+        made = find_selection(findings)
+        more = (
+            f" Such a report names a difference that is not there in {made.rate_label} of cases: try equally many for "
+            f"each, or run the chosen ones again on fresh seeds ({fresh_seeds(findings)}) and report those alone."
+        )
         yield Warning(
             "tuning",
-            f"Unequal tuning, in configurations tried: {listed}. The best of many looks better than the best of few.",
+            f"Unequal tuning, in configurations tried: {listed}. The best of many looks better than the best of few."
+            f"{more if made.judged_by_choice and made.rate > ALPHA else ''}",
         )
 
 
