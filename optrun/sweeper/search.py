@@ -19,7 +19,7 @@ from optrun.config.hydra_internals import Hydra
 from optrun.config.kind import saved_kind
 from optrun.config.saved import flat
 from optrun.config.schema.metric import metric_mode
-from optrun.config.schema.sweeper import OptunaConfig
+from optrun.config.schema.sweeper import STORAGE, OptunaConfig
 from optrun.config.schema.task import SCHEMAS as TASKS
 from optrun.errors import ConfigError, LockedError
 from optrun.sweeper.driver import Driver
@@ -34,6 +34,7 @@ try:
     from optrun.sweeper import study as study_of
     from optrun.sweeper.samplers import build_sampler, is_hashed
     from optrun.sweeper.space import any_value, space_of, written
+    from optrun.sweeper.storage import open_storage, told_by_name
 except ImportError as error:
     raise ConfigError("hydra/sweeper=optuna needs Optuna: install optrun[sweep].") from error
 
@@ -102,9 +103,10 @@ class Search:
     # The study ------------------------------------------------------------------------------------------------------
 
     def _open(self, sweep: SweepDir) -> Any:
-        name = study_of.STORAGE if self.options.storage else str(sweep.study)
+        name = STORAGE if self.options.storage else str(sweep.study)
         with _asking(sweep):
-            found = study_of.open_study(self.options.storage or f"sqlite:///{sweep.study.resolve()}", self.mode())
+            with told_by_name():
+                found = study_of.open_study(open_storage(self.options.storage, sweep.study), self.mode())
             self._hashed = is_hashed(found)
             study_of.refuse_other(found, name, self.space, self.shared())
         return found
