@@ -175,7 +175,9 @@ def test_stopped_by_a_signal(
         assert sweep("lr=1e-3,2e-3") == 75
     assert [summary(job)["status"] for job in jobs()] == ["interrupted"]
     assert steps(jobs()[0]) == [1, 2, 3]
-    assert "0 failed · 2 left (1 interrupted, 1 not started)" in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert said.index("stopping: the job at work saves and ends") < said.index("interrupted")
+    assert "0 failed · 2 left (1 interrupted, 1 not started)" in said
     assert [row["status"] for row in result().values()] == ["interrupted", "new"]
     runs = load_runs([Path("sweep")])
     assert {run.label: run.status for run in runs} == {jobs()[0].name: "interrupted", runs[-1].label: "not started"}
