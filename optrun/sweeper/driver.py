@@ -81,6 +81,8 @@ class Driver:
         stop.groups = workers.pids
         stop.at_work = self._held
         self._told_of_stop = False
+        self.failed_before: list[Job] = []
+        """Jobs that failed in an earlier start, and are left so."""
         self._retry: dict[str, int] = {}
         self._suspects: list[str] = []
         self.out_of_time: set[str] = set()
@@ -104,6 +106,7 @@ class Driver:
                 self._retry[job.name] = record.attempts
             elif state.ended:
                 self._announced.add(job.name)
+                self.failed_before += [job] if state.status == "failed" else []
             if record.stopped_at is not None and not state.ended:
                 self.board.resting.add(job.name)
 

@@ -77,7 +77,8 @@ def test_a_point_that_is_left_out_is_told_by_name() -> None:
         assert fact in said.getvalue()
 
 
-def test_failures_are_rows(place: Path) -> None:
+def test_failures_are_rows(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Each is told once in a start, whichever start it failed in; the report is apart from that."""
     words = ["lr=-1,1e30,1e-3", "scheduler=constant", "optimizer=sgd"]
     assert sweep(*words) == 1
     rows = result()
@@ -87,11 +88,13 @@ def test_failures_are_rows(place: Path) -> None:
     assert "expected a number above 0" in failed[0]["message"]
     assert "nan" in failed[1]["message"]
     assert all((Path("sweep") / row["log"]).is_file() for row in failed)
+    assert capsys.readouterr().out.count("expected a number above 0") == 1
     assert summary(Path("sweep") / failed[0]["name"])["status"] == "failed"
 
     ForkServer.launches.clear()
     assert sweep(*words) == 1
     assert ForkServer.launches == []
+    assert capsys.readouterr().out.count("expected a number above 0") == 1
     assert sweep(*words, "hydra.sweeper.retry_failed=true") == 1
     assert ForkServer.launches == [2]
     assert [problems_of(RunDir(Path("sweep") / name)) for name in rows] == [[], [], []]
