@@ -16,6 +16,8 @@ from optrun.report.statistics import ALPHA, MIN_SEEDS
 
 _ALIKE = 1.4
 """So much may runs of one configuration differ in speed before their times say nothing."""
+_TELLING_SECONDS = 10.0
+"""A shorter run is slow or quick by how it started; its speed says nothing of the machine."""
 
 
 @dataclass(frozen=True)
@@ -221,7 +223,8 @@ def _hardware(findings: Findings) -> Iterable[Warning]:
 def _speed(findings: Findings) -> Iterable[Warning]:
     worst, slowest = 1.0, None
     for arm in findings.arms:
-        speeds = [speed for run in arm.runs if run.finished and (speed := run.perf("tokens_per_second"))]
+        long = [run for run in arm.runs if run.finished and (run.wall_seconds or 0.0) >= _TELLING_SECONDS]
+        speeds = [speed for run in long if (speed := run.perf("tokens_per_second"))]
         ratio = max(speeds) / min(speeds) if speeds else 1.0
         if ratio > max(worst, _ALIKE):
             worst, slowest = ratio, arm
@@ -229,7 +232,8 @@ def _speed(findings: Findings) -> Iterable[Warning]:
         yield Warning(
             "speed",
             f"Runs alike but for the seed differ in speed, those of {slowest.label or 'one configuration'} by a factor "
-            f"of {worst:.1f}. Something else used the machine; wall times and times to target cannot be compared.",
+            f"of {worst:.1f}. Something else may have used the machine, or they ran side by side: wall times and times "
+            "to target cannot be compared.",
         )
 
 
