@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from datetime import datetime
 from pathlib import Path
 
 from matplotlib.figure import Figure
@@ -11,6 +12,7 @@ from rich.console import Console
 from rich.text import Text
 
 from optrun.artifacts.atomic import replace_text
+from optrun.artifacts.run_dir import RunDir
 from optrun.artifacts.run_manifest import recorded
 from optrun.errors import ConfigError, StorageError
 from optrun.report.collect import NOT_STARTED, Run, load_runs
@@ -23,6 +25,8 @@ from optrun.report.table import filled, to_rich
 from optrun.report.tables import CSV_MARK, run_facts, runs_csv, runs_table, terminal_table
 from optrun.report.theme import LIGHT, PAGE, SOFTWARE, Theme, new_figure, save_png, write
 from optrun.report.warnings import Warning, find_warnings
+
+_REPORTS = Path("outputs", "reports")
 
 
 @dataclass(frozen=True)
@@ -48,7 +52,8 @@ def report(
 
     Args:
         dirs: Runs, sweeps, or folders of them.
-        out: Where to write; default: the first directory. Made where missing.
+        out: Where to write; default: the first directory, or where that is one run of several, `outputs/reports/` and
+            date and time. Made where missing.
         baseline: The contender to test the others against; default: the best one.
         metric: The metric to compare by; default: the main metric of the runs.
         by: Configuration keys that separate contenders; default: all that differ, but for lr and the optimizer's own.
@@ -75,12 +80,24 @@ def report(
     cautions = find_warnings(findings)
     single = len(runs) == 1
     drawn = [_run_picture(runs[0])] if single else pictures(findings)
-    folder = out if out is not None else dirs[0]
+    folder = out if out is not None else _folder_for(dirs[0], runs)
     files = _write(folder, findings, cautions, drawn)
     result = Report(findings, cautions, files)
     if console is not None:
         print_report(result, console)
     return result
+
+
+def _folder_for(first: Path, runs: Sequence[Run]) -> Path:
+    """Choose where a report goes: no run directory holds what was found of others."""
+    if len(runs) == 1 or not RunDir(first).is_run():
+        return first
+    made = datetime.now().astimezone()
+    folder = free = _REPORTS / made.strftime("%Y-%m-%d") / made.strftime("%H-%M-%S")
+    number = 2
+    while free.exists():
+        free, number = folder.with_name(f"{folder.name}-{number}"), number + 1
+    return free
 
 
 def print_report(made: Report, console: Console) -> None:

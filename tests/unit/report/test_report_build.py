@@ -153,6 +153,17 @@ def test_out_is_made_and_used(sweep: Path) -> None:
     assert not (sweep / "report.html").exists()
 
 
+def test_no_run_holds_a_report_on_others(tmp_path: Path, make_run: MakeRun, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    runs = [make_run(tmp_path / name, optimizer=name, max_steps=20) for name in ("adamw", "lamb")]
+    before = [sorted(path.name for path in run.iterdir()) for run in runs]
+    folders = [report(runs).files[0].parent for _ in range(2)]
+    assert [folder.parent.parent for folder in folders] == [Path("outputs/reports")] * 2
+    assert folders[0] != folders[1], "nor over one that was made before"
+    assert [sorted(path.name for path in run.iterdir()) for run in runs] == before
+    assert report(runs[:1]).files[0].parent == runs[0], "a report on one run lies in it"
+
+
 def test_hostile_names_stay_text(tmp_path: Path, make_run: MakeRun) -> None:
     for number in range(4):
         make_run(
