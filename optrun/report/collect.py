@@ -53,6 +53,12 @@ class Run:
     """What was typed to get this configuration."""
     described: bool = True
     """Whether `config` is the whole `config.yaml`, not the little that the command line says."""
+    respelt: dict[str, Any] = field(default_factory=dict)
+    """Keys whose path another run spells otherwise, and that spelling; see `paths.respell`."""
+
+    def setting(self, key: str) -> Any:
+        """What the run is compared by: the value of a key, a path as all runs spell it; None where there is none."""
+        return self.respelt.get(key, self.config.get(key))
 
     @property
     def seed(self) -> int | None:

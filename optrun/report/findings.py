@@ -25,6 +25,7 @@ from optrun.report.collect import Run
 from optrun.report.comparable import incomparable
 from optrun.report.curves import metric_mode
 from optrun.report.level import Level, common_level
+from optrun.report.paths import respell
 from optrun.report.statistics import Comparison, bootstrap_intervals, compare
 from optrun.report.targets import TimeToTarget, choose_target, time_to_target
 
@@ -105,6 +106,7 @@ def find(
     """
     name, mode = choose_metric(runs, metric)
     described = [run for run in runs if run.described]
+    respell(described)
     keys = differing(described)
     for key in by:
         known = {key for run in described for key in run.config}

@@ -63,6 +63,39 @@ def test_of_settings_changed_together_the_first_typed_names_the_contender(tmp_pa
     assert telling(["scheduler.warmup_ratio", "training.eval_steps"], runs) == ["training.eval_steps"]
 
 
+def test_the_spelling_of_a_path_makes_no_contender(tmp_path: Path, make_run: MakeRun) -> None:
+    """The same model and data, seen from two folders, through a link, and on a machine where they are gone."""
+    (tmp_path / "in" / "deep").mkdir(parents=True)
+    (tmp_path / "in" / "train.tsv").touch()
+    (tmp_path / "link.tsv").symlink_to("in/train.tsv")
+    spelt = [("train.tsv", "in"), ("../train.tsv", "in/deep"), ("link.tsv", ""), (str(tmp_path / "in/train.tsv"), "")]
+    for number, (path, folder) in enumerate([*spelt, ("/gone/x.tsv", "")]):
+        config = {"data.train": path, "model.path": path if number < 4 else "train.tsv", "data.eval": ["a", "b"]}
+        data = {"fingerprint": "d1"} if number in (0, 4) else {}
+        run = make_run(tmp_path / f"r{number}", optimizer=("adamw", "lamb")[number % 2], max_steps=20, config=config,
+                       seed=number // 2 if number < 4 else 0, summary={"data": data})  # fmt: skip
+        (run / ".hydra").mkdir()
+        (run / ".hydra" / "hydra.yaml").write_text(
+            f"hydra:\n  runtime:\n    version: 1\n    cwd: {tmp_path / folder}\n"
+        )
+    runs = load_runs([tmp_path])
+    found = find(runs[:4])
+    assert found.keys == ["optimizer.name"]
+    assert sorted(row.name for row in found.rows) == ["adamw", "lamb"]
+    assert runs[1].config["data.train"] == "../train.tsv", "the table of runs says what each has"
+    assert "data.train" not in find([runs[0], runs[4]]).keys, "the examples are the same"
+
+
+def test_paths_that_differ_are_told_by_where_they_do(tmp_path: Path, make_run: MakeRun) -> None:
+    folders = [f"/a/very/long/way/to/{'x' * 80}/{name}/train.tsv" for name in ("clean", "noisy")]
+    for number, path in enumerate(folders):
+        summary = {"data": {"fingerprint": str(number)}}
+        make_run(tmp_path / str(number), max_steps=20, config={"data.train": path}, summary=summary)
+    findings = _find(tmp_path)
+    assert sorted(row.name for row in findings.rows) == ["train clean", "train noisy"]
+    assert find(load_runs([tmp_path]), baseline=folders[1]).reference == "train noisy"
+
+
 def test_a_narrow_terminal_shows_fewer_columns_and_breaks_no_word(tmp_path: Path, make_run: MakeRun) -> None:
     for number, name in enumerate(("adamw", "lazy_adam", "lamb")):
         make_run(tmp_path / str(number), optimizer=name, max_steps=20)
