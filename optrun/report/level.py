@@ -13,7 +13,7 @@ from optrun.report.collect import Run
 
 LEAST = 0.5
 """The share of what the best contender learnt that the level asks for, however little another one learnt."""
-MARGIN = 0.05
+MARGIN = 0.02
 """How far the level lies behind the contender that sets it, as a share of what the best one learnt."""
 
 
@@ -30,26 +30,26 @@ class Level:
 
 
 def common_level(contenders: Sequence[Contender], metric: str, mode: str) -> Level:
-    """Choose the level that every contender reaches at its best, unless one learnt too little to be a measure.
+    """Choose the level that half of the contenders reach at their best.
 
     Each width is taken at the same level, so that a contender gains nothing by being equally bad at every learning
-    rate.
+    rate, and one that is far behind does not make every learning rate of the others a good one.
 
     Args:
-        contenders: The level is the worst of their best means, yet at least `LEAST` of what was learnt, behind which
-            it is set by `MARGIN`.
+        contenders: The level is the median of their best means (of two in the middle the better one), yet at least
+            `LEAST` of what the best one learnt, behind which it is set by `MARGIN`.
         metric: Where it is a loss, the first training loss counts as its value before learning.
         mode: "min" or "max".
     """
     sign = 1.0 if mode == "min" else -1.0
-    means = [sign * each.best.mean for each in contenders if each.best.scores]
+    means = sorted(sign * each.best.mean for each in contenders if each.best.scores)
     runs = [run for each in contenders for arm in each.arms for run in arm.runs if run.score(metric) is not None]
     firsts = [first for run in runs if (first := _first(run, metric)) is not None]
     if not means or not firsts:
         return Level(math.nan, math.nan, math.nan)
-    best, start = min(means), sign * float(np.median(firsts))
+    best, median, start = means[0], means[(len(means) - 1) // 2], sign * float(np.median(firsts))
     learnt = start - best
-    level = min(max(means), best + LEAST * learnt) + MARGIN * learnt if learnt > 0 else math.nan
+    level = min(median, best + LEAST * learnt) + MARGIN * learnt if learnt > 0 else math.nan
     return Level(sign * level, sign * start, sign * best)
 
 

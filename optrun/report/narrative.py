@@ -94,7 +94,7 @@ def notes(findings: Findings) -> list[str]:
             f"lr basin: the factor between the smallest and largest lr whose mean {findings.metric} is "
             f"{value(level.value)} or {'less' if findings.mode == 'min' else 'more'}, between tried values by "
             "interpolation; “≥” where the grid ended first, “not reached” where no lr tried gets there. The level is "
-            f"one for all: the worst of the best means, yet at least {LEAST:.0%} of what the best contender learnt, "
+            f"one for all: the median of the best means, yet at least {LEAST:.0%} of what the best contender learnt, "
             f"from {value(level.start)} (the first value logged) to {value(level.best)}, with a margin of {MARGIN:.0%} "
             "of that."
         )
