@@ -143,7 +143,7 @@ def _write(folder: Path, findings: Findings, cautions: Sequence[Warning], drawn:
                 if figure.get_suptitle() == "":
                     title = figure.suptitle(picture.title, x=0.012, ha="left", fontsize=12, color=LIGHT.ink)
                     write(title).set_fontweight("bold")
-                save_png(figure, path)
+                save_png(figure, path, dpi=160 if figure.get_figwidth() > 8 else 240)
     except OSError as error:
         raise StorageError(
             f"report: cannot write to {folder} ({error.strerror}); write elsewhere with out=DIR"
@@ -174,7 +174,7 @@ def _run_picture(run: Run) -> Picture:
     def draw(theme: Theme) -> Figure:
         if not run.log.records:
             return new_figure(9.0, 1.0, theme)
-        return curves_figure(run, title="" if theme is PAGE else title, theme=theme)
+        return curves_figure(run, title="" if theme is PAGE else title, theme=theme, stacked=theme is PAGE)
 
     return Picture(
         "curves", title, "The thin line is as logged, the thick one smoothed; the ring marks the best.", draw

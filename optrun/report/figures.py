@@ -33,6 +33,8 @@ Axis = Literal["step", "epoch", "time"]
 SHOWN = 8
 """More contenders than this cannot be told apart in one picture; the best are drawn, the table has all."""
 _NAME_LENGTH = 34
+WIDTH = 4.3
+"""Inches: as wide as a phone, where the page shows it at about its own size; two stand side by side on a desk."""
 
 
 @dataclass(frozen=True)
@@ -111,7 +113,7 @@ def _colour(theme: Theme, index: int) -> str:
 def _draw_results(rows: Sequence[Row], findings: Findings, theme: Theme) -> Figure:
     """One line per contender, best on top."""
     ranked = [row for row in rows if row.rank]
-    figure = new_figure(9.0, 1.1 + 0.44 * len(ranked), theme)
+    figure = new_figure(WIDTH, 0.9 + 0.42 * len(ranked), theme)
     ax = figure.add_subplot()
     style_axes(ax, theme, xlabel=f"final {findings.metric}")
     ax.grid(False, axis="y")
@@ -120,23 +122,23 @@ def _draw_results(rows: Sequence[Row], findings: Findings, theme: Theme) -> Figu
         values = np.array(list(row.arm.scores.values()))
         low, high = row.interval
         if math.isfinite(low):
-            ax.plot([low, high], [y, y], color=colour, linewidth=7, alpha=0.28, solid_capstyle="round")
-        ax.plot([row.arm.mean] * 2, [y - 0.24, y + 0.24], color=colour, linewidth=2.4, solid_capstyle="round")
-        spread = 0.10 * np.linspace(-1, 1, len(values)) if len(values) > 1 else np.zeros(1)
+            ax.plot([low, high], [y, y], color=colour, linewidth=6, alpha=0.28, solid_capstyle="round")
+        ax.plot([row.arm.mean] * 2, [y - 0.2, y + 0.2], color=colour, linewidth=2.4, solid_capstyle="round")
+        spread = 0.09 * np.linspace(-1, 1, len(values)) if len(values) > 1 else np.zeros(1)
         ax.plot(values, y + spread, marker="o", markersize=4.2, linewidth=0, color=colour, alpha=0.85)
-    ax.set_yticks([-float(index) for index in range(len(ranked))], [_name(row.name) for row in ranked])
-    for label in ax.get_yticklabels():
-        write(label).set(color=theme.ink, fontsize=9.5)
-    ax.set_ylim(-len(ranked) + 0.45, 0.55)
+        # The name stands above its line, where a long one takes no room from the picture.
+        name: dict[str, Any] = {"transform": ax.get_yaxis_transform(), "ha": "left", "va": "center"}
+        write(ax.text(0.0, y + 0.42, f"{row.rank}  {_name(row.name)}", color=theme.ink, fontsize=8.5, **name))
+    ax.set_yticks([])
+    ax.set_ylim(-len(ranked) + 0.6, 0.7)
     ax.spines["left"].set_visible(False)
-    ax.tick_params(axis="y", length=0)
     ax.margins(x=0.05)
     return figure
 
 
 def _draw_curves(rows: Sequence[Row], metric: str, mode: str, theme: Theme, *, axis: Axis) -> Figure:
     """Mean lines with bands over seeds."""
-    figure = new_figure(9.0, 4.3, theme)
+    figure = new_figure(WIDTH, 3.4 + 0.17 * len(rows), theme)
     ax = figure.add_subplot()
     train = metric.startswith("train/")
     lines: list[tuple[Array, Array]] = []
@@ -167,7 +169,7 @@ def _draw_curves(rows: Sequence[Row], metric: str, mode: str, theme: Theme, *, a
     _zoom(ax, lines, mode)
     if axis == "step":
         count_axis(ax)
-    legend(ax, theme, loc="upper left", bbox_to_anchor=(1.01, 1.0))
+    legend(ax, theme, below=True)
     return figure
 
 
@@ -219,7 +221,7 @@ def _zoom(ax: Axes, lines: Sequence[tuple[Array, Array]], mode: str) -> None:
 
 def _draw_basins(rows: Sequence[Row], findings: Findings, theme: Theme) -> Figure:
     """Metric against lr, one line per contender, lr logarithmic."""
-    figure = new_figure(9.0, 4.3, theme)
+    figure = new_figure(WIDTH, 3.4 + 0.17 * len(rows), theme)
     ax = figure.add_subplot()
     style_axes(ax, theme, xlabel="peak learning rate", ylabel=f"final {findings.metric}")
     every_lr = [lr for row in rows for lr in row.basin.tried]
@@ -257,7 +259,7 @@ def _draw_basins(rows: Sequence[Row], findings: Findings, theme: Theme) -> Figur
             lr, edge, transform=ax.get_xaxis_transform(), marker="x", markersize=7, markeredgewidth=2,
             color=_colour(theme, index), linewidth=0, clip_on=False,
         )  # fmt: skip
-    legend(ax, theme, loc="upper left", bbox_to_anchor=(1.01, 1.0), title="width of the basin", alignment="left")
+    legend(ax, theme, below=True, title="width of the basin", alignment="left")
     return figure
 
 

@@ -19,7 +19,7 @@ from typing import Any, TypeVar
 import matplotlib as mpl
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
-from matplotlib.figure import Figure
+from matplotlib.figure import Figure, SubFigure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.text import Text
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter, NullLocator
@@ -129,14 +129,23 @@ def write(text: TextT) -> TextT:
 
 
 def legend(ax: Axes, theme: Theme, **options: Any) -> None:
-    """Add a legend without a box, over paper; with `above=True` in the title line, where no data can be."""
+    """Add a legend without a box, over paper.
+
+    With `above=True` it stands in the title line, where no data can be, with `below=True` under the picture, in as many
+    columns as its longest label leaves room for.
+    """
     handles, labels = ax.get_legend_handles_labels()
     if not handles:
         return
     settings: dict[str, Any] = {"fontsize": 8.5, "labelcolor": theme.ink, "borderaxespad": 0.3, "handlelength": 1.8}
+    place: Axes | SubFigure | Figure = ax
     if options.pop("above", False):
         settings |= {"loc": "lower right", "bbox_to_anchor": (1.0, 1.0), "ncols": 5, "columnspacing": 1.6}
-    box = ax.legend(handles, labels, **(settings | options))
+    if options.pop("below", False):
+        longest = max(map(len, labels))
+        settings |= {"loc": "outside lower left", "ncols": 3 if longest < 15 else 2 if longest < 27 else 1}
+        place = ax.figure
+    box = place.legend(handles, labels, **(settings | options))
     box.get_title().set(color=theme.muted, fontsize=8.5)
     for text in box.get_texts():
         write(text)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import re
 import subprocess
 import sys
 import time
@@ -129,6 +130,16 @@ def test_the_page_has_the_parts_promised(made: tuple[Report, str]) -> None:
                  "optrun -m optimizer=lamb lr=0.004 training.max_steps=60 seed=0,1,2", "Selection:", "95 % interval",
                  "p (Holm)", "effect g"):  # fmt: skip
         assert part in words, part
+
+
+def test_the_page_is_legible_on_a_phone(made: tuple[Report, str]) -> None:
+    """Pictures as wide as one, in points, and the rows of the ranking as cards: no verdict is off the screen."""
+    page = made[0].files[0].read_text()
+    widths = [float(box.split()[2]) for box in re.findall(r'viewBox="([^"]+)"', page)]
+    assert len(widths) == 5
+    assert max(widths) <= 320
+    assert page.count('class="worse" data-label="verdict"') == 1
+    assert "table.cards td::before { content: attr(data-label)" in page
 
 
 def test_a_report_says_the_same_twice_and_replaces_itself(sweep: Path) -> None:
