@@ -24,6 +24,7 @@ from optrun.report.theme import (
     new_figure,
     number_axis,
     style_axes,
+    tell_cut,
     write,
 )
 
@@ -84,7 +85,7 @@ def pictures(findings: Findings) -> list[Picture]:
         caption = (
             "Each point is the mean over seeds at one lr, the bar spans the seeds, the ring is the best. The dashed "
             "line is a level for all contenders; the part of a line that reaches it is thick: its width is how far lr "
-            "may be off. A cross marks an lr at which a run diverged."
+            "may be off. A cross marks an lr at which a run diverged, an arrowhead one whose mean lies outside."
         )
         add("basin", f"Final {metric} against learning rate", caption, lambda to: _draw_basins(rows, findings, to))
     return found
@@ -142,6 +143,7 @@ def _draw_curves(rows: Sequence[Row], metric: str, mode: str, theme: Theme, *, a
     ax = figure.add_subplot()
     train = metric.startswith("train/")
     lines: list[tuple[Array, Array]] = []
+    drawn: list[float] = []
     unit, scale = "", 1.0
     if axis == "time":
         longest = max(
@@ -166,7 +168,9 @@ def _draw_curves(rows: Sequence[Row], metric: str, mode: str, theme: Theme, *, a
         marker = MARKERS[index % len(MARKERS)]
         ax.plot(x, mean, label=label, marker=marker, markersize=4.5, markevery=(index * every // 8, every), **style)
         lines.append((x, mean))
+        drawn += [*mean, *(high if mode == "min" else low)]
     _zoom(ax, lines, mode)
+    tell_cut(ax, theme, drawn, mode)
     if axis == "step":
         count_axis(ax)
     legend(ax, theme, below=True)
@@ -250,6 +254,7 @@ def _draw_basins(rows: Sequence[Row], findings: Findings, theme: Theme) -> Figur
         shown += list(means)
     if shown:
         _basin_limits(ax, rows, shown, findings)
+        tell_cut(ax, theme, shown, findings.mode)
     crosses = [(lr, index) for index, row in enumerate(rows) for lr in row.basin.diverged]
     if math.isfinite(findings.level.value):
         ax.axhline(findings.level.value, color=theme.muted, linestyle="--", linewidth=1.1)
@@ -259,8 +264,22 @@ def _draw_basins(rows: Sequence[Row], findings: Findings, theme: Theme) -> Figur
             lr, edge, transform=ax.get_xaxis_transform(), marker="x", markersize=7, markeredgewidth=2,
             color=_colour(theme, index), linewidth=0, clip_on=False,
         )  # fmt: skip
+    _mark_cut(ax, rows, theme)
     legend(ax, theme, below=True, title="width of the basin", alignment="left")
     return figure
+
+
+def _mark_cut(ax: Axes, rows: Sequence[Row], theme: Theme) -> None:
+    """Draw an arrowhead on the edge at every lr whose mean lies outside the picture."""
+    low, high = ax.get_ylim()
+    for index, row in enumerate(rows):
+        for point in row.basin.points:
+            if not low <= point.mean <= high:
+                marker, y = ("^", 0.985) if point.mean > high else ("v", 0.015)
+                ax.plot(
+                    point.lr, y, transform=ax.get_xaxis_transform(), marker=marker, markersize=6,
+                    color=_colour(theme, index), linewidth=0, clip_on=False,
+                )  # fmt: skip
 
 
 def _basin_limits(ax: Axes, rows: Sequence[Row], means: Sequence[float], findings: Findings) -> None:

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import contextlib
 import io
+import math
 import os
 import re
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -24,7 +25,7 @@ from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.text import Text
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter, NullLocator
 
-from optrun.formatting import count, rate
+from optrun.formatting import count, number, rate
 
 TextT = TypeVar("TextT", bound=Text)
 
@@ -150,6 +151,25 @@ def legend(ax: Axes, theme: Theme, **options: Any) -> None:
     for text in box.get_texts():
         write(text)
     box.get_frame().set(facecolor=theme.paper, edgecolor="none", alpha=0.85)
+
+
+def tell_cut(ax: Axes, theme: Theme, values: Iterable[float], mode: str) -> None:
+    """Say above the picture that some values lie outside of it, where they do.
+
+    Args:
+        ax: Its limits are set.
+        theme: Colours.
+        values: What was drawn.
+        mode: "min": what may be missing are high values; "max": low ones.
+    """
+    low, high = ax.get_ylim()
+    missing = [value for value in values if math.isfinite(value) and not low <= value <= high]
+    if not missing:
+        return
+    bound, side = (high, "above") if mode == "min" else (low, "below")
+    text = f"cut off: values {side} {number(bound, 3)}"
+    place: dict[str, Any] = {"xycoords": "axes fraction", "xytext": (0, 3), "textcoords": "offset points"}
+    write(ax.annotate(text, (1, 1), fontsize=7.5, color=theme.muted, ha="right", va="bottom", **place))
 
 
 def count_axis(ax: Axes) -> None:

@@ -142,6 +142,12 @@ def test_the_page_is_legible_on_a_phone(made: tuple[Report, str]) -> None:
     assert "table.cards td::before { content: attr(data-label)" in page
 
 
+def test_what_a_picture_leaves_out_is_said(made: tuple[Report, str]) -> None:
+    """The steep begin of training is above the frame of three pictures; that of the learning rates shows all."""
+    page = made[0].files[0].read_text()
+    assert page.count("cut off: values above") == 3
+
+
 def test_a_report_says_the_same_twice_and_replaces_itself(sweep: Path) -> None:
     first = {path.name: path.read_bytes() for path in report([sweep]).files}
     second = {path.name: path.read_bytes() for path in report([sweep]).files}
