@@ -79,7 +79,7 @@ class Driver:
         """Launches in a row that came back without a job begun."""
         self._waits = False
         stop.groups = workers.pids
-        stop.at_work = self._held
+        stop.at_work = self._unsaved
         self._told_of_stop = False
         self.failed_before: list[Job] = []
         """Jobs that failed in an earlier start, and are left so."""
@@ -171,19 +171,19 @@ class Driver:
             self.sleep(_POLL_SECONDS)
         self.refresh(jobs)
 
-    def _held(self) -> list[str]:
-        """Jobs that a process of this sweep works on right now."""
-        return [name for launch in self._open for name in launch.names if self.sweep.held(name)]
+    def _unsaved(self) -> list[str]:
+        """Jobs that a process of this sweep trains right now; one that saved itself may still draw its curves."""
+        held = [name for launch in self._open for name in launch.names if self.sweep.held(name)]
+        return [name for name in held if self.sweep.state(name).status == "running"]
 
     def _tell_of_stop(self) -> None:
         """Answer the first request to stop at once: what follows takes as long as a step and a save."""
         if self._told_of_stop:
             return
         self._told_of_stop = True
-        held = len(self._held())
-        if held:
-            jobs = "the job at work saves and ends" if held == 1 else f"{held} jobs at work save and end"
-            self.view.note(f"stopping: {jobs} after this step; a second Ctrl-C ends all at once")
+        held = len(self._unsaved())
+        jobs = "the job at work saves and ends" if held == 1 else f"{held} jobs at work save and end"
+        self.view.note(f"stopping{f': {jobs} after this step' if held else ''}; a second Ctrl-C ends all at once")
 
     def _start(self, jobs: Sequence[Job], stop_at: int | None) -> bool:
         """Start a launch if there is a job for one, and a process with the devices that the job takes."""
