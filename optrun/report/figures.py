@@ -167,7 +167,7 @@ def _draw_curves(rows: Sequence[Row], metric: str, mode: str, theme: Theme, *, a
         every = max(1, len(x) // 8)
         marker = MARKERS[index % len(MARKERS)]
         ax.plot(x, mean, label=label, marker=marker, markersize=4.5, markevery=(index * every // 8, every), **style)
-        lines.append((x, mean))
+        lines.append((mean, low if mode == "min" else high))
         drawn += [*mean, *(high if mode == "min" else low)]
     _zoom(ax, lines, mode)
     tell_cut(ax, theme, drawn, mode)
@@ -207,13 +207,19 @@ def _band(curves: Sequence[tuple[Array, Array]]) -> tuple[Array, Array, Array, A
 
 
 def _zoom(ax: Axes, lines: Sequence[tuple[Array, Array]], mode: str) -> None:
-    """Limit y to what differs: the steep first tenth of training may leave the picture."""
+    """Limit y to what differs: the steep first tenth of training may leave the picture, the best of a band does not.
+
+    Args:
+        ax: Where the lines are drawn.
+        lines: Mean, and the better edge of its band.
+        mode: "min" or "max".
+    """
     if not lines:
         return
     sign = 1.0 if mode == "min" else -1.0
-    best = min(sign * float(y.min() if mode == "min" else y.max()) for _, y in lines)
-    worst_end = max(sign * float(y[-1]) for _, y in lines)
-    early = max(sign * float(y[min(len(y) - 1, len(y) // 6)]) for _, y in lines)
+    best = min(sign * float(edge.min() if mode == "min" else edge.max()) for _, edge in lines)
+    worst_end = max(sign * float(mean[-1]) for mean, _ in lines)
+    early = max(sign * float(mean[min(len(mean) - 1, len(mean) // 6)]) for mean, _ in lines)
     # Room for three times the spread of the ends or a third of the late descent, so that small differences are seen.
     far = min(max(early, worst_end), worst_end + max(3 * (worst_end - best), 0.33 * (early - best)))
     best, far = sign * best, sign * far

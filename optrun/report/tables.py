@@ -13,6 +13,7 @@ from optrun.formatting import duration, plain, size
 from optrun.report.arms import Arm, describe
 from optrun.report.collect import Run
 from optrun.report.findings import Findings, Row
+from optrun.report.paths import shortened
 from optrun.report.statistics import BETTER, NO_DIFFERENCE, REFERENCE, WORSE
 from optrun.report.table import NONE, Table, value
 
@@ -96,6 +97,7 @@ def runs_table(runs: Sequence[Run], keys: Sequence[str], metric: str, mode: str)
     if pinned:
         table.columns.insert(-1, "device")
         table.numeric.insert(-1, False)
+    short = {key: shortened([run.config[key] for run in runs if key in run.config]) for key in keys}
     for run in runs:
         last, best = run.last(metric), run.best(metric, mode)
         limit = f" / {run.max_steps:,}" if run.max_steps and run.global_step < run.max_steps else ""
@@ -103,7 +105,7 @@ def runs_table(runs: Sequence[Run], keys: Sequence[str], metric: str, mode: str)
         table.rows.append(
             [
                 run.label,
-                describe({key: run.config[key] for key in keys if key in run.config}) or NONE,
+                describe({key: short[key][run.config[key]] for key in keys if key in run.config}) or NONE,
                 NONE if run.seed is None else str(run.seed),
                 "diverged" if run.diverged and run.status != "failed" else run.status,
                 f"{run.global_step:,}{limit}",

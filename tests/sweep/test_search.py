@@ -188,7 +188,7 @@ def test_a_study_keeps_what_it_compares(place: Path, capsys: pytest.CaptureFixtu
 
 
 def test_a_storage_of_ones_own_belongs_to_one_sweep(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    words = [*SEARCH, "hydra.sweeper.n_trials=1", "hydra.sweeper.storage=sqlite:///mine.db"]
+    words = [*SEARCH, "hydra.sweeper.n_trials=1", "hydra.sweeper.storage=journal.log"]
     assert sweep(*words) == 0
     assert sweep(*words) == 0
     assert sweep(*words, folder="elsewhere") == 2
@@ -196,6 +196,8 @@ def test_a_storage_of_ones_own_belongs_to_one_sweep(place: Path, capsys: pytest.
     assert sweep(*words, "seed=3", folder="elsewhere") == 2
     assert "another hydra.sweeper.storage" in capsys.readouterr().err
     assert ForkServer.launches == [1]
+    assert (place / "journal.log").is_file()
+    assert not list(place.glob("*/study.db"))
 
 
 def test_what_a_study_left_is_brought_to_its_end(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,7 +13,6 @@ from optrun.config.schema.sweeper import OptunaConfig, Sampler
 from optrun.errors import ConfigError, OptrunError, StorageError
 from optrun.sweeper.storage import open_storage, told_by_name
 from optrun.sweeper.study import open_study
-from tests.sweep.forked import ForkServer, jobs, sweep, whole
 
 SPACE = {"lr": optuna.distributions.FloatDistribution(0.0, 1.0)}
 
@@ -41,6 +40,12 @@ def test_a_journal_by_name(given: str, tmp_path: Path, monkeypatch: pytest.Monke
     assert [trial.state.name for trial in opened(given.format(tmp_path)).trials] == ["COMPLETE"] * 2
     (written,) = tmp_path.iterdir()
     assert written.read_bytes().startswith(b'{"op_code":')
+
+
+def test_a_database_by_its_url(tmp_path: Path) -> None:
+    for times in (1, 2):
+        ask(f"sqlite:///{tmp_path}/mine.db", 1)
+        assert len(opened(f"sqlite:///{tmp_path}/mine.db").trials) == times
 
 
 def test_several_processes_share_a_journal(tmp_path: Path) -> None:
@@ -112,13 +117,3 @@ def test_neither_a_url_nor_a_journal() -> None:
             name="optuna", params={}, retry_failed=False, max_batch_size=None, devices=None, rungs=[],
             reduction_factor=2, n_trials=1, n_jobs=1, sampler=Sampler.tpe, seed=0, storage="study.db",
         )  # fmt: skip
-
-
-def test_a_search_in_a_journal_goes_on(place: Path) -> None:
-    words = ["hydra/sweeper=optuna", "lr=tag(log,interval(1e-4,1e-1))", "training.max_steps=1", "checkpoint=none"]
-    words += ["checkpoint.save_steps=null", "training.eval_steps=1", "hydra.sweeper.storage=journal.log"]
-    for trials in (1, 2):
-        assert sweep(*words, f"hydra.sweeper.n_trials={trials}") == 0
-    assert ForkServer.launches == [1, 1]
-    assert [whole(job, 1) for job in jobs()] == [True, True]
-    assert not (Path("sweep") / "study.db").exists()

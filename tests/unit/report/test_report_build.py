@@ -17,6 +17,7 @@ import pytest
 from rich.console import Console
 
 from optrun.errors import ConfigError
+from optrun.report import build
 from optrun.report.build import Report, report
 from optrun.report.collect import load_runs
 from optrun.report.statistics import WORSE
@@ -172,6 +173,7 @@ def test_out_is_made_and_used(sweep: Path) -> None:
 
 def test_no_run_holds_a_report_on_others(tmp_path: Path, make_run: MakeRun, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(build, "pictures", lambda findings: [])
     runs = [make_run(tmp_path / name, optimizer=name, max_steps=20) for name in ("adamw", "lamb")]
     before = [sorted(path.name for path in run.iterdir()) for run in runs]
     folders = [report(runs).files[0].parent for _ in range(2)]
@@ -230,8 +232,11 @@ def test_unfinished_failed_and_broken_runs_are_rows(sweep: Path, make_run: MakeR
     assert {"unfinished", "diverged", "failed", "files"} <= kinds
 
 
-def test_jobs_that_a_stopped_sweep_left_did_not_fail(tmp_path: Path, make_run: MakeRun) -> None:
+def test_jobs_that_a_stopped_sweep_left_did_not_fail(
+    tmp_path: Path, make_run: MakeRun, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """With Hydra's folder, made by the launcher, or with none; a job of an older line that has no more, too."""
+    monkeypatch.setattr(build, "pictures", lambda findings: [])
     cut = make_run(tmp_path / "cut", seed=0, status="interrupted", global_step=3, max_steps=50)
     for name in ("handed", "older", "begun"):
         (tmp_path / name / ".hydra").mkdir(parents=True)
