@@ -164,7 +164,8 @@ def build_arms(runs: Sequence[Run], keys: Sequence[str], metric: str) -> list[Ar
     short = {key: shortened([run.setting(key) for run in runs if key in run.config]) for key in keys}
     for run in runs:
         identity = tuple(_comparable(run.setting(key)) for key in keys)
-        settings = {key: short[key][run.setting(key)] for key in keys if key in run.config}
+        found = {key: run.setting(key) for key in keys if key in run.config}
+        settings = {key: short[key].get(value, value) for key, value in found.items()}
         arms.setdefault(identity, Arm(settings)).runs.append(run)
     for arm in arms.values():
         latest: dict[int, Run] = {}

@@ -85,27 +85,27 @@ def _started_in(run: Path) -> Path | None:
     return Path(folder) if isinstance(folder, str) and folder else None
 
 
-def shortened(values: Sequence[Any]) -> dict[Any, Any]:
+def shortened(values: Iterable[Any]) -> dict[str, str]:
     """Shorten paths by the folders that all begin with and the pieces that all end with.
 
     Args:
-        values: Of one setting; where one is no path, all stay as they are.
+        values: Of one setting.
 
     Returns:
-        Each value and its short form; no two have the same one.
+        Each path and its short form, no two the same; nothing where a value is no path.
 
     Example:
         >>> shortened(["/data/a/train.tsv", "/data/b/train.tsv"])
         {'/data/a/train.tsv': 'a', '/data/b/train.tsv': 'b'}
         >>> shortened(["x/a.tsv", "x/b.tsv"]), shortened(["x/a", 3])
-        ({'x/a.tsv': 'a.tsv', 'x/b.tsv': 'b.tsv'}, {'x/a': 'x/a', 3: 3})
+        ({'x/a.tsv': 'a.tsv', 'x/b.tsv': 'b.tsv'}, {})
         >>> shortened(["/x/a", "/x/a/b", "/x/a/b/a"])
         {'/x/a': 'a', '/x/a/b': 'a/b', '/x/a/b/a': 'a/b/a'}
     """
     distinct = list(dict.fromkeys(values))
     parts = [value.split("/") if isinstance(value, str) else [] for value in distinct]
     if len(distinct) < 2 or not all(len(pieces) > 1 for pieces in parts):
-        return {value: value for value in distinct}
+        return {}
     start = _alike(parts)
     rest = [pieces[start:] for pieces in parts]
     shortest = min(map(len, rest))

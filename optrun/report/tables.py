@@ -100,12 +100,14 @@ def runs_table(runs: Sequence[Run], keys: Sequence[str], metric: str, mode: str)
     short = {key: shortened([run.config[key] for run in runs if key in run.config]) for key in keys}
     for run in runs:
         last, best = run.last(metric), run.best(metric, mode)
+        found = {key: run.config[key] for key in keys if key in run.config}
+        settings = {key: short[key].get(value, value) for key, value in found.items()}
         limit = f" / {run.max_steps:,}" if run.max_steps and run.global_step < run.max_steps else ""
         note = run.diverged or run.message or "; ".join(run.problems)
         table.rows.append(
             [
                 run.label,
-                describe({key: short[key][run.config[key]] for key in keys if key in run.config}) or NONE,
+                describe(settings) or NONE,
                 NONE if run.seed is None else str(run.seed),
                 "diverged" if run.diverged and run.status != "failed" else run.status,
                 f"{run.global_step:,}{limit}",

@@ -25,9 +25,9 @@ def find_waiting(sweep: Path) -> list[tuple[Path, list[str]]]:
     """
     try:
         rows = json.loads((sweep / SWEEP).read_text(encoding="utf-8"))["jobs"]
-        new = [(str(row["name"]), row["overrides"]) for row in rows if row["status"] == "new"]
+        new = [(str(row["name"]), [str(item) for item in row["overrides"]]) for row in rows if row["status"] == "new"]
     except (OSError, ValueError, KeyError, TypeError):
         return []
     # A name is one folder beneath the sweep, whatever a file from elsewhere says.
-    inside = [(sweep / name, [str(item) for item in made]) for name, made in new if Path(name).name == name]
-    return [(path, made) for path, made in inside if not path.exists() or RunDir(path).is_unbegun()]
+    inside = [(sweep / name, overrides) for name, overrides in new if Path(name).name == name]
+    return [(path, overrides) for path, overrides in inside if not path.exists() or RunDir(path).is_unbegun()]

@@ -105,7 +105,7 @@ class Search:
     def _open(self, sweep: SweepDir) -> Any:
         name = STORAGE if self.options.storage else str(sweep.study)
         with _asking(sweep):
-            with told_by_name():
+            with told_by_name(name):
                 found = study_of.open_study(open_storage(self.options.storage, sweep.study), self.mode())
             self._hashed = is_hashed(found)
             study_of.refuse_other(found, name, self.space, self.shared())

@@ -37,8 +37,11 @@ def open_storage(given: str | None, default: Path) -> Any:
 
 
 @contextlib.contextmanager
-def told_by_name() -> Iterator[None]:
+def told_by_name(name: str) -> Iterator[None]:
     """Turn what a database says when it is opened into one message.
+
+    Args:
+        name: How the message names it.
 
     Raises:
         ConfigError: A URL that means nothing, or asks for a package.
@@ -55,7 +58,7 @@ def told_by_name() -> Iterator[None]:
         if not kinds and not isinstance(error, _OF_THE_VALUE):
             raise
         wrong = isinstance(error, _OF_THE_VALUE) or "ArgumentError" in kinds
-        raise (ConfigError if wrong else StorageError)(f"{STORAGE}: {_first_line(error)}") from error
+        raise (ConfigError if wrong else StorageError)(f"{name}: {_first_line(error)}") from error
 
 
 def _open_journal(path: Path) -> JournalStorage:

@@ -20,7 +20,7 @@ SPACE = {"lr": optuna.distributions.FloatDistribution(0.0, 1.0)}
 def opened(given: str) -> optuna.Study:
     """The study of a storage."""
     optuna.logging.set_verbosity(optuna.logging.WARNING)
-    with told_by_name():
+    with told_by_name("hydra.sweeper.storage"):
         found: optuna.Study = open_study(open_storage(given, Path("study.db")), "min")
     return found
 

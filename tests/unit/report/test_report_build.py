@@ -254,8 +254,9 @@ def test_jobs_that_a_stopped_sweep_left_did_not_fail(
     assert "failed" not in stream.getvalue()
     assert "2 of 2 runs without a result" in stream.getvalue()
     assert "3 not started" in made.files[0].read_text()
-    (tmp_path / "sweep.json").write_text('{"jobs": [{"name"')
-    assert len(load_runs([tmp_path])) == 4
+    for torn in ('{"jobs": [{"name"', '{"jobs": [{"name": "x", "status": "new", "overrides": 5}]}', "[]", "\x00"):
+        (tmp_path / "sweep.json").write_text(torn)
+        assert len(load_runs([tmp_path])) == 4
     assert [run.label for run in load_runs([cut])] == ["cut"], "of one job, the others are not asked for"
 
 
