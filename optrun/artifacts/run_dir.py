@@ -22,6 +22,7 @@ LOCK = ".lock"
 MANIFEST = "run_manifest.json"
 HYDRA = ".hydra"
 EXTRA = "extra"
+SWEEP = "sweep.json"  # beside the runs of a sweep
 
 # Inside one checkpoint, `checkpoints/step-00000100/`; weights and optimizer state in a file each, or in shards.
 CHECKPOINT_MODEL = "model.safetensors"

@@ -17,7 +17,7 @@ def parser() -> VerbParser:
         "DIR [DIR ...] [out=DIR] [baseline=NAME] [metric=NAME] [by=KEY,KEY]",
         """
 Compares runs, sweeps, or folders of them: a ranked table here, report.html, report.md and report.csv on disk (in the
-first DIR, or in out). Reads files only.
+first DIR; where that is one run of several, in outputs/reports/DATE/TIME; or in out). Reads files only.
 
   baseline  the contender that the others are tested against; else the best
   metric    the metric to compare by, such as eval/loss; else the main metric of the runs

@@ -325,11 +325,10 @@ def _close(driver: Driver, folder: Path, console: Console) -> int:
     if driver.options.rungs:
         done, whole = driver.steps()
         console.print(f"{done:,} of {whole:,} steps done; halving saved {whole - done:,}", highlight=False)
-    for job in driver.board.jobs:
-        state = driver.board.states[job.name]
-        if state.status == "failed":
-            failure = f"failed: {job.label}: {short(state.message)}  ({driver.sweep.run(job.name).log})"
-            console.print(printable(failure), markup=False, highlight=False, soft_wrap=True)
+    for job in driver.failed_before:  # those of this start were told when they ended
+        failure = f"failed before: {job.label}: {short(driver.board.states[job.name].message)}"
+        line = printable(f"{failure}  ({driver.sweep.run(job.name).log})")
+        console.print(line, markup=False, highlight=False, soft_wrap=True)
     if code == EXIT_STOPPED_EARLY:
         console.print(
             f"stopped; what ran is saved. The same command with hydra.sweep.dir={folder} goes on.",

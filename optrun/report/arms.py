@@ -12,6 +12,7 @@ from optrun.artifacts.provenance import NOT_IDENTITY, NOT_IDENTITY_OF_TRAINING
 from optrun.errors import ConfigError, did_you_mean
 from optrun.formatting import plain, rate
 from optrun.report.collect import Run
+from optrun.report.paths import shortened
 
 _BESIDE_THE_POINT = {"seed", "hydra", *NOT_IDENTITY, *(f"training.{key}" for key in NOT_IDENTITY_OF_TRAINING)}
 """Keys and groups that say where and how a run is written, not what it computes."""
@@ -69,6 +70,11 @@ class Contender:
         """Describe the settings that set this contender apart."""
         return describe(self.settings) or self.best.runs[0].optimizer or "all runs"
 
+    def values(self) -> set[str]:
+        """Collect its settings as they are shown, and as its runs have them."""
+        whole = {str(run.config.get(key)) for key in self.settings for run in self.best.runs}
+        return whole | {str(value) for value in self.settings.values()}
+
 
 def differing(runs: Sequence[Run]) -> list[str]:
     """Find the configuration keys that tell the runs apart.
@@ -88,7 +94,7 @@ def differing(runs: Sequence[Run]) -> list[str]:
         values: dict[object, set[object]] = {}
         for run in runs:
             choice = run.config.get(f"{group}.name") if key not in (f"{group}.name", group) else None
-            values.setdefault(choice, set()).add(_comparable(run.config.get(key)))
+            values.setdefault(choice, set()).add(_comparable(run.setting(key)))
         if any(len(seen) > 1 for seen in values.values()):
             found.append(key)
     first = [key for key in ("model.name", "data.name", "task.name", "optimizer.name", "lr") if key in found]
@@ -136,8 +142,8 @@ def follows(key: str, others: Sequence[str], runs: Iterable[Run]) -> bool:
     """Tell whether runs that agree in all of the others agree in the key too."""
     seen: dict[tuple[object, ...], object] = {}
     for run in runs:
-        value = _comparable(run.config.get(key))
-        if seen.setdefault(tuple(_comparable(run.config.get(other)) for other in others), value) != value:
+        value = _comparable(run.setting(key))
+        if seen.setdefault(tuple(_comparable(run.setting(other)) for other in others), value) != value:
             return False
     return True
 
@@ -155,9 +161,11 @@ def build_arms(runs: Sequence[Run], keys: Sequence[str], metric: str) -> list[Ar
         counts, a finished one before an unfinished one.
     """
     arms: dict[tuple[object, ...], Arm] = {}
+    short = {key: shortened([run.setting(key) for run in runs if key in run.config]) for key in keys}
     for run in runs:
-        identity = tuple(_comparable(run.config.get(key)) for key in keys)
-        settings = {key: run.config[key] for key in keys if key in run.config}
+        identity = tuple(_comparable(run.setting(key)) for key in keys)
+        found = {key: run.setting(key) for key in keys if key in run.config}
+        settings = {key: short[key].get(value, value) for key, value in found.items()}
         arms.setdefault(identity, Arm(settings)).runs.append(run)
     for arm in arms.values():
         latest: dict[int, Run] = {}
@@ -208,7 +216,7 @@ def find_contender(name: str, contenders: Sequence[Contender]) -> Contender:
         ConfigError: None or several fit; the message lists what there is.
     """
     exact = [each for each in contenders if each.label == name]
-    loose = [each for each in contenders if name in {str(value) for value in each.settings.values()}]
+    loose = [each for each in contenders if name in each.values()]
     fitting = exact or loose
     if len(fitting) == 1:
         return fitting[0]

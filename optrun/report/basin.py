@@ -8,8 +8,9 @@ from dataclasses import dataclass
 
 from optrun.report.arms import Arm, Contender
 
-RELATIVE_TOLERANCE = 0.02
-"""How much worse than the best a mean may be and still count as good, as a share of the best."""
+NOT_REACHED = "not reached"
+COARSE = 5.0
+"""A grid whose values beside the best lr are further apart than this factor may have missed the best between them."""
 
 
 @dataclass(frozen=True)
@@ -26,6 +27,18 @@ class BasinPoint:
 
 
 @dataclass(frozen=True)
+class Neighbour:
+    """What was tried next to the best learning rate, on one side of it."""
+
+    end: str
+    """What the best is where nothing was tried on this side: the `lowest` or the `highest`."""
+    lr: float | None
+    """The nearest with an outcome, scored or diverged; None: there is none."""
+    unfinished: tuple[float, ...]
+    """Nearer ones without an outcome: their runs failed, were cut, or run still."""
+
+
+@dataclass(frozen=True)
 class Basin:
     """Metric against learning rate of one contender."""
 
@@ -35,12 +48,14 @@ class Basin:
     """Learning rates at which some run diverged."""
     tried: tuple[float, ...]
     """Every learning rate with an outcome: scored or diverged."""
+    unfinished: tuple[float, ...]
+    """Learning rates without any."""
     best: BasinPoint | None
-    tolerance: float
-    """Allowed loss of the metric, in its units."""
+    level: float
+    """What a mean has to reach, in units of the metric; NaN where there is no level."""
     low: float
     high: float
-    """Ends of the good region around the best, interpolated in ln(lr); NaN where there is no basin."""
+    """Ends of the good region around the best, interpolated in ln(lr); NaN where the best does not reach the level."""
     open_low: bool
     open_high: bool
     """Whether the good region reaches the end of the grid, so that it may be wider than was seen."""
@@ -50,34 +65,39 @@ class Basin:
         """High / low: the factor by which lr may be off; NaN where there is no basin."""
         return self.high / self.low if self.low > 0 else math.nan
 
-    @property
-    def edge(self) -> str:
-        """Say whether the best lr is the `lowest` or `highest` that was tried; empty where it is inside."""
-        if self.best is None or len(self.tried) < 2:
-            return ""
-        if self.best.lr == self.tried[-1]:
-            return "highest"
-        return "lowest" if self.best.lr == self.tried[0] else ""
+    def neighbours(self) -> tuple[Neighbour, ...]:
+        """Look at both sides of the best lr; nothing where less than two were begun."""
+        if self.best is None or len(self.tried) + len(self.unfinished) < 2:
+            return ()
+        best = self.best.lr
+        below = max((lr for lr in self.tried if lr < best), default=None)
+        above = min((lr for lr in self.tried if lr > best), default=None)
+        return (
+            Neighbour("lowest", below, tuple(lr for lr in self.unfinished if (below or 0.0) < lr < best)),
+            Neighbour("highest", above, tuple(lr for lr in self.unfinished if best < lr < (above or math.inf))),
+        )
 
     def width_label(self) -> str:
-        """Format the width, such as "x8" or "at least x4"; a dash where one lr was tried."""
-        if self.best is None or len(self.tried) < 2 or not self.width >= 1:
+        """Format the width, such as "×8" or "≥ ×4"; a dash where one lr was tried."""
+        if self.best is None or len(self.tried) < 2 or math.isnan(self.level):
             return "–"
+        if math.isnan(self.width):
+            return NOT_REACHED
         factor = f"×{self.width:.2g}" if self.width < 100 else f"×{self.width:,.0f}"
         return f"≥ {factor}" if self.open_low or self.open_high else factor
 
 
-def basin(contender: Contender, mode: str) -> Basin:
+def basin(contender: Contender, mode: str, level: float) -> Basin:
     """Find the basin of a contender over all its arms; at each lr the arm with the best mean counts.
 
     Args:
         contender: With its arms.
         mode: "min" or "max".
+        level: What a mean has to reach to be good, the same for all contenders; see `level.common_level`.
 
     Returns:
-        The good region is where the mean is at most `RELATIVE_TOLERANCE` of the
-        best value worse than the best, joined with the best, linear in ln(lr) between the tried values. A diverged lr
-        bounds it.
+        The good region is where the mean reaches the level, joined with the best, linear in ln(lr) between the tried
+        values. A diverged lr bounds it.
     """
     sign = 1.0 if mode == "min" else -1.0
     by_lr: dict[float, list[Arm]] = {}
@@ -95,23 +115,26 @@ def basin(contender: Contender, mode: str) -> Basin:
         if any(arm.diverged for arm in arms):
             diverged.append(lr)
     tried = tuple(sorted({point.lr for point in points} | set(diverged)))
+    unfinished = tuple(lr for lr in sorted(by_lr) if lr not in tried)
     stable = [point for point in points if point.lr not in diverged] or points
     best = min(stable, key=lambda point: sign * point.mean, default=None)
     if contender.best.scores and contender.best.lr is not None:
         best = next((point for point in points if point.lr == contender.best.lr), best)
     if best is None:
-        return Basin((), tuple(diverged), tried, None, math.nan, math.nan, math.nan, False, False)
-    tolerance = RELATIVE_TOLERANCE * abs(best.mean)
-    high, open_high = _end(points, best, sign, tolerance, diverged, rising=True)
-    low, open_low = _end(points, best, sign, tolerance, diverged, rising=False)
-    return Basin(tuple(points), tuple(diverged), tried, best, tolerance, low, high, open_low, open_high)
+        return Basin((), tuple(diverged), tried, unfinished, None, math.nan, math.nan, math.nan, False, False)
+    low = high = math.nan
+    open_low = open_high = False
+    if sign * best.mean <= sign * level:
+        high, open_high = _end(points, best, sign, level, diverged, rising=True)
+        low, open_low = _end(points, best, sign, level, diverged, rising=False)
+    return Basin(tuple(points), tuple(diverged), tried, unfinished, best, level, low, high, open_low, open_high)
 
 
 def _end(
     points: Sequence[BasinPoint],
     best: BasinPoint,
     sign: float,
-    tolerance: float,
+    level: float,
     diverged: Sequence[float],
     *,
     rising: bool,
@@ -123,10 +146,8 @@ def _end(
     for point in side:
         if point.lr in diverged:
             return inside.lr, False
-        worse = sign * (point.mean - best.mean)
-        if worse > tolerance:
-            before = sign * (inside.mean - best.mean)
-            share = min(1.0, max(0.0, (tolerance - before) / (worse - before)))
+        if sign * point.mean > sign * level:
+            share = (level - inside.mean) / (point.mean - inside.mean)
             return math.exp(math.log(inside.lr) + share * (math.log(point.lr) - math.log(inside.lr))), False
         inside = point
     beyond = [lr for lr in diverged if (lr > inside.lr if rising else lr < inside.lr)]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from datetime import datetime
 from pathlib import Path
 
 from matplotlib.figure import Figure
@@ -11,9 +12,10 @@ from rich.console import Console
 from rich.text import Text
 
 from optrun.artifacts.atomic import replace_text
+from optrun.artifacts.run_dir import RunDir
 from optrun.artifacts.run_manifest import recorded
 from optrun.errors import ConfigError, StorageError
-from optrun.report.collect import Run, load_runs
+from optrun.report.collect import NOT_STARTED, Run, load_runs
 from optrun.report.curves import curves_figure, run_title
 from optrun.report.figures import Picture, pictures
 from optrun.report.findings import Findings, find
@@ -23,6 +25,8 @@ from optrun.report.table import filled, to_rich
 from optrun.report.tables import CSV_MARK, run_facts, runs_csv, runs_table, terminal_table
 from optrun.report.theme import LIGHT, PAGE, SOFTWARE, Theme, new_figure, save_png, write
 from optrun.report.warnings import Warning, find_warnings
+
+_REPORTS = Path("outputs", "reports")
 
 
 @dataclass(frozen=True)
@@ -48,7 +52,8 @@ def report(
 
     Args:
         dirs: Runs, sweeps, or folders of them.
-        out: Where to write; default: the first directory. Made where missing.
+        out: Where to write; default: the first directory, or where that is one run of several, `outputs/reports/` and
+            date and time. Made where missing.
         baseline: The contender to test the others against; default: the best one.
         metric: The metric to compare by; default: the main metric of the runs.
         by: Configuration keys that separate contenders; default: all that differ, but for lr and the optimizer's own.
@@ -75,12 +80,24 @@ def report(
     cautions = find_warnings(findings)
     single = len(runs) == 1
     drawn = [_run_picture(runs[0])] if single else pictures(findings)
-    folder = out if out is not None else dirs[0]
+    folder = out if out is not None else _folder_for(dirs[0], runs)
     files = _write(folder, findings, cautions, drawn)
     result = Report(findings, cautions, files)
     if console is not None:
         print_report(result, console)
     return result
+
+
+def _folder_for(first: Path, runs: Sequence[Run]) -> Path:
+    """Choose where a report goes: no run directory holds what was found of others."""
+    if len(runs) == 1 or not RunDir(first).is_run():
+        return first
+    made = datetime.now().astimezone()
+    folder = free = _REPORTS / made.strftime("%Y-%m-%d") / made.strftime("%H-%M-%S")
+    number = 2
+    while free.exists():
+        free, number = folder.with_name(f"{folder.name}-{number}"), number + 1
+    return free
 
 
 def print_report(made: Report, console: Console) -> None:
@@ -92,10 +109,11 @@ def print_report(made: Report, console: Console) -> None:
     else:
         console.print(Text(headline(findings), style="bold"))
         console.print(to_rich(terminal_table(findings), width=console.width))
-        rest = [run for run in findings.runs if not run.finished or run.diverged]
+        begun = [run for run in findings.runs if run.status != NOT_STARTED]
+        rest = [run for run in begun if not run.finished or run.diverged]
         if rest:
             shown = runs_table(rest[:20], findings.keys, findings.metric, findings.mode)
-            title = f"{len(rest)} of {len(findings.runs)} runs without a result"
+            title = f"{len(rest)} of {len(begun)} runs without a result"
             title += ", the first 20" if len(rest) > 20 else ""
             console.print(to_rich(filled(shown), title=title, width=console.width))
     for caution in made.warnings:
@@ -125,7 +143,7 @@ def _write(folder: Path, findings: Findings, cautions: Sequence[Warning], drawn:
                 if figure.get_suptitle() == "":
                     title = figure.suptitle(picture.title, x=0.012, ha="left", fontsize=12, color=LIGHT.ink)
                     write(title).set_fontweight("bold")
-                save_png(figure, path)
+                save_png(figure, path, dpi=160 if figure.get_figwidth() > 8 else 240)
     except OSError as error:
         raise StorageError(
             f"report: cannot write to {folder} ({error.strerror}); write elsewhere with out=DIR"
@@ -156,7 +174,7 @@ def _run_picture(run: Run) -> Picture:
     def draw(theme: Theme) -> Figure:
         if not run.log.records:
             return new_figure(9.0, 1.0, theme)
-        return curves_figure(run, title="" if theme is PAGE else title, theme=theme)
+        return curves_figure(run, title="" if theme is PAGE else title, theme=theme, stacked=theme is PAGE)
 
     return Picture(
         "curves", title, "The thin line is as logged, the thick one smoothed; the ring marks the best.", draw

@@ -19,11 +19,14 @@ from optrun.artifacts.run_dir import CONFIG, HYDRA, METRICS, SUMMARY, RunDir, fi
 from optrun.errors import EXIT_NONFINITE, NewerFormatError
 from optrun.formatting import plain
 from optrun.report.config_file import flatten, read_config
+from optrun.report.waiting import find_waiting, in_sweep
 
 Array = NDArray[np.float64]
 T = TypeVar("T")
 
 STATUSES = ("finished", "running", "interrupted", "failed")
+NOT_STARTED = "not started"
+"""The status of a job of a sweep that has not begun: it has no summary, and may have no folder."""
 _DIVERGED_FACTOR = 1.5  # a loss that ends this much above where it began did not merely fail to learn
 
 
@@ -35,7 +38,7 @@ class Run:
     label: str
     """The path as short as it stays unique among the runs read together."""
     status: str
-    """One of `STATUSES`, or "unknown" where no summary says it."""
+    """One of `STATUSES`, `NOT_STARTED`, or "unknown" where no summary says it."""
     message: str
     """Why it ended as it did, as far as the run recorded it."""
     config: dict[str, Any]
@@ -50,6 +53,12 @@ class Run:
     """What was typed to get this configuration."""
     described: bool = True
     """Whether `config` is the whole `config.yaml`, not the little that the command line says."""
+    respelt: dict[str, Any] = field(default_factory=dict)
+    """Keys whose path another run spells otherwise, and that spelling; see `paths.respell`."""
+
+    def setting(self, key: str) -> Any:
+        """What the run is compared by: the value of a key, a path as all runs spell it; None where there is none."""
+        return self.respelt.get(key, self.config.get(key))
 
     @property
     def seed(self) -> int | None:
@@ -229,6 +238,8 @@ def load_run(path: Path, *, label: str | None = None) -> Run:
     """Read one run directory; what cannot be read becomes a message in `problems`."""
     files = RunDir(path)
     problems: list[str] = []
+    if in_sweep(path) and files.is_unbegun():
+        return _not_started(path, label or path.name, _hydra_overrides(path))
 
     def attempt(read: Callable[[Path], T], file: Path, absent: T) -> T:
         try:
@@ -262,10 +273,26 @@ def load_run(path: Path, *, label: str | None = None) -> Run:
 
 
 def load_runs(directories: Iterable[Path]) -> list[Run]:
-    """Read every run at or beneath some directories, each once, in order."""
-    paths = list({path.resolve(): path for directory in directories for path in find_runs(directory)}.values())
-    labels = _labels(paths)
-    return [load_run(path, label=label) for path, label in zip(paths, labels, strict=True)]
+    """Read every run at or beneath some directories, each once, in order; unstarted jobs of their sweeps last."""
+    begun: dict[Path, Path] = {}
+    waiting: dict[Path, tuple[Path, list[str]]] = {}
+    for directory in directories:
+        found = list(find_runs(directory))
+        begun |= {path.resolve(): path for path in found}
+        for sweep in dict.fromkeys([directory, *(path.parent for path in found if path != directory)]):
+            waiting |= {path.resolve(): (path, overrides) for path, overrides in find_waiting(sweep)}
+    rest = [job for key, job in waiting.items() if key not in begun]
+    labels = _labels([*begun.values(), *(path for path, _ in rest)])
+    runs = [load_run(path, label=label) for path, label in zip(begun.values(), labels, strict=False)]
+    return runs + [
+        _not_started(path, label, overrides) for (path, overrides), label in zip(rest, labels[len(runs) :], strict=True)
+    ]
+
+
+def _not_started(path: Path, label: str, overrides: list[str]) -> Run:
+    """Describe a job of a sweep by the little that is known before it begins."""
+    name, config = plain(label), _config_from(overrides)
+    return Run(path, name, NOT_STARTED, "", config, {}, MetricsLog(), [], overrides, described=False)
 
 
 def _labels(paths: list[Path]) -> list[str]:

@@ -52,37 +52,36 @@ def draw_curves(run_dir: Path | str) -> Path:
     return save_png(curves_figure(run, title=run_title(run), theme=LIGHT), files.curves)
 
 
-def curves_figure(run: Run, *, title: str, theme: Theme) -> Figure:
+def curves_figure(run: Run, *, title: str, theme: Theme, stacked: bool = False) -> Figure:
     """Draw losses over the whole width; below them evaluation metrics, learning rates and gradient norm, where logged.
 
     Args:
         run: What its files say.
         title: One line above all panels.
         theme: Colours.
+        stacked: The panels stand one below the other, as wide as a phone.
     """
     names = run.log.names()
     metrics = evaluation_names(names)
     rates = [name for name in names if name.startswith("lr/")]
     if "train/lr" in names:
         rates.insert(0, "train/lr")
-    small = [bool(metrics), bool(rates), "train/grad_norm" in names]
-    columns = max(1, sum(small))
-    figure = new_figure(10.0, 6.4 if any(small) else 4.0, theme)
+    norms = "train/grad_norm" in names
+    small = bool(metrics) + bool(rates) + norms
+    wide = (10.0, 6.4 if small else 4.0)
+    figure = new_figure(*((4.3, 3.2 + 2.3 * small) if stacked else wide), theme)
     if title:
         write(figure.suptitle(title, x=0.012, ha="left", fontsize=12, color=theme.ink, fontweight="bold"))
-    grid = figure.add_gridspec(2 if any(small) else 1, columns, height_ratios=[1.45, 1] if any(small) else [1])
-
-    loss = figure.add_subplot(grid[0, :])
-    _draw_loss(loss, run, theme)
-    column = 0
+    rows, columns = (1 + small, 1) if stacked else (1 + bool(small), max(1, small))
+    grid = figure.add_gridspec(rows, columns, height_ratios=[1.45, *[1] * (rows - 1)])
+    places = iter(grid[1 + index, 0] if stacked else grid[1, index] for index in range(small))
+    _draw_loss(figure.add_subplot(grid[0, :]), run, theme, inside=stacked)
     if metrics:
-        _draw_metrics(figure.add_subplot(grid[1, column]), run, metrics, theme)
-        column += 1
+        _draw_metrics(figure.add_subplot(next(places)), run, metrics, theme)
     if rates:
-        _draw_rates(figure.add_subplot(grid[1, column]), run, rates, theme)
-        column += 1
-    if small[2]:
-        _draw_grad_norm(figure.add_subplot(grid[1, column]), run, theme)
+        _draw_rates(figure.add_subplot(next(places)), run, rates, theme)
+    if norms:
+        _draw_grad_norm(figure.add_subplot(next(places)), run, theme)
     return figure
 
 
@@ -149,7 +148,7 @@ def _needs_log(values: Array) -> bool:
     return len(finite) > 2 and finite.min() > 0 and bool(finite.max() > 30 * np.median(finite))
 
 
-def _draw_loss(ax: Axes, run: Run, theme: Theme) -> None:
+def _draw_loss(ax: Axes, run: Run, theme: Theme, *, inside: bool) -> None:
     style_axes(ax, theme, title="Loss", xlabel="optimizer step")
     steps, train = run.series("train/loss")
     names = [name for name in run.log.names() if name.startswith("eval/") and name.endswith("/loss")]
@@ -180,7 +179,7 @@ def _draw_loss(ax: Axes, run: Run, theme: Theme) -> None:
         _ring(ax, best, theme.series[1], label=f"best {best[1]:.4g} at step {best[0]:,.0f}")
     _mark_non_finite(ax, [(steps, train), *lines.values()], theme)
     _mark_resumes(ax, run, theme)
-    legend(ax, theme, above=True)
+    legend(ax, theme, **({"loc": "upper right"} if inside else {"above": True}))
 
 
 def _ring(ax: Axes, point: tuple[float, float], colour: str, *, label: str | None = None) -> None:

@@ -24,6 +24,7 @@ from optrun.report.theme import (
     new_figure,
     number_axis,
     style_axes,
+    tell_cut,
     write,
 )
 
@@ -33,6 +34,8 @@ Axis = Literal["step", "epoch", "time"]
 SHOWN = 8
 """More contenders than this cannot be told apart in one picture; the best are drawn, the table has all."""
 _NAME_LENGTH = 34
+WIDTH = 4.3
+"""Inches: as wide as a phone, where the page shows it at about its own size; two stand side by side on a desk."""
 
 
 @dataclass(frozen=True)
@@ -80,9 +83,9 @@ def pictures(findings: Findings) -> list[Picture]:
         add("train-loss", f"{loss} during training", caption, lambda to: _draw_curves(rows, loss, "min", to, axis=axis))
     if any(len(row.basin.tried) > 1 for row in rows):
         caption = (
-            "Each point is the mean over seeds at one lr, the bar spans the seeds, the ring is the best. The thick "
-            "part of a line stays within 2 % of its best: its width is how far lr may be off. A cross marks an lr "
-            "at which a run diverged."
+            "Each point is the mean over seeds at one lr, the bar spans the seeds, the ring is the best. The dashed "
+            "line is a level for all contenders; the part of a line that reaches it is thick: its width is how far lr "
+            "may be off. A cross marks an lr at which a run diverged, an arrowhead one whose mean lies outside."
         )
         add("basin", f"Final {metric} against learning rate", caption, lambda to: _draw_basins(rows, findings, to))
     return found
@@ -111,7 +114,7 @@ def _colour(theme: Theme, index: int) -> str:
 def _draw_results(rows: Sequence[Row], findings: Findings, theme: Theme) -> Figure:
     """One line per contender, best on top."""
     ranked = [row for row in rows if row.rank]
-    figure = new_figure(9.0, 1.1 + 0.44 * len(ranked), theme)
+    figure = new_figure(WIDTH, 0.9 + 0.42 * len(ranked), theme)
     ax = figure.add_subplot()
     style_axes(ax, theme, xlabel=f"final {findings.metric}")
     ax.grid(False, axis="y")
@@ -120,26 +123,27 @@ def _draw_results(rows: Sequence[Row], findings: Findings, theme: Theme) -> Figu
         values = np.array(list(row.arm.scores.values()))
         low, high = row.interval
         if math.isfinite(low):
-            ax.plot([low, high], [y, y], color=colour, linewidth=7, alpha=0.28, solid_capstyle="round")
-        ax.plot([row.arm.mean] * 2, [y - 0.24, y + 0.24], color=colour, linewidth=2.4, solid_capstyle="round")
-        spread = 0.10 * np.linspace(-1, 1, len(values)) if len(values) > 1 else np.zeros(1)
+            ax.plot([low, high], [y, y], color=colour, linewidth=6, alpha=0.28, solid_capstyle="round")
+        ax.plot([row.arm.mean] * 2, [y - 0.2, y + 0.2], color=colour, linewidth=2.4, solid_capstyle="round")
+        spread = 0.09 * np.linspace(-1, 1, len(values)) if len(values) > 1 else np.zeros(1)
         ax.plot(values, y + spread, marker="o", markersize=4.2, linewidth=0, color=colour, alpha=0.85)
-    ax.set_yticks([-float(index) for index in range(len(ranked))], [_name(row.name) for row in ranked])
-    for label in ax.get_yticklabels():
-        write(label).set(color=theme.ink, fontsize=9.5)
-    ax.set_ylim(-len(ranked) + 0.45, 0.55)
+        # The name stands above its line, where a long one takes no room from the picture.
+        name: dict[str, Any] = {"transform": ax.get_yaxis_transform(), "ha": "left", "va": "center"}
+        write(ax.text(0.0, y + 0.42, f"{row.rank}  {_name(row.name)}", color=theme.ink, fontsize=8.5, **name))
+    ax.set_yticks([])
+    ax.set_ylim(-len(ranked) + 0.6, 0.7)
     ax.spines["left"].set_visible(False)
-    ax.tick_params(axis="y", length=0)
     ax.margins(x=0.05)
     return figure
 
 
 def _draw_curves(rows: Sequence[Row], metric: str, mode: str, theme: Theme, *, axis: Axis) -> Figure:
     """Mean lines with bands over seeds."""
-    figure = new_figure(9.0, 4.3, theme)
+    figure = new_figure(WIDTH, 3.4 + 0.17 * len(rows), theme)
     ax = figure.add_subplot()
     train = metric.startswith("train/")
     lines: list[tuple[Array, Array]] = []
+    drawn: list[float] = []
     unit, scale = "", 1.0
     if axis == "time":
         longest = max(
@@ -163,11 +167,13 @@ def _draw_curves(rows: Sequence[Row], metric: str, mode: str, theme: Theme, *, a
         every = max(1, len(x) // 8)
         marker = MARKERS[index % len(MARKERS)]
         ax.plot(x, mean, label=label, marker=marker, markersize=4.5, markevery=(index * every // 8, every), **style)
-        lines.append((x, mean))
+        lines.append((mean, low if mode == "min" else high))
+        drawn += [*mean, *(high if mode == "min" else low)]
     _zoom(ax, lines, mode)
+    tell_cut(ax, theme, drawn, mode)
     if axis == "step":
         count_axis(ax)
-    legend(ax, theme, loc="upper left", bbox_to_anchor=(1.01, 1.0))
+    legend(ax, theme, below=True)
     return figure
 
 
@@ -201,13 +207,19 @@ def _band(curves: Sequence[tuple[Array, Array]]) -> tuple[Array, Array, Array, A
 
 
 def _zoom(ax: Axes, lines: Sequence[tuple[Array, Array]], mode: str) -> None:
-    """Limit y to what differs: the steep first tenth of training may leave the picture."""
+    """Limit y to what differs: the steep first tenth of training may leave the picture, the best of a band does not.
+
+    Args:
+        ax: Where the lines are drawn.
+        lines: Mean, and the better edge of its band.
+        mode: "min" or "max".
+    """
     if not lines:
         return
     sign = 1.0 if mode == "min" else -1.0
-    best = min(sign * float(y.min() if mode == "min" else y.max()) for _, y in lines)
-    worst_end = max(sign * float(y[-1]) for _, y in lines)
-    early = max(sign * float(y[min(len(y) - 1, len(y) // 6)]) for _, y in lines)
+    best = min(sign * float(edge.min() if mode == "min" else edge.max()) for _, edge in lines)
+    worst_end = max(sign * float(mean[-1]) for mean, _ in lines)
+    early = max(sign * float(mean[min(len(mean) - 1, len(mean) // 6)]) for mean, _ in lines)
     # Room for three times the spread of the ends or a third of the late descent, so that small differences are seen.
     far = min(max(early, worst_end), worst_end + max(3 * (worst_end - best), 0.33 * (early - best)))
     best, far = sign * best, sign * far
@@ -219,7 +231,7 @@ def _zoom(ax: Axes, lines: Sequence[tuple[Array, Array]], mode: str) -> None:
 
 def _draw_basins(rows: Sequence[Row], findings: Findings, theme: Theme) -> Figure:
     """Metric against lr, one line per contender, lr logarithmic."""
-    figure = new_figure(9.0, 4.3, theme)
+    figure = new_figure(WIDTH, 3.4 + 0.17 * len(rows), theme)
     ax = figure.add_subplot()
     style_axes(ax, theme, xlabel="peak learning rate", ylabel=f"final {findings.metric}")
     every_lr = [lr for row in rows for lr in row.basin.tried]
@@ -247,27 +259,45 @@ def _draw_basins(rows: Sequence[Row], findings: Findings, theme: Theme) -> Figur
         )  # fmt: skip
         shown += list(means)
     if shown:
-        _basin_limits(ax, rows, shown, findings.mode)
+        _basin_limits(ax, rows, shown, findings)
+        tell_cut(ax, theme, shown, findings.mode)
     crosses = [(lr, index) for index, row in enumerate(rows) for lr in row.basin.diverged]
+    if math.isfinite(findings.level.value):
+        ax.axhline(findings.level.value, color=theme.muted, linestyle="--", linewidth=1.1)
     for lr, index in crosses:
         edge = 0.985 if findings.mode == "min" else 0.015
         ax.plot(
             lr, edge, transform=ax.get_xaxis_transform(), marker="x", markersize=7, markeredgewidth=2,
             color=_colour(theme, index), linewidth=0, clip_on=False,
         )  # fmt: skip
-    legend(ax, theme, loc="upper left", bbox_to_anchor=(1.01, 1.0), title="width of the basin", alignment="left")
+    _mark_cut(ax, rows, theme)
+    legend(ax, theme, below=True, title="width of the basin", alignment="left")
     return figure
 
 
-def _basin_limits(ax: Axes, rows: Sequence[Row], means: Sequence[float], mode: str) -> None:
-    """Show every basin's floor well; far worse learning rates may leave the picture."""
+def _mark_cut(ax: Axes, rows: Sequence[Row], theme: Theme) -> None:
+    """Draw an arrowhead on the edge at every lr whose mean lies outside the picture."""
+    low, high = ax.get_ylim()
+    for index, row in enumerate(rows):
+        for point in row.basin.points:
+            if not low <= point.mean <= high:
+                marker, y = ("^", 0.985) if point.mean > high else ("v", 0.015)
+                ax.plot(
+                    point.lr, y, transform=ax.get_xaxis_transform(), marker=marker, markersize=6,
+                    color=_colour(theme, index), linewidth=0, clip_on=False,
+                )  # fmt: skip
+
+
+def _basin_limits(ax: Axes, rows: Sequence[Row], means: Sequence[float], findings: Findings) -> None:
+    """Show the level, and every basin's floor well; far worse learning rates may leave the picture."""
+    mode, level = findings.mode, findings.level.value
     bests = [row.basin.best.mean for row in rows if row.basin.best is not None]
     best, worst_best = (min(bests), max(bests)) if mode == "min" else (max(bests), min(bests))
     ordinary = float(np.quantile(means, 0.85 if mode == "min" else 0.15))
     reach = max(
         abs(ordinary - best),
         1.6 * abs(worst_best - best),
-        4 * max(row.basin.tolerance for row in rows if row.basin.best),
+        1.6 * abs(level - best) if math.isfinite(level) else 0.0,
     )
     margin = 0.08 * reach
     limits = (best - margin, best + reach + margin) if mode == "min" else (best - reach - margin, best + margin)

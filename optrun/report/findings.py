@@ -24,6 +24,8 @@ from optrun.report.basin import Basin, basin
 from optrun.report.collect import Run
 from optrun.report.comparable import incomparable
 from optrun.report.curves import metric_mode
+from optrun.report.level import Level, common_level
+from optrun.report.paths import respell
 from optrun.report.statistics import Comparison, bootstrap_intervals, compare
 from optrun.report.targets import TimeToTarget, choose_target, time_to_target
 
@@ -75,6 +77,8 @@ class Findings:
     """Whether a person named the reference, or it is the best."""
     target: float
     """Level of the metric for steps-to-target and time-to-target."""
+    level: Level
+    """Level of the metric for the width of lr basins."""
     intervals: dict[int, tuple[float, float]]
     """Bootstrap intervals by `id` of the arm."""
     incomparable: str = ""
@@ -102,6 +106,7 @@ def find(
     """
     name, mode = choose_metric(runs, metric)
     described = [run for run in runs if run.described]
+    respell(described)
     keys = differing(described)
     for key in by:
         known = {key for run in described for key in run.config}
@@ -123,6 +128,7 @@ def find(
     reference = next(iter(tests.values())).reference if tests else None
     reference_arm = contenders[names.index(reference)].best if reference else None
     target = choose_target([reference_arm] if chosen and reference_arm else [each.best for each in contenders], mode)
+    level = common_level([] if apart else contenders, name, mode)
     intervals = _intervals(arms)
     rows = [
         Row(
@@ -131,13 +137,26 @@ def find(
             contender=each,
             interval=intervals[id(each.best)],
             versus=tests.get(label),
-            basin=basin(each, mode),
+            basin=basin(each, mode, level.value),
             target=time_to_target(each.best, name, mode, target),
         )
         for index, (label, each) in enumerate(zip(names, contenders, strict=True), start=1)
     ]
     return Findings(
-        list(runs), name, mode, keys, between, tuned, arms, rows, reference, bool(baseline), target, intervals, apart
+        list(runs),
+        name,
+        mode,
+        keys,
+        between,
+        tuned,
+        arms,
+        rows,
+        reference,
+        bool(baseline),
+        target,
+        level,
+        intervals,
+        apart,
     )
 
 

@@ -8,7 +8,9 @@ from datetime import UTC, datetime
 from optrun.formatting import plain
 from optrun.report.curves import run_title
 from optrun.report.findings import Findings
-from optrun.report.statistics import ALPHA, BETTER, MIN_SEEDS, NO_DIFFERENCE, WORSE
+from optrun.report.level import LEAST, MARGIN
+from optrun.report.selection import error_rate, fresh_seeds
+from optrun.report.statistics import BETTER, MIN_SEEDS, NO_DIFFERENCE, WORSE
 from optrun.report.table import value
 from optrun.report.tables import mean_sd, states
 
@@ -56,8 +58,8 @@ def notes(findings: Findings) -> list[str]:
             f"Selection: each contender is shown at the {_list(findings.tuned_keys)} with the best mean on the "
             "same evaluation split that is reported. Choosing and reporting on one split flatters every "
             "contender, and the one with most configurations tried most. For a number to quote, run the chosen "
-            "configurations again with seeds that took no part in the choice, or evaluate them on a split of "
-            "their own."
+            f"configurations again with seeds that took no part in the choice ({fresh_seeds(findings)}), or evaluate "
+            "them on a split of their own."
         )
     if len([row for row in findings.rows if row.rank]) > 1:
         if findings.chosen_baseline:
@@ -67,10 +69,9 @@ def notes(findings: Findings) -> list[str]:
             scope += "beforehand needs a milder correction)"
         found.append(
             f"Tests: two-sided paired t tests, seed by seed, on the seeds both sides share (at least {MIN_SEEDS}). "
-            f"Holm's method corrects over {scope}, so that the chance of even one false “better” or “worse” in "
-            f"this report is at most {ALPHA:.0%}. The interval of a difference is the 95 % t interval, "
-            "uncorrected; effect g is the mean difference in standard deviations of the differences (Hedges), "
-            "positive in favour of the contender."
+            f"Holm's method corrects over {scope}, {error_rate(findings)} The interval of a difference is the 95 % t "
+            "interval, uncorrected; effect g is the mean difference in standard deviations of the differences "
+            "(Hedges), positive in favour of the contender."
         )
         found.append(
             f"“{NO_DIFFERENCE.capitalize()}” is no proof of equality. The number behind it is the difference that "
@@ -87,10 +88,15 @@ def notes(findings: Findings) -> list[str]:
             "medians up to the first evaluation that saw it. A schedule made for more steps comes down later: "
             "read this as “within this schedule”."
         )
-    if any(len(row.basin.tried) > 1 for row in findings.rows):
+    if any(len(row.basin.tried) > 1 for row in findings.rows) and findings.level.value == findings.level.value:
+        level = findings.level
         found.append(
-            "lr basin: the factor between the smallest and largest lr whose mean stays within 2 % of the best, "
-            "between tried values by interpolation; “≥” where the grid ended first."
+            f"lr basin: the factor between the smallest and largest lr whose mean {findings.metric} is "
+            f"{value(level.value)} or {'less' if findings.mode == 'min' else 'more'}, between tried values by "
+            "interpolation; “≥” where the grid ended first, “not reached” where no lr tried gets there. The level is "
+            f"one for all: the median of the best means, yet at least {LEAST:.0%} of what the best contender learnt, "
+            f"from {value(level.start)} (the first value logged) to {value(level.best)}, with a margin of {MARGIN:.0%} "
+            "of that."
         )
     return found
 

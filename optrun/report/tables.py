@@ -13,6 +13,7 @@ from optrun.formatting import duration, plain, size
 from optrun.report.arms import Arm, describe
 from optrun.report.collect import Run
 from optrun.report.findings import Findings, Row
+from optrun.report.paths import shortened
 from optrun.report.statistics import BETTER, NO_DIFFERENCE, REFERENCE, WORSE
 from optrun.report.table import NONE, Table, value
 
@@ -47,7 +48,9 @@ def ranking_table(findings: Findings) -> Table:
 
 def cost_table(findings: Findings) -> Table:
     """Tabulate speed, cost and sensitivity to lr, one row per contender."""
-    columns = ["contender", "steps to target", "time to target", "lr basin", "wall time", "tokens/s"]
+    level = findings.level.value
+    known = "" if math.isnan(level) else f" ({'≤' if findings.mode == 'min' else '≥'} {value(level)})"
+    columns = ["contender", "steps to target", "time to target", f"lr basin{known}", "wall time", "tokens/s"]
     columns += ["peak memory", "optimizer state", "diverged"]
     table = Table(columns, [False, *[True] * 8])
     for row in findings.rows:
@@ -94,14 +97,17 @@ def runs_table(runs: Sequence[Run], keys: Sequence[str], metric: str, mode: str)
     if pinned:
         table.columns.insert(-1, "device")
         table.numeric.insert(-1, False)
+    short = {key: shortened([run.config[key] for run in runs if key in run.config]) for key in keys}
     for run in runs:
         last, best = run.last(metric), run.best(metric, mode)
+        found = {key: run.config[key] for key in keys if key in run.config}
+        settings = {key: short[key].get(value, value) for key, value in found.items()}
         limit = f" / {run.max_steps:,}" if run.max_steps and run.global_step < run.max_steps else ""
         note = run.diverged or run.message or "; ".join(run.problems)
         table.rows.append(
             [
                 run.label,
-                describe({key: run.config[key] for key in keys if key in run.config}) or NONE,
+                describe(settings) or NONE,
                 NONE if run.seed is None else str(run.seed),
                 "diverged" if run.diverged and run.status != "failed" else run.status,
                 f"{run.global_step:,}{limit}",

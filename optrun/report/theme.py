@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import contextlib
 import io
+import math
 import os
 import re
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -19,12 +20,12 @@ from typing import Any, TypeVar
 import matplotlib as mpl
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
-from matplotlib.figure import Figure
+from matplotlib.figure import Figure, SubFigure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.text import Text
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter, NullLocator
 
-from optrun.formatting import count, rate
+from optrun.formatting import count, number, rate
 
 TextT = TypeVar("TextT", bound=Text)
 
@@ -129,18 +130,46 @@ def write(text: TextT) -> TextT:
 
 
 def legend(ax: Axes, theme: Theme, **options: Any) -> None:
-    """Add a legend without a box, over paper; with `above=True` in the title line, where no data can be."""
+    """Add a legend without a box, over paper.
+
+    With `above=True` it stands in the title line, where no data can be, with `below=True` under the picture, in as many
+    columns as its longest label leaves room for.
+    """
     handles, labels = ax.get_legend_handles_labels()
     if not handles:
         return
     settings: dict[str, Any] = {"fontsize": 8.5, "labelcolor": theme.ink, "borderaxespad": 0.3, "handlelength": 1.8}
+    place: Axes | SubFigure | Figure = ax
     if options.pop("above", False):
         settings |= {"loc": "lower right", "bbox_to_anchor": (1.0, 1.0), "ncols": 5, "columnspacing": 1.6}
-    box = ax.legend(handles, labels, **(settings | options))
+    if options.pop("below", False):
+        longest = max(map(len, labels))
+        settings |= {"loc": "outside lower left", "ncols": 3 if longest < 15 else 2 if longest < 27 else 1}
+        place = ax.figure
+    box = place.legend(handles, labels, **(settings | options))
     box.get_title().set(color=theme.muted, fontsize=8.5)
     for text in box.get_texts():
         write(text)
     box.get_frame().set(facecolor=theme.paper, edgecolor="none", alpha=0.85)
+
+
+def tell_cut(ax: Axes, theme: Theme, values: Iterable[float], mode: str) -> None:
+    """Say above the picture that some values lie outside of it, where they do.
+
+    Args:
+        ax: Its limits are set.
+        theme: Colours.
+        values: What was drawn.
+        mode: "min": what may be missing are high values; "max": low ones.
+    """
+    low, high = ax.get_ylim()
+    missing = [value for value in values if math.isfinite(value) and not low <= value <= high]
+    if not missing:
+        return
+    bound, side = (high, "above") if mode == "min" else (low, "below")
+    text = f"cut off: values {side} {number(bound, 3)}"
+    place: dict[str, Any] = {"xycoords": "axes fraction", "xytext": (0, 3), "textcoords": "offset points"}
+    write(ax.annotate(text, (1, 1), fontsize=7.5, color=theme.muted, ha="right", va="bottom", **place))
 
 
 def count_axis(ax: Axes) -> None:

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from optrun.formatting import rate
-from optrun.report.collect import Run
+from optrun.report.basin import COARSE
+from optrun.report.collect import NOT_STARTED, Run
 from optrun.report.findings import Findings
-from optrun.report.statistics import MIN_SEEDS
+from optrun.report.selection import configurations, find_selection, fresh_seeds
+from optrun.report.statistics import ALPHA, MIN_SEEDS
 
 _ALIKE = 1.4
 """So much may runs of one configuration differ in speed before their times say nothing."""
+_TELLING_SECONDS = 10.0
+"""A shorter run is slow or quick by how it started; its speed says nothing of the machine."""
 
 
 @dataclass(frozen=True)
@@ -20,8 +25,8 @@ class Warning:
     """One reason for care."""
 
     kind: str
-    """One of edge, single-lr, budget, tuning, seeds, few-seeds, schedule, unfinished, diverged, failed,
-    repeated, task, data, code, hardware, speed, metric, files."""
+    """One of edge, coarse, single-lr, budget, tuning, seeds, few-seeds, schedule, unfinished, not-started, diverged,
+    failed, repeated, task, data, code, hardware, speed, metric, files."""
     text: str
     """One or two sentences with what to do."""
     runs: tuple[str, ...] = ()
@@ -31,22 +36,41 @@ class Warning:
 def find_warnings(findings: Findings) -> list[Warning]:
     """List every reason for care in a comparison, the gravest first."""
     checks: tuple[Callable[[Findings], Iterable[Warning]], ...] = (
-        _edge, _budget, _schedule, _task, _data, _code, _seeds, _diverged, _failed, _unfinished, _single_lr, _tuning,
-        _repeated, _metric, _hardware, _speed, _files,
+        _edge, _budget, _schedule, _task, _data, _code, _seeds, _diverged, _failed, _unfinished, _not_started,
+        _single_lr, _tuning, _repeated, _metric, _hardware, _speed, _files,
     )  # fmt: skip
     return [warning for check in checks for warning in check(findings)]
 
 
 def _edge(findings: Findings) -> Iterable[Warning]:
-    for row in findings.rows:
-        edge, best = row.basin.edge, row.basin.best
-        if edge and best is not None and "lr" in findings.tuned_keys:
-            further = rate(best.lr * 2 if edge == "highest" else best.lr / 2)
-            yield Warning(
-                "edge",
-                f"{row.name}: its best lr {rate(best.lr)} is the {edge} of {len(row.basin.tried)} tried, so its true "
-                f"best may lie outside the grid. Extend the grid, for instance with lr={further}.",
-            )
+    """Warn where the best lr has no result close by on both sides: it may be the best of a bad grid."""
+    for row in findings.rows if "lr" in findings.tuned_keys else ():
+        for side in row.basin.neighbours():
+            assert row.basin.best is not None
+            best = row.basin.best.lr
+            if side.unfinished:
+                listed = _listed([rate(lr) for lr in side.unfinished])
+                yield Warning(
+                    "edge",
+                    f"{row.name}: lr {listed}, next to its best lr {rate(best)}, did not finish, so its true best may "
+                    "lie there. Bring that to its end first.",
+                )
+            elif side.lr is None:
+                further = rate(best * 2 if side.end == "highest" else best / 2)
+                yield Warning(
+                    "edge",
+                    f"{row.name}: its best lr {rate(best)} is the {side.end} of {len(row.basin.tried)} tried, so its "
+                    f"true best may lie outside the grid. Extend the grid, for instance with lr={further}.",
+                )
+            elif max(best / side.lr, side.lr / best) > COARSE:
+                gone = " and diverged" if side.lr in row.basin.diverged else ""
+                factor = max(best / side.lr, side.lr / best)
+                yield Warning(
+                    "coarse",
+                    f"{row.name}: next to its best lr {rate(best)} stands {rate(side.lr)}, ×{factor:.3g} away{gone}, "
+                    "so its true best may lie in between. Fill the gap, for instance with "
+                    f"lr={rate(math.sqrt(best * side.lr))}.",
+                )
 
 
 def _budget(findings: Findings) -> Iterable[Warning]:
@@ -64,12 +88,18 @@ def _budget(findings: Findings) -> Iterable[Warning]:
 def _tuning(findings: Findings) -> Iterable[Warning]:
     if not findings.tuned_keys:
         return
-    tried = {row.name: sum(bool(arm.scores or arm.diverged) for arm in row.contender.arms) for row in findings.rows}
+    tried = {row.name: configurations(row) for row in findings.rows}
     if len(set(tried.values())) > 1:
         listed = "; ".join(f"{name} {number}" for name, number in tried.items())
+        made = find_selection(findings)
+        more = (
+            f" Such a report names a difference that is not there in {made.rate_label} of cases: try equally many for "
+            f"each, or run the chosen ones again on fresh seeds ({fresh_seeds(findings)}) and report those alone."
+        )
         yield Warning(
             "tuning",
-            f"Unequal tuning, in configurations tried: {listed}. The best of many looks better than the best of few.",
+            f"Unequal tuning, in configurations tried: {listed}. The best of many looks better than the best of few."
+            f"{more if made.judged_by_choice and made.rate > ALPHA else ''}",
         )
 
 
@@ -127,6 +157,12 @@ def _schedule(findings: Findings) -> Iterable[Warning]:
 def _unfinished(findings: Findings) -> Iterable[Warning]:
     runs = [run for run in findings.runs if run.status in ("running", "interrupted", "unknown") and not run.diverged]
     yield from _about("unfinished", runs, "{count} not finished and so not ranked: {runs}.")
+
+
+def _not_started(findings: Findings) -> Iterable[Warning]:
+    runs = [run for run in findings.runs if run.status == NOT_STARTED]
+    text = "{count} of the sweep not started; the same command in the same hydra.sweep.dir begins them: {runs}."
+    yield from _about("not-started", runs, text)
 
 
 def _diverged(findings: Findings) -> Iterable[Warning]:
@@ -187,7 +223,8 @@ def _hardware(findings: Findings) -> Iterable[Warning]:
 def _speed(findings: Findings) -> Iterable[Warning]:
     worst, slowest = 1.0, None
     for arm in findings.arms:
-        speeds = [speed for run in arm.runs if run.finished and (speed := run.perf("tokens_per_second"))]
+        long = [run for run in arm.runs if run.finished and (run.wall_seconds or 0.0) >= _TELLING_SECONDS]
+        speeds = [speed for run in long if (speed := run.perf("tokens_per_second"))]
         ratio = max(speeds) / min(speeds) if speeds else 1.0
         if ratio > max(worst, _ALIKE):
             worst, slowest = ratio, arm
@@ -195,7 +232,8 @@ def _speed(findings: Findings) -> Iterable[Warning]:
         yield Warning(
             "speed",
             f"Runs alike but for the seed differ in speed, those of {slowest.label or 'one configuration'} by a factor "
-            f"of {worst:.1f}. Something else used the machine; wall times and times to target cannot be compared.",
+            f"of {worst:.1f}. Something else may have used the machine, or they ran side by side: wall times and times "
+            "to target cannot be compared.",
         )
 
 

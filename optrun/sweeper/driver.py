@@ -79,6 +79,10 @@ class Driver:
         """Launches in a row that came back without a job begun."""
         self._waits = False
         stop.groups = workers.pids
+        stop.at_work = self._unsaved
+        self._told_of_stop = False
+        self.failed_before: list[Job] = []
+        """Jobs that failed in an earlier start, and are left so."""
         self._retry: dict[str, int] = {}
         self._suspects: list[str] = []
         self.out_of_time: set[str] = set()
@@ -102,6 +106,7 @@ class Driver:
                 self._retry[job.name] = record.attempts
             elif state.ended:
                 self._announced.add(job.name)
+                self.failed_before += [job] if state.status == "failed" else []
             if record.stopped_at is not None and not state.ended:
                 self.board.resting.add(job.name)
 
@@ -152,6 +157,7 @@ class Driver:
                     self._land(launch, code)
             self.refresh(jobs)
             if self.stop.requested:
+                self._tell_of_stop()
                 if not self._open:
                     break
                 self.sweep.stop(self.token).touch()
@@ -164,6 +170,20 @@ class Driver:
                 self.workers.tidy()
             self.sleep(_POLL_SECONDS)
         self.refresh(jobs)
+
+    def _unsaved(self) -> list[str]:
+        """Jobs that a process of this sweep trains right now; one that saved itself may still draw its curves."""
+        held = [name for launch in self._open for name in launch.names if self.sweep.held(name)]
+        return [name for name in held if self.sweep.state(name).status == "running"]
+
+    def _tell_of_stop(self) -> None:
+        """Answer the first request to stop at once: what follows takes as long as a step and a save."""
+        if self._told_of_stop:
+            return
+        self._told_of_stop = True
+        held = len(self._unsaved())
+        jobs = "the job at work saves and ends" if held == 1 else f"{held} jobs at work save and end"
+        self.view.note(f"stopping{f': {jobs} after this step' if held else ''}; a second Ctrl-C ends all at once")
 
     def _start(self, jobs: Sequence[Job], stop_at: int | None) -> bool:
         """Start a launch if there is a job for one, and a process with the devices that the job takes."""

@@ -14,7 +14,7 @@ from typing import Any
 from optrun.artifacts.atomic import replace_text
 from optrun.artifacts.lock import RunLock
 from optrun.artifacts.metrics import from_json, read_metrics, read_summary, to_json, write_summary
-from optrun.artifacts.run_dir import RunDir
+from optrun.artifacts.run_dir import SWEEP, RunDir
 from optrun.artifacts.run_manifest import recorded
 
 
@@ -82,7 +82,7 @@ class SweepDir:
     @property
     def result(self) -> Path:
         """Status of every job, JSON."""
-        return self.path / "sweep.json"
+        return self.path / SWEEP
 
     @property
     def study(self) -> Path:

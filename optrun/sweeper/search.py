@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import time
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -19,7 +19,7 @@ from optrun.config.hydra_internals import Hydra
 from optrun.config.kind import saved_kind
 from optrun.config.saved import flat
 from optrun.config.schema.metric import metric_mode
-from optrun.config.schema.sweeper import OptunaConfig, Sampler
+from optrun.config.schema.sweeper import STORAGE, OptunaConfig
 from optrun.config.schema.task import SCHEMAS as TASKS
 from optrun.errors import ConfigError, LockedError
 from optrun.sweeper.driver import Driver
@@ -32,24 +32,15 @@ try:
     from optuna.trial import FrozenTrial, TrialState
 
     from optrun.sweeper import study as study_of
+    from optrun.sweeper.samplers import build_sampler, is_hashed
     from optrun.sweeper.space import any_value, space_of, written
+    from optrun.sweeper.storage import open_storage, told_by_name
 except ImportError as error:
     raise ConfigError("hydra/sweeper=optuna needs Optuna: install optrun[sweep].") from error
 
 _ASK_SECONDS = 60.0
 _OF_PLACEMENT = {"distributed", "distributed.nnodes", "training.device", "training.nproc_per_node"}
 """Keys that decide which devices a job takes."""
-
-SAMPLERS: dict[Sampler, Callable[[int, int], Any]] = {
-    # A sampler is made anew for every trial, since its generator does not outlive the process: seeded by the trial's
-    # number, a study that was killed proposes what the undisturbed one would have.
-    Sampler.tpe: lambda seed, number: optuna.samplers.TPESampler(seed=seed + number),
-    Sampler.random: lambda seed, number: optuna.samplers.RandomSampler(seed=seed + number),
-    Sampler.gp: lambda seed, number: optuna.samplers.GPSampler(seed=seed + number),
-    Sampler.cmaes: lambda seed, number: optuna.samplers.CmaEsSampler(seed=seed + number),
-    # A low-discrepancy sequence is one sequence: the storage knows how far it has come.
-    Sampler.qmc: lambda seed, number: optuna.samplers.QMCSampler(seed=seed),  # noqa: ARG005
-}
 
 
 class Search:
@@ -68,7 +59,7 @@ class Search:
     def __init__(self, hydra: Hydra, compose: Composer, options: OptunaConfig, overrides: Sequence[str]) -> None:
         try:
             with _no_experimental_warnings():
-                SAMPLERS[options.sampler](options.seed, 0)
+                build_sampler(options.sampler, options.seed, 0)
         except ImportError as error:
             package = getattr(error, "name", None) or str(error).splitlines()[0]
             raise ConfigError(f"hydra.sweeper.sampler={options.sampler.value} needs more: {package}") from error
@@ -85,6 +76,7 @@ class Search:
         self.space = space_of(swept, lambda params: flat(self._job(params).values))
         self.example = self._job({key: any_value(found) for key, found in self.space.items()})
         """A trial that may never be: what is common to all can be seen in it."""
+        self._hashed = True
 
     def placements(self) -> list[Job]:
         """Trials that may never be: the example, and one for each way of taking devices that is searched over."""
@@ -111,9 +103,11 @@ class Search:
     # The study ------------------------------------------------------------------------------------------------------
 
     def _open(self, sweep: SweepDir) -> Any:
-        name = study_of.STORAGE if self.options.storage else str(sweep.study)
+        name = STORAGE if self.options.storage else str(sweep.study)
         with _asking(sweep):
-            found = study_of.open_study(self.options.storage or f"sqlite:///{sweep.study.resolve()}", self.mode())
+            with told_by_name(name):
+                found = study_of.open_study(open_storage(self.options.storage, sweep.study), self.mode())
+            self._hashed = is_hashed(found)
             study_of.refuse_other(found, name, self.space, self.shared())
         return found
 
@@ -209,7 +203,7 @@ class Search:
             count = len(whole)
             while len(found) < self.options.n_jobs and count < self.options.n_trials:
                 number = len(study.get_trials(deepcopy=False))
-                study.sampler = SAMPLERS[self.options.sampler](self.options.seed, number)
+                study.sampler = build_sampler(self.options.sampler, self.options.seed, number, hashed=self._hashed)
                 trial = study.ask(fixed_distributions=self.space)
                 found.append((trial.number, self._job(trial.params)))
                 count += 1

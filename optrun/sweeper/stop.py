@@ -26,6 +26,8 @@ class Stop:
         self.requested = False
         self.groups: Callable[[], Sequence[int]] = list
         """Asked for the process groups of the sweep's workers."""
+        self.at_work: Callable[[], Sequence[str]] = list
+        """Asked for the jobs that such a process holds."""
         self._before: dict[signal.Signals, Any] = {}
 
     def __enter__(self) -> Self:
@@ -42,12 +44,14 @@ class Stop:
 
     def _ask(self, number: int, frame: FrameType | None) -> None:  # noqa: ARG002
         if self.requested:
+            cut = len(self.at_work())
             for group in self.groups():
                 with contextlib.suppress(ProcessLookupError):
                     os.killpg(group, signal.SIGKILL)
             if not self.owns_process:
                 raise KeyboardInterrupt
-            sys.stderr.write("\nstopped at once: nothing new was saved\n")
+            saved = f"nothing new was saved of {cut} job{'s' * (cut > 1)}" if cut else "every job was saved before"
+            sys.stderr.write(f"\nstopped at once: {saved}. The same command goes on.\n")
             sys.stderr.flush()
             os._exit(128 + number)
         self.requested = True

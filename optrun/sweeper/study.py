@@ -10,25 +10,24 @@ import optuna
 from optuna.distributions import check_distribution_compatibility
 from optuna.trial import FrozenTrial, TrialState
 
+from optrun.config.schema.sweeper import STORAGE
 from optrun.errors import ConfigError
 
-STORAGE = "hydra.sweeper.storage"
-"""How a message names a storage that is not the sweep's own; its URL may hold a password."""
 _NAME = "optrun"
 _SHARED = "optrun:configuration"
 _AGAIN = "optrun:again"
 _SHOWN = 3
 
 
-def open_study(url: str, mode: str) -> Any:
+def open_study(storage: Any, mode: str) -> Any:
     """The study of a storage, made where there is none.
 
     Args:
-        url: Of Optuna's.
+        storage: Of Optuna's.
         mode: Which direction of the objective is better; one that is there keeps its own.
     """
     return optuna.create_study(
-        storage=url,
+        storage=storage,
         study_name=_NAME,
         direction="minimize" if mode == "min" else "maximize",
         load_if_exists=True,

@@ -75,8 +75,19 @@ class Board:
         resting = f" · {len(self.resting)} stopped at a rung" if self.resting else ""
         return (
             f"{self.count('finished')} of {self.total} finished · {len(self.running)} running · "
-            f"{self.count('failed')} failed{resting} · {self.left} left"
+            f"{self.count('failed')} failed{resting} · {self.left} left{self._left_as()}"
         )
+
+    def _left_as(self) -> str:
+        """Tell the interrupted among those left from those that have not begun; empty where none was interrupted."""
+        apart = self.running | self.resting
+        stopped = sum(
+            name not in apart and not state.ended and state.status != "new" for name, state in self.states.items()
+        )
+        if not stopped or self.left < stopped:
+            return ""
+        waiting = self.left - stopped
+        return f" ({stopped} interrupted{f', {waiting} not started' if waiting else ''})"
 
     def best_line(self) -> str:
         """Describe the best job so far; empty where there is none."""

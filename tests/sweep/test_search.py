@@ -16,8 +16,10 @@ from optrun.config.overrides import checked
 from optrun.config.schema.sweeper import OptunaConfig, Sampler
 from optrun.config.schema.task import SCHEMAS as TASKS
 from optrun.config.store import compose, open_hydra
+from optrun.errors import ConfigError
 from optrun.sweeper.halving import survivors
 from optrun.sweeper.jobs import Composer, parse
+from optrun.sweeper.samplers import build_sampler, is_hashed
 from optrun.sweeper.search import Search
 from optrun.sweeper.space import distribution
 from optrun.training.step import TrainStep
@@ -98,6 +100,50 @@ def search(words: list[str]) -> Search:
     return Search(hydra, Composer(hydra, "config"), options, checked(hydra, "config", words, sweep=True))
 
 
+@pytest.mark.filterwarnings("ignore::optuna.exceptions.ExperimentalWarning")
+def test_neighbouring_seeds_are_other_studies() -> None:
+    """Seed 1 proposed from its first trial on what seed 0 did from its second."""
+    space = {"x": optuna.distributions.FloatDistribution(0.0, 1.0)}
+
+    def proposed(sampler: Sampler, seed: int) -> list[float]:
+        study = optuna.create_study()
+        assert is_hashed(study)
+        assert is_hashed(study), "and stays so"
+        found = []
+        for number in range(4):
+            study.sampler = build_sampler(sampler, seed, number)
+            trial = study.ask(fixed_distributions=space)
+            found.append(trial.params["x"])
+            if number:  # the first two are under way together
+                study.tell(trial, found[-1])
+        return found
+
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    for sampler in (Sampler.random, Sampler.tpe, Sampler.qmc):
+        values = [value for seed in (-1, 0, 1) for value in proposed(sampler, seed)]
+        assert len(set(values)) == len(values), sampler
+        assert proposed(sampler, 1) == values[8:], "the same seed is the same study"
+
+
+def test_a_study_of_before_is_seeded_as_it_began() -> None:
+    space = {"x": optuna.distributions.FloatDistribution(0.0, 1.0)}
+    study = optuna.create_study()
+    study.set_user_attr("optrun:configuration", {})
+    assert not is_hashed(study), "it said what it shares before its first trial"
+    sums = [optuna.create_study(sampler=optuna.samplers.RandomSampler(seed=3 + number)) for number in range(2)]
+    expected = [one.ask(fixed_distributions=space).params for one in sums]
+    for number in range(2):
+        study.sampler = build_sampler(Sampler.random, 3, number, hashed=is_hashed(study))
+        assert study.ask(fixed_distributions=space).params == expected[number]
+    older = optuna.create_study()
+    older.ask()
+    assert not is_hashed(older), "it has a trial"
+    newer = optuna.create_study()
+    newer.set_user_attr("optrun:seeding", "md6")
+    with pytest.raises(ConfigError, match="md6"):
+        is_hashed(newer)
+
+
 @pytest.mark.slow
 def test_a_longer_study_begins_with_the_shorter_one(place: Path) -> None:
     assert sweep(*SEARCH, "hydra.sweeper.n_trials=2", "hydra.sweeper.sampler=random") == 0
@@ -142,7 +188,7 @@ def test_a_study_keeps_what_it_compares(place: Path, capsys: pytest.CaptureFixtu
 
 
 def test_a_storage_of_ones_own_belongs_to_one_sweep(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    words = [*SEARCH, "hydra.sweeper.n_trials=1", "hydra.sweeper.storage=sqlite:///mine.db"]
+    words = [*SEARCH, "hydra.sweeper.n_trials=1", "hydra.sweeper.storage=journal.log"]
     assert sweep(*words) == 0
     assert sweep(*words) == 0
     assert sweep(*words, folder="elsewhere") == 2
@@ -150,6 +196,8 @@ def test_a_storage_of_ones_own_belongs_to_one_sweep(place: Path, capsys: pytest.
     assert sweep(*words, "seed=3", folder="elsewhere") == 2
     assert "another hydra.sweeper.storage" in capsys.readouterr().err
     assert ForkServer.launches == [1]
+    assert (place / "journal.log").is_file()
+    assert not list(place.glob("*/study.db"))
 
 
 def test_what_a_study_left_is_brought_to_its_end(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -19,6 +19,7 @@ from optrun.artifacts.run_dir import RunDir
 from optrun.commands.sweep import _folder as sweep_folder
 from optrun.commands.sweep import _tell_left_out
 from optrun.config import store
+from optrun.report.collect import load_runs
 from optrun.sweeper.jobs import Composer, build_jobs, combinations
 from optrun.sweeper.view import PlainView
 from optrun.training.step import TrainStep
@@ -76,7 +77,8 @@ def test_a_point_that_is_left_out_is_told_by_name() -> None:
         assert fact in said.getvalue()
 
 
-def test_failures_are_rows(place: Path) -> None:
+def test_failures_are_rows(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Each is told once in a start, whichever start it failed in; the report is apart from that."""
     words = ["lr=-1,1e30,1e-3", "scheduler=constant", "optimizer=sgd"]
     assert sweep(*words) == 1
     rows = result()
@@ -86,11 +88,13 @@ def test_failures_are_rows(place: Path) -> None:
     assert "expected a number above 0" in failed[0]["message"]
     assert "nan" in failed[1]["message"]
     assert all((Path("sweep") / row["log"]).is_file() for row in failed)
+    assert capsys.readouterr().out.count("expected a number above 0") == 1
     assert summary(Path("sweep") / failed[0]["name"])["status"] == "failed"
 
     ForkServer.launches.clear()
     assert sweep(*words) == 1
     assert ForkServer.launches == []
+    assert capsys.readouterr().out.count("expected a number above 0") == 1
     assert sweep(*words, "hydra.sweeper.retry_failed=true") == 1
     assert ForkServer.launches == [2]
     assert [problems_of(RunDir(Path("sweep") / name)) for name in rows] == [[], [], []]
@@ -152,8 +156,10 @@ def test_a_job_that_kills_its_process_is_a_row(place: Path, monkeypatch: pytest.
     assert ForkServer.launches == [2, 1, 1]
 
 
-def test_stopped_by_a_signal(place: Path, undisturbed: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The running job is saved, nothing else begins, and the same line goes on to the same end."""
+def test_stopped_by_a_signal(
+    place: Path, undisturbed: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The running job is saved, nothing else begins, which is no failure; the same line goes on to the same end."""
     original = TrainStep.__call__
 
     def call(self: TrainStep, batches: list[dict], *rest: Any) -> object:
@@ -172,6 +178,12 @@ def test_stopped_by_a_signal(place: Path, undisturbed: Path, monkeypatch: pytest
         assert sweep("lr=1e-3,2e-3") == 75
     assert [summary(job)["status"] for job in jobs()] == ["interrupted"]
     assert steps(jobs()[0]) == [1, 2, 3]
+    said = capsys.readouterr().out
+    assert said.index("stopping: the job at work saves and ends") < said.index("interrupted")
+    assert "0 failed · 2 left (1 interrupted, 1 not started)" in said
+    assert [row["status"] for row in result().values()] == ["interrupted", "new"]
+    runs = load_runs([Path("sweep")])
+    assert {run.label: run.status for run in runs} == {jobs()[0].name: "interrupted", runs[-1].label: "not started"}
     assert sweep("lr=1e-3,2e-3") == 0
     assert all(same(job, undisturbed / job.name) for job in jobs())
 

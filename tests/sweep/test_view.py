@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import io
+import os
+import signal
 
+import pytest
 from rich.console import Console
 
 from optrun.sweeper.folder import JobState
 from optrun.sweeper.jobs import Job
+from optrun.sweeper.stop import Stop
 from optrun.sweeper.view import Board, Eta, LiveView, PlainView
 
 
@@ -38,6 +42,14 @@ def test_counts_and_best() -> None:
     assert shown.left == 0
 
 
+def test_what_is_left_is_told_apart() -> None:
+    """After Ctrl-C: the job that was cut, and those that never began."""
+    shown = board()
+    shown.running.clear()
+    shown.states["job2"].status = "interrupted"
+    assert shown.counts() == "1 of 4 finished · 0 running · 1 failed · 2 left (1 interrupted, 1 not started)"
+
+
 def test_time_left() -> None:
     """Two jobs and a half in 25 s: what is left of four takes 15 s."""
     now = [0.0]
@@ -45,6 +57,25 @@ def test_time_left() -> None:
     assert eta(board()) is None or now[0] == 0.0
     now[0], eta.ended = 25.0, 2
     assert eta(board()) == 15.0
+
+
+@pytest.mark.parametrize(
+    ("held", "said"), [(["a", "b"], "nothing new was saved of 2 jobs"), ([], "every job was saved before")]
+)
+def test_a_second_signal_says_what_was_saved(
+    held: list[str], said: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Asked before the workers are killed: what they held is free then."""
+    monkeypatch.setattr(os, "_exit", lambda code: codes.append(code))
+    monkeypatch.setattr(os, "killpg", lambda group, number: held.clear())
+    codes: list[int] = []
+    with Stop() as stop:
+        stop.at_work, stop.groups = lambda: held, lambda: [7]
+        signal.raise_signal(signal.SIGINT)
+        assert (stop.requested, codes) == (True, [])
+        signal.raise_signal(signal.SIGINT)
+    assert codes == [130]
+    assert said in capsys.readouterr().err
 
 
 def test_plain_lines() -> None:

@@ -1,11 +1,15 @@
 """How `optrun -m` makes jobs: the choices of `hydra/sweeper`."""
 
+import re
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
 from optrun.config.schema.checks import expect, expect_count
 from optrun.errors import ConfigError
+
+STORAGE = "hydra.sweeper.storage"
+"""How a message names a storage that is not the sweep's own; its URL may hold a password."""
 
 
 class Sampler(Enum):
@@ -81,13 +85,33 @@ class OptunaConfig(SweeperConfig):
     seed: int
     """Of the sampler."""
     storage: str | None
-    """An Optuna storage URL; null: sqlite in the sweep directory."""
+    """An Optuna storage URL, or a journal: journal:PATH, or a name on .log or .journal; null: sqlite in the sweep."""
 
     def __post_init__(self) -> None:
         """Refuse a search of nothing."""
         super().__post_init__()
         expect_count("hydra.sweeper.n_trials", self.n_trials)
         expect_count("hydra.sweeper.n_jobs", self.n_jobs)
+        if self.storage is not None and journal_path(self.storage) is None and "://" not in self.storage:
+            raise ConfigError(
+                f"{STORAGE}={self.storage}: expected a URL such as sqlite:///study.db, or for a disk that several "
+                "machines share a journal such as journal:study.log."
+            )
+
+
+def journal_path(storage: str) -> str | None:
+    """Read the file of a journal; None where another storage is meant.
+
+    Example:
+        >>> journal_path("study.log"), journal_path("journal:a/b"), journal_path("journal:///shared/b")
+        ('study.log', 'a/b', '/shared/b')
+        >>> journal_path("sqlite:///study.log") is None, journal_path("journal:") is None
+        (True, True)
+    """
+    named = re.fullmatch(r"journal:(?://)?(.+)", storage)
+    if named:
+        return named[1]
+    return storage if storage.endswith((".log", ".journal")) and "://" not in storage else None
 
 
 SCHEMAS: dict[str, type[SweeperConfig]] = {"grid": GridConfig, "optuna": OptunaConfig}

@@ -63,6 +63,39 @@ def test_of_settings_changed_together_the_first_typed_names_the_contender(tmp_pa
     assert telling(["scheduler.warmup_ratio", "training.eval_steps"], runs) == ["training.eval_steps"]
 
 
+def test_the_spelling_of_a_path_makes_no_contender(tmp_path: Path, make_run: MakeRun) -> None:
+    """The same model and data, seen from two folders, through a link, and on a machine where they are gone."""
+    (tmp_path / "in" / "deep").mkdir(parents=True)
+    (tmp_path / "in" / "train.tsv").touch()
+    (tmp_path / "link.tsv").symlink_to("in/train.tsv")
+    spelt = [("train.tsv", "in"), ("../train.tsv", "in/deep"), ("link.tsv", ""), (str(tmp_path / "in/train.tsv"), "")]
+    for number, (path, folder) in enumerate([*spelt, ("/gone/x.tsv", "")]):
+        config = {"data.train": path, "model.path": path if number < 4 else "train.tsv", "data.eval": ["a", "b"]}
+        data = {"fingerprint": "d1"} if number in (0, 4) else {}
+        run = make_run(tmp_path / f"r{number}", optimizer=("adamw", "lamb")[number % 2], max_steps=20, config=config,
+                       seed=number // 2 if number < 4 else 0, summary={"data": data})  # fmt: skip
+        (run / ".hydra").mkdir()
+        (run / ".hydra" / "hydra.yaml").write_text(
+            f"hydra:\n  runtime:\n    version: 1\n    cwd: {tmp_path / folder}\n"
+        )
+    runs = load_runs([tmp_path])
+    found = find(runs[:4])
+    assert found.keys == ["optimizer.name"]
+    assert sorted(row.name for row in found.rows) == ["adamw", "lamb"]
+    assert runs[1].config["data.train"] == "../train.tsv", "the table of runs says what each has"
+    assert "data.train" not in find([runs[0], runs[4]]).keys, "the examples are the same"
+
+
+def test_paths_that_differ_are_told_by_where_they_do(tmp_path: Path, make_run: MakeRun) -> None:
+    folders = [f"/a/very/long/way/to/{'x' * 80}/{name}/train.tsv" for name in ("clean", "noisy")]
+    for number, path in enumerate(folders):
+        summary = {"data": {"fingerprint": str(number)}}
+        make_run(tmp_path / str(number), max_steps=20, config={"data.train": path}, summary=summary)
+    findings = _find(tmp_path)
+    assert sorted(row.name for row in findings.rows) == ["train clean", "train noisy"]
+    assert find(load_runs([tmp_path]), baseline=folders[1]).reference == "train noisy"
+
+
 def test_a_narrow_terminal_shows_fewer_columns_and_breaks_no_word(tmp_path: Path, make_run: MakeRun) -> None:
     for number, name in enumerate(("adamw", "lazy_adam", "lamb")):
         make_run(tmp_path / str(number), optimizer=name, max_steps=20)
@@ -101,18 +134,72 @@ def test_other_settings_separate_contenders_and_lr_alone_is_compared_itself(tmp_
 
 
 def test_the_width_of_a_basin_is_that_of_its_parabola(tmp_path: Path, make_run: MakeRun) -> None:
-    """loss = 2.5 + 0.25 (log10 lr/lr0)^2 stays within 2 % while |log10| <= sqrt(0.05 / 0.25)."""
+    """loss = 2.5 + (log10 lr/lr0)^2 reaches a level while |log10| <= sqrt(level - 2.5)."""
     for number, factor in enumerate(np.logspace(-1, 1, 41)):
-        loss = 2.5 + 0.25 * math.log10(factor) ** 2
+        loss = 2.5 + math.log10(factor) ** 2
         make_run(tmp_path / str(number), lr=float(1e-3 * factor), max_steps=20, final=loss)
-        make_run(tmp_path / f"x{number}", optimizer="lamb", lr=float(1e-3 * factor), max_steps=20, final=loss + 1)
-    basin = next(row.basin for row in _find(tmp_path).rows if row.name == "adamw")
-    half = 10 ** math.sqrt(0.05 / 0.25)
-    assert basin.high == pytest.approx(1e-3 * half, rel=0.01)
-    assert basin.low == pytest.approx(1e-3 / half, rel=0.01)
-    assert basin.width == pytest.approx(half**2, rel=0.02)
-    assert (basin.edge, basin.open_low, basin.open_high) == ("", False, False)
-    assert basin.width_label() == "×7.8"
+        make_run(tmp_path / f"x{number}", optimizer="lamb", lr=float(1e-3 * factor), max_steps=20, final=loss + 0.05)
+    findings = _find(tmp_path)
+    level = findings.level
+    assert level.best == 2.5
+    assert level.start == pytest.approx(7.5, abs=0.5)
+    assert level.value == pytest.approx(2.5 + 0.02 * (level.start - 2.5))
+    for name, best in (("adamw", 2.5), ("lamb", 2.55)):
+        basin = next(row.basin for row in findings.rows if row.name == name)
+        half = 10 ** math.sqrt(level.value - best)
+        assert basin.high == pytest.approx(1e-3 * half, rel=0.01)
+        assert basin.low == pytest.approx(1e-3 / half, rel=0.01)
+        assert basin.width == pytest.approx(half**2, rel=0.02)
+        assert all(side.lr for side in basin.neighbours())
+        assert (basin.open_low, basin.open_high) == (False, False)
+        assert basin.width_label() == f"×{basin.width:.2g}"
+
+
+def test_learning_nothing_at_every_lr_is_no_wide_basin(tmp_path: Path, make_run: MakeRun) -> None:
+    """Both are judged at one level, which the one that stays at chance does not set."""
+    for number, lr in enumerate((1e-3, 4e-3, 16e-3)):
+        make_run(tmp_path / f"c{number}", optimizer="lamb", lr=lr, max_steps=20, final=9.0 + number / 1000)
+        make_run(tmp_path / f"l{number}", lr=lr, max_steps=20, final=(8.2, 7.0, 8.9)[number])
+    findings = _find(tmp_path)
+    adamw, lamb = (row.basin for row in findings.rows)
+    assert lamb.width_label() == "not reached"
+    assert math.isnan(lamb.low)
+    assert adamw.low < 4e-3 < adamw.high < 16e-3
+    assert 7.0 < findings.level.value < 8.2
+
+
+def test_one_that_is_far_behind_does_not_widen_the_basins_of_others(tmp_path: Path, make_run: MakeRun) -> None:
+    for number, (optimizer, final) in enumerate([("adamw", 2.0), ("lamb", 2.1), ("sgd", 4.0), ("adamax", 8.0)]):
+        make_run(tmp_path / str(number), optimizer=optimizer, lr=1e-3, max_steps=20, final=final)
+        make_run(tmp_path / f"{number}x", optimizer=optimizer, lr=4e-3, max_steps=20, final=final + 1)
+    findings = _find(tmp_path)
+    assert findings.level.value == pytest.approx(2.1 + 0.02 * (findings.level.start - 2.0))
+    labels = [row.basin.width_label() for row in findings.rows]
+    assert labels[2:] == ["not reached"] * 2
+    assert all(label.startswith("≥ ×1.") for label in labels[:2])
+
+
+def test_the_level_of_a_score_that_grows(tmp_path: Path, make_run: MakeRun) -> None:
+    """accuracy = 1.25 - loss / 4, at first as the first evaluation saw it: 1.25 - 1/4 (2 + 7 exp(-1.5) sqrt(0.75))."""
+    for number, (optimizer, final) in enumerate([("adamw", 2.0), ("adamw", 3.0), ("lamb", 2.4), ("lamb", 2.6)]):
+        path = tmp_path / str(number)
+        make_run(
+            path,
+            optimizer=optimizer,
+            lr=1e-3 * (1 + number % 2),
+            max_steps=40,
+            accuracy=True,
+            final=final,
+            eval_every=10,
+        )
+    findings = find(load_runs([tmp_path]), metric="eval/accuracy")
+    level = findings.level
+    learnt = 0.75 - level.start
+    assert 0.1 < level.start < 0.6
+    assert level.value == pytest.approx(0.75 - 0.02 * learnt)
+    adamw, lamb = (row.basin for row in findings.rows)
+    assert (adamw.low, adamw.open_low, lamb.width_label()) == (1e-3, True, "not reached")
+    assert 1e-3 < adamw.high < 2e-3
 
 
 def test_a_basin_that_the_grid_cuts_is_open_and_one_that_divergence_ends_is_not(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import re
 import subprocess
 import sys
 import time
@@ -16,6 +17,7 @@ import pytest
 from rich.console import Console
 
 from optrun.errors import ConfigError
+from optrun.report import build
 from optrun.report.build import Report, report
 from optrun.report.collect import load_runs
 from optrun.report.statistics import WORSE
@@ -131,6 +133,22 @@ def test_the_page_has_the_parts_promised(made: tuple[Report, str]) -> None:
         assert part in words, part
 
 
+def test_the_page_is_legible_on_a_phone(made: tuple[Report, str]) -> None:
+    """Pictures as wide as one, in points, and the rows of the ranking as cards: no verdict is off the screen."""
+    page = made[0].files[0].read_text()
+    widths = [float(box.split()[2]) for box in re.findall(r'viewBox="([^"]+)"', page)]
+    assert len(widths) == 5
+    assert max(widths) <= 320
+    assert page.count('class="worse" data-label="verdict"') == 1
+    assert "table.cards td::before { content: attr(data-label)" in page
+
+
+def test_what_a_picture_leaves_out_is_said(made: tuple[Report, str]) -> None:
+    """The steep begin of training is above the frame of three pictures; that of the learning rates shows all."""
+    page = made[0].files[0].read_text()
+    assert page.count("cut off: values above") == 3
+
+
 def test_a_report_says_the_same_twice_and_replaces_itself(sweep: Path) -> None:
     first = {path.name: path.read_bytes() for path in report([sweep]).files}
     second = {path.name: path.read_bytes() for path in report([sweep]).files}
@@ -151,6 +169,18 @@ def test_out_is_made_and_used(sweep: Path) -> None:
     result = report([sweep], out=sweep / "elsewhere" / "deep")
     assert result.files[0].parent == sweep / "elsewhere" / "deep"
     assert not (sweep / "report.html").exists()
+
+
+def test_no_run_holds_a_report_on_others(tmp_path: Path, make_run: MakeRun, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(build, "pictures", lambda findings: [])
+    runs = [make_run(tmp_path / name, optimizer=name, max_steps=20) for name in ("adamw", "lamb")]
+    before = [sorted(path.name for path in run.iterdir()) for run in runs]
+    folders = [report(runs).files[0].parent for _ in range(2)]
+    assert [folder.parent.parent for folder in folders] == [Path("outputs/reports")] * 2
+    assert folders[0] != folders[1], "nor over one that was made before"
+    assert [sorted(path.name for path in run.iterdir()) for run in runs] == before
+    assert report(runs[:1]).files[0].parent == runs[0], "a report on one run lies in it"
 
 
 def test_hostile_names_stay_text(tmp_path: Path, make_run: MakeRun) -> None:
@@ -200,6 +230,34 @@ def test_unfinished_failed_and_broken_runs_are_rows(sweep: Path, make_run: MakeR
         assert f" {label} " in stream.getvalue()
     kinds = {warning.kind for warning in made.warnings}
     assert {"unfinished", "diverged", "failed", "files"} <= kinds
+
+
+def test_jobs_that_a_stopped_sweep_left_did_not_fail(
+    tmp_path: Path, make_run: MakeRun, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With Hydra's folder, made by the launcher, or with none; a job of an older line that has no more, too."""
+    monkeypatch.setattr(build, "pictures", lambda findings: [])
+    cut = make_run(tmp_path / "cut", seed=0, status="interrupted", global_step=3, max_steps=50)
+    for name in ("handed", "older", "begun"):
+        (tmp_path / name / ".hydra").mkdir(parents=True)
+        (tmp_path / name / ".hydra" / "overrides.yaml").write_text("- seed=1\n")
+    make_run(tmp_path / "begun", seed=3, status="running", global_step=3, max_steps=50)
+    names = {"cut": "interrupted", "handed": "new", "begun": "new", "nowhere": "new", "../x": "new"}
+    rows = [{"name": name, "status": status, "overrides": ["lr=1e-3"]} for name, status in names.items()]
+    (tmp_path / "sweep.json").write_text(json.dumps({"format": 1, "jobs": rows}))
+    stream = io.StringIO()
+    made = report([tmp_path], console=Console(file=stream, width=160))
+    found = {run.label: run.status for run in made.findings.runs}
+    waiting = dict.fromkeys(("handed", "older", "nowhere"), "not started")
+    assert found == {"cut": "interrupted", "begun": "running", **waiting}
+    assert {warning.kind: warning.text.partition(" ")[0] for warning in made.warnings}["not-started"] == "3"
+    assert "failed" not in stream.getvalue()
+    assert "2 of 2 runs without a result" in stream.getvalue()
+    assert "3 not started" in made.files[0].read_text()
+    for torn in ('{"jobs": [{"name"', '{"jobs": [{"name": "x", "status": "new", "overrides": 5}]}', "[]", "\x00"):
+        (tmp_path / "sweep.json").write_text(torn)
+        assert len(load_runs([tmp_path])) == 4
+    assert [run.label for run in load_runs([cut])] == ["cut"], "of one job, the others are not asked for"
 
 
 def test_one_run_has_its_own_small_table(tmp_path: Path, make_run: MakeRun) -> None:

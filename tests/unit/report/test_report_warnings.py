@@ -75,9 +75,14 @@ CASES: list[tuple[str, list[str], Callable[[str, float, int], Change | None]]] =
     ("hardware", ["hardware"],
      lambda o, lr, s: {"summary": {"hardware": {"device": "cuda" if o == "lamb" else "cpu"}}}),
     ("speed", ["speed"],
-     lambda o, lr, s: {"summary": {"perf": {"tokens_per_second": 900.0 if (o, s) == ("lamb", 1) else 2000.0}}}),
+     lambda o, lr, s: {"summary": {"wall_seconds": 30.0,
+                                   "perf": {"tokens_per_second": 900.0 if (o, s) == ("lamb", 1) else 2000.0}}}),
+    ("speed-of-short-runs", [],
+     lambda o, lr, s: {"summary": {"wall_seconds": 0.5,
+                                   "perf": {"tokens_per_second": 900.0 if (o, s) == ("lamb", 1) else 2000.0}}}),
     ("speed-of-optimizers", [],
-     lambda o, lr, s: {"summary": {"perf": {"tokens_per_second": 900.0 if o == "lamb" else 2000.0}}}),
+     lambda o, lr, s: {"summary": {"wall_seconds": 30.0,
+                                   "perf": {"tokens_per_second": 900.0 if o == "lamb" else 2000.0}}}),
     ("task", ["task"], lambda o, lr, s: {"config": {"task": {"name": "masked_lm" if o == "lamb" else "causal_lm"}}}),
 ]  # fmt: skip
 
@@ -112,6 +117,33 @@ def test_the_best_lr_beside_one_that_diverged_is_not_on_the_edge(tmp_path: Path,
         lambda o, lr, s: {"lr": BEST[o] * lr / 2, "diverge_at": 10 if lr == 4 else None, "final": 3 - lr / 10},
     )
     assert kinds == ["diverged"]
+
+
+@pytest.mark.parametrize(
+    ("grid", "expected"),
+    [
+        ({1e-4: {}, 1e-3: {"final": 2.0}, 1e-1: {"diverge_at": 10}}, [("coarse", "1e-4"), ("coarse", "lr=0.01")]),
+        ({5e-4: {}, 1e-3: {"final": 2.0}, 1e-2: {"diverge_at": 10}}, [("coarse", "diverged")]),
+        ({5e-4: {}, 1e-3: {"final": 2.0}, 1e-2: {}}, [("coarse", "×10")]),
+        ({5e-4: {}, 1e-3: {"final": 2.0}, 5e-3: {}}, []),
+        ({5e-4: {}, 1e-3: {"final": 2.0}, 2e-3: {"status": "failed"}, 4e-3: {}}, [("edge", "lr 2e-3")]),
+        ({1e-3: {"final": 2.0}, 2e-3: {"status": "running"}}, [("edge", "lowest"), ("edge", "lr 2e-3")]),
+        ({5e-4: {"status": "failed"}, 1e-3: {"final": 2.0}, 2e-3: {}}, [("edge", "lr 5e-4")]),
+    ],
+    ids=["far-both", "far-diverged", "far", "near", "between-unfinished", "end-unfinished", "low-unfinished"],
+)
+def test_the_best_lr_wants_results_close_by(
+    tmp_path: Path, make_run: Callable[..., Path], grid: dict[float, Change], expected: list[tuple[str, str]]
+) -> None:
+    """A neighbour that diverged bounds the search only where it is near; one without a result does not."""
+    for number, (lr, options) in enumerate(grid.items()):
+        make_run(tmp_path / f"a{number}", lr=lr, max_steps=20, **options)
+        make_run(tmp_path / f"b{number}", lr=2e-3, optimizer="lamb", max_steps=20, seed=number)
+    told = [each for each in find_warnings(find(load_runs([tmp_path]))) if each.kind in ("edge", "coarse")]
+    assert [each.kind for each in told] == [kind for kind, _ in expected]
+    for warning, (_, fact) in zip(told, expected, strict=True):
+        assert fact in warning.text
+        assert warning.text.startswith("adamw")
 
 
 def test_a_run_stopped_by_numbers_that_are_not_finite_was_tried(tmp_path: Path, make_run: Callable[..., Path]) -> None:

@@ -1,0 +1,120 @@
+"""Tell files apart by what they are, and name them by where their paths differ."""
+
+from __future__ import annotations
+
+import ast
+import glob
+import itertools
+import os
+import re
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import yaml  # type: ignore[import-untyped,unused-ignore]
+
+from optrun.artifacts.run_dir import RunDir
+from optrun.report.collect import Run
+
+_CWD = re.compile(r"^  runtime:\n(?:    .*\n)*?    cwd: (.+)$", re.MULTILINE)
+_DATA = ("data.train", "data.eval", "data.path")
+"""Keys whose files the fingerprint of the examples knows."""
+
+
+def respell(runs: Sequence[Run]) -> None:
+    """Give one spelling, that of the first run, to paths which lead to the same files.
+
+    A relative path is read from where its run was started. Files that are not there any more, or lie elsewhere on
+    another machine, are the same where two runs of one seed saw the same examples.
+
+    Args:
+        runs: Their `respelt` is filled.
+    """
+    folders: dict[Path, Path | None] = {}
+    for key in dict.fromkeys(key for run in runs for key in run.config):
+        values = {value for run in runs if isinstance(value := run.config.get(key), str)}
+        if len(values) < 2 or not any("/" in value or "." in value for value in values):
+            continue
+        first: dict[object, str] = {}
+        for run in runs:
+            value = run.config.get(key)
+            if not isinstance(value, str):
+                continue
+            if run.path not in folders:
+                folders[run.path] = _started_in(run.path)
+            names = (*_examples(run, key), _files(value, folders[run.path]))
+            known = [name for name in names if name is not None]
+            spelling = next((first[name] for name in known if name in first), value)
+            first |= {name: first.get(name, spelling) for name in known}
+            if spelling != value:
+                run.respelt[key] = spelling
+
+
+def _examples(run: Run, key: str) -> Iterable[object]:
+    """Name the content of a data file by the examples that a seed made of it."""
+    data = run.summary.get("data")
+    fingerprint = data.get("fingerprint") if isinstance(data, dict) else None
+    if fingerprint and any(key == one or key.startswith(f"{one}.") for one in _DATA):
+        yield ("examples", run.seed, str(fingerprint))
+
+
+def _files(value: str, folder: Path | None) -> object | None:
+    """Name the files that a value leads to, seen from a folder; None where it leads nowhere."""
+    if value.startswith("["):
+        try:
+            items = ast.literal_eval(value)
+        except (ValueError, SyntaxError):
+            return None
+        found = [_files(item, folder) if isinstance(item, str) else None for item in items]
+        return None if None in found else tuple(found)
+    if folder is None and not Path(value).is_absolute():
+        return None
+    path = Path(folder or "/", value).expanduser()
+    there = path.exists() or glob.glob(str(path), recursive=True)  # noqa: PTH207
+    return os.path.realpath(path) if there else None
+
+
+def _started_in(run: Path) -> Path | None:
+    """Find the folder that a run was started from, as Hydra noted it; None where it is not known."""
+    try:
+        text = (RunDir(run).hydra / "hydra.yaml").read_text(encoding="utf-8")
+        found = _CWD.search(text)  # the file is long, and most runs are asked for no more than this
+        folder = yaml.safe_load(found[1]) if found else None
+    except (OSError, UnicodeDecodeError, yaml.YAMLError):
+        return None
+    return Path(folder) if isinstance(folder, str) and folder else None
+
+
+def shortened(values: Iterable[Any]) -> dict[str, str]:
+    """Shorten paths by the folders that all begin with and the pieces that all end with.
+
+    Args:
+        values: Of one setting.
+
+    Returns:
+        Each path and its short form, no two the same; nothing where a value is no path.
+
+    Example:
+        >>> shortened(["/data/a/train.tsv", "/data/b/train.tsv"])
+        {'/data/a/train.tsv': 'a', '/data/b/train.tsv': 'b'}
+        >>> shortened(["x/a.tsv", "x/b.tsv"]), shortened(["x/a", 3])
+        ({'x/a.tsv': 'a.tsv', 'x/b.tsv': 'b.tsv'}, {})
+        >>> shortened(["/x/a", "/x/a/b", "/x/a/b/a"])
+        {'/x/a': 'a', '/x/a/b': 'a/b', '/x/a/b/a': 'a/b/a'}
+    """
+    distinct = list(dict.fromkeys(values))
+    parts = [value.split("/") if isinstance(value, str) else [] for value in distinct]
+    if len(distinct) < 2 or not all(len(pieces) > 1 for pieces in parts):
+        return {}
+    start = _alike(parts)
+    rest = [pieces[start:] for pieces in parts]
+    shortest = min(map(len, rest))
+    end = min(_alike([pieces[::-1] for pieces in rest]), max(0, shortest - 1))
+    start -= not shortest  # one of them is a folder of another
+    return {value: "/".join(pieces[start : len(pieces) - end]) for value, pieces in zip(distinct, parts, strict=True)}
+
+
+def _alike(parts: Sequence[Sequence[str]]) -> int:
+    """Count the pieces that all begin with."""
+    columns = zip(*parts, strict=False)
+    return len(list(itertools.takewhile(lambda column: len(set(column)) == 1, columns)))

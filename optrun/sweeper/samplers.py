@@ -1,0 +1,74 @@
+"""Samplers of a search, made anew for every trial: their generators do not outlive the process.
+
+Seeded by the study's seed and the trial's number, a study that was killed proposes what the undisturbed one would have.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+from typing import Any
+
+import optuna
+
+from optrun.config.schema.sweeper import Sampler
+from optrun.errors import ConfigError
+
+_SEEDING = "optrun:seeding"
+_HASHED = "sha256"
+
+_OF_EACH_TRIAL: dict[Sampler, Callable[[int], Any]] = {
+    Sampler.tpe: lambda seed: optuna.samplers.TPESampler(seed=seed),
+    Sampler.random: lambda seed: optuna.samplers.RandomSampler(seed=seed),
+    Sampler.gp: lambda seed: optuna.samplers.GPSampler(seed=seed),
+    Sampler.cmaes: lambda seed: optuna.samplers.CmaEsSampler(seed=seed),
+}
+
+
+def is_hashed(study: Any) -> bool:
+    """Whether the trials of a study are seeded by a hash; a study without trials begins so.
+
+    Studies of before were seeded by the sum of seed and number, so that neighbouring seeds proposed the same trials.
+    They go on as they began.
+
+    Args:
+        study: Nobody else changes it meanwhile.
+
+    Raises:
+        ConfigError: A newer optrun seeds it in a way that is not known here.
+    """
+    kept = study.user_attrs.get(_SEEDING)
+    if kept is None and not study.user_attrs and not study.get_trials(deepcopy=False):
+        study.set_user_attr(_SEEDING, kept := _HASHED)
+    if kept not in (None, _HASHED):
+        raise ConfigError(f"hydra/sweeper=optuna: this study is seeded by {kept}, known to a newer optrun. Use that.")
+    return kept is not None
+
+
+def build_sampler(name: Sampler, seed: int, number: int, *, hashed: bool = True) -> Any:
+    """Make the sampler that proposes one trial.
+
+    Args:
+        name: Which kind.
+        seed: Of the study.
+        number: Of the trial.
+        hashed: Whether the study is seeded by a hash.
+    """
+    if name is Sampler.qmc and not hashed:
+        return optuna.samplers.QMCSampler(seed=seed)
+    if name is Sampler.qmc:
+        # A low-discrepancy sequence is one sequence: the storage knows how far it has come. Its seed counts only where
+        # it is scrambled; before a first trial has ended it proposes nothing, and another sampler does.
+        first = optuna.samplers.RandomSampler(seed=trial_seed(seed, number))
+        return optuna.samplers.QMCSampler(seed=trial_seed(seed, 0), scramble=True, independent_sampler=first)
+    return _OF_EACH_TRIAL[name](trial_seed(seed, number) if hashed else seed + number)
+
+
+def trial_seed(seed: int, number: int) -> int:
+    """Hash the seed of a study and the number of a trial to a seed in [0, 2^32): no two studies share a row of them.
+
+    Example:
+        >>> trial_seed(0, 1) == trial_seed(1, 0), 0 <= trial_seed(-1, 0) < 2**32
+        (False, True)
+    """
+    return int.from_bytes(hashlib.sha256(f"{seed}/{number}".encode()).digest()[:4])

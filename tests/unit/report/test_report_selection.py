@@ -1,0 +1,74 @@
+"""What the report claims of its error rate follows from how the contenders were chosen."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from optrun.report.collect import load_runs
+from optrun.report.findings import Findings, find
+from optrun.report.narrative import notes
+from optrun.report.selection import RATES
+from optrun.report.statistics import BETTER, WORSE, compare
+from optrun.report.warnings import find_warnings
+
+MakeRun = Callable[..., Path]
+Grid = dict[str, dict[float, tuple[int, ...]]]
+"""Optimizer -> lr -> seeds."""
+
+ONE: Grid = {"adamw": {1e-3: (0, 1, 2)}, "lamb": {4e-3: (0, 1, 2)}}
+EQUAL: Grid = {"adamw": {1e-3: (0, 1, 2), 2e-3: (0, 1, 2)}, "lamb": {4e-3: (0, 1, 2), 8e-3: (0, 1, 2)}}
+MANY: Grid = {name: {1e-3 * 2**k: (0, 1, 2) for k in range(4)} for name in ("adamw", "lamb")}
+UNEQUAL: Grid = {"adamw": {1e-3: (0, 1, 2)}, "lamb": {4e-3 * 2**k: (0, 1, 2) for k in range(8)}}
+FRESH: Grid = {"adamw": {1e-3: (5, 6, 7), 2e-3: (0, 1), 4e-3: (0, 1)}, "lamb": {4e-3: (5, 6, 7), 8e-3: (0,)}}
+MORE: Grid = {"adamw": {1e-3: (0, 1, 2, 3, 4), 2e-3: (0, 1)}, "lamb": {4e-3: (0, 1, 2)}}
+
+
+def compared(grid: Grid, folder: Path, make_run: MakeRun) -> Findings:
+    """The findings over a grid of short runs."""
+    for optimizer, lrs in grid.items():
+        for lr, seeds in lrs.items():
+            for seed in seeds:
+                make_run(folder / f"{optimizer}-{lr}-{seed}", optimizer=optimizer, lr=lr, seed=seed, max_steps=10)
+    return find(load_runs([folder]))
+
+
+@pytest.mark.parametrize(
+    ("grid", "claimed", "said"),
+    [
+        (ONE, True, ()),
+        (FRESH, True, ()),
+        (EQUAL, False, ("best of 2 configurations", "stays at 5%", "seed=3,4,5,6,7")),
+        (MANY, False, ("best of 4 configurations", "hopeless, it may be up to 6%", "fresh seeds")),
+        (UNEQUAL, False, ("best of 1 to 8 configurations", "It may be up to 8%", "simulated", "fresh seeds")),
+        (MORE, False, ("best of 1 to 2 configurations", "seed=5,6,7,8,9")),
+    ],
+    ids=["fixed", "fresh seeds", "equal", "equally many", "unequal", "seeds of the choice among them"],
+)
+def test_the_bound_is_claimed_only_where_it_holds(
+    grid: Grid, claimed: bool, said: tuple[str, ...], tmp_path: Path, make_run: MakeRun
+) -> None:
+    findings = compared(grid, tmp_path, make_run)
+    (tests,) = [note for note in notes(findings) if note.startswith("Tests:")]
+    assert ("is at most 5%" in tests) is claimed
+    for fact in said:
+        assert fact in tests
+    warned = [each.text for each in find_warnings(findings) if each.kind == "tuning"]
+    assert bool(warned) is (grid in (UNEQUAL, FRESH, MORE))
+    assert any("up to 8%" in text for text in warned) is (grid is UNEQUAL)
+
+
+@pytest.mark.parametrize(("seeds", "configurations"), [(3, 16), (10, 8)])
+def test_the_rates_are_those_of_a_simulation(seeds: int, configurations: int) -> None:
+    random, reports, false = np.random.default_rng(seeds), 400, 0
+    for _ in range(reports):
+        many = random.standard_normal((configurations, seeds))
+        pair = {"many": many[many.mean(axis=1).argmin()], "one": random.standard_normal(seeds)}
+        found = compare({name: dict(enumerate(values.tolist())) for name, values in pair.items()}, mode="min")
+        false += any(each.verdict in (BETTER, WORSE) for each in found.values())
+    rate = RATES[seeds][configurations]
+    assert false / reports == pytest.approx(rate, abs=3.5 * math.sqrt(rate * (1 - rate) / reports))
