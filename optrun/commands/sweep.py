@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -104,6 +105,7 @@ def sweep(
             else:
                 driver.add(jobs)
                 view.note(_opening(driver, folder))
+                _tell_power(jobs, command.overrides, view)
                 through_rungs(driver, jobs)
         finally:
             view.stop()
@@ -159,6 +161,16 @@ def _tell_left_out(jobs: list[jobs_of.Job], view: PlainView) -> None:
         )
     if len(doubled) > _SHOWN_LEFT_OUT:
         view.note(f"the same of {len(doubled) - _SHOWN_LEFT_OUT} more jobs")
+
+
+def _tell_power(jobs: list[jobs_of.Job], overrides: Sequence[str], view: PlainView) -> None:
+    """Say what the report will be able to see, while it can still be changed."""
+    if len({job.values.get("seed") for job in jobs}) < 2:
+        return
+    from optrun.report.forecast import forecast
+
+    if foretold := forecast([job.values for job in jobs], overrides):
+        view.note(foretold)
 
 
 def sweeper_options(cfg: DictConfig) -> SweeperConfig:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -16,6 +16,21 @@ from optrun.report.paths import shortened
 
 _BESIDE_THE_POINT = {"seed", "hydra", *NOT_IDENTITY, *(f"training.{key}" for key in NOT_IDENTITY_OF_TRAINING)}
 """Keys and groups that say where and how a run is written, not what it computes."""
+
+
+class Configured(Protocol):
+    """What has a configuration: a run, or one that is planned."""
+
+    @property
+    def config(self) -> Mapping[str, Any]:
+        """Keys with dots to values."""
+
+    @property
+    def overrides(self) -> Sequence[str]:
+        """As typed."""
+
+    def setting(self, key: str) -> Any:
+        """What it is compared by; None where there is none."""
 
 
 @dataclass
@@ -76,7 +91,7 @@ class Contender:
         return whole | {str(value) for value in self.settings.values()}
 
 
-def differing(runs: Sequence[Run]) -> list[str]:
+def differing(runs: Sequence[Configured]) -> list[str]:
     """Find the configuration keys that tell the runs apart.
 
     A key of a group counts where runs with the same choice in that group differ in it: what merely follows from
@@ -94,7 +109,7 @@ def differing(runs: Sequence[Run]) -> list[str]:
         values: dict[object, set[object]] = {}
         for run in runs:
             choice = run.config.get(f"{group}.name") if key not in (f"{group}.name", group) else None
-            values.setdefault(choice, set()).add(_comparable(run.setting(key)))
+            values.setdefault(choice, set()).add(comparable(run.setting(key)))
         if any(len(seen) > 1 for seen in values.values()):
             found.append(key)
     first = [key for key in ("model.name", "data.name", "task.name", "optimizer.name", "lr") if key in found]
@@ -119,7 +134,7 @@ def compared(keys: Sequence[str]) -> list[str]:
     return inner or list(keys)
 
 
-def telling(keys: Sequence[str], runs: Sequence[Run]) -> list[str]:
+def telling(keys: Sequence[str], runs: Sequence[Configured]) -> list[str]:
     """Reduce keys to the fewest that still tell apart what all of them do.
 
     Where batch size, warm-up and evaluation interval were changed together, the batch size says it all. Of keys that
@@ -138,12 +153,12 @@ def telling(keys: Sequence[str], runs: Sequence[Run]) -> list[str]:
     return kept
 
 
-def follows(key: str, others: Sequence[str], runs: Iterable[Run]) -> bool:
+def follows(key: str, others: Sequence[str], runs: Iterable[Configured]) -> bool:
     """Tell whether runs that agree in all of the others agree in the key too."""
     seen: dict[tuple[object, ...], object] = {}
     for run in runs:
-        value = _comparable(run.setting(key))
-        if seen.setdefault(tuple(_comparable(run.setting(other)) for other in others), value) != value:
+        value = comparable(run.setting(key))
+        if seen.setdefault(tuple(comparable(run.setting(other)) for other in others), value) != value:
             return False
     return True
 
@@ -163,7 +178,7 @@ def build_arms(runs: Sequence[Run], keys: Sequence[str], metric: str) -> list[Ar
     arms: dict[tuple[object, ...], Arm] = {}
     short = {key: shortened([run.setting(key) for run in runs if key in run.config]) for key in keys}
     for run in runs:
-        identity = tuple(_comparable(run.setting(key)) for key in keys)
+        identity = tuple(comparable(run.setting(key)) for key in keys)
         found = {key: run.setting(key) for key in keys if key in run.config}
         settings = {key: short[key].get(value, value) for key, value in found.items()}
         arms.setdefault(identity, Arm(settings)).runs.append(run)
@@ -194,7 +209,7 @@ def build_contenders(arms: Sequence[Arm], keys: Sequence[str], mode: str) -> lis
     """
     groups: dict[tuple[object, ...], list[Arm]] = {}
     for arm in arms:
-        groups.setdefault(tuple(_comparable(arm.settings.get(key)) for key in keys), []).append(arm)
+        groups.setdefault(tuple(comparable(arm.settings.get(key)) for key in keys), []).append(arm)
     sign = 1.0 if mode == "min" else -1.0
 
     def badness(arm: Arm) -> tuple[bool, bool, int, float]:
@@ -246,14 +261,14 @@ def describe(settings: Mapping[str, Any], *, limit: int = 80) -> str:
     return line if len(line) <= limit else line[: limit - 1] + "…"
 
 
-def _repeats_seed(key: str, runs: Iterable[Run]) -> bool:
+def _repeats_seed(key: str, runs: Iterable[Configured]) -> bool:
     """Tell whether a key such as `data.seed` only follows the seed of the run."""
     return key.rpartition(".")[2] == "seed" and all(
         run.config.get(key) == run.config.get("seed") for run in runs if key in run.config
     )
 
 
-def _comparable(value: object) -> object:
+def comparable(value: object) -> object:
     """Normalise a setting so that 1 and 1.0 are equal, True and 1 are not."""
     if isinstance(value, bool) or value is None:
         return str(value)

@@ -9,6 +9,7 @@ from optrun.formatting import plain
 from optrun.report.curves import run_title
 from optrun.report.findings import Findings
 from optrun.report.level import LEAST, MARGIN
+from optrun.report.moderated import FEWEST
 from optrun.report.selection import error_rate, fresh_seeds
 from optrun.report.statistics import BETTER, MIN_SEEDS, NO_DIFFERENCE, WORSE
 from optrun.report.table import value
@@ -69,6 +70,8 @@ def notes(findings: Findings) -> list[str]:
             scope += "beforehand needs a milder correction)"
         found.append(
             f"Tests: two-sided paired t tests, seed by seed, on the seeds both sides share (at least {MIN_SEEDS}). "
+            f"From {FEWEST} contenders on the variance of a difference is moderated by what all contenders show (Smyth "
+            "2004), less for one that scatters more than the others, and p values are doubled: see docs/statistics.md. "
             f"Holm's method corrects over {scope}, {error_rate(findings)} The interval of a difference is the 95 % t "
             "interval, uncorrected; effect g is the mean difference in standard deviations of the differences "
             "(Hedges), positive in favour of the contender."
@@ -77,6 +80,7 @@ def notes(findings: Findings) -> list[str]:
             f"“{NO_DIFFERENCE.capitalize()}” is no proof of equality. The number behind it is the difference that "
             "so many seeds would have shown with a chance of 80 %, were the spread the one observed."
         )
+        found += open_questions(findings)
         found.append(
             "Intervals of means are bootstrap percentile intervals (2,000 resamples of the seeds). With few seeds "
             "they are too narrow: from five seeds they hold the true mean in about 84 of 100 cases instead of 95."
@@ -99,6 +103,23 @@ def notes(findings: Findings) -> list[str]:
             "of that."
         )
     return found
+
+
+def open_questions(findings: Findings) -> list[str]:
+    """Say how many seeds would tell what was not told apart; one sentence for all, or none."""
+    versus = [row.versus for row in findings.rows if row.rank and row.versus is not None]
+    needed = [(each.needed, each) for each in versus if each.needed]
+    if not needed:
+        return []
+    needed.sort(key=lambda pair: pair[0])
+    told = "; ".join(f"{each.name} ({value(abs(each.difference))}): {seeds}" for seeds, each in needed)
+    first = max((run.seed for run in findings.runs if run.seed is not None), default=-1) + 1
+    return [
+        f"Open: seeds that would tell a contender from {findings.reference} with a chance of 80 %, were the difference "
+        f"the one observed: {told}. Run them fresh, by the lines of both under “Run it again” with "
+        f"seed=range({first},{first + needed[-1][0]}), and judge by these alone: seeds that are added until something "
+        "shows raise the error rate."
+    ]
 
 
 def _list(keys: list[str]) -> str:

@@ -17,10 +17,10 @@ import pytest
 from rich.console import Console
 
 from optrun.errors import ConfigError
-from optrun.report import build
+from optrun.report import build, table
 from optrun.report.build import Report, report
 from optrun.report.collect import load_runs
-from optrun.report.statistics import WORSE
+from optrun.report.statistics import NO_DIFFERENCE, WORSE
 from optrun.report.table import to_markdown
 from optrun.report.tables import ranking_table, runs_table
 
@@ -104,6 +104,19 @@ def test_files_findings_and_terminal(made: tuple[Report, str]) -> None:
     assert "adamw is worse" in said
     assert str(sweep / "report.html") in said
     assert not [entry for entry in sweep.iterdir() if entry.name.startswith(".")]
+
+
+def test_an_open_question_says_how_many_seeds_would_settle_it(tmp_path: Path, make_run: MakeRun) -> None:
+    for seed in range(3):
+        make_run(tmp_path / f"a{seed}", optimizer="adamw", seed=seed, floor=2.6, noise=0.05)
+        make_run(tmp_path / f"b{seed}", optimizer="lamb", lr=4e-3, seed=seed, floor=2.57, noise=0.05)
+    made = report([tmp_path], console=Console(file=io.StringIO()))
+    row = next(row for row in made.findings.rows if row.versus and row.versus.verdict == NO_DIFFERENCE)
+    assert row.versus is not None
+    assert row.versus.needed is not None
+    text = " ".join((tmp_path / "report.md").read_text().split())
+    assert f"({table.value(abs(row.versus.difference))}): {row.versus.needed}" in text
+    assert f"seed=range(3,{3 + row.versus.needed})" in text
 
 
 def test_the_page_loads_nothing_and_says_so(made: tuple[Report, str]) -> None:

@@ -1,0 +1,45 @@
+"""What a sweep says beforehand that it will be able to see."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from itertools import product
+from typing import Any
+
+import pytest
+
+from optrun.report.forecast import forecast
+
+
+def _grid(optimizers: int, seeds: int, lrs: int = 1) -> list[Mapping[str, Any]]:
+    return [
+        {"optimizer": {"name": f"o{i}", "beta": i}, "lr": lr, "seed": seed, "data": {"seed": seed}, "run_name": f"{i}"}
+        for i, seed, lr in product(range(optimizers), range(seeds), range(lrs))
+    ]
+
+
+def test_contenders_and_seeds_are_counted_as_the_report_will() -> None:
+    said = forecast(_grid(7, 5, lrs=3), ["optimizer=..."])
+    assert said.startswith("7 contenders, 5 seeds: differences of 3.")
+    assert "10 seeds: " in said
+    assert "baseline" in said
+
+
+def test_more_seeds_and_a_baseline_see_more() -> None:
+    few, more, baseline = (float(part.split(" sd")[0].split()[-1]) for part in forecast(_grid(7, 3), []).split(";"))
+    assert few > baseline > more > 1
+
+
+@pytest.mark.parametrize(
+    ("configs", "expected"),
+    [
+        (_grid(1, 3), ""),
+        (_grid(4, 1), ""),
+        (_grid(4, 2), "4 contenders, 2 seeds: too few for a verdict, which takes 3"),
+        (_grid(3, 3)[:-1], "3 contenders, 2 seeds: too few for a verdict, which takes 3"),
+        ([{"lr": lr, "seed": seed} for lr in (1, 2) for seed in range(3)], "2 contenders, 3 seeds: "),
+    ],
+)
+def test_small_and_uneven_sweeps(configs: list[Mapping[str, Any]], expected: str) -> None:
+    said = forecast(configs, [])
+    assert said == expected if not expected.endswith(": ") else said.startswith(expected)
