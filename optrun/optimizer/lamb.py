@@ -264,7 +264,7 @@ def ways(rule: LambRule, *, whole: bool) -> tuple[str, ...]:
         return ("foreach", "loop")
     if not rule.grad_averaging or rule.normalize_grad or rule.eps_root or rule.caution:
         return ("loop",)
-    return ("compiled", "fused", "loop") if rule.bias_correction == "moments" else ("compiled", "loop")
+    return ("compiled", "fused", "loop")
 
 
 def lamb(

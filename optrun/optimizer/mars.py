@@ -9,10 +9,11 @@ import torch
 from torch import Tensor
 
 from optrun.optimizer import arguments
-from optrun.optimizer.adam_update import adam
+from optrun.optimizer.adam_update import adam, ways
 from optrun.optimizer.arguments import Check
 from optrun.optimizer.base import NamedOptimizer, Numeric, Params
 from optrun.optimizer.batches import Batch, gather
+from optrun.optimizer.kernels.choice import pick
 from optrun.optimizer.numerics import Sharding, norms
 
 
@@ -41,7 +42,8 @@ class Mars(NamedOptimizer):
         gamma: Strength of the correction, >= 0.
         optimize_1d: Correct the gradients of vectors and numbers, too.
         betas_1d: Decays for vectors and numbers where they are not corrected.
-        foreach: Fused kernels: True, False, or None for wherever they are the faster.
+        foreach: True: torch's multi-tensor operations; False: the loop; None: the fastest kernel there is, or the one
+            that `OPTRUN_KERNEL` names (`optrun.optimizer.kernels`).
 
     Raises:
         TypeError: For an argument of a wrong type or an unknown group key.
@@ -104,6 +106,11 @@ class Mars(NamedOptimizer):
             "corrected": group["optimize_1d"] or param.dim() >= 2,
         }
 
+    def kernel(self, group: Mapping[str, Any], device: str, *, whole: bool = True) -> str:
+        """Name the kernel that steps a group on a type of device; `whole`: no tensor is sharded."""
+        del whole
+        return pick(group["foreach"], device, ways())
+
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Update every parameter that has a gradient; returns what `closure` returned."""
@@ -139,7 +146,7 @@ def _step_some(batch: Batch, indices: Sequence[int], *, corrected: bool) -> None
         directions,
         some(batch.state["exp_avg"]),
         some(batch.state["exp_avg_sq"]),
-        foreach=batch.foreach,
+        foreach=batch.options["foreach"],
         steps=some(batch.steps),
         lrs=some(batch.numbers["lrs"]),
         keeps=some(batch.numbers["keeps"]),

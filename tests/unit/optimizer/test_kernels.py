@@ -12,7 +12,7 @@ import torch
 
 from optrun.errors import ConfigError
 from optrun.optimizer import Adamax, AdamW, Lamb, LazyAdam, Lion, Soap
-from optrun.optimizer.kernels import build, choice, library
+from optrun.optimizer.kernels import build, choice, fused, library
 from optrun.optimizer.kernels.report import kernel_of, kernel_row
 from tests.optimizer_cases import CASES, Case
 
@@ -95,6 +95,25 @@ def test_every_kernel_is_the_loop(case: Case, options: Mapping[str, Any], use: K
             for name, value in ends(case, options, dtype).items():
                 told = f"{kernel}, {dtype}: {name}"
                 torch.testing.assert_close(value, truth[name], rtol=tolerance, atol=tolerance, msg=told)
+
+
+@pytest.mark.parametrize(("wave", "room"), [(2**10, 2**10), (2**13, 2**16)], ids=["computed twice", "kept"])
+@pytest.mark.parametrize("options", [{}, {"weight_decay_mode": "decoupled", "bias_correction": "lr", "l1": 0.1}])
+def test_fused_lamb_in_small_pieces_is_the_loop(
+    options: Mapping[str, Any], wave: int, room: int, use: Kernel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in (("CHUNK", 2**10), ("WAVE", wave), ("ROOM", room)):
+        monkeypatch.setattr(fused, name, value)
+    case = next(case for case in CASES if case.name == "lamb")
+    options = {**case.good[0], **options}
+    for dtype, tolerance in ((torch.float32, 2e-6), (torch.float64, 1e-14)):
+        found = []
+        for kernel in ("loop", "fused", "fused"):
+            use(kernel)
+            found.append(ends(case, options, dtype))
+        for name, value in found[1].items():
+            torch.testing.assert_close(value, found[0][name], rtol=tolerance, atol=tolerance, msg=f"{dtype}: {name}")
+            assert torch.equal(value, found[2][name]), name
 
 
 @pytest.mark.parametrize("name", ["lamb", "adamax", "adamwdl", "lazy_adam"])
