@@ -6,8 +6,7 @@ torch's kernel takes one learning rate, one decay and one eps a call: tensors th
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
-from itertools import repeat
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -17,11 +16,11 @@ from optrun.optimizer.lamb_rule import LambRule
 from optrun.optimizer.numerics import bias_correction
 
 CHUNK = 2**17
-"""Elements that LAMB computes at once: five pieces of that size stay in the cache between its operations."""
-WAVE = 2**20
-"""Elements of tensors that LAMB measures before it moves them: as many as are still in the cache then."""
+"""Elements that LAMB computes at once on each thread: five pieces of that size stay in the cache."""
 ROOM = 2**22
-"""Most elements of a direction that LAMB keeps; to compute one again costs less than to take more memory each step."""
+"""Most elements of a direction that LAMB keeps: new memory in every step costs more than to compute it again."""
+SMALL = 2**14
+"""Elements up to which a tensor costs more in calls than in time for its elements."""
 
 
 def adam(
@@ -57,7 +56,7 @@ def adam(
         _fused(
             torch._fused_adam_ if l2 else torch._fused_adamw_,
             of_these,
-            step,
+            torch.tensor(float(step)),
             lr=lr,
             weight_decay=l2 or ((1.0 - keep) / lr if lr else 0.0),
             beta1=beta1,
@@ -66,133 +65,105 @@ def adam(
         )
 
 
-def _fused(update: Callable[..., None], lists: Sequence[list[Tensor]], step: int, **numbers: float) -> None:
-    counts = [torch.tensor(float(step))] * len(lists[0])
-    update(*lists, [], counts, **numbers, amsgrad=False, maximize=False)
+def _fused(update: Callable[..., None], lists: Sequence[list[Tensor]], step: Tensor, **numbers: float) -> None:
+    update(*lists, [], [step] * len(lists[0]), **numbers, amsgrad=False, maximize=False)
 
 
-def lamb(
-    params: list[Tensor],
-    grads: list[Tensor],
-    exp_avgs: list[Tensor],
-    exp_avg_sqs: list[Tensor],
+def lamb(*lists: list[Tensor], small: Callable[..., Tensor], **numbers: Any) -> Tensor:
+    """As `lamb._single_tensor_lamb` where `lamb.ways` says that it can.
+
+    Args:
+        *lists: Parameters, gradients, first and second moments.
+        small: `lamb._multi_tensor_lamb`, for small tensors.
+        **numbers: Keywords of both.
+    """
+    sizes = [param.numel() for param in lists[0]]
+    ratios = torch.ones(len(sizes), dtype=lists[0][0].dtype)
+    for wave in _waves(sizes):
+        ratios[wave] = small(*([tensors[i] for i in wave] for tensors in lists), **_of(wave, numbers))
+    room = torch.empty(min(ROOM, max(sizes)), dtype=ratios.dtype)
+    for i, size in enumerate(sizes):
+        if size > SMALL:
+            one = {key: value[0] if isinstance(value, list) else value for key, value in _of([i], numbers).items()}
+            ratios[i] = _lamb_of_one([tensors[i].view(-1) for tensors in lists], room, **one)
+    return ratios
+
+
+def _of(chosen: Sequence[int], numbers: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: [value[i] for i in chosen] if isinstance(value, list) else value for key, value in numbers.items()}
+
+
+def _waves(sizes: Sequence[int]) -> Iterator[list[int]]:
+    """Indices of small tensors, as many at a time as stay in the cache.
+
+    Example:
+        >>> list(_waves([SMALL, SMALL + 1, 7, *[SMALL] * 7]))
+        [[0, 2, 3, 4, 5, 6, 7, 8], [9]]
+    """
+    wave: list[int] = []
+    total = 0
+    for i, size in enumerate(sizes):
+        if size > SMALL:
+            continue
+        if total + size > 8 * SMALL:
+            yield wave
+            wave, total = [], 0
+        wave.append(i)
+        total += size
+    if wave:
+        yield wave
+
+
+def _lamb_of_one(
+    tensors: Sequence[Tensor],
+    room: Tensor,
     *,
-    steps: list[int],
-    lrs: list[float],
-    weight_decays: list[float],
-    adapt: list[bool],
-    l1s: list[float],
-    l2s: list[float],
-    keeps: list[float],
+    steps: int,
+    lrs: float,
+    weight_decays: float,
+    adapt: bool,
+    l1s: float,
+    l2s: float,
+    keeps: float,
     beta1: float,
     beta2: float,
     eps: float,
     rule: LambRule,
     **_: Any,
-) -> Tensor:
-    """As `lamb._single_tensor_lamb` where `lamb.ways` says that it can.
-
-    A wave of tensors is measured chunk by chunk, then moved. In between directions are kept, in at most `ROOM`
-    elements; that of a larger tensor is computed twice.
-    """
-    lists = (params, grads, exp_avgs, exp_avg_sqs)
-    numbers = {"beta1": beta1, "beta2": beta2, "eps": eps}
-    sizes = [param.numel() for param in params]
-    room = torch.empty(min(ROOM, sum(sizes)), dtype=params[0].dtype)
-    ratios = [1.0] * len(params)
-    for wave in _waves(sizes):
-        directions = _parts(room, [sizes[i] for i in wave])
-        norms: dict[int, list[Tensor]] = {}
-        for i, direction in zip(wave, directions, strict=True):
-            step = steps[i] if rule.bias_correction == "moments" else math.inf  # 1 - b^inf: no correction
-            count = torch.tensor(float(step))
-            coupled = {"l1": l1s[i], "l2": l2s[i], "decay": weight_decays[i]}
-            for piece in _pieces([tensors[i] for tensors in lists], direction):
-                _direct(*piece, count, **coupled, **numbers)
-                if keeps[i] != 1.0:
-                    piece[0].mul_(keeps[i])
-                if adapt[i]:
-                    norms.setdefault(i, []).extend(torch._foreach_norm([piece[0], piece[-1]]))
-        for i, ratio in zip(norms, _ratios(list(norms.values()), rule, eps), strict=True):
-            ratios[i] = ratio
-        for i, direction in zip(wave, directions, strict=True):
-            correction1, correction2, lr_factor = rule.corrections(beta1, beta2, steps[i])
-            rate, root = lrs[i] * lr_factor * ratios[i], math.sqrt(correction2)
-            if sizes[i] <= direction.numel():
-                params[i].view(-1).add_(direction, alpha=-rate)
-                continue
-            pieces = list(_pieces([tensors[i] for tensors in lists], direction))
-            for w, _g, m, v, denom in reversed(pieces):  # the last ones are still in the cache
-                torch.sqrt(v, out=denom).add_(eps * root)
-                if weight_decays[i]:
-                    w.mul_(1.0 - rate * weight_decays[i])
-                w.addcdiv_(m, denom, value=-rate * root / correction1)
-    return torch.tensor(ratios, dtype=params[0].dtype)
-
-
-def _waves(sizes: Sequence[int]) -> Iterator[list[int]]:
-    """Indices of tensors in a row that have at most `WAVE` elements together, or of one larger tensor.
-
-    Example:
-        >>> list(_waves([WAVE // 2, WAVE // 2, 1, 3 * WAVE]))
-        [[0, 1], [2], [3]]
-    """
-    wave: list[int] = []
-    total = 0
-    for i, size in enumerate(sizes):
-        if wave and total + size > WAVE:
-            yield wave
-            wave, total = [], 0
-        wave.append(i)
-        total += size
-    yield wave
-
-
-def _parts(room: Tensor, sizes: Sequence[int]) -> list[Tensor]:
-    """The room divided among tensors; all of it for one that is larger."""
-    if sizes[0] > room.numel():
-        return [room]
-    return list(room[: sum(sizes)].split(list(sizes)))
-
-
-def _pieces(tensors: Sequence[Tensor], direction: Tensor) -> Iterator[tuple[Tensor, Tensor, Tensor, Tensor, Tensor]]:
-    """Chunks of a parameter, its gradient and moments, with room for the direction: its own, or the same for each."""
-    rooms = direction.split(CHUNK) if tensors[0].numel() <= direction.numel() else repeat(direction)
-    flat = zip(*(tensor.view(-1).split(CHUNK) for tensor in tensors), strict=True)
-    for (w, g, m, v), room in zip(flat, rooms, strict=False):  # a repeated room has no end
-        yield w, g, m, v, room[: w.numel()]
-
-
-def _direct(
-    w: Tensor,
-    g: Tensor,
-    m: Tensor,
-    v: Tensor,
-    direction: Tensor,
-    count: Tensor,
-    *,
-    l1: float,
-    l2: float,
-    decay: float,
-    **numbers: float,
-) -> None:
-    """Take the moments of a piece one step on and write its direction: Adam's, and decay times w."""
-    if l2:
-        g = g + w * l2
-    if l1:
-        g = g + w.sign() * l1
-    # At the rate -1 AdamW leaves (1 + its decay) times where it began, plus Adam's direction.
-    direction.copy_(w) if decay else direction.zero_()
-    lists = [[direction], [g], [m], [v]]
-    own = decay - 1.0 if decay else 0.0
-    torch._fused_adamw_(*lists, [], [count], lr=-1.0, weight_decay=own, **numbers, amsgrad=False, maximize=False)
-
-
-def _ratios(norms: Sequence[Sequence[Tensor]], rule: LambRule, eps: float) -> list[float]:
-    """Trust ratios of tensors from the norms of their pieces, those of weights and of directions in turns."""
-    if not norms:
-        return []
-    squares = torch.stack([norm for of_one in norms for norm in of_one]).double().square().view(-1, 2)
-    whole = torch.stack([own.sum(0) for own in squares.split([len(of_one) // 2 for of_one in norms])]).sqrt()
-    param_norms, update_norms = whole.to(norms[0][0].dtype).unbind(1)
-    return list(rule.trust_ratios(param_norms, update_norms, eps).tolist())
+) -> float:
+    """A tensor is measured chunk by chunk, then moved; in between its direction is kept where there is room for it."""
+    param, size = tensors[0], tensors[0].numel()
+    length = CHUNK * torch.get_num_threads()
+    pieces = list(zip(*(tensor.split(length) for tensor in tensors), strict=True))
+    kept = size <= room.numel()
+    directions = room[:size].split(length) if kept else [room[: w.numel()] for w, *_rest in pieces]
+    count = torch.tensor(float(steps) if rule.bias_correction == "moments" else math.inf)  # 1 - b^inf: no correction
+    decay, betas = weight_decays - 1.0 if weight_decays else 0.0, {"beta1": beta1, "beta2": beta2, "eps": eps}
+    squares = []
+    for (w, g, m, v), direction in zip(pieces, directions, strict=True):
+        if l2s:
+            g = g + w * l2s
+        if l1s:
+            g = g + w.sign() * l1s
+        # At the rate -1 AdamW leaves (1 + its decay) times where it began, plus Adam's direction.
+        direction.copy_(w) if weight_decays else direction.zero_()
+        _fused(torch._fused_adamw_, [[direction], [g], [m], [v]], count, lr=-1.0, weight_decay=decay, **betas)
+        if keeps != 1.0:
+            w.mul_(keeps)
+        if adapt:  # a dot product is twice as fast as a norm, and in float32 closer to the exact one
+            squares += [torch.dot(w, w), torch.dot(direction, direction)]
+    ratio = 1.0
+    if adapt:
+        param_norm, update_norm = torch.stack(squares).double().view(-1, 2).sum(0).sqrt().to(param.dtype)
+        ratio = rule.trust_ratios(param_norm, update_norm, eps).item()
+    correction1, correction2, lr_factor = rule.corrections(beta1, beta2, steps)
+    rate, root = lrs * lr_factor * ratio, math.sqrt(correction2)
+    if kept:
+        param.add_(room[:size], alpha=-rate)
+        return ratio
+    for (w, _g, m, v), denom in zip(reversed(pieces), reversed(directions), strict=True):  # the last are in the cache
+        torch.sqrt(v, out=denom).add_(eps * root)
+        if weight_decays:
+            w.mul_(1.0 - rate * weight_decays)
+        w.addcdiv_(m, denom, value=-rate * root / correction1)
+    return ratio
