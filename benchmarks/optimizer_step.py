@@ -42,7 +42,7 @@ from optrun.optimizer import (
     Mars,
     ScheduleFreeAdamW,
 )
-from optrun.optimizer.kernels.choice import NAMES, VARIABLE
+from optrun.optimizer.kernels.choice import NAMES, VARIABLE, why_not_compiled
 from optrun.optimizer.kernels.report import kernel_of
 
 LR = 1e-9
@@ -225,6 +225,8 @@ def measure(given: argparse.Namespace) -> str:
     count, elements = len(params), sum(param.numel() for param in params.values())
     head = f"{elements / 1e6:.0f} million float32 weights in {count} tensors; {', '.join(told)}; {given.rounds} rounds."
     columns = [f"{where}: ratio | middle half | extra memory" for where in ("CPU", "GPU")]
+    if why_not_compiled():
+        head += f" Without the compiled kernel: {why_not_compiled()}."
     rows = [f"| a step of | {' | '.join(columns)} |", "| --- | --- | --- | --- | --- | --- | --- |"]
     rows += [f"| {name} | {cpu.get(name, '– | | ')} | {gpu.get(name, absent)} |" for name in {**cpu, **gpu}]
     return "\n".join([head, "", *rows])
@@ -253,7 +255,9 @@ def drift(steps: int) -> str:
     exact = {made: weights(made, torch.float64, "loop") for made in makers}
     rows = [f"| kernel | {' | '.join(made.__name__ for made in makers)} |", "| --- " * (len(makers) + 1) + "|"]
     for name in NAMES[1:]:
-        rows.append(f"| {name} | {' | '.join(cell(made, name) for made in makers)} |")
+        cells_of = [cell(made, name) for made in makers]
+        if set(cells_of) != {"–"}:
+            rows.append(f"| {name} | {' | '.join(cells_of)} |")
     return "\n".join([f"Largest error of a weight after {steps:,} steps, against the loop in float64.", "", *rows])
 
 

@@ -3,8 +3,8 @@
     python benchmarks/sharded_save.py [--mib 256] [--repeats 5] [--ranks 2] [--folder DIR]
 
 Seconds over those of the whole save in the same repeat, medians and the half of the repeats that lies in the middle, on
-a state of the size asked for (weights and two moments, in tensors of a few MiB as transformers have them), on gloo ranks
-of this machine, which share its disk and its cores:
+a state of the size asked for (weights and two moments, in tensors of a few MiB as transformers have them), on gloo
+ranks of this machine, which share its disk and its cores:
 
 whole     one process writes all of it: safetensors with checksums, manifest, fsync, rename
 sharded   each rank writes its shard, all at once; until the rename, as the slowest rank sees it
