@@ -19,6 +19,7 @@ import importlib
 import os
 import re
 import statistics
+import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -115,7 +116,8 @@ def peers(params: dict[str, Parameter]) -> dict[str, Any]:
     ):
         try:
             found[name] = getattr(importlib.import_module(module), name.split()[1])(params.values(), lr=LR, **options)
-        except ImportError:
+        except (ImportError, RuntimeError) as error:  # RuntimeError: a torchvision of another torch, below timm
+            print(f"{name} is not measured: {error}", file=sys.stderr)
             found[name] = None
     return found
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import runpy
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from types import SimpleNamespace
@@ -242,6 +243,8 @@ def test_without_a_compiler_nothing_is_built(tmp_path: Path, monkeypatch: pytest
     for chosen, said in (("no-such-compiler", "no C compiler"), ("false", "false failed: exit code 1")):
         monkeypatch.setenv("CC", chosen)
         assert said in str(build.build(tmp_path))
+    with pytest.raises(SystemExit, match="no compiled kernel: false failed"):
+        runpy.run_module("optrun.optimizer.kernels", run_name="__main__")
     monkeypatch.delenv("CC")
     monkeypatch.setattr(build.shutil, "which", lambda name: None)
     assert "no C compiler" in str(build.build(tmp_path))
