@@ -84,8 +84,7 @@ def lamb(*lists: list[Tensor], small: Callable[..., Tensor], **numbers: Any) -> 
     room = torch.empty(min(ROOM, max(sizes)), dtype=ratios.dtype)
     for i, size in enumerate(sizes):
         if size > SMALL:
-            one = {key: value[0] if isinstance(value, list) else value for key, value in _of([i], numbers).items()}
-            ratios[i] = _lamb_of_one([tensors[i].view(-1) for tensors in lists], room, **one)
+            ratios[i] = _lamb_of_one(i, lists, room, **numbers)
     return ratios
 
 
@@ -115,55 +114,58 @@ def _waves(sizes: Sequence[int]) -> Iterator[list[int]]:
 
 
 def _lamb_of_one(
-    tensors: Sequence[Tensor],
+    i: int,
+    lists: Sequence[list[Tensor]],
     room: Tensor,
     *,
-    steps: int,
-    lrs: float,
-    weight_decays: float,
-    adapt: bool,
-    l1s: float,
-    l2s: float,
-    keeps: float,
+    steps: list[int],
+    lrs: list[float],
+    weight_decays: list[float],
+    adapt: list[bool],
+    l1s: list[float],
+    l2s: list[float],
+    keeps: list[float],
     beta1: float,
     beta2: float,
     eps: float,
     rule: LambRule,
     **_: Any,
 ) -> float:
-    """A tensor is measured chunk by chunk, then moved; in between its direction is kept where there is room for it."""
-    param, size = tensors[0], tensors[0].numel()
-    length = CHUNK * torch.get_num_threads()
-    pieces = list(zip(*(tensor.split(length) for tensor in tensors), strict=True))
+    """Take the step of one tensor: measure its direction chunk by chunk, then move it by what is kept of that.
+
+    Where there is no room to keep it, the direction is computed again. Returns the trust ratio.
+    """
+    param, size, length = lists[0][i].view(-1), lists[0][i].numel(), min(CHUNK * torch.get_num_threads(), ROOM)
+    pieces = list(zip(*(tensors[i].view(-1).split(length) for tensors in lists), strict=True))
     kept = size <= room.numel()
     directions = room[:size].split(length) if kept else [room[: w.numel()] for w, *_rest in pieces]
-    count = torch.tensor(float(steps) if rule.bias_correction == "moments" else math.inf)  # 1 - b^inf: no correction
-    decay, betas = weight_decays - 1.0 if weight_decays else 0.0, {"beta1": beta1, "beta2": beta2, "eps": eps}
+    count = torch.tensor(float(steps[i]) if rule.bias_correction == "moments" else math.inf)  # 1 - b^inf: no correction
+    decay, betas = weight_decays[i] - 1.0 if weight_decays[i] else 0.0, {"beta1": beta1, "beta2": beta2, "eps": eps}
     squares = []
     for (w, g, m, v), direction in zip(pieces, directions, strict=True):
-        if l2s:
-            g = g + w * l2s
-        if l1s:
-            g = g + w.sign() * l1s
+        if l2s[i]:
+            g = g + w * l2s[i]
+        if l1s[i]:
+            g = g + w.sign() * l1s[i]
         # At the rate -1 AdamW leaves (1 + its decay) times where it began, plus Adam's direction.
-        direction.copy_(w) if weight_decays else direction.zero_()
+        direction.copy_(w) if weight_decays[i] else direction.zero_()
         _fused(torch._fused_adamw_, [[direction], [g], [m], [v]], count, lr=-1.0, weight_decay=decay, **betas)
-        if keeps != 1.0:
-            w.mul_(keeps)
-        if adapt:  # a dot product is twice as fast as a norm, and in float32 closer to the exact one
+        if keeps[i] != 1.0:
+            w.mul_(keeps[i])
+        if adapt[i]:  # a dot product is twice as fast as a norm, and in float32 closer to the exact one
             squares += [torch.dot(w, w), torch.dot(direction, direction)]
     ratio = 1.0
-    if adapt:
+    if adapt[i]:
         param_norm, update_norm = torch.stack(squares).double().view(-1, 2).sum(0).sqrt().to(param.dtype)
         ratio = rule.trust_ratios(param_norm, update_norm, eps).item()
-    correction1, correction2, lr_factor = rule.corrections(beta1, beta2, steps)
-    rate, root = lrs * lr_factor * ratio, math.sqrt(correction2)
+    correction1, correction2, lr_factor = rule.corrections(beta1, beta2, steps[i])
+    rate, root = lrs[i] * lr_factor * ratio, math.sqrt(correction2)
     if kept:
         param.add_(room[:size], alpha=-rate)
         return ratio
     for (w, _g, m, v), denom in zip(reversed(pieces), reversed(directions), strict=True):  # the last are in the cache
         torch.sqrt(v, out=denom).add_(eps * root)
-        if weight_decays:
-            w.mul_(1.0 - rate * weight_decays)
+        if weight_decays[i]:
+            w.mul_(1.0 - rate * weight_decays[i])
         w.addcdiv_(m, denom, value=-rate * root / correction1)
     return ratio

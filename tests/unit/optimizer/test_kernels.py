@@ -98,12 +98,14 @@ def test_every_kernel_is_the_loop(case: Case, options: Mapping[str, Any], use: K
                 torch.testing.assert_close(value, truth[name], rtol=tolerance, atol=tolerance, msg=told)
 
 
-@pytest.mark.parametrize("room", [2**10, 2**16], ids=["computed twice", "kept"])
+@pytest.mark.parametrize(
+    ("chunk", "room"), [(2**10, 2**10), (2**20, 2**10), (2**10, 2**16)], ids=["computed twice", "no room", "kept"]
+)
 @pytest.mark.parametrize("options", [{}, {"weight_decay_mode": "decoupled", "bias_correction": "lr", "l1": 0.1}])
 def test_fused_lamb_in_small_pieces_is_the_loop(
-    options: Mapping[str, Any], room: int, use: Kernel, monkeypatch: pytest.MonkeyPatch
+    options: Mapping[str, Any], chunk: int, room: int, use: Kernel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for name, value in (("CHUNK", 2**10), ("SMALL", 10), ("ROOM", room)):
+    for name, value in (("CHUNK", chunk), ("SMALL", 10), ("ROOM", room)):
         monkeypatch.setattr(fused, name, value)
     case = next(case for case in CASES if case.name == "lamb")
     options = {**case.good[0], **options}
