@@ -44,7 +44,7 @@ def machine() -> str:
 
 
 def table(words: str) -> str | None:
-    """What a part prints, as it comes; None where it failed."""
+    """Print what a part prints, as it comes, and return the table it ends with; None where it failed."""
     print(f"\n## {words}\n", flush=True)
     env = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))}
     command = [sys.executable, "-u", *shlex.split(f"benchmarks/{words}")]
@@ -54,7 +54,22 @@ def table(words: str) -> str | None:
         for line in process.stdout:
             print(line, end="", flush=True)
             lines.append(line)
-    return "".join(lines).strip() if process.returncode == 0 else None
+    return last_table(lines) if process.returncode == 0 else None
+
+
+def last_table(lines: list[str]) -> str:
+    """The table that ends what a part printed, with the line that stands over it, a blank one between.
+
+    Example:
+        >>> last_table(["step 1", "", "Two rounds.", "", "| a |", "| --- |", ""])
+        'Two rounds.\n\n| a |\n| --- |'
+    """
+    stripped = "\n".join(line.rstrip() for line in lines).rstrip().split("\n")
+    begin = len(stripped)
+    while begin and stripped[begin - 1].startswith("|"):
+        begin -= 1
+    headed = begin > 1 and not stripped[begin - 1] and stripped[begin - 2]
+    return "\n".join(stripped[begin - 2 if headed else begin :])
 
 
 def write(name: str, text: str) -> None:
