@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import runpy
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -139,6 +140,26 @@ def test_rounding_drifts_no_further_than_the_loops(name: str, use: Kernel) -> No
     for kernel in KERNELS:
         use(kernel)
         assert (weights(torch.float32) - exact).abs().max().item() < 1.5 * loop, kernel
+
+
+@pytest.mark.parametrize("name", ["lamb", "adamax", "adamwdl", "lazy_adam", "mars"])
+@pytest.mark.parametrize("bad", [[1e25], [math.nan], [math.inf, -math.inf], [1e-30]], ids=str)
+def test_numbers_that_overflow_do_as_in_the_loop(name: str, bad: list[float], use: Kernel) -> None:
+    """The square of 1e25 is infinite in float32: such an entry stands still, and gets no NaN."""
+    case = next(case for case in CASES if case.name == name)
+    found = []
+    for kernel in ("loop", *KERNELS):
+        use(kernel)
+        weight = torch.nn.Parameter(torch.linspace(-1, 1, 64).view(2, 32))
+        optimizer = case.build([("w", weight)])
+        for step in range(3):
+            weight.grad = torch.cos(torch.arange(64.0) + step).view(2, 32)
+            if step == 1:
+                weight.grad[0, : len(bad)] = torch.tensor(bad)
+            optimizer.step()
+        found.append(weight.detach())
+    for weight in found[1:]:
+        torch.testing.assert_close(weight, found[0], rtol=2e-6, atol=2e-6, equal_nan=True)
 
 
 @pytest.mark.skipif("compiled" not in KERNELS, reason="there is no C compiler")
