@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, ClassVar
 
 import torch
@@ -15,6 +15,9 @@ from optrun.optimizer.base import NamedOptimizer, Numeric, Params
 from optrun.optimizer.batches import Batch, gather
 from optrun.optimizer.kernels.choice import pick
 from optrun.optimizer.numerics import Sharding, norms
+
+WAVE = 2**20
+"""Elements of which corrected gradients, which are new tensors, are made before Adam's step takes them."""
 
 
 class Mars(NamedOptimizer):
@@ -122,11 +125,24 @@ class Mars(NamedOptimizer):
         for batch in gather(self, slots=self.STATE, shared=shared, per_tensor=self._numbers):
             corrected = batch.numbers.pop("corrected")
             for flag in (True, False):
-                indices = [i for i, own in enumerate(corrected) if own == flag]
-                if indices:
-                    _step_some(batch, indices, corrected=flag)
+                for wave in _waves(batch, [i for i, own in enumerate(corrected) if own == flag]):
+                    _step_some(batch, wave, corrected=flag)
             batch.done()
         return loss
+
+
+def _waves(batch: Batch, indices: Sequence[int]) -> Iterator[Sequence[int]]:
+    """Tensors of a batch whose corrected gradients are there at once: all with foreach, few without."""
+    wave: list[int] = []
+    total = 0
+    for i in indices:
+        wave.append(i)
+        total += batch.params[i].numel()
+        if total >= WAVE and not batch.foreach:
+            yield wave
+            wave, total = [], 0
+    if wave:
+        yield wave
 
 
 def _step_some(batch: Batch, indices: Sequence[int], *, corrected: bool) -> None:
@@ -185,11 +201,9 @@ def corrected_grads(
     if not foreach:
         found = []
         for grad, last_grad, sharding, strength in zip(grads, last_grads, shardings, strengths, strict=True):
-            corrected = (grad - last_grad).mul_(strength).add_(grad)
+            corrected = last_grad.lerp(grad, 1 + strength)
             found.append(corrected.div_(norms([corrected], [sharding])[0].clamp(min=1.0)))
         return found
-    found = list(torch._foreach_sub(grads, last_grads))
-    torch._foreach_mul_(found, strengths)
-    torch._foreach_add_(found, grads)
+    found = list(torch._foreach_lerp(last_grads, grads, [1 + strength for strength in strengths]))
     torch._foreach_div_(found, list(norms(found, shardings, foreach=True).clamp(min=1.0).unbind()))
     return found

@@ -120,6 +120,14 @@ def test_fused_lamb_in_small_pieces_is_the_loop(
             assert torch.equal(value, found[2][name]), name
 
 
+def test_mars_a_tensor_at_a_time_is_all_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    case = next(case for case in CASES if case.name == "mars")
+    once = ends(case, {"optimize_1d": True}, torch.float32)
+    monkeypatch.setattr("optrun.optimizer.mars.WAVE", 1)
+    for name, value in ends(case, {"optimize_1d": True}, torch.float32).items():
+        assert torch.equal(value, once[name]), name
+
+
 @pytest.mark.parametrize("name", ["lamb", "adamax", "adamwdl", "lazy_adam"])
 def test_rounding_drifts_no_further_than_the_loops(name: str, use: Kernel) -> None:
     case = next(case for case in CASES if case.name == name)
