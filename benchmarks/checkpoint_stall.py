@@ -2,19 +2,22 @@
 
     python benchmarks/checkpoint_stall.py [--mib 256] [--repeats 7] [--folder DIR] [--device cpu] [--checksum xxh3]
 
-Three figures, medians over the repeats, on a state of the size asked for (weights and two moments, in tensors of a few
-MiB as transformers have them):
+On a state of the size asked for (weights and two moments, in tensors of a few MiB as transformers have them), each
+repeat one after another:
 
 stall       what `CheckpointManager.save` takes from the training thread
-pure copy   `copy_` of the same tensors into memory that is there already: the least a save beside training can cost
+copy        `copy_` of the same tensors into memory that is there already: the least a save beside training can cost
 save        the thread beside training: safetensors with two checksums for every byte, manifest, fsync, rename
 plain       one file with the same bytes: `write` in pieces of 4 MiB, `fsync`
+torch.save, safetensors   a file each, and `fsync`; neither checksum nor manifest, and training waits
+
+The table has seconds over those of the copy or of the plain write in the same repeat: medians, and the half of the
+repeats that lies in the middle.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import shutil
 import statistics
@@ -26,6 +29,8 @@ from types import SimpleNamespace
 from typing import Any
 
 import torch
+from ratios import cells, over
+from safetensors.torch import save_file
 
 from optrun.artifacts.checkpoint import Snapshot, make_checkpoints_dir
 from optrun.artifacts.metadata import CheckpointMetadata
@@ -60,37 +65,16 @@ def plain_write(place: Path, tensors: dict[str, torch.Tensor]) -> None:
         os.fsync(file.fileno())
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--mib", type=int, default=256)
-    parser.add_argument("--repeats", type=int, default=7)
-    parser.add_argument("--folder", default=None)
-    parser.add_argument("--device", default="cpu")
-    parser.add_argument("--checksum", choices=[kind.value for kind in Checksum], default="xxh3")
-    given = parser.parse_args()
-    device = torch.device(given.device)
-    count = max(1, given.mib // 12)
-    weights = {f"layer.{i}.weight": torch.randn(SIDE, SIDE, device=device) for i in range(count)}
-    moments = {f"{n}/{k}": torch.randn_like(w) for n, w in weights.items() for k in ("exp_avg", "exp_avg_sq")}
-    everything = {**weights, **moments}
-    size = sum(tensor.numel() * tensor.element_size() for tensor in everything.values())
-    folder = Path(tempfile.mkdtemp(prefix="optrun-stall-", dir=given.folder))
-    run = RunDir(folder / "run")
-    run.path.mkdir()
-    make_checkpoints_dir(run)
-    state = TrainState()
-    copy_weights, copy_moments = Copier(), Copier()
+def synced(place: Path, save: Callable[[Path], object]) -> None:
+    """Save one file and flush it to the disk."""
+    save(place)
+    with place.open("rb") as file:
+        os.fsync(file.fileno())
 
-    def snapshot(_: RandomStates | None) -> Snapshot:
-        step = state.global_step
-        return Snapshot(
-            step,
-            copy_weights(weights),
-            copy_moments(moments),
-            CheckpointMetadata(global_step=step, train=state.to_dict()),
-            finite=list(weights),
-        )
 
+def manager(
+    run: RunDir, state: TrainState, device: torch.device, checksum: str, snapshot: Callable[[Any], Snapshot]
+) -> CheckpointManager:
     config = CheckpointConfig(
         name="default",
         enabled=True,
@@ -101,7 +85,7 @@ def main() -> None:
         mode=None,
         on_storage_error=OnStorageError.stop,
         on_other_optimizer=OnOtherOptimizer.refuse,
-        checksum=Checksum(given.checksum),
+        checksum=Checksum(checksum),
         allow_nonfinite=False,
     )
     setup: Any = SimpleNamespace(
@@ -110,7 +94,7 @@ def main() -> None:
         train_step=SimpleNamespace(device=device),
         config=SimpleNamespace(on_nonfinite=None),
     )
-    saving = CheckpointManager(
+    return CheckpointManager(
         manifest=RunManifest(run),
         config=config,
         setup=setup,
@@ -119,36 +103,72 @@ def main() -> None:
         note=print,
         clock=time.perf_counter,
     )
-    own = Copier()
-    own(everything)
-    figures = SimpleNamespace(stall=[], copy=[], save=[], plain=[])
+
+
+def measure(given: argparse.Namespace, checksum: str, folder: Path) -> tuple[float, dict[str, list[float]]]:
+    """MiB of the state, and seconds of each repeat by what they were spent on."""
+    device = torch.device(given.device)
+    count = max(1, given.mib // 12)
+    weights = {f"layer.{i}.weight": torch.randn(SIDE, SIDE, device=device) for i in range(count)}
+    moments = {f"{n}/{k}": torch.randn_like(w) for n, w in weights.items() for k in ("exp_avg", "exp_avg_sq")}
+    everything = {**weights, **moments}
+    run = RunDir(folder / f"run-{checksum}")
+    run.path.mkdir()
+    make_checkpoints_dir(run)
+    copy_weights, copy_moments, own = Copier(), Copier(), Copier()
+    held, state, place = own(everything), TrainState(), folder / "file"
+    files = {
+        "plain": lambda: plain_write(place, held),
+        "torch.save": lambda: synced(place, lambda path: torch.save(held, path)),
+        "safetensors": lambda: synced(place, lambda path: save_file(held, path)),
+    }
+
+    def snapshot(_: RandomStates | None) -> Snapshot:
+        metadata = CheckpointMetadata(global_step=state.global_step, train=state.to_dict())
+        return Snapshot(state.global_step, copy_weights(weights), copy_moments(moments), metadata, finite=list(weights))
+
+    saving = manager(run, state, device, checksum, snapshot)
+    seconds: dict[str, list[float]] = {}
     for repeat in range(given.repeats + 1):
         state.global_step = repeat + 1
-        stall = measured(saving.save, device)
+        spent = {"stall": measured(saving.save, device)}
         saving.wait()
-        copied = measured(lambda: own(everything), device)
-        plain = measured(lambda: plain_write(folder / "plain", own(everything)), device) - copied
-        (folder / "plain").unlink()
+        spent["save"] = saving.metrics()["perf/checkpoint_write_seconds"]
+        spent["copy"] = measured(lambda: own(everything), device)
+        for name, save in files.items():
+            spent[name] = measured(save, device)
+            place.unlink()
         if repeat:  # the first one makes the memory
-            figures.stall.append(stall)
-            figures.copy.append(copied)
-            figures.save.append(saving.metrics()["perf/checkpoint_write_seconds"])
-            figures.plain.append(plain)
+            for name, value in spent.items():
+                seconds.setdefault(name, []).append(value)
+    return sum(tensor.numel() * tensor.element_size() for tensor in everything.values()) / 2**20, seconds
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--mib", type=int, default=256)
+    parser.add_argument("--repeats", type=int, default=7)
+    parser.add_argument("--folder", default=None)
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--checksum", choices=[kind.value for kind in Checksum], help="one of them alone")
+    given = parser.parse_args()
+    folder = Path(tempfile.mkdtemp(prefix="optrun-stall-", dir=given.folder))
+    rows = ["| | over | ratio of seconds | middle half |", "| --- | --- | --- | --- |"]
+    for checksum in [given.checksum] if given.checksum else [kind.value for kind in Checksum]:
+        size, seconds = measure(given, checksum, folder)
+        named = {"stall": f"stall, {checksum}", "save": f"save, {checksum}"}
+        for name in ("stall", "save", "torch.save", "safetensors"):
+            base = "copy" if name == "stall" else "plain"
+            row = f"| {named.get(name, name)} | {base} | {cells(over(seconds[name], seconds[base]))} |"
+            if name in named or not any(line.startswith(f"| {name} ") for line in rows):
+                rows.append(row)
     shutil.rmtree(folder)
-    median = {name: statistics.median(values) for name, values in vars(figures).items()}
-    result = {
-        "state_mib": round(size / 2**20, 1),
-        "device": str(device),
-        "checksum": given.checksum,
-        "repeats": given.repeats,
-        "stall_seconds": round(median["stall"], 5),
-        "pure_copy_seconds": round(median["copy"], 5),
-        "stall_over_copy": round(median["stall"] / median["copy"], 3),
-        "save_mib_per_second": round(size / 2**20 / median["save"], 1),
-        "plain_fsynced_write_mib_per_second": round(size / 2**20 / median["plain"], 1),
-        "save_over_plain_throughput": round(median["plain"] / median["save"], 3),
-    }
-    print(json.dumps(result, indent=2))
+    copied, plain = (size / statistics.median(seconds[name]) for name in ("copy", "plain"))
+    print(
+        f"A state of {size:.0f} MiB on {given.device}; a copy makes {copied:.0f} MiB/s, a plain flushed write "
+        f"{plain:.0f} MiB/s; {given.repeats} repeats.\n"
+    )
+    print("\n".join(rows))
 
 
 if __name__ == "__main__":

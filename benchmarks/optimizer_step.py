@@ -1,13 +1,14 @@
-"""What a step of each optimizer costs on a CPU, beside torch's fused AdamW and other packages, in one run.
+"""What a step of each optimizer costs, beside torch's fused AdamW and other packages, in one run.
 
-    python benchmarks/optimizer_step.py [--threads 2] [--rounds 15] [--layers 12] [--vocabulary 30522] [--only REGEX]
-                                        [--write]
+    python benchmarks/optimizer_step.py [--threads N] [--rounds 9] [--layers 12] [--vocabulary 30522] [--only REGEX]
+    python benchmarks/optimizer_step.py --drift 10000
 
-Weights and gradients have the shapes of BERT-base, in one group unless it says otherwise. Contenders take turns: in
-each round every one takes a step, and its time is divided by that of fused AdamW in the same round. The table has the
-median of these ratios, the half of the rounds that lies in the middle, and the memory a step takes at its peak.
-`--write` puts it into docs/performance.md. `--drift 10000` measures rounding instead: how far float32 weights are from
-those of the float64 loop after so many steps.
+Weights and gradients have the shapes of BERT-base, in one group unless it says otherwise; on the CPU, and on a GPU
+where there is one. Contenders take turns: in each round every one takes a step right after one of fused AdamW, over
+whose time its own is divided. The table has the median of these ratios, the half of the rounds that lies in the middle,
+and the memory that a step takes at its peak besides what was there before. All contenders work on the same two moments,
+so that the whole of BERT-base takes 4 GB. `--drift` measures rounding instead: how far float32 weights are from those
+of the float64 loop after so many steps.
 """
 
 from __future__ import annotations
@@ -18,28 +19,41 @@ import importlib
 import os
 import re
 import statistics
+import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import torch
+from ratios import cells
 from torch import Tensor
 from torch.nn import Parameter
 
-from optrun.artifacts.provenance import hardware, versions
-from optrun.optimizer import Adamax, AdamW, AdamWDL, Lamb, LazyAdam
-from optrun.optimizer.kernels.choice import VARIABLE, why_not_compiled
+from optrun.errors import ConfigError
+from optrun.optimizer import (
+    Adamax,
+    AdamW,
+    AdamWDL,
+    AdEMAMix,
+    Lamb,
+    LazyAdam,
+    Lion,
+    Mars,
+    ScheduleFreeAdamW,
+)
+from optrun.optimizer.kernels import fused
+from optrun.optimizer.kernels.choice import NAMES, VARIABLE, why_not_compiled
+from optrun.optimizer.kernels.report import kernel_of
 
-PAGE = Path(__file__).resolve().parents[1] / "docs" / "performance.md"
-BEGIN, END = "<!-- step: begin -->", "<!-- step: end -->"
 LR = 1e-9
 """So small that the weights, which all contenders share, stay what they are."""
 REFERENCE = "torch AdamW, fused"
+Step = Callable[[], object]
 
 
-def bert(layers: int, vocabulary: int) -> dict[str, Parameter]:
+def bert(layers: int, vocabulary: int, device: str) -> dict[str, Parameter]:
     shapes = {"word": (vocabulary, 768), "position": (512, 768), "type": (2, 768), "norm.w": (768,), "norm.b": (768,)}
     for layer in range(layers):
         for name in ("query", "key", "value", "output"):
@@ -50,19 +64,33 @@ def bert(layers: int, vocabulary: int) -> dict[str, Parameter]:
     generator = torch.Generator().manual_seed(0)
     params = {}
     for name, shape in shapes.items():
-        params[name] = Parameter(0.02 * torch.randn(shape, generator=generator))
-        params[name].grad = 1e-3 * torch.randn(shape, generator=generator)
+        params[name] = Parameter((0.02 * torch.randn(shape, generator=generator)).to(device))
+        params[name].grad = (1e-3 * torch.randn(shape, generator=generator)).to(device)
     return params
 
 
 @contextmanager
 def kernel(name: str) -> Iterator[None]:
     os.environ[VARIABLE] = name
-    yield
-    del os.environ[VARIABLE]
+    try:
+        yield
+    finally:
+        del os.environ[VARIABLE]
 
 
-def by(name: str, optimizer: torch.optim.Optimizer) -> Callable[[], object]:
+def kernels(optimizer: torch.optim.Optimizer, device: str) -> Iterable[str]:
+    """Those that step an optimizer on a device, the default one first."""
+    found = dict.fromkeys([kernel_of(optimizer, device)])
+    for name in NAMES:
+        try:
+            with kernel(name):
+                found.setdefault(kernel_of(optimizer, device))
+        except ConfigError:  # it is not there
+            continue
+    return found
+
+
+def by(name: str, optimizer: torch.optim.Optimizer) -> Step:
     def step() -> None:
         with kernel(name):
             optimizer.step()
@@ -70,17 +98,34 @@ def by(name: str, optimizer: torch.optim.Optimizer) -> Callable[[], object]:
     return step
 
 
-def peer(module: str, name: str, params: dict[str, Parameter], **options: Any) -> Callable[[], object] | None:
-    """A step of another package's class; None where it is not installed."""
-    try:
-        made = getattr(importlib.import_module(module), name)(params.values(), lr=LR, **options)
-    except ImportError:
-        return None
-    return lambda: made.step()  # some wrap their step
+def share(optimizer: torch.optim.Optimizer, moments: dict[tuple[Tensor, str], Tensor]) -> None:
+    """Take a first step, and put the moments that all optimizers work on into the state that it makes."""
+    optimizer.step()
+    for param, state in optimizer.state.items():
+        for key, moment in (("exp_avg", "first"), ("exp_avg_sq", "second"), ("exp_inf", "second")):
+            if key in state:
+                state[key] = moments.setdefault((param, moment), state[key])
 
 
-def contenders(params: dict[str, Parameter]) -> dict[str, Callable[[], object] | None]:
+def peers(params: dict[str, Parameter]) -> dict[str, Any]:
+    """Other packages' classes by name; None where one is not installed."""
+    found: dict[str, Any] = {}
+    for name, module, options in (
+        ("torch Adamax", "torch.optim", {}),
+        ("timm Lamb", "timm.optim", {"max_grad_norm": None}),
+        ("pytorch_optimizer Lamb", "pytorch_optimizer", {}),
+    ):
+        try:
+            found[name] = getattr(importlib.import_module(module), name.split()[1])(params.values(), lr=LR, **options)
+        except (ImportError, RuntimeError) as error:  # RuntimeError: a torchvision of another torch, below timm
+            print(f"{name} is not measured: {error}", file=sys.stderr)
+            found[name] = None
+    return found
+
+
+def contenders(params: dict[str, Parameter], device: str) -> dict[str, Step | None]:
     copies = [torch.empty_like(param) for param in params.values()]
+    moments: dict[tuple[Tensor, str], Tensor] = {}
 
     def copy() -> None:
         with torch.no_grad():
@@ -89,27 +134,33 @@ def contenders(params: dict[str, Parameter]) -> dict[str, Callable[[], object] |
 
     listed = list(params.items())
     groups = [{"params": listed[i::28], "lr_scale": 0.9**i} for i in range(min(28, len(listed)))]
-    found: dict[str, Callable[[], object] | None] = {
-        REFERENCE: torch.optim.AdamW(params.values(), lr=LR, fused=True).step,
-        "a copy of the weights": copy,
-        "optrun AdamW": AdamW(listed, lr=LR).step,
-    }
-    there = ["loop", "fused"] + ([] if why_not_compiled() else ["compiled"])
-    for made in (AdamWDL, LazyAdam, Adamax, Lamb):
+    reference = torch.optim.AdamW(params.values(), lr=LR, fused=True)
+    share(reference, moments)
+    found: dict[str, Step | None] = {REFERENCE: reference.step, "a copy of the weights": copy}
+    for made in (AdamW, AdamWDL, LazyAdam, Adamax, Lamb, Lion, ScheduleFreeAdamW, AdEMAMix, Mars):
         optimizer = made(listed, lr=LR)
-        for name in there:
-            if (made, name) != (Adamax, "fused"):
-                found[f"optrun {made.__name__}, {name}"] = by(name, optimizer)
-    found["optrun Lamb, 28 groups"] = by("auto", Lamb(groups, lr=LR))
-    found["optrun Lamb, foreach"] = by("foreach", optimizer)
-    found["torch Adamax"] = peer("torch.optim", "Adamax", params)
-    found["timm Lamb"] = peer("timm.optim", "Lamb", params, max_grad_norm=None)
-    found["pytorch_optimizer Lamb"] = peer("pytorch_optimizer", "Lamb", params)
+        share(optimizer, moments)
+        own = kernels(optimizer, device)
+        found |= {f"optrun {made.__name__}, {name}" if name != "torch" else f"optrun {made.__name__}":
+                  by(name if name != "torch" else "auto", optimizer) for name in own}  # fmt: skip
+    grouped = Lamb(groups, lr=LR)
+    share(grouped, moments)
+    found["optrun Lamb, 28 groups"] = by("auto", grouped)
+    for name, optimizer in peers(params).items():
+        if optimizer is not None:
+            share(optimizer, moments)
+        found[name] = optimizer and (lambda optimizer=optimizer: optimizer.step())  # some wrap their step
     return found
 
 
-def peak_memory(step: Callable[[], object]) -> int | None:
+def peak_memory(step: Step, device: str) -> int | None:
     """Bytes a step takes besides what is there before it; None where the system does not tell (Linux does)."""
+    if device == "cuda":
+        step()
+        torch.cuda.reset_peak_memory_stats()
+        before = torch.cuda.memory_allocated()
+        step()
+        return torch.cuda.max_memory_allocated() - before
 
     def told(key: str) -> int:
         lines = Path("/proc/self/status").read_text(encoding="utf-8").splitlines()
@@ -128,78 +179,104 @@ def peak_memory(step: Callable[[], object]) -> int | None:
         return None
 
 
-def measure(given: argparse.Namespace) -> str:
-    params = bert(given.layers, given.vocabulary)
-    steps = {k: v for k, v in contenders(params).items() if k == REFERENCE or re.search(given.only, k)}
-    seconds: dict[str, list[float]] = {name: [] for name, step in steps.items() if step is not None}
+def seconds(step: Step, device: str) -> float:
+    if device == "cuda":
+        torch.cuda.synchronize()
+    begun = time.perf_counter()
+    step()
+    if device == "cuda":
+        torch.cuda.synchronize()
+    return time.perf_counter() - begun
+
+
+def measured(given: argparse.Namespace, device: str) -> tuple[float, dict[str, str]]:
+    """Seconds of the reference, and the cells of each contender on one device."""
+    steps = contenders(bert(given.layers, given.vocabulary, device), device)
+    reference = steps[REFERENCE]
+    assert reference is not None
+    found: dict[str, list[float]] = {name: [] for name in steps if re.search(given.only, name)}
+    bases = []
     for turn in range(given.rounds + 1):
-        for name in seconds:
+        for name, ratios in found.items():
             step = steps[name]
-            assert step is not None
-            begun = time.perf_counter()
-            step()
-            if turn:  # the first makes the state
-                seconds[name].append(time.perf_counter() - begun)
-    rows = ["| a step of | CPU: ratio | middle half | extra memory | GPU |", "| --- | --- | --- | --- | --- |"]
-    for name, step in steps.items():
+            if step is None:
+                continue
+            base, own = seconds(reference, device), seconds(step, device)
+            if turn:  # the first makes caches
+                bases.append(base)
+                ratios.append(own / base)
+    rows = {}
+    for name, ratios in found.items():
+        step = steps[name]
         if step is None:
-            rows.append(f"| {name} | not installed | | | |")
-            continue
-        ratios = sorted(own / base for own, base in zip(seconds[name], seconds[REFERENCE], strict=True))
-        quarter = len(ratios) // 4
-        spread = f"{ratios[quarter]:.2f} to {ratios[-1 - quarter]:.2f}"
-        extra = peak_memory(step)
-        memory = "not known" if extra is None else f"{extra / 1e6:.0f} MB"
-        rows.append(f"| {name} | {statistics.median(ratios):.2f} | {spread} | {memory} | not measured |")
-    here, used = hardware("cpu", given.threads), versions()
-    elements = sum(param.numel() for param in params.values())
-    base = statistics.median(seconds[REFERENCE])
-    told = (
-        f"{here['processor']}, {here['cores']} cores, {given.threads} threads; torch {used['torch']}; "
-        f"BERT of {given.layers} layers and {given.vocabulary:,} words: {elements / 1e6:.0f} million float32 weights "
-        f"in {len(params)} tensors; {given.rounds} rounds, 1.00 is {base * 1e3:.0f} ms."
-    )
-    return "\n".join([told, "", *rows])
+            rows[name] = "not installed | | "
+        else:
+            extra = peak_memory(step, device)
+            rows[name] = f"{cells(ratios)} | {'not known' if extra is None else f'{extra / 1e6:.0f} MB'}"
+    return statistics.median(bases), rows
+
+
+def measure(given: argparse.Namespace) -> str:
+    base, cpu = measured(given, "cpu")
+    told = [f"1.00 is {base * 1e3:.1f} ms on {given.threads} CPU threads"]
+    gpu: dict[str, str] = {}
+    if torch.cuda.is_available():
+        base, gpu = measured(given, "cuda")
+        told.append(f"{base * 1e3:.2f} ms on the GPU")
+    absent = "– | | " if gpu else "not measured | | "
+    params = bert(given.layers, given.vocabulary, "meta")
+    count, elements = len(params), sum(param.numel() for param in params.values())
+    head = f"{elements / 1e6:.0f} million float32 weights in {count} tensors; {', '.join(told)}; {given.rounds} rounds."
+    columns = [f"{where}: ratio | middle half | extra memory" for where in ("CPU", "GPU")]
+    if why_not_compiled():
+        head += f" Without the compiled kernel: {why_not_compiled()}."
+    rows = [f"| a step of | {' | '.join(columns)} |", "| --- | --- | --- | --- | --- | --- | --- |"]
+    rows += [f"| {name} | {cpu.get(name, '– | | ')} | {gpu.get(name, absent)} |" for name in {**cpu, **gpu}]
+    return "\n".join([head, "", *rows])
 
 
 def drift(steps: int) -> str:
-    """Largest error of a weight against the float64 loop, relative to how far the weights went."""
-    rows = ["| kernel | lamb | adamax | adamwdl | lazy_adam |", "| --- | --- | --- | --- | --- |"]
+    """Largest error of a weight against the float64 loop."""
 
-    def weights(made: Any, dtype: torch.dtype, name: str) -> Tensor:
+    def weights(made: Any, dtype: torch.dtype, name: str) -> Tensor | None:
         generator = torch.Generator().manual_seed(0)
         param = Parameter(torch.randn(256, generator=generator).to(dtype))
         optimizer = made([param], lr=1e-3)
+        if name not in kernels(optimizer, "cpu"):
+            return None
         with kernel(name):
             for _ in range(steps):
                 param.grad = (torch.randn(256, generator=generator) + param.detach().float()).to(dtype)
                 optimizer.step()
         return param.detach().double()
 
-    makers = (Lamb, Adamax, AdamWDL, LazyAdam)
-    exact = [weights(made, torch.float64, "loop") for made in makers]
-    for name in ("loop", "foreach", "fused") + (() if why_not_compiled() else ("compiled",)):
-        errors = [weights(made, torch.float32, name) - truth for made, truth in zip(makers, exact, strict=True)]
-        rows.append(f"| {name} | " + " | ".join(f"{error.abs().max().item():.1e}" for error in errors) + " |")
-    return "\n".join([f"Largest error of a weight after {steps:,} steps, against the loop in float64:", "", *rows])
+    def cell(made: Any, name: str) -> str:
+        found = weights(made, torch.float32, name)
+        return "–" if found is None else f"{(found - exact[made]).abs().max().item():.1e}"
+
+    fused.SMALL = 0  # LAMB's own way, not that of tensors as small as these
+    makers = (Lamb, Adamax, AdamWDL, LazyAdam, Mars)
+    exact = {made: weights(made, torch.float64, "loop") for made in makers}
+    rows = [f"| kernel | {' | '.join(made.__name__ for made in makers)} |", "| --- " * (len(makers) + 1) + "|"]
+    for name in NAMES[1:]:
+        cells_of = [cell(made, name) for made in makers]
+        if set(cells_of) != {"–"}:
+            rows.append(f"| {name} | {' | '.join(cells_of)} |")
+    return "\n".join([f"Largest error of a weight after {steps:,} steps, against the loop in float64.", "", *rows])
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--rounds", type=int, default=15)
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    parser.add_argument("--threads", type=int, default=cores)
+    parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--layers", type=int, default=12)
     parser.add_argument("--vocabulary", type=int, default=30522)
     parser.add_argument("--only", default="", help="contenders whose name has this in it")
-    parser.add_argument("--write", action="store_true")
-    parser.add_argument("--drift", type=int, default=0)
+    parser.add_argument("--drift", type=int, default=0, metavar="STEPS")
     given = parser.parse_args()
-    torch.set_num_threads(given.threads)
-    table = drift(given.drift) if given.drift else measure(given)
-    print(table)
-    if given.write and not given.drift:
-        before, rest = PAGE.read_text(encoding="utf-8").split(BEGIN)
-        PAGE.write_text(f"{before}{BEGIN}\n{table}\n{END}{rest.split(END)[1]}", encoding="utf-8")
+    torch.set_num_threads(1 if given.drift else given.threads)
+    print(drift(given.drift) if given.drift else measure(given))
 
 
 if __name__ == "__main__":

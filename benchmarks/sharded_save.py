@@ -2,8 +2,9 @@
 
     python benchmarks/sharded_save.py [--mib 256] [--repeats 5] [--ranks 2] [--folder DIR]
 
-Medians over the repeats, in turns, on a state of the size asked for (weights and two moments, in tensors of a few MiB
-as transformers have them), on gloo ranks of this machine, which share its disk and its cores:
+Seconds over those of the whole save in the same repeat, medians and the half of the repeats that lies in the middle, on
+a state of the size asked for (weights and two moments, in tensors of a few MiB as transformers have them), on gloo
+ranks of this machine, which share its disk and its cores:
 
 whole     one process writes all of it: safetensors with checksums, manifest, fsync, rename
 sharded   each rank writes its shard, all at once; until the rename, as the slowest rank sees it
@@ -16,7 +17,6 @@ read      the whole form and the shards, verified and read: in one process, and 
 from __future__ import annotations
 
 import argparse
-import json
 import shutil
 import statistics
 import tempfile
@@ -29,6 +29,7 @@ import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 import torch.multiprocessing as mp
+from ratios import cells, over
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Shard
 
@@ -91,9 +92,9 @@ def rank_main(rank: int, folder: str, ranks: int, mib: int, repeats: int) -> Non
             "whole": alone(rank, lambda: save_checkpoint(run, snapshot(step, whole_weights, whole_moments))),
             "sharded": measured(lambda: save_checkpoint(run, snapshot(step + 1, weights, moments), saving=saving)),
             "torch": measured(lambda: dcp.save({**weights, **moments}, storage_writer=writer, process_group=saving)),
-            "read_whole": alone(rank, lambda: load_checkpoint(whole)),
-            "read_sharded_by_one": alone(rank, lambda: load_checkpoint(sharded)),
-            "read_sharded_by_ranks": measured(lambda: load_checkpoint(sharded, like=weights, group=saving)),
+            "whole, read": alone(rank, lambda: load_checkpoint(whole)),
+            "sharded, read by one process": alone(rank, lambda: load_checkpoint(sharded)),
+            "sharded, read by its ranks": measured(lambda: load_checkpoint(sharded, like=weights, group=saving)),
         }
 
     for repeat in range(repeats + 1):
@@ -108,17 +109,16 @@ def rank_main(rank: int, folder: str, ranks: int, mib: int, repeats: int) -> Non
             for name, value in taken.items():
                 seconds.setdefault(name, []).append(value)
     if rank == 0:
-        median = {f"{name}_seconds": round(statistics.median(values), 4) for name, values in seconds.items()}
-        result = {
-            "state_mib": round(3 * count * SIDE * SIDE * 4 / 2**20, 1),
-            "ranks": ranks,
-            "repeats": repeats,
-            **median,
-            "sharded_over_whole": round(median["sharded_seconds"] / median["whole_seconds"], 3),
-            "whole_bytes": sizes["whole"],
-            "sharded_bytes": sizes["sharded"],
-        }
-        print(json.dumps(result, indent=2))
+        base = statistics.median(seconds["whole"])
+        print(
+            f"A state of {3 * count * SIDE * SIDE * 4 / 2**20:.0f} MiB, {ranks} gloo ranks; 1.00 is {base:.2f} s, "
+            f"{sizes['whole']:,} bytes, sharded {sizes['sharded']:,}; {repeats} repeats.\n"
+        )
+        print("| | seconds over the whole save | middle half |\n| --- | --- | --- |")
+        for name, spent in seconds.items():
+            print(
+                f"| {name.replace('torch', 'torch.distributed.checkpoint')} | {cells(over(spent, seconds['whole']))} |"
+            )
     dist.destroy_process_group()
 
 

@@ -26,6 +26,15 @@ def test_every_test_that_is_named_exists() -> None:
     assert sorted(f"{path}::{name}" for path, name in named if name not in known[path]) == []
 
 
+def test_every_benchmark_has_its_place_on_the_page() -> None:
+    from benchmarks.__main__ import PAGE, PARTS
+
+    text = PAGE.read_text(encoding="utf-8")
+    for name, words in PARTS.items():
+        assert (ROOT / "benchmarks" / words.split()[0]).is_file(), words
+        assert 0 < text.find(f"<!-- {name}: begin -->") < text.find(f"<!-- {name}: end -->"), name
+
+
 def test_every_fault_table_has_whole_rows() -> None:
     """As many cells in each row as in the head: a pipe in a cell would shift what is claimed beside what is proved."""
     for line in (ROOT / "docs" / "faults.md").read_text(encoding="utf-8").splitlines():

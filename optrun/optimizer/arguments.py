@@ -16,7 +16,9 @@ Check: TypeAlias = Callable[[str, Any], Any]
 
 def _number(name: str, value: Any, expected: str) -> float:
     if isinstance(value, bool) or not isinstance(value, numbers.Real):
-        raise TypeError(f"{name}={value!r}: expected {expected}, got {type(value).__name__}.")
+        # torch takes a tensor so that a captured step may read another value; here a schedule or set_lr writes it.
+        advice = f" Pass a plain number, {name}.item()." if hasattr(value, "item") else ""
+        raise TypeError(f"{name}={value!r}: expected {expected}, got {type(value).__name__}.{advice}")
     number = float(value)
     if not math.isfinite(number):
         raise ValueError(f"{name}={value!r}: expected {expected}.")

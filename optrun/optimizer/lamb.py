@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields
+from functools import partial
 from typing import Any, ClassVar
 
 import torch
@@ -16,7 +17,7 @@ from optrun.optimizer.base import NamedOptimizer, Numeric, Params
 from optrun.optimizer.batches import gather
 from optrun.optimizer.decay import DECAY_MODES, decay_scale, refuse_no_peak
 from optrun.optimizer.kernels import compiled, fused
-from optrun.optimizer.kernels.choice import pick, take_step
+from optrun.optimizer.kernels.choice import Update, pick, take_step
 from optrun.optimizer.lamb_rule import BIAS_CORRECTIONS, LambRule
 from optrun.optimizer.numerics import Sharding, first_moment_, moments_, norms, second_moment_
 
@@ -264,7 +265,7 @@ def ways(rule: LambRule, *, whole: bool) -> tuple[str, ...]:
         return ("foreach", "loop")
     if not rule.grad_averaging or rule.normalize_grad or rule.eps_root or rule.caution:
         return ("loop",)
-    return ("compiled", "fused", "loop") if rule.bias_correction == "moments" else ("compiled", "loop")
+    return ("compiled", "fused", "loop")
 
 
 def lamb(
@@ -277,10 +278,10 @@ def lamb(
 ) -> Tensor:
     """One step in place, by the kernel that `foreach` means; arguments as in `_single_tensor_lamb`."""
     whole = not any(sharding.groups for sharding in shardings)
-    updates = {
+    updates: dict[str, Update] = {
         "loop": _single_tensor_lamb,
         "foreach": _multi_tensor_lamb,
-        "fused": fused.lamb,
+        "fused": partial(fused.lamb, small=_multi_tensor_lamb),
         "compiled": compiled.lamb,
     }
     kernel = pick(foreach, params[0].device.type, ways(rule, whole=whole))

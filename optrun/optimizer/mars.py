@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
 from optrun.optimizer import arguments
-from optrun.optimizer.adam_update import adam
+from optrun.optimizer.adam_update import adam, ways
 from optrun.optimizer.arguments import Check
 from optrun.optimizer.base import NamedOptimizer, Numeric, Params
 from optrun.optimizer.batches import Batch, gather
+from optrun.optimizer.kernels.choice import pick
 from optrun.optimizer.numerics import Sharding, norms
+
+WAVE = 2**20
+"""Elements of which corrected gradients, which are new tensors, are made before Adam's step takes them."""
 
 
 class Mars(NamedOptimizer):
@@ -41,7 +45,8 @@ class Mars(NamedOptimizer):
         gamma: Strength of the correction, >= 0.
         optimize_1d: Correct the gradients of vectors and numbers, too.
         betas_1d: Decays for vectors and numbers where they are not corrected.
-        foreach: Fused kernels: True, False, or None for wherever they are the faster.
+        foreach: True: torch's multi-tensor operations; False: the loop; None: the fastest kernel there is, or the one
+            that `OPTRUN_KERNEL` names (`optrun.optimizer.kernels`).
 
     Raises:
         TypeError: For an argument of a wrong type or an unknown group key.
@@ -104,6 +109,11 @@ class Mars(NamedOptimizer):
             "corrected": group["optimize_1d"] or param.dim() >= 2,
         }
 
+    def kernel(self, group: Mapping[str, Any], device: str, *, whole: bool = True) -> str:
+        """Name the kernel that steps a group on a type of device; `whole`: no tensor is sharded."""
+        del whole
+        return pick(group["foreach"], device, ways())
+
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Update every parameter that has a gradient; returns what `closure` returned."""
@@ -115,11 +125,24 @@ class Mars(NamedOptimizer):
         for batch in gather(self, slots=self.STATE, shared=shared, per_tensor=self._numbers):
             corrected = batch.numbers.pop("corrected")
             for flag in (True, False):
-                indices = [i for i, own in enumerate(corrected) if own == flag]
-                if indices:
-                    _step_some(batch, indices, corrected=flag)
+                for wave in _waves(batch, [i for i, own in enumerate(corrected) if own == flag]):
+                    _step_some(batch, wave, corrected=flag)
             batch.done()
         return loss
+
+
+def _waves(batch: Batch, indices: Sequence[int]) -> Iterator[Sequence[int]]:
+    """Tensors of a batch whose corrected gradients are there at once: all with foreach, few without."""
+    wave: list[int] = []
+    total = 0
+    for i in indices:
+        wave.append(i)
+        total += batch.params[i].numel()
+        if total >= WAVE and not batch.foreach:
+            yield wave
+            wave, total = [], 0
+    if wave:
+        yield wave
 
 
 def _step_some(batch: Batch, indices: Sequence[int], *, corrected: bool) -> None:
@@ -139,7 +162,7 @@ def _step_some(batch: Batch, indices: Sequence[int], *, corrected: bool) -> None
         directions,
         some(batch.state["exp_avg"]),
         some(batch.state["exp_avg_sq"]),
-        foreach=batch.foreach,
+        foreach=batch.options["foreach"],
         steps=some(batch.steps),
         lrs=some(batch.numbers["lrs"]),
         keeps=some(batch.numbers["keeps"]),
@@ -178,11 +201,9 @@ def corrected_grads(
     if not foreach:
         found = []
         for grad, last_grad, sharding, strength in zip(grads, last_grads, shardings, strengths, strict=True):
-            corrected = (grad - last_grad).mul_(strength).add_(grad)
+            corrected = last_grad.lerp(grad, 1 + strength)
             found.append(corrected.div_(norms([corrected], [sharding])[0].clamp(min=1.0)))
         return found
-    found = list(torch._foreach_sub(grads, last_grads))
-    torch._foreach_mul_(found, strengths)
-    torch._foreach_add_(found, grads)
+    found = list(torch._foreach_lerp(last_grads, grads, [1 + strength for strength in strengths]))
     torch._foreach_div_(found, list(norms(found, shardings, foreach=True).clamp(min=1.0).unbind()))
     return found

@@ -1,6 +1,4 @@
-"""Compile `step.c` where a C compiler is found: at `pip install` (hatch_build.py), or by hand afterwards.
-
-python -m optrun.optimizer.kernels.build
+"""Compile `step.c` where a C compiler is found: at `pip install` (hatch_build.py), or by `python -m` of this package.
 
 This file imports nothing of optrun, and nothing beyond the standard library: it runs while optrun is being installed.
 """
@@ -12,7 +10,6 @@ import os
 import shlex
 import shutil
 import subprocess
-import sys
 import tempfile
 from pathlib import Path
 
@@ -77,8 +74,3 @@ def _compile(command: list[str], made: Path) -> str | None:
     if done.returncode != 0 or not made.is_file():
         return f"{command[0]} failed: {done.stderr.strip() or f'exit code {done.returncode}'}"
     return None
-
-
-if __name__ == "__main__":
-    reason = build(SOURCE.parent)
-    sys.exit(f"no compiled kernel: {reason}" if reason else None)

@@ -203,7 +203,7 @@ int optrun_step(int formula, int wide, int64_t tensors, void **params, void **gr
     const int64_t n = job->end - job->begin;                               \
     const REAL beta1 = x->beta1, rest1 = 1 - x->beta1, beta2 = x->beta2, rest2 = 1 - x->beta2, eps = x->eps
 
-/* beta a + rest b, exact where a is b and where beta is 0. */
+/* beta a + rest b, exact where a is b and where beta is 0. Not for squares: with a infinite it is no number. */
 INLINE REAL OF(lerp)(REAL a, REAL b, REAL beta, REAL rest)
 {
     return rest < (REAL)0.5 ? a + rest * (b - a) : b - beta * (b - a);
@@ -219,7 +219,7 @@ INLINE void OF(adam_as)(const Step *step, const Job *job, const int coupled, con
         REAL g = grad[i] * unscale;
         if (coupled)
             g += l2 * w[i];
-        const REAL first = OF(lerp)(m[i], g, beta1, rest1), second = OF(lerp)(v[i], g * g, beta2, rest2);
+        const REAL first = OF(lerp)(m[i], g, beta1, rest1), second = beta2 * v[i] + rest2 * (g * g);
         m[i] = first;
         v[i] = second;
         const REAL direction = nesterov ? OF(lerp)(first, g, beta1, rest1) : first;
@@ -299,7 +299,7 @@ FAST static void OF(lamb_moments)(const Step *step, const Job *job)
             if (l1)
                 g += l1 * OF(sign)(W[i]);
             M[i] = OF(lerp)(M[i], g, beta1, rest1);
-            V[i] = OF(lerp)(V[i], g * g, beta2, rest2);
+            V[i] = beta2 * V[i] + rest2 * (g * g);
             direction[i] = OF(direction)(M[i], V[i], W[i], correction, root, eps, decay);
         }
         OF(add_squares)(weights, W, length);

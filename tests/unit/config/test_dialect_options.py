@@ -6,6 +6,7 @@ import functools
 from pathlib import Path
 
 import pytest
+import torch
 from omegaconf import DictConfig
 
 from optrun.config import store
@@ -112,6 +113,8 @@ def test_a_keyword_of_a_package_is_answered(capsys: pytest.CaptureFixture[str]) 
     for option in ("maximize", "capturable", "differentiable"):
         with pytest.raises(TypeError, match=f"Lamb has no option '{option}'. Not offered: "):
             Lamb(toy().items(), **{option: True})
+    with pytest.raises(TypeError, match=r"lr=tensor\(0.1000\): expected a finite number.*lr\.item\(\)"):
+        Lamb(toy().items(), lr=torch.tensor(0.1))
     for wanted in ("max_grad_norm", "trust_clip", "max_coeff", "set_grad_none", "clamp_value", "debias", "adam"):
         assert wanted in OPTIMIZERS
     keys = set().union(*(keys_of(group) for group in GROUPS)) | set(GROUPS)

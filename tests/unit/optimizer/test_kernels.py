@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import runpy
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from types import SimpleNamespace
@@ -12,7 +14,7 @@ import torch
 
 from optrun.errors import ConfigError
 from optrun.optimizer import Adamax, AdamW, Lamb, LazyAdam, Lion, Soap
-from optrun.optimizer.kernels import build, choice, library
+from optrun.optimizer.kernels import build, choice, fused, library
 from optrun.optimizer.kernels.report import kernel_of, kernel_row
 from tests.optimizer_cases import CASES, Case
 
@@ -97,6 +99,35 @@ def test_every_kernel_is_the_loop(case: Case, options: Mapping[str, Any], use: K
                 torch.testing.assert_close(value, truth[name], rtol=tolerance, atol=tolerance, msg=told)
 
 
+@pytest.mark.parametrize(
+    ("chunk", "room"), [(2**10, 2**10), (2**20, 2**10), (2**10, 2**16)], ids=["computed twice", "no room", "kept"]
+)
+@pytest.mark.parametrize("options", [{}, {"weight_decay_mode": "decoupled", "bias_correction": "lr", "l1": 0.1}])
+def test_fused_lamb_in_small_pieces_is_the_loop(
+    options: Mapping[str, Any], chunk: int, room: int, use: Kernel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in (("CHUNK", chunk), ("SMALL", 10), ("ROOM", room)):
+        monkeypatch.setattr(fused, name, value)
+    case = next(case for case in CASES if case.name == "lamb")
+    options = {**case.good[0], **options}
+    for dtype, tolerance in ((torch.float32, 2e-6), (torch.float64, 1e-14)):
+        found = []
+        for kernel in ("loop", "fused", "fused"):
+            use(kernel)
+            found.append(ends(case, options, dtype))
+        for name, value in found[1].items():
+            torch.testing.assert_close(value, found[0][name], rtol=tolerance, atol=tolerance, msg=f"{dtype}: {name}")
+            assert torch.equal(value, found[2][name]), name
+
+
+def test_mars_a_tensor_at_a_time_is_all_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    case = next(case for case in CASES if case.name == "mars")
+    once = ends(case, {"optimize_1d": True}, torch.float32)
+    monkeypatch.setattr("optrun.optimizer.mars.WAVE", 1)
+    for name, value in ends(case, {"optimize_1d": True}, torch.float32).items():
+        assert torch.equal(value, once[name]), name
+
+
 @pytest.mark.parametrize("name", ["lamb", "adamax", "adamwdl", "lazy_adam"])
 def test_rounding_drifts_no_further_than_the_loops(name: str, use: Kernel) -> None:
     case = next(case for case in CASES if case.name == name)
@@ -117,6 +148,26 @@ def test_rounding_drifts_no_further_than_the_loops(name: str, use: Kernel) -> No
     for kernel in KERNELS:
         use(kernel)
         assert (weights(torch.float32) - exact).abs().max().item() < 1.5 * loop, kernel
+
+
+@pytest.mark.parametrize("name", ["lamb", "adamax", "adamwdl", "lazy_adam", "mars"])
+@pytest.mark.parametrize("bad", [[1e25], [math.nan], [math.inf, -math.inf], [1e-30]], ids=str)
+def test_numbers_that_overflow_do_as_in_the_loop(name: str, bad: list[float], use: Kernel) -> None:
+    """The square of 1e25 is infinite in float32: such an entry stands still, and gets no NaN."""
+    case = next(case for case in CASES if case.name == name)
+    found = []
+    for kernel in ("loop", *KERNELS):
+        use(kernel)
+        weight = torch.nn.Parameter(torch.linspace(-1, 1, 64).view(2, 32))
+        optimizer = case.build([("w", weight)])
+        for step in range(3):
+            weight.grad = torch.cos(torch.arange(64.0) + step).view(2, 32)
+            if step == 1:
+                weight.grad[0, : len(bad)] = torch.tensor(bad)
+            optimizer.step()
+        found.append(weight.detach())
+    for weight in found[1:]:
+        torch.testing.assert_close(weight, found[0], rtol=2e-6, atol=2e-6, equal_nan=True)
 
 
 @pytest.mark.skipif("compiled" not in KERNELS, reason="there is no C compiler")
@@ -223,6 +274,8 @@ def test_without_a_compiler_nothing_is_built(tmp_path: Path, monkeypatch: pytest
     for chosen, said in (("no-such-compiler", "no C compiler"), ("false", "false failed: exit code 1")):
         monkeypatch.setenv("CC", chosen)
         assert said in str(build.build(tmp_path))
+    with pytest.raises(SystemExit, match="no compiled kernel: false failed"):
+        runpy.run_module("optrun.optimizer.kernels", run_name="__main__")
     monkeypatch.delenv("CC")
     monkeypatch.setattr(build.shutil, "which", lambda name: None)
     assert "no C compiler" in str(build.build(tmp_path))
