@@ -55,8 +55,10 @@ def of_adam(
 ) -> Rows:
     """Numbers of `adam_update._single_tensor_adam`, from its keywords."""
     rows = []
+    corrections = {step: (bias_correction(beta1, step), math.sqrt(bias_correction(beta2, step))) for step in set(steps)}
     for i, (step, lr, keep) in enumerate(zip(steps, lrs, keeps, strict=True)):
-        scale, root = lr / bias_correction(beta1, step), math.sqrt(bias_correction(beta2, step))
+        correction, root = corrections[step]
+        scale = lr / correction
         rows.append(
             {
                 **NUMBERS,
@@ -130,8 +132,9 @@ def of_lamb(
         "max_ratio": math.inf if rule.max_trust is None else rule.max_trust,
     }
     rows = []
+    corrections = {step: rule.corrections(beta1, beta2, step) for step in set(steps)}
     for i, step in enumerate(steps):
-        correction1, correction2, lr_factor = rule.corrections(beta1, beta2, step)
+        correction1, correction2, lr_factor = corrections[step]
         rows.append(
             {
                 **shared,

@@ -22,10 +22,10 @@ def why_not(device: str) -> str:
         from optrun.optimizer.kernels.triton import device as kernels
     except ImportError as error:
         return "triton is not installed" if error.name == "triton" else f"triton does not load: {error}"
-    if device == "cpu":
-        return "" if kernels.INTERPRETED else "they need a CUDA or ROCm device, or TRITON_INTERPRET=1 from the start"
     if kernels.INTERPRETED:
-        return "TRITON_INTERPRET is set, and Triton's interpreter computes on the CPU"
+        return "" if device == "cpu" else "TRITON_INTERPRET is set, and Triton's interpreter computes on the CPU"
+    if device == "cpu":
+        return "they need a CUDA or ROCm device, or Triton's interpreter: TRITON_INTERPRET=1"
     from optrun.optimizer.kernels.triton.trial import trial
 
     return trial(torch.device(device))

@@ -33,10 +33,12 @@ def adamax(*lists: list[Tensor], **given: Any) -> None:
 
 def lamb(*lists: list[Tensor], **given: Any) -> Tensor:
     """As `lamb._single_tensor_lamb` where `lamb.ways` says that it can."""
-    return step("lamb", lists, of_lamb(**given))
+    ratios = step("lamb", lists, of_lamb(**given))
+    assert ratios is not None
+    return ratios
 
 
-def step(formula: str, lists: Sequence[list[Tensor]], rows: Rows) -> Tensor:
+def step(formula: str, lists: Sequence[list[Tensor]], rows: Rows) -> Tensor | None:
     """Take one step of a formula over tensors in place.
 
     Args:
@@ -45,16 +47,16 @@ def step(formula: str, lists: Sequence[list[Tensor]], rows: Rows) -> Tensor:
             contiguous, all float32 or all float64.
         rows: The numbers of each tensor.
 
+    Returns:
+        LAMB's ratio of each tensor, shape (n,), in the dtype and on the device of the parameters; else None.
+
     Raises:
         RuntimeError: A CUDA graph is being captured.
-
-    Returns:
-        LAMB's ratio of each tensor; 1 otherwise. Shape (n,), in the dtype and on the device of the parameters.
     """
     from optrun.optimizer.kernels.triton import device as kernels
 
     params = lists[0]
-    where, count = params[0].device, len(params)
+    where, dtype = params[0].device, params[0].dtype
     if where.type == "cuda" and torch.cuda.is_current_stream_capturing():
         raise RuntimeError(
             "a CUDA graph would repeat the learning rate and the step number of the step it captured: optrun's "
@@ -64,20 +66,20 @@ def step(formula: str, lists: Sequence[list[Tensor]], rows: Rows) -> Tensor:
     addresses = [[tensor.data_ptr() for tensor in tensors] for tensors in zip(*lists, strict=True)]
     places, numbers = _table(addresses, sizes, kernels.CHUNK, rows, where)
     chunks = _chunks(sizes, kernels.CHUNK, where.type).to(where, non_blocking=True)
-    common = {"REAL": kernels.REALS[params[0].dtype], "CHUNK": kernels.CHUNK, "BLOCK": kernels.BLOCK, **kernels.OPTIONS}
+    common = {"REAL": kernels.REALS[dtype], "CHUNK": kernels.CHUNK, "BLOCK": kernels.BLOCK, **kernels.OPTIONS}
     aligned = all(address % ALIGNMENT == 0 for own in addresses for address in own)
-    ratios = torch.ones(count, dtype=params[0].dtype, device=where)
-    if not len(chunks):
-        return ratios
     grid = (len(chunks),)
     with _current(where):
-        if formula == "lamb":
-            sums = torch.empty(2 * len(chunks), dtype=torch.float64, device=where)
-            kernels.lamb_moments[grid](places, numbers, chunks, sums, ALIGNED=aligned, **common)
-            kernels.lamb_ratios[(count,)](places, numbers, sums, ratios, **common)
-            kernels.lamb_update[grid](places, numbers, chunks, ratios, ALIGNED=aligned, **common)
-        else:
+        if not len(chunks):  # no device launches nothing
+            return torch.ones(len(params), dtype=dtype, device=where) if formula == "lamb" else None
+        if formula != "lamb":
             getattr(kernels, formula)[grid](places, numbers, chunks, ALIGNED=aligned, **common)
+            return None
+        sums = torch.empty(2 * len(chunks), dtype=torch.float64, device=where)
+        ratios = torch.empty(len(params), dtype=dtype, device=where)
+        kernels.lamb_moments[grid](places, numbers, chunks, sums, ALIGNED=aligned, **common)
+        kernels.lamb_ratios[(len(params),)](places, numbers, sums, ratios, **common)
+        kernels.lamb_update[grid](places, numbers, chunks, ratios, ALIGNED=aligned, **common)
     return ratios
 
 
