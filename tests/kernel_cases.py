@@ -12,6 +12,10 @@ from tests.optimizer_cases import CASES, Case
 OWN = [(case, options) for case in CASES for options in case.good if hasattr(case.build(
     [(name, torch.nn.Parameter(torch.ones(2, 16))) for name in ("body.weight", "body.bias", "gain", "start")], **options
 ), "kernel")]  # fmt: skip
+OWN += [  # bounds that the table has beside options which only the loop and foreach compute
+    (next(case for case in CASES if case.name == "lamb"), options)
+    for options in ({"min_param_norm": 30.0}, {"min_trust": 20.0, "always_adapt": True})
+]
 OWN_IDS = [f"{case.name}-{index}" for index, (case, _) in enumerate(OWN)]
 LONG = 2 * 16384 + 37
 """More than two chunks of the compiled kernel."""

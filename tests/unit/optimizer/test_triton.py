@@ -87,18 +87,18 @@ def test_numbers_that_are_none_are_the_loops(use: Kernel) -> None:
     for make in (
         lambda weight: Lamb([weight], weight_decay=0.1, l2=0.1),
         lambda weight: Lamb([weight], eps=0.0),
-        lambda weight: Adamax([weight], eps=0.0, weight_decay=0.1),
+        lambda weight: Adamax([weight], eps=0.0),
         lambda weight: AdamWDL([weight], eps=0.0),
         lambda weight: LazyAdam([weight], nesterov=True, weight_decay=0.1),
     ):
-        for bad in (grad, grad[3:], torch.zeros(3)):
+        for bad in (grad, grad[3:], grad[6:], torch.zeros(3)):
             found = []
             for name in ("loop", "triton"):
                 use(name)
                 weight = torch.nn.Parameter(torch.linspace(-1.0, 1.0, len(bad)))
                 optimizer = make(weight)
-                for _ in range(2):
-                    weight.grad = bad.clone()
+                for now in (bad, bad, torch.ones_like(bad)):
+                    weight.grad = now.clone()
                     optimizer.step()
                 found.append([weight.detach(), *(v for k, v in optimizer.state[weight].items() if k != "step")])
             for ours, loops in zip(found[1], found[0], strict=True):
