@@ -163,6 +163,20 @@ def test_few_launches_and_the_same_bits_beside_whatever(
             assert together[key] == value if key.endswith("/1") else torch.equal(together[key], value), key
 
 
+def test_whole_vectors_are_loaded_where_all_addresses_allow_it(device: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    told = []
+
+    class Asked:
+        def __getitem__(self, grid: tuple[int]) -> Callable[..., None]:
+            return lambda *given, ALIGNED, **constants: told.append(ALIGNED)
+
+    monkeypatch.setattr(device, "adam", Asked())
+    whole = torch.ones(9)
+    for one in (whole, whole[1:], whole[4:]):
+        launch.step("adam", [[whole], [whole], [whole], [one]], [trials.ROW])
+    assert told == [True, False, True]
+
+
 def test_nothing_to_step(use: Kernel) -> None:
     use("triton")
     optimizer = Lamb([("none", torch.nn.Parameter(torch.ones(0, 3)))])
