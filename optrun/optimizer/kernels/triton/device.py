@@ -2,7 +2,7 @@
 
 Tensors are cut into chunks of a fixed size, one program each, and a chunk into blocks; where tensors lie, and their
 numbers, stand in tables. LAMB's sums are added in float64, lane by lane, then chunk by chunk, without atomics and in an
-order that hangs on sizes alone, and no launch is tuned: the same input gives the same bits. LAMB needs its direction
+order that depends on sizes alone, and no launch is tuned: the same input gives the same bits. LAMB needs its direction
 twice, for the norm and for the update, and computes it twice: that moves fewer bytes than to keep it, and needs no
 memory.
 
