@@ -177,6 +177,16 @@ def test_whole_vectors_are_loaded_where_all_addresses_allow_it(device: Any, monk
     assert told == [True, False, True]
 
 
+def test_tables_are_made_on_the_cpu_whatever_the_default_device_is() -> None:
+    sizes = (9, 0, 5)
+    with torch.device("meta"):
+        chunks = launch._chunks(sizes, 8, "cpu")
+        places, numbers = launch._table([[1, 2, 3, 4]] * 3, sizes, 8, [trials.ROW] * 3, torch.device("cpu"))
+    assert chunks.tolist() == [[0, 0], [0, 8], [2, 0]]
+    assert places.view(3, 6).tolist() == [[1, 2, 3, 4, 9, 0], [1, 2, 3, 4, 0, 2], [1, 2, 3, 4, 5, 2]]
+    assert numbers.view(3, -1)[2].tolist() == list(trials.ROW.values())
+
+
 def test_nothing_to_step(use: Kernel) -> None:
     use("triton")
     optimizer = Lamb([("none", torch.nn.Parameter(torch.ones(0, 3)))])

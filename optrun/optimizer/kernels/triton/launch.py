@@ -91,9 +91,9 @@ def _current(where: torch.device) -> AbstractContextManager[object]:
 @lru_cache(maxsize=32)
 def _chunks(sizes: tuple[int, ...], chunk: int, kind: str) -> Tensor:
     """Of each chunk, its tensor and its first element: shape (chunks, 2), int64, on the CPU; not to be written to."""
-    counts = torch.tensor([-(-size // chunk) for size in sizes])
-    tensors = torch.arange(len(sizes)).repeat_interleave(counts)
-    begins = torch.arange(len(tensors)) - (counts.cumsum(0) - counts)[tensors]
+    counts = torch.tensor([-(-size // chunk) for size in sizes], device="cpu")
+    tensors = torch.arange(len(sizes), device="cpu").repeat_interleave(counts)
+    begins = torch.arange(len(tensors), device="cpu") - (counts.cumsum(0) - counts)[tensors]
     made = torch.stack([tensors, chunk * begins], dim=1)
     return made.pin_memory() if kind == "cuda" else made
 
@@ -104,8 +104,9 @@ def _table(
     """Everything that a step knows of each tensor, in one copy: `device.PLACES`, int64, and its numbers, float64."""
     counts = [-(-size // chunk) for size in sizes]
     firsts = [0, *accumulate(counts[:-1])]
-    places = torch.tensor([[*own, size, first] for own, size, first in zip(addresses, sizes, firsts, strict=True)])
-    numbers = torch.tensor([list(row.values()) for row in rows], dtype=torch.float64)
+    own = [[*four, size, first] for four, size, first in zip(addresses, sizes, firsts, strict=True)]
+    places = torch.tensor(own, dtype=torch.int64, device="cpu")
+    numbers = torch.tensor([list(row.values()) for row in rows], dtype=torch.float64, device="cpu")
     together = torch.cat([places.flatten(), numbers.view(torch.int64).flatten()])
     if where.type == "cuda":  # the allocator keeps pinned memory from others until the copy is through
         together = together.pin_memory()
