@@ -19,6 +19,9 @@ if Path("/dev/shm").is_dir() and shutil.disk_usage("/dev/shm").free > 6 * 2**30:
 import pytest
 import torch
 
+if not torch.cuda.is_available():  # Triton reads it where it is imported: by transformers, or for a test of a kernel
+    os.environ.setdefault("TRITON_INTERPRET", "1")
+
 from tests import compose_cache
 
 torch.set_num_threads(1)

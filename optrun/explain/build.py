@@ -26,7 +26,7 @@ from optrun.model.build import ModelSpec, build_model, special_ids
 from optrun.optimizer.base import NamedOptimizer
 from optrun.optimizer.build import build_optimizer, options_of
 from optrun.optimizer.footprint import state_bytes
-from optrun.optimizer.kernels.report import kernel_of, kernel_row
+from optrun.optimizer.kernels.report import kernel_row
 from optrun.param_groups import build_param_groups
 from optrun.scheduler import build_scheduler
 from optrun.scheduler.build import config_of_group
@@ -74,7 +74,7 @@ def explain(config: RunConfig, model: nn.Module | None = None) -> Facts:
         model=type(model).__name__,
         task=config.task.name,
         optimizer=config.optimizer.name,
-        kernel=kernel_row(kernel_of(optimizer, device_type(config.training.device), whole=not sharded)),
+        kernel=kernel_row(optimizer, device_type(config.training.device), whole=not sharded),
         lr=config.lr,
         param_groups=config.param_groups.name,
         rules=_rules_in_words(config),

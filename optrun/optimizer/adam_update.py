@@ -10,23 +10,25 @@ import torch
 from torch import Tensor
 
 from optrun.optimizer.kernels import compiled, fused
-from optrun.optimizer.kernels.choice import pick, take_step
+from optrun.optimizer.kernels.choice import Update, pick, take_step
+from optrun.optimizer.kernels.triton import launch
 from optrun.optimizer.numerics import bias_correction, first_moment_, moments_, second_moment_
 
 
 def ways(nesterov: bool = False) -> tuple[str, ...]:
-    """Kernels that compute Adam on a CPU, the preferred one first."""
-    return ("compiled", "loop") if nesterov else ("compiled", "fused", "loop")
+    """Kernels besides foreach that compute Adam, the preferred one first."""
+    return ("triton", "compiled", "loop") if nesterov else ("triton", "compiled", "fused", "loop")
 
 
 def adam(params: list[Tensor], *lists: list[Tensor], foreach: bool | None, **numbers: Any) -> None:
     """One step in place, by the kernel that `foreach` means; arguments as in `_single_tensor_adam`."""
     kernel = pick(foreach, params[0].device.type, ways(numbers.get("nesterov", False)))
-    updates = {
+    updates: dict[str, Update] = {
         "loop": _single_tensor_adam,
         "foreach": _multi_tensor_adam,
         "fused": fused.adam,
         "compiled": compiled.adam,
+        "triton": launch.adam,
     }
     take_step(updates, kernel, (params, *lists), numbers)
 

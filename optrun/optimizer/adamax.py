@@ -13,7 +13,8 @@ from optrun.optimizer.arguments import Check
 from optrun.optimizer.base import NamedOptimizer, Numeric, Params
 from optrun.optimizer.batches import gather
 from optrun.optimizer.kernels import compiled
-from optrun.optimizer.kernels.choice import pick, take_step
+from optrun.optimizer.kernels.choice import Update, pick, take_step
+from optrun.optimizer.kernels.triton import launch
 from optrun.optimizer.numerics import bias_correction, first_moment_
 
 
@@ -132,13 +133,18 @@ class Adamax(NamedOptimizer):
         return loss
 
 
-WAYS = ("compiled", "loop")
-"""Kernels that compute Adamax on a CPU, the preferred one first."""
+WAYS = ("triton", "compiled", "loop")
+"""Kernels besides foreach that compute Adamax, the preferred one first."""
 
 
 def adamax(params: list[Tensor], *lists: list[Tensor], foreach: bool | None, **numbers: Any) -> None:
     """One step in place, by the kernel that `foreach` means; arguments as in `_single_tensor_adamax`."""
-    updates = {"loop": _single_tensor_adamax, "foreach": _multi_tensor_adamax, "compiled": compiled.adamax}
+    updates: dict[str, Update] = {
+        "loop": _single_tensor_adamax,
+        "foreach": _multi_tensor_adamax,
+        "compiled": compiled.adamax,
+        "triton": launch.adamax,
+    }
     take_step(updates, pick(foreach, params[0].device.type, WAYS), (params, *lists), numbers)
 
 

@@ -18,6 +18,7 @@ from optrun.optimizer.batches import gather
 from optrun.optimizer.decay import DECAY_MODES, decay_scale, refuse_no_peak
 from optrun.optimizer.kernels import compiled, fused
 from optrun.optimizer.kernels.choice import Update, pick, take_step
+from optrun.optimizer.kernels.triton import launch
 from optrun.optimizer.lamb_rule import BIAS_CORRECTIONS, LambRule
 from optrun.optimizer.numerics import Sharding, first_moment_, moments_, norms, second_moment_
 
@@ -255,7 +256,7 @@ class Lamb(NamedOptimizer):
 
 
 def ways(rule: LambRule, *, whole: bool) -> tuple[str, ...]:
-    """Kernels that compute a dialect on a CPU, the preferred one first.
+    """Kernels that compute a dialect, the preferred one first; foreach computes every one.
 
     Args:
         rule: The dialect.
@@ -265,7 +266,7 @@ def ways(rule: LambRule, *, whole: bool) -> tuple[str, ...]:
         return ("foreach", "loop")
     if not rule.grad_averaging or rule.normalize_grad or rule.eps_root or rule.caution:
         return ("loop",)
-    return ("compiled", "fused", "loop")
+    return ("triton", "compiled", "fused", "loop")
 
 
 def lamb(
@@ -283,6 +284,7 @@ def lamb(
         "foreach": _multi_tensor_lamb,
         "fused": partial(fused.lamb, small=_multi_tensor_lamb),
         "compiled": compiled.lamb,
+        "triton": launch.lamb,
     }
     kernel = pick(foreach, params[0].device.type, ways(rule, whole=whole))
     ratios: Tensor = take_step(updates, kernel, (params, *lists), {"shardings": shardings, "rule": rule, **numbers})

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
-from tests.optimizer_cases import CASES
+from optrun.optimizer import Lamb
+from optrun.optimizer.kernels.triton.found import why_not
+from tests.kernel_cases import OWN, OWN_IDS, ends
+from tests.optimizer_cases import CASES, Case
 from tests.resume.test_exact import COMMON, HALF, WHOLE, causal_lm, classification
 from tests.running import optrun, records, state, summary, tensors
 
@@ -76,3 +81,43 @@ def test_half_of_the_steps_moves_between_devices(tmp_path: Path, monkeypatch: py
     assert optrun("resume=run", "training.device=cpu", f"training.max_steps={WHOLE}") == 0
     assert summary(Path("run"))["global_step"] == WHOLE
     assert json.loads((tmp_path / "run" / "summary.json").read_text())["hardware"]["device"] == "cpu"
+
+
+@pytest.mark.parametrize(("case", "options"), OWN, ids=OWN_IDS)
+def test_triton_kernels_are_foreach_and_repeat_their_bits(
+    case: Case, options: Mapping[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert why_not("cuda") == ""
+    for dtype, tolerance in ((torch.float32, 2e-6), (torch.float64, 1e-14)):
+        found = []
+        for kernel in ("foreach", "triton", "triton"):
+            monkeypatch.setenv("OPTRUN_KERNEL", kernel)
+            found.append(ends(case, options, dtype, device="cuda"))
+        for name, value in found[1].items():
+            torch.testing.assert_close(value, found[0][name], rtol=tolerance, atol=tolerance, msg=f"{dtype}: {name}")
+            assert torch.equal(value, found[2][name]), name
+
+
+@pytest.mark.parametrize("name", ["lamb", "adamax", "adamwdl", "lazy_adam"])
+def test_a_triton_step_waits_for_nothing(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OPTRUN_KERNEL", "triton")
+    params = [torch.nn.Parameter(torch.ones(size, device="cuda")) for size in (10000, 7)]
+    optimizer = next(case for case in CASES if case.name == name).build([(str(i), p) for i, p in enumerate(params)])
+    for step in range(3):
+        for param in params:
+            param.grad = torch.ones_like(param)
+        torch.cuda.set_sync_debug_mode("error" if step else "default")  # the first one compiles
+        try:
+            optimizer.step()
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+
+
+def test_a_triton_step_is_not_captured(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OPTRUN_KERNEL", "triton")
+    weight = torch.nn.Parameter(torch.ones(3, device="cuda"))
+    weight.grad = torch.ones_like(weight)
+    optimizer = Lamb([weight])
+    optimizer.step()
+    with pytest.raises(RuntimeError, match="not capturable"), torch.cuda.graph(torch.cuda.CUDAGraph()):
+        optimizer.step()

@@ -1,1 +1,1 @@
-"""Ways to compute one step: which there are, which is taken, and the two that are faster on a CPU than the loops."""
+"""Ways to compute one step: which there are, which is taken, and those that are faster than the loops."""

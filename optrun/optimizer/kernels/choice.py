@@ -1,8 +1,8 @@
-"""Which kernel takes a step: the loop of the paper's file, its foreach form, torch's fused ones, or the compiled one.
+"""Which kernel takes a step: the loop of the paper's file, its foreach form, torch's fused, the compiled or Triton's.
 
 The loop is the truth; every other kernel equals it as far as rounding lets it. `foreach=True` and `foreach=False` name
-a kernel themselves. Where `foreach` is None, accelerators take foreach, and a CPU the fastest that computes what the
-options ask for; the environment variable `OPTRUN_KERNEL` names one instead.
+a kernel themselves. Where `foreach` is None, accelerators take Triton's or foreach, and a CPU the fastest that computes
+what the options ask for; the environment variable `OPTRUN_KERNEL` names one instead.
 """
 
 from __future__ import annotations
@@ -17,9 +17,10 @@ from torch.autograd.graph import increment_version
 
 from optrun.errors import ConfigError, did_you_mean
 from optrun.optimizer.kernels import library
+from optrun.optimizer.kernels.triton.found import why_not
 
 VARIABLE = "OPTRUN_KERNEL"
-NAMES = ("auto", "loop", "foreach", "fused", "compiled")
+NAMES = ("auto", "loop", "foreach", "fused", "compiled", "triton")
 
 Update = Callable[..., Any]
 """A paper's function: lists of tensors, then numbers by keyword, of which lists have an entry for each tensor."""
@@ -31,7 +32,7 @@ def pick(foreach: bool | None, device: str, ways: Sequence[str]) -> str:
     Args:
         foreach: The option of that name.
         device: Type of the device that the tensors are on.
-        ways: Kernels that compute the formula with its options on a CPU, the preferred one first.
+        ways: Kernels besides foreach that compute the formula with its options, the preferred one first.
 
     Raises:
         ConfigError: `OPTRUN_KERNEL` is no kernel, or one that is not there.
@@ -42,20 +43,25 @@ def pick(foreach: bool | None, device: str, ways: Sequence[str]) -> str:
     """
     if foreach is not None:
         return "foreach" if foreach else "loop"
-    named = _named()
-    if named in ("loop", "foreach") or device != "cpu":
-        return "loop" if named == "loop" else "foreach"
+    named = _named(device)
+    if named in ("loop", "foreach"):
+        return named
+    if device != "cpu":
+        return "triton" if named in ("auto", "triton") and "triton" in ways and not why_not(device) else "foreach"
     if named != "auto":
         return named if named in ways else ways[0] if ways[0] == "foreach" else "loop"
-    return next(way for way in ways if way != "compiled" or library.library().loaded is not None)
+    there = {"compiled": library.library().loaded is not None, "triton": False}  # Triton's interpreter is slow
+    return next(way for way in ways if there.get(way, True))
 
 
-def _named() -> str:
+def _named(device: str) -> str:
     named = os.environ.get(VARIABLE) or "auto"
     if named not in NAMES:
         raise ConfigError(f"{VARIABLE}={named!r}: expected the name of a kernel. {did_you_mean(named, NAMES)}")
     if named == "compiled" and library.library().loaded is None:
         raise ConfigError(f"{VARIABLE}=compiled: there is no compiled kernel, {library.library().missing}.")
+    if named == "triton" and why_not(device):
+        raise ConfigError(f"{VARIABLE}=triton: the Triton kernels cannot step tensors on {device}, {why_not(device)}.")
     return named
 
 
@@ -67,7 +73,7 @@ def why_not_compiled() -> str:
 def take_step(
     updates: Mapping[str, Update], kernel: str, lists: Sequence[list[Tensor]], numbers: Mapping[str, Any]
 ) -> Any:
-    """Take one step by a kernel, and by the loop where the kernel cannot read a tensor.
+    """Take one step by a kernel; where it cannot read a tensor by the loop, or on an accelerator by foreach.
 
     Args:
         updates: The loop and the kernels, by name.
@@ -85,7 +91,7 @@ def take_step(
     if all(flat):
         return updates[kernel](*lists, **numbers)
     parts = []
-    for name, wanted in ((kernel, True), ("loop", False)):
+    for name, wanted in ((kernel, True), ("foreach" if kernel == "triton" else "loop", False)):
         chosen = [i for i, is_flat in enumerate(flat) if is_flat is wanted]
         if chosen:
             some = {key: [v[i] for i in chosen] if isinstance(v, list) else v for key, v in numbers.items()}
@@ -101,8 +107,8 @@ def _alike(tensors: Sequence[Tensor]) -> bool:
 
     State may have been loaded in another dtype, or a model moved without its optimizer: the loop says so.
     """
-    dtype, numel = tensors[0].dtype, tensors[0].numel()
+    dtype, device, numel = tensors[0].dtype, tensors[0].device, tensors[0].numel()
     return dtype in (torch.float32, torch.float64) and all(
-        tensor.is_contiguous() and tensor.is_cpu and tensor.dtype is dtype and tensor.numel() == numel
+        tensor.is_contiguous() and tensor.device == device and tensor.dtype is dtype and tensor.numel() == numel
         for tensor in tensors
     )

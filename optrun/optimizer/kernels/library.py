@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -14,32 +13,10 @@ import torch
 from torch import Tensor
 
 from optrun.optimizer.kernels.build import LIBRARY, SOURCE, digest
+from optrun.optimizer.kernels.rows import Rows
 
 FORMULAS = ("adam", "adamax", "lamb")
 """In the order of `UPDATES` in step.c."""
-NUMBERS: dict[str, float] = {
-    "scale": 0.0,
-    "keep": 1.0,
-    "beta1": 0.0,
-    "beta2": 0.0,
-    "eps": 0.0,
-    "eps_gradient": 0.0,
-    "eps_denominator": 0.0,
-    "root": 1.0,
-    "first": 1.0,
-    "l1": 0.0,
-    "l2": 0.0,
-    "decay": 0.0,
-    "unscale": 1.0,
-    "adapt": 0.0,
-    "nesterov": 0.0,
-    "min_norm": 0.0,
-    "max_norm": math.inf,
-    "eps_ratio": 0.0,
-    "min_ratio": 0.0,
-    "max_ratio": math.inf,
-}
-"""Fields of `Numbers` in step.c, in its order, and what they are where a formula has none."""
 
 
 @dataclass(frozen=True)
@@ -74,21 +51,16 @@ def load(folder: Path) -> Library:
 
 def call(
     formula: str,
-    params: Sequence[Tensor],
-    grads: Sequence[Tensor],
-    firsts: Sequence[Tensor],
-    seconds: Sequence[Tensor],
-    numbers: Sequence[dict[str, float]],
+    lists: Sequence[list[Tensor]],
+    rows: Rows,
 ) -> list[float]:
     """Take one step of a formula over tensors in place.
 
     Args:
         formula: One of `FORMULAS`.
-        params: On the CPU, contiguous, all float32 or all float64.
-        grads: Of the same shapes, dtype and layout.
-        firsts: First moments, likewise.
-        seconds: Second moments or running maxima, likewise.
-        numbers: Of each tensor, some of `NUMBERS`.
+        lists: Parameters, gradients, first moments, second moments or running maxima; of one length, on the CPU,
+            contiguous, all float32 or all float64.
+        rows: The numbers of each tensor.
 
     Returns:
         LAMB's ratio of each tensor; 1 otherwise.
@@ -98,17 +70,16 @@ def call(
     """
     loaded = library().loaded
     assert loaded is not None
-    count = len(params)
+    params, count = lists[0], len(rows)
     addresses = ctypes.c_void_p * count
-    rows = [{**NUMBERS, **row} for row in numbers]
     ratios = (ctypes.c_double * count)()
     failed = loaded.optrun_step(
         FORMULAS.index(formula),
         int(params[0].dtype == torch.float64),
         ctypes.c_int64(count),
-        *(addresses(*(tensor.data_ptr() for tensor in tensors)) for tensors in (params, grads, firsts, seconds)),
+        *(addresses(*(tensor.data_ptr() for tensor in tensors)) for tensors in lists),
         (ctypes.c_int64 * count)(*(param.numel() for param in params)),
-        (ctypes.c_double * (count * len(NUMBERS)))(*chain.from_iterable(row.values() for row in rows)),
+        (ctypes.c_double * (count * len(rows[0])))(*chain.from_iterable(row.values() for row in rows)),
         ratios,
         torch.get_num_threads(),
     )

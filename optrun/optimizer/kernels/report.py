@@ -9,6 +9,7 @@ from torch.optim import Optimizer
 
 from optrun.optimizer.base import NamedOptimizer
 from optrun.optimizer.kernels.choice import why_not_compiled
+from optrun.optimizer.kernels.triton.found import why_not
 
 
 def kernel_of(optimizer: Optimizer, device: str, *, whole: bool = True) -> str:
@@ -26,12 +27,14 @@ def kernel_of(optimizer: Optimizer, device: str, *, whole: bool = True) -> str:
     Raises:
         ConfigError: `OPTRUN_KERNEL` is no kernel, or one that is not there.
     """
-    members = getattr(optimizer, "members", {})
-    names = {
-        _kernel_of_group(members.get(group.get("optimizer"), optimizer), group, device, whole=whole)
-        for group in optimizer.param_groups
-    }
+    names = {_kernel_of_group(stepper, group, device, whole=whole) for stepper, group in _steppers(optimizer)}
     return ", ".join(sorted(names))
+
+
+def _steppers(optimizer: Optimizer) -> list[tuple[Any, Mapping[str, Any]]]:
+    """Each group beside what steps it: the optimizer, or one of its members."""
+    members = getattr(optimizer, "members", {})
+    return [(members.get(group.get("optimizer"), optimizer), group) for group in optimizer.param_groups]
 
 
 def _kernel_of_group(stepper: Any, group: Mapping[str, Any], device: str, *, whole: bool) -> str:
@@ -46,14 +49,24 @@ def _kernel_of_group(stepper: Any, group: Mapping[str, Any], device: str, *, who
     return "foreach" if foreach else "loop"
 
 
-def kernel_row(kernel: str) -> str:
-    """Write the row of `optrun explain`: the kernel, and why it is not the compiled one.
+def kernel_row(optimizer: Optimizer, device: str, *, whole: bool = True) -> str:
+    """Write the row of `optrun explain`: the kernel, and why it is not the fastest one; arguments as in `kernel_of`.
 
     Example:
-        >>> kernel_row("torch"), kernel_row("compiled")
-        ("torch's own", 'compiled')
+        >>> weight = torch.nn.Parameter(torch.ones(1))
+        >>> kernel_row(torch.optim.SGD([weight]), "cpu")
+        "torch's own"
     """
+    kernel = kernel_of(optimizer, device, whole=whole)
     if kernel == "torch":
         return "torch's own"
-    reason = why_not_compiled()
-    return f"{kernel}; the compiled one: {reason}" if reason and "fused" in kernel else kernel
+    taken = {
+        _kernel_of_group(stepper, group, device, whole=whole)
+        for stepper, group in _steppers(optimizer)
+        if hasattr(stepper, "kernel") and group["foreach"] is None
+    }
+    if device == "cpu":
+        fastest, reason, instead = "compiled", why_not_compiled(), "fused"
+    else:
+        fastest, reason, instead = "Triton", why_not(device), "foreach"
+    return f"{kernel}; the {fastest} one: {reason}" if reason and instead in taken else kernel

@@ -23,7 +23,7 @@ enum { WAVE = 1 << 20 }; /* elements between LAMB's passes at least: what was re
 #endif
 const char *optrun_digest(void) { return DIGEST; }
 
-typedef struct { /* of one tensor; the order is that of `NUMBERS` in compiled.py */
+typedef struct { /* of one tensor; the order is that of `NUMBERS` in rows.py */
     double scale;   /* lr / (1 - beta1^t) of Adam and Adamax, lr of LAMB */
     double keep;    /* what decoupled decay leaves of a weight */
     double beta1, beta2, eps;

@@ -16,15 +16,11 @@ from optrun.errors import ConfigError
 from optrun.optimizer import Adamax, AdamW, Lamb, LazyAdam, Lion, Soap
 from optrun.optimizer.kernels import build, choice, fused, library
 from optrun.optimizer.kernels.report import kernel_of, kernel_row
+from optrun.optimizer.kernels.triton.found import why_not
+from tests.kernel_cases import OWN, OWN_IDS, ends
 from tests.optimizer_cases import CASES, Case
 
-OWN = [(case, options) for case in CASES for options in case.good if hasattr(case.build(
-    [(name, torch.nn.Parameter(torch.ones(2, 16))) for name in ("body.weight", "body.bias", "gain", "start")], **options
-), "kernel")]  # fmt: skip
-OWN_IDS = [f"{case.name}-{index}" for index, (case, _) in enumerate(OWN)]
 KERNELS = ["fused", "compiled"] if build.compiler() or library.library().loaded else ["fused"]
-LONG = 2 * 16384 + 37
-"""More than two chunks of the compiled kernel."""
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -47,44 +43,6 @@ Kernel = Callable[[str], None]
 @pytest.fixture
 def use(monkeypatch: pytest.MonkeyPatch) -> Kernel:
     return lambda name: monkeypatch.setenv(choice.VARIABLE, name)
-
-
-def odd(dtype: torch.dtype) -> dict[str, torch.nn.Parameter]:
-    """Names as in `toy`; what kernels stumble over: several chunks, nothing, a number, a transposed matrix, zeros."""
-    generator = torch.Generator().manual_seed(0)
-    values = {
-        "body.weight": torch.randn(LONG, generator=generator, dtype=torch.float64),
-        "body.bias": torch.randn(5, 16, generator=generator, dtype=torch.float64).t(),
-        "gain": torch.randn((), generator=generator, dtype=torch.float64),
-        "start": torch.zeros(5, dtype=torch.float64),
-        "empty": torch.zeros(0, 3, dtype=torch.float64),
-    }
-    return {name: torch.nn.Parameter(value.to(dtype)) for name, value in values.items()}
-
-
-def set_odd_grads(params: Mapping[str, torch.Tensor], step: int) -> None:
-    """One gradient is expanded, as that of a sum; one is missing now and then."""
-    generator = torch.Generator().manual_seed(1000 + step)
-    for param in params.values():
-        param.grad = torch.randn(param.shape, generator=generator, dtype=torch.float64).to(param.dtype)
-    params["start"].grad = torch.ones((), dtype=params["start"].dtype).expand(5)
-    if step == 1:
-        params["gain"].grad = None
-
-
-def ends(case: Case, options: Mapping[str, Any], dtype: torch.dtype, steps: int = 4) -> dict[str, torch.Tensor]:
-    params = odd(dtype)
-    groups = [
-        {"params": [(name, params[name]) for name in ("body.weight", "start")], "weight_decay": 0.1},
-        {"params": [(name, params[name]) for name in ("body.bias", "gain", "empty")], "lr_scale": 0.5},
-    ]
-    optimizer = case.build(groups, **options)
-    for step in range(steps):
-        set_odd_grads(params, step)
-        optimizer.step()
-    state = {f"{n}/{k}": v for n, p in params.items() for k, v in optimizer.state[p].items() if k != "step"}
-    ratios = {f"{n}/ratio": torch.tensor(k) for n, k in getattr(optimizer, "trust_ratios", {}).items()}
-    return {**{name: param.detach() for name, param in params.items()}, **state, **ratios}
 
 
 @pytest.mark.parametrize(("case", "options"), OWN, ids=OWN_IDS)
@@ -201,7 +159,8 @@ def test_what_no_kernel_computes_the_loop_does(use: Kernel) -> None:
     assert taken(Lamb([weight], foreach=True)) == "foreach"
     assert taken(Lamb([weight], foreach=False)) == "loop"
     assert taken(Lamb([weight], caution=True)) == "loop"
-    assert taken(Lamb([weight]), device="cuda") == taken(Lamb([weight]), whole=False) == "foreach"
+    assert taken(Lamb([weight]), device="cuda") == ("foreach" if why_not("cuda") else "triton")
+    assert taken(Lamb([weight]), whole=False) == "foreach"
     assert taken(AdamW([weight])) == "torch"
     assert taken(Lion([weight])) == taken(Soap([weight]), device="cuda") == "loop"
     assert taken(Lion([weight]), device="cuda") == taken(Lion([weight], foreach=True)) == "foreach"
@@ -260,7 +219,7 @@ def test_why_there_is_none(tmp_path: Path, use: Kernel, monkeypatch: pytest.Monk
     use("auto")
     taken = kernel_of(Lamb([torch.nn.Parameter(torch.ones(1))]), "cpu")
     assert taken == "fused"
-    assert "does not load" in kernel_row(taken)
+    assert "does not load" in kernel_row(Lamb([torch.nn.Parameter(torch.ones(1))]), "cpu")
 
 
 def test_a_library_of_another_source_is_not_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,252 @@
+"""Adam, Adamax and LAMB over a list of tensors, in Triton: each formula as the loop beside it in Python writes it.
+
+Tensors are cut into chunks of a fixed size, one program each, and a chunk into blocks; where tensors lie, and their
+numbers, stand in tables. LAMB's sums are added in float64, lane by lane, then chunk by chunk, without atomics and in an
+order that depends on sizes alone, and no launch is tuned: the same input gives the same bits. LAMB needs its direction
+twice, for the norm and for the update, and computes it twice: that moves fewer bytes than to keep it, and needs no
+memory.
+
+Triton reads `tl.constexpr` in annotations as it stands: they are not postponed in this file.
+"""
+
+import torch
+import triton
+import triton.language as tl
+
+from optrun.optimizer.kernels.rows import NUMBERS
+
+INTERPRETED = bool(triton.knobs.runtime.interpret)
+"""Whether Triton's interpreter runs the kernels, on the CPU: TRITON_INTERPRET=1 as this file was imported."""
+REALS = {torch.float32: tl.float32, torch.float64: tl.float64}
+CHUNK = 8192
+"""Elements of a program."""
+BLOCK = 1024
+"""Elements of a program at once."""
+OPTIONS = {"num_warps": 4, "enable_fp_fusion": False}
+"""Of every launch. Sums are added in an order that warps decide, too; multiply-adds are not fused, as in step.c."""
+
+PLACES = ("params", "grads", "firsts", "seconds", "size", "chunks")
+"""What is told of each tensor besides `NUMBERS`: four addresses, elements, which chunk is its first."""
+
+# Triton takes constants of a file only as these.
+_PLACES, _NUMBERS = tl.constexpr(len(PLACES)), tl.constexpr(len(NUMBERS))
+_PARAMS, _GRADS, _FIRSTS, _SECONDS, _SIZE, _CHUNKS = (tl.constexpr(at) for at in range(len(PLACES)))
+_AT = {name: tl.constexpr(at) for at, name in enumerate(NUMBERS)}
+_SCALE, _KEEP, _ROOT, _FIRST, _UNSCALE = (_AT[name] for name in ("scale", "keep", "root", "first", "unscale"))
+_BETA1, _BETA2, _L1, _L2, _DECAY = (_AT[name] for name in ("beta1", "beta2", "l1", "l2", "decay"))
+_EPS, _EPS_GRADIENT, _EPS_DENOMINATOR = (_AT[name] for name in ("eps", "eps_gradient", "eps_denominator"))
+_ADAPT, _NESTEROV, _EPS_RATIO = (_AT[name] for name in ("adapt", "nesterov", "eps_ratio"))
+_MIN_NORM, _MAX_NORM, _MIN_RATIO, _MAX_RATIO = (
+    _AT[f"{end}_{of}"] for of in ("norm", "ratio") for end in ("min", "max")
+)
+
+
+@triton.jit
+def _pointer(place, begin, REAL: tl.constexpr, ALIGNED: tl.constexpr):
+    pointer = tl.load(place).to(tl.pointer_type(REAL)) + begin
+    if ALIGNED:
+        pointer = tl.multiple_of(pointer, 16)
+    return pointer
+
+
+@triton.jit
+def _load(pointer, at, size, TAIL: tl.constexpr):  # with a mask a whole block would not be loaded as vectors
+    return tl.load(pointer + at, mask=at < size, other=0.0) if TAIL else tl.load(pointer + at)
+
+
+@triton.jit
+def _store(pointer, at, value, size, TAIL: tl.constexpr):
+    if TAIL:
+        tl.store(pointer + at, value, mask=at < size)
+    else:
+        tl.store(pointer + at, value)
+
+
+@triton.jit
+def _sqrt(x):  # rounded correctly, as on a CPU; in float64 it always is
+    return tl.sqrt_rn(x) if x.dtype == tl.float32 else tl.sqrt(x)
+
+
+@triton.jit
+def _quotient(x, y):
+    return tl.div_rn(x, y) if x.dtype == tl.float32 else x / y
+
+
+@triton.jit
+def _lerp(a, b, beta, rest):  # exact where a is b and where beta is 0
+    return tl.where(rest < 0.5, a + rest * (b - a), b - beta * (b - a))
+
+
+@triton.jit
+def _bounded(x, low, high):
+    return tl.where(x < low, low, tl.where(x > high, high, x))
+
+
+@triton.jit
+def _coupled(g, w, l1, l2):
+    g = tl.where(l2 != 0, g + l2 * w, g)
+    return tl.where(l1 != 0, tl.where(w > 0, g + l1, tl.where(w < 0, g - l1, g)), g)
+
+
+@triton.jit
+def adam(
+    places, numbers, chunks, REAL: tl.constexpr, ALIGNED: tl.constexpr, CHUNK: tl.constexpr, BLOCK: tl.constexpr
+):  # fmt: skip
+    """As `adam_update._single_tensor_adam`."""
+    tensor = tl.load(chunks + 2 * tl.program_id(0))
+    begin = tl.load(chunks + 2 * tl.program_id(0) + 1)
+    place, x = places + tensor * _PLACES, numbers + tensor * _NUMBERS
+    size = tl.minimum(tl.load(place + _SIZE) - begin, CHUNK)
+    params = _pointer(place + _PARAMS, begin, REAL, ALIGNED)
+    grads = _pointer(place + _GRADS, begin, REAL, ALIGNED)
+    firsts = _pointer(place + _FIRSTS, begin, REAL, ALIGNED)
+    seconds = _pointer(place + _SECONDS, begin, REAL, ALIGNED)
+    beta1, beta2 = tl.load(x + _BETA1), tl.load(x + _BETA2)
+    rest1, rest2 = (1 - beta1).to(REAL), (1 - beta2).to(REAL)
+    beta1, beta2 = beta1.to(REAL), beta2.to(REAL)
+    scale, keep = tl.load(x + _SCALE).to(REAL), tl.load(x + _KEEP).to(REAL)
+    root, eps = tl.load(x + _ROOT).to(REAL), tl.load(x + _EPS).to(REAL)
+    l2, unscale = tl.load(x + _L2).to(REAL), tl.load(x + _UNSCALE).to(REAL)
+    nesterov = tl.load(x + _NESTEROV)
+    whole = size // BLOCK * BLOCK
+    for TAIL in tl.static_range(2):
+        for start in range(whole * TAIL, whole + (size - whole) * TAIL, BLOCK):
+            at = start + tl.arange(0, BLOCK)
+            w = _load(params, at, size, TAIL)
+            g = _load(grads, at, size, TAIL) * unscale
+            g = tl.where(l2 != 0, g + l2 * w, g)
+            first = _lerp(_load(firsts, at, size, TAIL), g, beta1, rest1)
+            second = beta2 * _load(seconds, at, size, TAIL) + rest2 * g * g
+            _store(firsts, at, first, size, TAIL)
+            _store(seconds, at, second, size, TAIL)
+            direction = tl.where(nesterov != 0, _lerp(first, g, beta1, rest1), first)
+            moved = scale * _quotient(direction, _sqrt(second) * root + eps)
+            _store(params, at, keep * w - moved, size, TAIL)
+
+
+@triton.jit
+def adamax(
+    places, numbers, chunks, REAL: tl.constexpr, ALIGNED: tl.constexpr, CHUNK: tl.constexpr, BLOCK: tl.constexpr
+):  # fmt: skip
+    """As `adamax._single_tensor_adamax`."""
+    tensor = tl.load(chunks + 2 * tl.program_id(0))
+    begin = tl.load(chunks + 2 * tl.program_id(0) + 1)
+    place, x = places + tensor * _PLACES, numbers + tensor * _NUMBERS
+    size = tl.minimum(tl.load(place + _SIZE) - begin, CHUNK)
+    params = _pointer(place + _PARAMS, begin, REAL, ALIGNED)
+    grads = _pointer(place + _GRADS, begin, REAL, ALIGNED)
+    firsts = _pointer(place + _FIRSTS, begin, REAL, ALIGNED)
+    seconds = _pointer(place + _SECONDS, begin, REAL, ALIGNED)
+    beta1, beta2 = tl.load(x + _BETA1), tl.load(x + _BETA2).to(REAL)
+    beta1, rest1 = beta1.to(REAL), (1 - beta1).to(REAL)
+    scale, keep = tl.load(x + _SCALE).to(REAL), tl.load(x + _KEEP).to(REAL)
+    l1, l2 = tl.load(x + _L1).to(REAL), tl.load(x + _L2).to(REAL)
+    eps = tl.load(x + _EPS).to(REAL)
+    eps_gradient = tl.load(x + _EPS_GRADIENT).to(REAL)
+    eps_denominator = tl.load(x + _EPS_DENOMINATOR).to(REAL)
+    whole = size // BLOCK * BLOCK
+    for TAIL in tl.static_range(2):
+        for start in range(whole * TAIL, whole + (size - whole) * TAIL, BLOCK):
+            at = start + tl.arange(0, BLOCK)
+            w = _load(params, at, size, TAIL)
+            g = _coupled(_load(grads, at, size, TAIL), w, l1, l2)
+            first = _lerp(_load(firsts, at, size, TAIL), g, beta1, rest1)
+            largest, faded = tl.abs(g) + eps_gradient, beta2 * _load(seconds, at, size, TAIL) + eps
+            largest = tl.where((faded > largest) | (faded != faded), faded, largest)  # NaN goes before every number
+            _store(firsts, at, first, size, TAIL)
+            _store(seconds, at, largest, size, TAIL)
+            moved = scale * _quotient(first, largest + eps_denominator)
+            _store(params, at, keep * w - moved, size, TAIL)
+
+
+@triton.jit
+def _direction(first, second, w, correction, root, eps, decay):
+    adam = _quotient(first * correction, _sqrt(second) * root + eps)
+    return tl.where(decay != 0, adam + decay * w, adam)
+
+
+@triton.jit
+def lamb_moments(
+    places, numbers, chunks, sums, REAL: tl.constexpr, ALIGNED: tl.constexpr, CHUNK: tl.constexpr, BLOCK: tl.constexpr
+):  # fmt: skip
+    """The first half of `lamb._single_tensor_lamb`: moments, and squares of weights and directions of each chunk."""
+    tensor = tl.load(chunks + 2 * tl.program_id(0))
+    begin = tl.load(chunks + 2 * tl.program_id(0) + 1)
+    place, x = places + tensor * _PLACES, numbers + tensor * _NUMBERS
+    size = tl.minimum(tl.load(place + _SIZE) - begin, CHUNK)
+    params = _pointer(place + _PARAMS, begin, REAL, ALIGNED)
+    grads = _pointer(place + _GRADS, begin, REAL, ALIGNED)
+    firsts = _pointer(place + _FIRSTS, begin, REAL, ALIGNED)
+    seconds = _pointer(place + _SECONDS, begin, REAL, ALIGNED)
+    beta1, beta2 = tl.load(x + _BETA1), tl.load(x + _BETA2)
+    rest1, rest2 = (1 - beta1).to(REAL), (1 - beta2).to(REAL)
+    beta1, beta2 = beta1.to(REAL), beta2.to(REAL)
+    l1, l2 = tl.load(x + _L1).to(REAL), tl.load(x + _L2).to(REAL)
+    root, correction = tl.load(x + _ROOT).to(REAL), tl.load(x + _FIRST).to(REAL)
+    eps, decay = tl.load(x + _EPS).to(REAL), tl.load(x + _DECAY).to(REAL)
+    weights = tl.full((BLOCK,), 0.0, tl.float64)
+    directions = tl.full((BLOCK,), 0.0, tl.float64)
+    whole = size // BLOCK * BLOCK
+    for TAIL in tl.static_range(2):
+        for start in range(whole * TAIL, whole + (size - whole) * TAIL, BLOCK):
+            at = start + tl.arange(0, BLOCK)
+            w = _load(params, at, size, TAIL)
+            g = _coupled(_load(grads, at, size, TAIL), w, l1, l2)
+            first = _lerp(_load(firsts, at, size, TAIL), g, beta1, rest1)
+            second = beta2 * _load(seconds, at, size, TAIL) + rest2 * g * g
+            _store(firsts, at, first, size, TAIL)
+            _store(seconds, at, second, size, TAIL)
+            direction = _direction(first, second, w, correction, root, eps, decay)
+            if TAIL:  # with an eps of 0 nothing past the end is 0 / 0
+                direction = tl.where(at < size, direction, 0.0)
+            weights += w.to(tl.float64) * w.to(tl.float64)
+            directions += direction.to(tl.float64) * direction.to(tl.float64)
+    tl.store(sums + 2 * tl.program_id(0), tl.sum(weights, axis=0))
+    tl.store(sums + 2 * tl.program_id(0) + 1, tl.sum(directions, axis=0))
+
+
+@triton.jit
+def lamb_ratios(places, numbers, sums, ratios, REAL: tl.constexpr, CHUNK: tl.constexpr, BLOCK: tl.constexpr):
+    """The trust ratio of each tensor, from the sums of its chunks."""
+    tensor = tl.program_id(0)
+    place, x = places + tensor * _PLACES, numbers + tensor * _NUMBERS
+    chunks = (tl.load(place + _SIZE) + CHUNK - 1) // CHUNK
+    own = sums + 2 * tl.load(place + _CHUNKS)
+    weights = tl.full((BLOCK,), 0.0, tl.float64)
+    directions = tl.full((BLOCK,), 0.0, tl.float64)
+    for start in range(0, chunks, BLOCK):
+        at = start + tl.arange(0, BLOCK)
+        weights += tl.load(own + 2 * at, mask=at < chunks, other=0.0)
+        directions += tl.load(own + 2 * at + 1, mask=at < chunks, other=0.0)
+    norm = tl.abs(tl.load(x + _KEEP)) * tl.sqrt(tl.sum(weights, axis=0))
+    norm = _bounded(norm, tl.load(x + _MIN_NORM), tl.load(x + _MAX_NORM))
+    length = tl.sqrt(tl.sum(directions, axis=0))
+    adapted = (tl.load(x + _ADAPT) != 0) & (norm > 0) & (length > 0)
+    ratio = norm / tl.where(adapted, length + tl.load(x + _EPS_RATIO), 1.0)
+    ratio = _bounded(ratio, tl.load(x + _MIN_RATIO), tl.load(x + _MAX_RATIO))
+    tl.store(ratios + tensor, tl.where(adapted, ratio, 1.0).to(REAL))
+
+
+@triton.jit
+def lamb_update(
+    places, numbers, chunks, ratios, REAL: tl.constexpr, ALIGNED: tl.constexpr, CHUNK: tl.constexpr, BLOCK: tl.constexpr
+):  # fmt: skip
+    """The second half of `lamb._single_tensor_lamb`: the direction again, as long as the ratio says."""
+    tensor = tl.load(chunks + 2 * tl.program_id(0))
+    begin = tl.load(chunks + 2 * tl.program_id(0) + 1)
+    place, x = places + tensor * _PLACES, numbers + tensor * _NUMBERS
+    size = tl.minimum(tl.load(place + _SIZE) - begin, CHUNK)
+    params = _pointer(place + _PARAMS, begin, REAL, ALIGNED)
+    firsts = _pointer(place + _FIRSTS, begin, REAL, ALIGNED)
+    seconds = _pointer(place + _SECONDS, begin, REAL, ALIGNED)
+    keep, eps = tl.load(x + _KEEP).to(REAL), tl.load(x + _EPS).to(REAL)
+    root, correction = tl.load(x + _ROOT).to(REAL), tl.load(x + _FIRST).to(REAL)
+    decay = tl.load(x + _DECAY).to(REAL)
+    scale = (tl.load(x + _SCALE) * tl.load(ratios + tensor)).to(REAL)
+    whole = size // BLOCK * BLOCK
+    for TAIL in tl.static_range(2):
+        for start in range(whole * TAIL, whole + (size - whole) * TAIL, BLOCK):
+            at = start + tl.arange(0, BLOCK)
+            w, first = _load(params, at, size, TAIL), _load(firsts, at, size, TAIL)
+            direction = _direction(first, _load(seconds, at, size, TAIL), w, correction, root, eps, decay)
+            _store(params, at, keep * w - scale * direction, size, TAIL)

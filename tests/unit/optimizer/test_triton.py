@@ -1,0 +1,292 @@
+"""The Triton kernels are the loop; in an environment without Triton on a stand-in for its language."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from importlib.util import find_spec
+from typing import Any
+
+import pytest
+import torch
+
+from optrun.errors import ConfigError
+from optrun.optimizer import Adamax, AdamWDL, Lamb, LazyAdam, Lion
+from optrun.optimizer.kernels import choice
+from optrun.optimizer.kernels.report import kernel_of, kernel_row
+from optrun.optimizer.kernels.triton import found, launch
+from optrun.optimizer.kernels.triton import trial as trials
+from tests import triton_stand_in
+from tests.kernel_cases import OWN, OWN_IDS, ends
+from tests.optimizer_cases import CASES, Case
+
+INSTALLED = find_spec("triton") is not None
+DEVICE = "optrun.optimizer.kernels.triton.device"
+CHUNK, BLOCK = 64, 32
+LONG = 2 * CHUNK + 37
+"""Several chunks, and a tail behind whole blocks."""
+
+pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="tests/gpu/test_cuda.py has them on the device")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def device() -> Iterator[Any]:
+    """The kernels, as the interpreter or its stand-in runs them, in small pieces."""
+    with pytest.MonkeyPatch.context() as patch:
+        if not INSTALLED:
+            patch.delitem(sys.modules, DEVICE, raising=False)
+            with triton_stand_in.installed():
+                module = importlib.import_module(DEVICE)
+        else:
+            module = importlib.import_module(DEVICE)
+        patch.setattr(module, "CHUNK", CHUNK)
+        patch.setattr(module, "BLOCK", BLOCK)
+        found.why_not.cache_clear()
+        yield module
+    if not INSTALLED:
+        del sys.modules[DEVICE]
+        del sys.modules[DEVICE.rpartition(".")[0]].device
+    found.why_not.cache_clear()
+
+
+Kernel = Callable[[str], None]
+
+
+@pytest.fixture
+def use(monkeypatch: pytest.MonkeyPatch) -> Kernel:
+    return lambda name: monkeypatch.setenv(choice.VARIABLE, name)
+
+
+def case_of(name: str) -> Case:
+    return next(case for case in CASES if case.name == name)
+
+
+def test_what_runs_them() -> None:
+    assert found.why_not("cpu") == ""
+    assert ("triton.runtime.interpreter" in sys.modules) is INSTALLED
+
+
+@pytest.mark.parametrize(("case", "options"), OWN, ids=OWN_IDS)
+def test_they_are_the_loop(case: Case, options: Mapping[str, Any], use: Kernel) -> None:
+    for dtype, tolerance in ((torch.float32, 2e-6), (torch.float64, 1e-14)):
+        use("loop")
+        truth = ends(case, options, dtype, steps=2, long=LONG)
+        use("triton")
+        for name, value in ends(case, options, dtype, steps=2, long=LONG).items():
+            torch.testing.assert_close(value, truth[name], rtol=tolerance, atol=tolerance, msg=f"{dtype}: {name}")
+
+
+@pytest.mark.filterwarnings("ignore:.* encountered in:RuntimeWarning")  # numpy's, in Triton's interpreter
+def test_numbers_that_are_none_are_the_loops(use: Kernel) -> None:
+    """What overflows, is infinite or is no number; an eps of 0 where nothing has moved yet."""
+    grad = torch.tensor([float("nan"), float("inf"), -float("inf"), 1e30, -1e-30, 0.0, 1.0])
+    for make in (
+        lambda weight: Lamb([weight], weight_decay=0.1, l2=0.1),
+        lambda weight: Lamb([weight], eps=0.0),
+        lambda weight: Adamax([weight], eps=0.0),
+        lambda weight: AdamWDL([weight], eps=0.0),
+        lambda weight: LazyAdam([weight], nesterov=True, weight_decay=0.1),
+    ):
+        for bad in (grad, grad[3:], grad[6:], torch.zeros(3)):
+            found = []
+            for name in ("loop", "triton"):
+                use(name)
+                weight = torch.nn.Parameter(torch.linspace(-1.0, 1.0, len(bad)))
+                optimizer = make(weight)
+                for now in (bad, bad, torch.ones_like(bad)):
+                    weight.grad = now.clone()
+                    optimizer.step()
+                found.append([weight.detach(), *(v for k, v in optimizer.state[weight].items() if k != "step")])
+            for ours, loops in zip(found[1], found[0], strict=True):
+                torch.testing.assert_close(ours, loops, rtol=2e-6, atol=2e-6, equal_nan=True)
+
+
+@pytest.mark.parametrize("name", ["lamb", "adamwdl"])
+def test_master_weights_are_the_loops(name: str, use: Kernel) -> None:
+    near = {torch.float32: 2e-6, torch.bfloat16: 2**-7}  # a last bit of a float32 may turn one of a bfloat16
+    for options in ({}, {"master_weights": True}):
+        use("loop")
+        truth = ends(case_of(name), options, torch.bfloat16, steps=2, long=LONG)
+        use("triton")
+        for key, value in ends(case_of(name), options, torch.bfloat16, steps=2, long=LONG).items():
+            tolerance = near[value.dtype] if options else 2**-7
+            torch.testing.assert_close(value, truth[key], rtol=tolerance, atol=tolerance, msg=f"{options}: {key}")
+
+
+class Launches:
+    """A kernel that writes down its name."""
+
+    def __init__(self, name: str, kernel: Any, seen: list[str]) -> None:
+        self.name, self.kernel, self.seen = name, kernel, seen
+
+    def __getitem__(self, grid: tuple[int]) -> Callable[..., None]:
+        self.seen.append(self.name)
+        return self.kernel[grid]
+
+
+def stepped(optimizer: torch.optim.Optimizer) -> dict[str, torch.Tensor]:
+    params = [param for group in optimizer.param_groups for param in group["params"]]
+    for _ in range(2):
+        for param in params:
+            param.grad = torch.cos(3 * param.detach())
+        optimizer.step()
+    return {
+        f"{param.numel()}/{i}": v for param in params for i, v in enumerate([param, *optimizer.state[param].values()])
+    }
+
+
+def tensors(*sizes: int) -> list[torch.nn.Parameter]:
+    return [torch.nn.Parameter(torch.linspace(-1.0, 1.0, size)) for size in sizes]
+
+
+@pytest.mark.parametrize(
+    ("make", "launches"),
+    [(Lamb, ["lamb_moments", "lamb_ratios", "lamb_update"]), (Adamax, ["adamax"]), (AdamWDL, ["adam"])],
+)
+def test_few_launches_and_the_same_bits_beside_whatever(
+    make: Callable[..., Any], launches: list[str], device: Any, use: Kernel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    use("triton")
+    seen: list[str] = []
+    for name in ("adam", "adamax", "lamb_moments", "lamb_ratios", "lamb_update"):
+        monkeypatch.setattr(device, name, Launches(name, getattr(device, name), seen))
+    sizes = (LONG, 3, BLOCK)
+    groups = [{"params": [param], "lr": 0.1 / (1 + i)} for i, param in enumerate(tensors(*sizes))]
+    together = stepped(make(groups))
+    assert seen == 2 * launches, "however many tensors and groups"
+    for i, size in enumerate(sizes):
+        for key, value in stepped(make(tensors(size), lr=0.1 / (1 + i))).items():
+            assert together[key] == value if key.endswith("/1") else torch.equal(together[key], value), key
+
+
+def test_whole_vectors_are_loaded_where_all_addresses_allow_it(device: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    told = []
+
+    class Asked:
+        def __getitem__(self, grid: tuple[int]) -> Callable[..., None]:
+            return lambda *given, ALIGNED, **constants: told.append(ALIGNED)
+
+    monkeypatch.setattr(device, "adam", Asked())
+    whole = torch.ones(9)
+    for one in (whole, whole[1:], whole[4:]):
+        launch.step("adam", [[whole], [whole], [whole], [one]], [trials.ROW])
+    assert told == [True, False, True]
+
+
+def test_tables_are_made_on_the_cpu_whatever_the_default_device_is() -> None:
+    sizes = (9, 0, 5)
+    with torch.device("meta"):
+        chunks = launch._chunks(sizes, 8, "cpu")
+        places, numbers = launch._table([[1, 2, 3, 4]] * 3, sizes, 8, [trials.ROW] * 3, torch.device("cpu"))
+    assert chunks.tolist() == [[0, 0], [0, 8], [2, 0]]
+    assert places.view(3, 6).tolist() == [[1, 2, 3, 4, 9, 0], [1, 2, 3, 4, 0, 2], [1, 2, 3, 4, 5, 2]]
+    assert numbers.view(3, -1)[2].tolist() == list(trials.ROW.values())
+
+
+def test_nothing_to_step(use: Kernel) -> None:
+    use("triton")
+    optimizer = Lamb([("none", torch.nn.Parameter(torch.ones(0, 3)))])
+    optimizer.param_groups[0]["params"][0].grad = torch.ones(0, 3)
+    optimizer.step()
+    assert optimizer.trust_ratios == {"none": 1.0}
+
+
+def test_what_is_no_list_of_numbers_goes_to_foreach(use: Kernel) -> None:
+    use("triton")
+    weight = torch.nn.Parameter(torch.ones(64))
+    weight.grad = torch.ones(64)
+    optimizer = Lamb([weight])
+    optimizer.step()
+    state = optimizer.state_dict()
+    state["state"][0]["exp_avg"] = torch.zeros(64, dtype=torch.bfloat16)
+    optimizer.load_state_dict(state)
+    with pytest.raises(RuntimeError, match="dtype"):
+        optimizer.step()
+
+
+def test_which_are_taken(use: Kernel, monkeypatch: pytest.MonkeyPatch) -> None:
+    weight = torch.nn.Parameter(torch.ones(3))
+    lamb = Lamb([weight])
+    use("auto")
+    assert kernel_of(lamb, "cpu") != "triton", "an interpreter is slow"
+    assert kernel_row(lamb, "cuda") == "foreach; the Triton one: there is no CUDA or ROCm device"
+    assert kernel_row(Lion([weight]), "cuda") == kernel_row(Lamb([weight], foreach=True), "cuda") == "foreach"
+    assert "not for mps" in kernel_row(lamb, "mps")
+    monkeypatch.setattr(choice, "why_not", lambda device: "")
+    for optimizer in (lamb, Adamax([weight]), AdamWDL([weight]), LazyAdam([weight], nesterov=True)):
+        assert kernel_of(optimizer, "cuda") == "triton"
+    assert kernel_of(lamb, "cuda", whole=False) == kernel_of(Lamb([weight], caution=True), "cuda") == "foreach"
+    assert kernel_of(Lamb([weight], foreach=False), "cuda") == "loop"
+    use("foreach")
+    assert kernel_of(lamb, "cuda") == "foreach"
+    use("triton")
+    assert kernel_of(lamb, "cpu") == "triton"
+    assert kernel_of(lamb, "cpu", whole=False) == kernel_of(Lamb([weight], caution=True), "cuda") == "foreach"
+
+
+def test_why_there_are_none(device: Any, use: Kernel, monkeypatch: pytest.MonkeyPatch) -> None:
+    why_not = found.why_not.__wrapped__
+    monkeypatch.setattr(choice, "why_not", why_not)
+    use("triton")
+    with pytest.raises(ConfigError, match=r"OPTRUN_KERNEL=triton: .* on cuda, there is no CUDA"):
+        kernel_of(Lamb([torch.nn.Parameter(torch.ones(1))]), "cuda")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    assert "TRITON_INTERPRET is set" in why_not("cuda")
+    monkeypatch.setattr(device, "INTERPRETED", False)
+    monkeypatch.setattr(trials, "trial", lambda device: "they fail there: a compiler is missing")
+    assert why_not("cuda") == "they fail there: a compiler is missing"
+    with pytest.raises(ConfigError, match=r"OPTRUN_KERNEL=triton: .* on cpu, they need .*TRITON_INTERPRET=1"):
+        kernel_of(Lamb([torch.nn.Parameter(torch.ones(1))]), "cpu")
+    monkeypatch.setitem(sys.modules, "triton", None)
+    monkeypatch.delitem(sys.modules, DEVICE)
+    monkeypatch.delattr(sys.modules[DEVICE.rpartition(".")[0]], "device")
+    assert why_not("cuda") == "triton is not installed"
+
+
+def test_a_device_is_tried(monkeypatch: pytest.MonkeyPatch) -> None:
+    cpu = torch.device("cpu")
+    monkeypatch.setattr(trials, "SIZES", (LONG, 5, 0))
+    assert trials.trial(cpu) == ""
+    step = launch.step
+
+    def fails(formula: str, lists: Any, rows: Any) -> None:
+        raise OSError("no compiler\nat all")
+
+    def differs(formula: str, lists: Any, rows: Any) -> None:
+        step(formula, lists, rows)
+        differs.times += 1
+        if formula == "lamb" and differs.times % 2 == 0:
+            lists[0][0][7] += 1e-7
+
+    differs.times = 0
+    for wrong, said in (
+        (fails, "they fail there: OSError: no compiler"),
+        (lambda formula, lists, rows: None, "they compute another adam there"),
+        (
+            lambda formula, lists, rows: formula == "lamb" or step(formula, lists, rows),
+            "they compute another lamb there",
+        ),
+        (differs, "they compute other bits of lamb there the second time"),
+    ):
+        monkeypatch.setattr(launch, "step", wrong)
+        assert trials.trial(cpu) == said
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not INSTALLED, reason="Triton is not installed (tests/README.md)")
+def test_they_compile_for_devices_that_are_not_here() -> None:
+    """NVIDIA's and AMD's; on Triton's compiler alone, in a process that does not interpret."""
+    environment = {key: value for key, value in os.environ.items() if key != "TRITON_INTERPRET"}
+    told = subprocess.run(
+        [sys.executable, "-m", "tests.triton_compiled"], env=environment, capture_output=True, text=True, check=True
+    )
+    rows = [json.loads(line) for line in told.stdout.splitlines()]
+    assert len(rows) == 5 * 3 * 2
+    for row in rows:
+        assert row["atomics"] == 0, f"{row}: sums would be added in any order"
+        loads = row["vector loads"] > 0 or row["kernel"] == "lamb_ratios"
+        assert loads, f"{row}: whole blocks are loaded as vectors"
