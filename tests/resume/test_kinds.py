@@ -105,8 +105,8 @@ def test_choices_of_the_users_own(here: Path, capsys: pytest.CaptureFixture[str]
     assert "kind" not in capsys.readouterr().out
     assert tensors(here / "run", 4) == tensors(here / "straight", 4)
     assert records(here / "run") == records(here / "straight")
-    assert optrun("report", "run", "straight") == 0
-    assert "mine (adam)" in Path("run/report.md").read_text()
+    assert optrun("report", "run", "straight", "out=both") == 0
+    assert "mine (adam)" in Path("both/report.md").read_text()
 
 
 def test_a_task_of_the_users_own_is_explained(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
