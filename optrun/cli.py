@@ -5,12 +5,14 @@ from __future__ import annotations
 import os
 import sys
 
+from optrun import garbage
 from optrun.commands.dispatch import dispatch
 from optrun.commands.messages import guarded
 
 
 def main() -> None:
     """Entry point of the `optrun` script; never returns."""
+    garbage.postpone()
     sys.exit(run(sys.argv[1:]))
 
 

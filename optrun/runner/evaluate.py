@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+from optrun import garbage
 from optrun.artifacts.checkpoint import load_checkpoint
 from optrun.artifacts.run_check import refuse_damaged
 from optrun.artifacts.run_dir import HYDRA, TOKENIZER, RunDir
@@ -68,6 +69,7 @@ def evaluate_checkpoint(config: RunConfig, run: RunDir, checkpoint: Path) -> Eva
     model = prepared.model.to(device)
     _, loaders = build_loaders(config, task, device)
     precision = Precision(device, config.training.precision.value)
+    garbage.resume()
     metrics = evaluate_sets(
         model,
         loaders,

@@ -6,6 +6,7 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
+from optrun import garbage
 from optrun.artifacts.checkpoint import open_verified
 from optrun.artifacts.run_dir import RunDir
 from optrun.config.request import Request
@@ -77,6 +78,7 @@ def follow(
             snapshot.model, snapshot.optimizer = {}, {}  # they are in use as copies
         else:
             seed_random_states(config.seed, device)
+        garbage.resume()
         loop()
         beat(Phase.publishing)
         with assembled.setup.evaluation_weights():

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from optrun import garbage
 from optrun.artifacts.checkpoint import Snapshot, make_checkpoints_dir
 from optrun.artifacts.identity import new_run_id, run_id_of
 from optrun.artifacts.lock import RunLock
@@ -185,6 +186,7 @@ def _train(session: Session, resume: ResumePoint | None, stop_at: int | None) ->
         snapshot.model, snapshot.optimizer = {}, {}  # they are in use as copies
     else:
         seed_random_states(config.seed, device)
+    garbage.resume()
     loop()
     beat(Phase.publishing, state.global_step)
     with assembled.setup.evaluation_weights():
