@@ -11,6 +11,7 @@ from optrun.artifacts.run_check import refuse_damaged
 from optrun.artifacts.run_dir import HYDRA, TOKENIZER, RunDir
 from optrun.config.schema.run import RunConfig
 from optrun.errors import ConfigError
+from optrun.model.key_value_cache import no_key_value_cache
 from optrun.model.weights import load_model_tensors
 from optrun.runner.assemble import build_loaders
 from optrun.runner.prepare import TrainedArtifacts, prepare
@@ -70,13 +71,14 @@ def evaluate_checkpoint(config: RunConfig, run: RunDir, checkpoint: Path) -> Eva
     _, loaders = build_loaders(config, task, device)
     precision = Precision(device, config.training.precision.value)
     garbage.resume()
-    metrics = evaluate_sets(
-        model,
-        loaders,
-        config.training.per_device_eval_batch_size,
-        task.evaluation,
-        lambda batches, before, total: watched(batches, total - before),
-        to_device=precision.to_device,
-        autocast=precision.autocast,
-    )
+    with no_key_value_cache(model):
+        metrics = evaluate_sets(
+            model,
+            loaders,
+            config.training.per_device_eval_batch_size,
+            task.evaluation,
+            lambda batches, before, total: watched(batches, total - before),
+            to_device=precision.to_device,
+            autocast=precision.autocast,
+        )
     return Evaluated(snapshot.global_step, examples, metrics, warning)
