@@ -21,6 +21,7 @@ from optrun.errors import printable, refuse_newer
 
 SUMMARY_FORMAT = 1
 _NON_FINITE = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
+_encode = json.JSONEncoder(ensure_ascii=False, allow_nan=False).encode
 _NUMERIC_SECTIONS = ("metrics", "perf")  # of a summary: where such a string is a number, not a word
 
 
@@ -283,10 +284,17 @@ def write_summary(
     sections = []
     for key, value in to_json(summary, where="summary").items():
         if key not in known or known[key][0] != value:
-            text = json.dumps({key: value}, ensure_ascii=False, allow_nan=False, indent=2)
-            known[key] = value, text.removeprefix("{\n").removesuffix("\n}")
+            known[key] = value, _section(key, value)
         sections.append(known[key][1])
     replace_text(Path(path), "{\n" + ",\n".join(sections) + "\n}\n", flush=flush)
+
+
+def _section(key: str, value: Any) -> str:
+    """A key and its value as they stand in an indented object; only what is nested needs Python's slow encoder."""
+    if isinstance(value, dict | list):
+        text = json.dumps({key: value}, ensure_ascii=False, allow_nan=False, indent=2)
+        return text.removeprefix("{\n").removesuffix("\n}")
+    return f"  {_encode(key)}: {_encode(value)}"
 
 
 def read_summary(path: Path | str, *, any_format: bool = False) -> dict[str, Any]:
