@@ -13,7 +13,9 @@ from optrun.commands.messages import guarded
 def main() -> None:
     """Entry point of the `optrun` script; never returns."""
     garbage.postpone()
-    sys.exit(run(sys.argv[1:]))
+    code = run(sys.argv[1:])
+    garbage.abandon()
+    sys.exit(code)
 
 
 def run(argv: list[str]) -> int:

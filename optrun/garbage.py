@@ -30,3 +30,11 @@ def resume() -> None:
         gc.freeze()
         gc.set_threshold(*_usual)
         _usual = None
+
+
+def abandon() -> None:
+    """Leave what there is to the end of the process: Python would look through it all and take it apart, for a second.
+
+    What has to be done at an end is done by `atexit`, `with` and `finally`, as before.
+    """
+    gc.freeze()
