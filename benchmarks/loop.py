@@ -41,11 +41,13 @@ class Clock:
     """CPU seconds between the steps of a loop.
 
     Args:
+        steps: Of the loop.
         profile: Runs over the steps that count; None: none does.
     """
 
-    def __init__(self, profile: cProfile.Profile | None = None) -> None:
+    def __init__(self, steps: int, profile: cProfile.Profile | None = None) -> None:
         self.ticks: list[float] = []
+        self.steps = steps
         self.profile = profile
 
     def tick(self) -> None:
@@ -53,11 +55,11 @@ class Clock:
         self.ticks.append(time.process_time())
         if self.profile is not None and len(self.ticks) == WARM_UP:
             self.profile.enable()
+        if self.profile is not None and len(self.ticks) == self.steps:
+            self.profile.disable()
 
     def milliseconds(self) -> float:
         """A step's share: log lines included, the begin left out, and blocks of ten so that a pause does not count."""
-        if self.profile is not None:
-            self.profile.disable()
         ticks = self.ticks[WARM_UP::10]
         return statistics.median(b - a for a, b in itertools.pairwise(ticks)) * 100
 
@@ -87,7 +89,7 @@ def parts(steps: int) -> tuple[Any, ...]:
 
 def bare(steps: int, _: int) -> float:
     """Train by hand."""
-    clock = Clock()
+    clock = Clock(steps)
     trained, optimizer, batches, schedule = parts(steps)
     for batch in batches:
         optimizer.zero_grad()
@@ -105,7 +107,7 @@ def accelerated(steps: int, _: int) -> float:
     """Train by hand through accelerate."""
     from accelerate import Accelerator
 
-    accelerator, clock = Accelerator(cpu=True), Clock()
+    accelerator, clock = Accelerator(cpu=True), Clock(steps)
     trained, optimizer, batches, schedule = accelerator.prepare(*parts(steps))
     for batch in batches:
         with accelerator.accumulate(trained):
@@ -124,7 +126,7 @@ def trainer(steps: int, logging_steps: int) -> float:
     """Train with transformers.Trainer."""
     from transformers import Trainer, TrainerCallback, TrainingArguments
 
-    clock = Clock()
+    clock = Clock(steps)
 
     class Ticking(TrainerCallback):
         def on_step_end(self, *_: object, **__: object) -> None:
@@ -145,7 +147,7 @@ def optrun(steps: int, logging_steps: int, profile: cProfile.Profile | None = No
     import optrun as package
     from optrun.training.loop import Loop
 
-    clock, step = Clock(profile), Loop._step
+    clock, step = Clock(steps, profile), Loop._step
 
     def ticking(self: Loop) -> None:
         step(self)
@@ -160,7 +162,8 @@ def optrun(steps: int, logging_steps: int, profile: cProfile.Profile | None = No
         text.write_text("".join(f"the {number}th line of a text, {number * number}\n" for number in range(4000)))
         package.run(
             [
-                "optimizer=adamw", "scheduler=linear", "checkpoint=none", "data=files", f"data.train={text}",
+                "optimizer=adamw", "param_groups=single", "scheduler=linear", "checkpoint=none",
+                "data=files", f"data.train={text}",
                 "data.eval_fraction=0", f"data.max_length={LENGTH}", f"training.max_steps={steps}",
                 f"training.logging_steps={logging_steps}", f"training.per_device_train_batch_size={BATCH}",
                 "task.sample_tokens=0", f"hydra.run.dir={folder}/run", f"model.vocab_size={MODEL['vocab_size']}",
@@ -207,10 +210,12 @@ def measure(steps: int, repeats: int, only: str) -> str:
 
 
 def profiled(steps: int) -> str:
-    """Where the steps of optrun's loop spend their time, with a line each."""
-    profile, out = cProfile.Profile(), io.StringIO()
+    """Where the steps of optrun's loop spend their CPU time, with a line each: optrun's functions, then all."""
+    profile, out = cProfile.Profile(time.process_time), io.StringIO()
     optrun(steps, 1, profile)
-    pstats.Stats(profile, stream=out).sort_stats("cumulative").print_stats(70)
+    stats = pstats.Stats(profile, stream=out)
+    stats.sort_stats("cumulative").print_stats("optrun/", 60)
+    stats.sort_stats("time").print_stats(40)
     return out.getvalue()
 
 

@@ -11,7 +11,7 @@ from optrun.artifacts.run_check import refuse_damaged
 from optrun.artifacts.run_dir import HYDRA, TOKENIZER, RunDir
 from optrun.config.schema.run import RunConfig
 from optrun.errors import ConfigError
-from optrun.model.key_value_cache import no_key_value_cache
+from optrun.model.forward import lean_forward
 from optrun.model.weights import load_model_tensors
 from optrun.runner.assemble import build_loaders
 from optrun.runner.prepare import TrainedArtifacts, prepare
@@ -71,7 +71,7 @@ def evaluate_checkpoint(config: RunConfig, run: RunDir, checkpoint: Path) -> Eva
     _, loaders = build_loaders(config, task, device)
     precision = Precision(device, config.training.precision.value)
     garbage.resume()
-    with no_key_value_cache(model):
+    with lean_forward(model):
         metrics = evaluate_sets(
             model,
             loaders,

@@ -13,7 +13,7 @@ from optrun.config.request import Request
 from optrun.config.schema.distributed import FsdpConfig
 from optrun.distributed.heartbeat import Phase, beat
 from optrun.distributed.world import World
-from optrun.model.key_value_cache import no_key_value_cache
+from optrun.model.forward import lean_forward
 from optrun.runner.assemble import assemble
 from optrun.runner.components import build_loop
 from optrun.runner.prepare import prepare
@@ -80,7 +80,7 @@ def follow(
         else:
             seed_random_states(config.seed, device)
         garbage.resume()
-        with no_key_value_cache(assembled.setup.model):
+        with lean_forward(assembled.setup.model):
             loop()
         beat(Phase.publishing)
         with assembled.setup.evaluation_weights():

@@ -26,7 +26,7 @@ from optrun.data.cache import discarded
 from optrun.distributed.heartbeat import Phase, beat
 from optrun.distributed.world import ALONE, World
 from optrun.errors import EXIT_DONE, EXIT_FAILED, ConfigError, StoppedEarly
-from optrun.model.key_value_cache import no_key_value_cache
+from optrun.model.forward import lean_forward
 from optrun.optimizer.build import require_optimizer
 from optrun.runner.assemble import Assembled, assemble
 from optrun.runner.components import build_loop
@@ -188,7 +188,7 @@ def _train(session: Session, resume: ResumePoint | None, stop_at: int | None) ->
     else:
         seed_random_states(config.seed, device)
     garbage.resume()
-    with no_key_value_cache(assembled.setup.model):
+    with lean_forward(assembled.setup.model):
         loop()
     beat(Phase.publishing, state.global_step)
     with assembled.setup.evaluation_weights():

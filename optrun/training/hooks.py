@@ -158,8 +158,11 @@ class Hooks:
         return self._own_with[hook]
 
     def _own(self, component: Callback, hook: str, *args: Any) -> None:
-        with self._as(component.key, hook):
+        self.training.caller = component.key
+        try:
             getattr(component, hook)(self.training, *args)
+        finally:
+            self.training.caller = ""
 
     def _guarded(self, key: str, callback: object, hook: str, *args: Any) -> None:
         """One hook of a user's callback: it watches, and a run with it computes what a run without it does."""
