@@ -5,13 +5,17 @@ from __future__ import annotations
 import os
 import sys
 
+from optrun import garbage
 from optrun.commands.dispatch import dispatch
 from optrun.commands.messages import guarded
 
 
 def main() -> None:
     """Entry point of the `optrun` script; never returns."""
-    sys.exit(run(sys.argv[1:]))
+    garbage.postpone()
+    code = run(sys.argv[1:])
+    garbage.abandon()
+    sys.exit(code)
 
 
 def run(argv: list[str]) -> int:

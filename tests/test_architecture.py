@@ -15,6 +15,7 @@ PACKAGE = Path(optrun.__file__).parent
 ALLOWED: dict[str, set[str]] = {
     "errors": set(),
     "formatting": set(),
+    "garbage": set(),
     "registry": {"errors"},
     "bounded_yaml": set(),
     "artifacts": {"errors"},
@@ -32,7 +33,7 @@ ALLOWED: dict[str, set[str]] = {
     "task": {"config", "data", "errors", "formatting", "registry"},
     "training": {"artifacts", "config", "data", "distributed", "errors", "formatting"},
     "runner": {
-        "artifacts", "clip", "config", "data", "distributed", "errors", "formatting", "model", "optimizer",
+        "artifacts", "clip", "config", "data", "distributed", "errors", "formatting", "garbage", "model", "optimizer",
         "param_groups", "registry", "report", "scheduler", "task", "tracking", "training",
     },
     "sweeper": {"artifacts", "config", "errors", "formatting", "registry", "runner", "training"},
@@ -45,7 +46,7 @@ ALLOWED: dict[str, set[str]] = {
         "artifacts", "certify", "config", "data", "distributed", "errors", "explain", "formatting", "model",
         "optimizer", "param_groups", "registry", "report", "runner", "sweeper", "tracking", "training",
     },
-    "cli": {"commands"},
+    "cli": {"commands", "garbage"},
     "__main__": {"cli"},
     "api": {"artifacts", "commands", "config", "errors", "registry", "runner"},
     "__init__": set(),

@@ -107,37 +107,34 @@ def sync_folder(folder: Path) -> None:
         os.close(descriptor)
 
 
-def write_bytes(path: Path, content: bytes, *, flush: bool = True) -> None:
+def write_bytes(path: Path, content: bytes) -> None:
     """Write a file and flush it to the disk; no rename."""
     with Output(path) as file:
         file.write(content)
-        if flush:
-            file.sync()
+        file.sync()
 
 
-def replace_text(path: Path, text: str, *, flush: bool = True) -> None:
-    """Replace a small file so that a reader sees the old text or the new one, never a part.
+def replace_text(path: Path, text: str) -> None:
+    """Replace a small file so that a reader sees the old text or the new one, never a part, and flush it.
 
     Args:
         path: The file.
         text: Its new content.
-        flush: Put it on the disk now. Else it outlives this process, however that dies, but perhaps no power cut.
     """
-    replace_bytes(path, text.encode(), flush=flush)
+    replace_bytes(path, text.encode())
 
 
-def replace_bytes(path: Path, content: bytes, *, flush: bool = True) -> None:
+def replace_bytes(path: Path, content: bytes) -> None:
     """The same with bytes."""
     aside = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
-        write_bytes(aside, content, flush=flush)
+        write_bytes(aside, content)
         os.rename(aside, path)  # noqa: PTH104  # one system call, by its own name
     except BaseException:
         with contextlib.suppress(OSError):
             aside.unlink(missing_ok=True)
         raise
-    if flush:
-        sync_folder(path.parent)
+    sync_folder(path.parent)
 
 
 def commit_folder(aside: Path, folder: Path) -> None:

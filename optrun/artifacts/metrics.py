@@ -260,33 +260,19 @@ def _without_unscheduled(line: bytes) -> bytes | None:
     return json.dumps(kept, ensure_ascii=False, allow_nan=False).encode()
 
 
-def write_summary(
-    path: Path | str,
-    summary: Mapping[str, Any],
-    *,
-    flush: bool = True,
-    known: dict[str, tuple[Any, str]] | None = None,
-) -> None:
+def write_summary(path: Path | str, summary: Mapping[str, Any]) -> None:
     """Write `summary.json` so that a reader sees the old one or the new one, never a part.
 
     Args:
-        path: The file; replaced by one rename.
+        path: The file; replaced by one rename, and flushed to the disk.
         summary: Nested mappings and lists of plain values.
-        flush: Put it on the disk now, as for `replace_text`.
-        known: Sections as they were written before, filled here: most are the same at the next line of metrics.
 
     Raises:
         TypeError: A value that JSON does not have; the message says where it stands.
         OSError: The disk refused; the old file is as it was.
     """
-    known = {} if known is None else known
-    sections = []
-    for key, value in to_json(summary, where="summary").items():
-        if key not in known or known[key][0] != value:
-            text = json.dumps({key: value}, ensure_ascii=False, allow_nan=False, indent=2)
-            known[key] = value, text.removeprefix("{\n").removesuffix("\n}")
-        sections.append(known[key][1])
-    replace_text(Path(path), "{\n" + ",\n".join(sections) + "\n}\n", flush=flush)
+    text = json.dumps(to_json(summary, where="summary"), ensure_ascii=False, allow_nan=False, indent=2)
+    replace_text(Path(path), text + "\n")
 
 
 def read_summary(path: Path | str, *, any_format: bool = False) -> dict[str, Any]:

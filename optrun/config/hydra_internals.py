@@ -6,7 +6,7 @@ that a new Hydra is one file to look at.
 
 from hydra._internal.callbacks import Callbacks
 from hydra._internal.config_loader_impl import ConfigLoaderImpl, get_overrides_dirname
-from hydra._internal.config_repository import ConfigRepository
+from hydra._internal.config_repository import ConfigRepository, IConfigRepository
 from hydra._internal.hydra import Hydra
 from hydra._internal.utils import create_config_search_path, get_args_parser
 
@@ -16,6 +16,7 @@ __all__ = [
     "ConfigLoaderImpl",
     "ConfigRepository",
     "Hydra",
+    "IConfigRepository",
     "create_config_search_path",
     "get_args_parser",
     "get_overrides_dirname",

@@ -17,7 +17,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from optrun import registry
 from optrun.config.groups import GROUPS
-from optrun.config.hydra_internals import ConfigLoaderImpl, get_overrides_dirname
+from optrun.config.hydra_internals import ConfigLoaderImpl, IConfigRepository, get_overrides_dirname
 from optrun.config.schema.run import RunConfig
 from optrun.config.yaml_files import Repository
 
@@ -37,6 +37,8 @@ class Loader(ConfigLoaderImpl):
         super().__init__(config_search_path)
         self.repository = Repository(config_search_path)
         self._composed: dict[tuple[str | None, tuple[str, ...]], DictConfig] = {}
+        self._listed: dict[tuple[str, ObjectType | None, str | None, tuple[str, ...]], list[str]] = {}
+        self._folders: IConfigRepository | None = None
 
     def load_configuration(
         self,
@@ -68,7 +70,16 @@ class Loader(ConfigLoaderImpl):
         overrides: list[str] | None = None,
     ) -> list[str]:
         """Choices of a group, without the schemas."""
-        options = super().get_group_options(group_name, results_filter, config_name, overrides)
+        asked = (group_name, results_filter, config_name, tuple(overrides or ()))
+        if asked not in self._listed:  # the help asks for each three times
+            if config_name is not None or overrides:
+                found = super().get_group_options(group_name, results_filter, config_name, overrides)
+            else:  # Hydra would look for the folders anew
+                if self._folders is None:
+                    _, self._folders = self._parse_overrides_and_create_caching_repo(None, [])
+                found = self._folders.get_group_options(group_name, results_filter)
+            self._listed[asked] = found
+        options = self._listed[asked]
         if group_name in registry.GROUPS and results_filter in (None, ObjectType.CONFIG):
             options = sorted({*options, *registry.names(registry.GROUPS[group_name])})
         return [option for option in options if not option.endswith(("_schema", "_config_"))]  # and Hydra's dummy

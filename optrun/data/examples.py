@@ -226,7 +226,8 @@ def encode(texts: Callable[[], Iterator[Any]], encoder: Encoder, key: str, *, lo
     total = digest_of(repr(text) for text in texts())
     folder = cached("tokens", digest("tokens-3", total, key), lambda folder: _encode(texts(), encoder, longest, folder))
     offsets, lost, hashes = (
-        np.load(folder / f"{name}.npy", mmap_mode="r", allow_pickle=False) for name in ("offsets", "lost", "hashes")
+        np.asarray(np.load(folder / f"{name}.npy", mmap_mode="r", allow_pickle=False))
+        for name in ("offsets", "lost", "hashes")
     )
     arrays = {path.stem: _mapped(path) for path in sorted(folder.glob("*.int32"))}
     return Examples(offsets, arrays, lost=None if longest is None else lost, hashes=hashes)
@@ -269,7 +270,7 @@ def _lost(batch: list[Any], sizes: np.ndarray, encoder: Encoder, longest: int | 
 def _mapped(path: Path) -> np.ndarray:
     if path.stat().st_size == 0:  # nothing cannot be mapped
         return np.zeros(0, dtype="<i4")
-    return np.memmap(path, dtype="<i4", mode="r")
+    return np.asarray(np.memmap(path, dtype="<i4", mode="r"))  # mapped all the same; a memmap is slow to cut
 
 
 def packed(examples: Examples, length: int, *, keep_rest: bool) -> Examples:

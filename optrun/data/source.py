@@ -11,6 +11,7 @@ import numpy as np
 from optrun.config.schema.data import ColumnsConfig
 from optrun.data.randomness import generator
 from optrun.data.shapes import is_nested
+from optrun.data.text_rows import TextRows
 from optrun.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -23,7 +24,7 @@ FEW_DOCUMENTS = 20
 class Split:
     """Rows of one purpose."""
 
-    rows: Dataset
+    rows: Dataset | TextRows
     key: str
     """The configuration key the rows came by, for messages: `data.train`, `data.eval`, `data.eval.dev`."""
     positions: np.ndarray | None = None
@@ -101,8 +102,6 @@ def cut(split: Split, fraction: float, *, seed: int, documents: bool) -> tuple[S
 
 
 def _cut_ends(split: Split, fraction: float) -> tuple[Split, Split, str]:
-    from datasets import Dataset
-
     heads, tails = [], []
     for text in split.rows["text"]:
         text = text or ""
@@ -111,8 +110,8 @@ def _cut_ends(split: Split, fraction: float) -> tuple[Split, Split, str]:
         tails.append(text[end:])
     note = f"no evaluation split given: the last {fraction:.0%} of each text of {split.key} held back"
     return (
-        Split(Dataset.from_dict({"text": heads}), split.key),
-        Split(Dataset.from_dict({"text": tails}), f"{split.key} (held back)"),
+        Split(TextRows(heads), split.key),
+        Split(TextRows(tails), f"{split.key} (held back)"),
         note,
     )
 

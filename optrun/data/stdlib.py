@@ -9,6 +9,7 @@ from pathlib import Path
 from optrun.config.schema.data import StdlibConfig
 from optrun.data.randomness import generator
 from optrun.data.source import Source, Split
+from optrun.data.text_rows import TextRows
 from optrun.errors import ConfigError
 
 PROMPT = "def read_lines(path):\n    "
@@ -38,8 +39,6 @@ def load_stdlib(config: StdlibConfig, *, documents: bool) -> Source:  # noqa: AR
     Raises:
         ConfigError: This Python has no source files.
     """
-    from datasets import Dataset
-
     texts = [path.read_text(encoding="utf-8", errors="replace") for path in stdlib_files()]
     order = generator(0, "split").permutation(len(texts))
     held = max(1, round(config.eval_fraction * len(texts))) if config.eval_fraction else 0
@@ -47,8 +46,8 @@ def load_stdlib(config: StdlibConfig, *, documents: bool) -> Source:  # noqa: AR
     eval_texts = [texts[index] for index in order[:held]]
     train_texts = [texts[index] for index in order[held:]]
     return Source(
-        train=Split(Dataset.from_dict({"text": train_texts}), "data=stdlib"),
-        eval_sets={"": Split(Dataset.from_dict({"text": eval_texts}), "data=stdlib (held back)")},
+        train=Split(TextRows(train_texts), "data=stdlib"),
+        eval_sets={"": Split(TextRows(eval_texts), "data=stdlib (held back)")},
         columns=None,
         prompt=PROMPT,
         cut_from_train=True,

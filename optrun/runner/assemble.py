@@ -243,7 +243,6 @@ def _train_step(
             model.activation_checkpointing_enable(activation_checkpointing_kwargs=options)
         else:
             model.gradient_checkpointing_enable(gradient_checkpointing_kwargs=options)
-        model.config.use_cache = False
     model.train()
     weight_decay = getattr(config.optimizer, "weight_decay", None)
     groups = build_param_groups(model, config.param_groups, lr=config.lr, weight_decay=weight_decay)

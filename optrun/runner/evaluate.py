@@ -5,11 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+from optrun import garbage
 from optrun.artifacts.checkpoint import load_checkpoint
 from optrun.artifacts.run_check import refuse_damaged
 from optrun.artifacts.run_dir import HYDRA, TOKENIZER, RunDir
 from optrun.config.schema.run import RunConfig
 from optrun.errors import ConfigError
+from optrun.model.forward import lean_forward
 from optrun.model.weights import load_model_tensors
 from optrun.runner.assemble import build_loaders
 from optrun.runner.prepare import TrainedArtifacts, prepare
@@ -68,13 +70,15 @@ def evaluate_checkpoint(config: RunConfig, run: RunDir, checkpoint: Path) -> Eva
     model = prepared.model.to(device)
     _, loaders = build_loaders(config, task, device)
     precision = Precision(device, config.training.precision.value)
-    metrics = evaluate_sets(
-        model,
-        loaders,
-        config.training.per_device_eval_batch_size,
-        task.evaluation,
-        lambda batches, before, total: watched(batches, total - before),
-        to_device=precision.to_device,
-        autocast=precision.autocast,
-    )
+    garbage.resume()
+    with lean_forward(model):
+        metrics = evaluate_sets(
+            model,
+            loaders,
+            config.training.per_device_eval_batch_size,
+            task.evaluation,
+            lambda batches, before, total: watched(batches, total - before),
+            to_device=precision.to_device,
+            autocast=precision.autocast,
+        )
     return Evaluated(snapshot.global_step, examples, metrics, warning)

@@ -6,12 +6,14 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
+from optrun import garbage
 from optrun.artifacts.checkpoint import open_verified
 from optrun.artifacts.run_dir import RunDir
 from optrun.config.request import Request
 from optrun.config.schema.distributed import FsdpConfig
 from optrun.distributed.heartbeat import Phase, beat
 from optrun.distributed.world import World
+from optrun.model.forward import lean_forward
 from optrun.runner.assemble import assemble
 from optrun.runner.components import build_loop
 from optrun.runner.prepare import prepare
@@ -77,7 +79,9 @@ def follow(
             snapshot.model, snapshot.optimizer = {}, {}  # they are in use as copies
         else:
             seed_random_states(config.seed, device)
-        loop()
+        garbage.resume()
+        with lean_forward(assembled.setup.model):
+            loop()
         beat(Phase.publishing)
         with assembled.setup.evaluation_weights():
             whole_model(prepared.model)

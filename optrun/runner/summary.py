@@ -54,8 +54,6 @@ class Summary:
         self.finished_before = False
         """Whether the run came to its good end at an earlier start."""
         self.setup: TrainingSetup | None = None
-        self._written: dict[str, tuple[Any, str]] = {}
-        self._states, self._state_bytes = -1, 0  # parameters that have a state, and the size of all
         used = records(request.values)
         self.values: dict[str, Any] = {
             "format": SUMMARY_FORMAT,
@@ -159,18 +157,12 @@ class Summary:
         )
         self.write()
 
-    def write(self, *, flush: bool = True) -> None:
-        """Bring the file up to date.
-
-        Args:
-            flush: Put it on the disk now. Without, it outlives this process all the same, but perhaps no power cut.
-        """
+    def write(self) -> None:
+        """Bring the file up to date."""
         self.values["updated_at"] = now()
         if self.setup is not None:
             state, train_step = self.setup.state, self.setup.train_step
             seconds = max(state.seconds, 1e-9)
-            if flush or len(train_step.optimizer.state) != self._states:
-                self._states, self._state_bytes = len(train_step.optimizer.state), _state_bytes(train_step.optimizer)
             self.values.update(
                 global_step=state.global_step,
                 epoch=round(state.global_step / self.setup.plan.steps_per_epoch, 6),
@@ -180,11 +172,11 @@ class Summary:
                     "tokens_per_second": state.tokens / seconds,
                     "samples_per_second": state.samples / seconds,
                     "peak_memory_bytes": peak_memory_bytes(train_step.device),
-                    "optimizer_state_bytes": self._state_bytes,
+                    "optimizer_state_bytes": _state_bytes(train_step.optimizer),
                     "skipped_steps": state.skipped_steps,
                 },
             )
-        write_summary(self.run.summary, self.values, flush=flush, known=self._written)
+        write_summary(self.run.summary, self.values)
 
     def end(self, status: str, message: str, exit_code: int = EXIT_DONE) -> None:
         """Record how the run ended."""
@@ -204,7 +196,7 @@ class Summary:
         self.end("finished", message)
 
     def as_callback(self, refused: Refused) -> Callback:
-        """The component of the loop that brings the file up to date with each line of metrics.
+        """The component of the loop that brings the file up to date with its lines of metrics.
 
         Args:
             refused: Called with what the disk said.
@@ -213,20 +205,20 @@ class Summary:
 
 
 class _SummaryCallback(Callback):
-    """Writes the summary with each line of metrics; to the disk once a second, since a flush takes milliseconds."""
+    """Writes the summary with a line of metrics, once a second at most: encoded and renamed it costs a millisecond."""
 
     def __init__(self, summary: Summary, refused: Refused) -> None:
         self.summary = summary
         self.refused = refused
-        self._flushed = -math.inf
+        self._written = -math.inf
 
     def on_log(self, training: TrainingContext, record: Mapping[str, Any]) -> None:  # noqa: ARG002
         """Write the summary."""
-        flush = time.monotonic() - self._flushed >= 1
+        if time.monotonic() - self._written < 1:
+            return
         try:
-            self.summary.write(flush=flush)
-            if flush:
-                self._flushed = time.monotonic()
+            self.summary.write()
+            self._written = time.monotonic()
         except OSError as error:
             self.refused(self.summary.run.summary, "it is written again later", error)
 

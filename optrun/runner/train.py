@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from optrun import garbage
 from optrun.artifacts.checkpoint import Snapshot, make_checkpoints_dir
 from optrun.artifacts.identity import new_run_id, run_id_of
 from optrun.artifacts.lock import RunLock
@@ -25,6 +26,7 @@ from optrun.data.cache import discarded
 from optrun.distributed.heartbeat import Phase, beat
 from optrun.distributed.world import ALONE, World
 from optrun.errors import EXIT_DONE, EXIT_FAILED, ConfigError, StoppedEarly
+from optrun.model.forward import lean_forward
 from optrun.optimizer.build import require_optimizer
 from optrun.runner.assemble import Assembled, assemble
 from optrun.runner.components import build_loop
@@ -185,7 +187,9 @@ def _train(session: Session, resume: ResumePoint | None, stop_at: int | None) ->
         snapshot.model, snapshot.optimizer = {}, {}  # they are in use as copies
     else:
         seed_random_states(config.seed, device)
-    loop()
+    garbage.resume()
+    with lean_forward(assembled.setup.model):
+        loop()
     beat(Phase.publishing, state.global_step)
     with assembled.setup.evaluation_weights():
         model = whole_model(prepared.model)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import numpy as np
 import torch
 
 from optrun.data.examples import Example
@@ -40,9 +41,11 @@ class CausalLm(LanguageModel):
     def collate(self, examples: list[Example]) -> Batch:
         """`input_ids` and `labels` of shape (batch, longest); `attention_mask` only where something is padded."""
         rows = [example["input_ids"] for example in examples]
+        if len({len(row) for row in rows}) == 1:  # blocks
+            ids = torch.from_numpy(np.stack(rows).astype(np.int64, copy=False))
+            return {"input_ids": ids, "labels": ids.clone()}
         batch = {"input_ids": pad(rows, self.padding), "labels": pad(rows, IGNORED)}
-        if len({len(row) for row in rows}) > 1:
-            batch["attention_mask"] = (batch["labels"] != IGNORED).long()
+        batch["attention_mask"] = (batch["labels"] != IGNORED).long()
         return batch
 
     def running_metrics(self) -> MetricAccumulator:

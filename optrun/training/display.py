@@ -114,7 +114,15 @@ class PlainDisplay:
 
     def _say(self, line: str) -> None:
         log.info(line)
-        self.console.print(printable(line), markup=False, highlight=False, soft_wrap=True)
+        console, line = self.console, printable(line)
+        if console.quiet or console.record or console.is_terminal or console.is_jupyter:
+            console.print(line, markup=False, highlight=False, soft_wrap=True)
+            return
+        try:  # what rich writes into a file after a tenth of a millisecond of layout
+            console.file.write(f"{line.expandtabs()}\n")
+            console.file.flush()
+        except BrokenPipeError:
+            console.on_broken_pipe()
 
 
 def plain_line(record: Mapping[str, Any], total: int) -> str:

@@ -41,13 +41,15 @@ class Divergence:
         self.restore = restore
         self.note = note
 
-    def judge(self, result: StepResult, micro_batches: list[Batch], before: RandomStates) -> NonfiniteStep | None:
+    def judge(
+        self, result: StepResult, micro_batches: list[Batch], before: RandomStates | None
+    ) -> NonfiniteStep | None:
         """Decide whether the step counts.
 
         Args:
             result: Of the step.
             micro_batches: Of the step.
-            before: Random states from before it.
+            before: Random states from before it; None: the step does not depend on them.
 
         Returns:
             None where it counts, perhaps with its update left out; what was found where training has to go back.

@@ -43,6 +43,7 @@ class Hooks:
         self.callbacks = callbacks
         self.may_request = bool(callbacks) if may_request is None else may_request
         self._final_state: dict[str, Any] | None = None
+        self._own_with: dict[str, Sequence[Callback]] = {}
 
     def on_train_begin(self) -> None:
         """Before the first step of this start."""
@@ -68,10 +69,10 @@ class Hooks:
             due: What callbacks hear of it: without what the end of the run alone has added to it.
         """
         self.training.step_finished = True
-        for component in self.components:
+        for component in self._having("on_log"):
             self._own(component, "on_log", record)
         for key, callback in self.callbacks.items():
-            if hasattr(callback, "on_log"):
+            if _has(callback, "on_log"):
                 self._guarded(key, callback, "on_log", due)
 
     def on_save(self, checkpoint: Path) -> None:
@@ -144,16 +145,24 @@ class Hooks:
             component(*args)
 
     def _called(self, hook: str) -> Iterator[Callable[..., None]]:
-        """The hook of each component that has it."""
-        for component in self.components:
+        """The hook of each component that has one of its own."""
+        for component in self._having(hook):
             yield partial(self._own, component, hook)
         for key, callback in self.callbacks.items():
-            if hasattr(callback, hook):
+            if _has(callback, hook):
                 yield partial(self._guarded, key, callback, hook)
 
+    def _having(self, hook: str) -> Sequence[Callback]:
+        if hook not in self._own_with:
+            self._own_with[hook] = [component for component in self.components if _has(component, hook)]
+        return self._own_with[hook]
+
     def _own(self, component: Callback, hook: str, *args: Any) -> None:
-        with self._as(component.key, hook):
+        self.training.caller = component.key
+        try:
             getattr(component, hook)(self.training, *args)
+        finally:
+            self.training.caller = ""
 
     def _guarded(self, key: str, callback: object, hook: str, *args: Any) -> None:
         """One hook of a user's callback: it watches, and a run with it computes what a run without it does."""
@@ -186,6 +195,12 @@ class Hooks:
             ) from error
         finally:
             self.training.caller = ""
+
+
+def _has(component: object, hook: str) -> bool:
+    """Whether a component does something there: what it has of `Callback` alone does nothing."""
+    found = getattr(component, hook, None)
+    return found is not None and getattr(found, "__func__", None) is not getattr(Callback, hook)
 
 
 def _refuse_other_than_json(value: Any, where: str = "its result") -> None:

@@ -139,7 +139,8 @@ class Loop:
         state, train_step = self.state, self.setup.train_step
         micro_batches = self._fetch()
         step = self._exchange(micro_batches)
-        before = RandomStates(self.device)
+        # Forward passes that are seeded one by one begin with the same numbers whatever the generators held before.
+        before = RandomStates(self.device) if train_step.seed is None else None
         # Those of this step: the scheduler moves them on.
         state.lrs = learning_rates(train_step.optimizer.param_groups)
         beat(Phase.training)

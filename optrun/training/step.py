@@ -218,9 +218,11 @@ class TrainStep(Precision):
             moved = self.to_device(batch)
             outputs = self.model(**moved)
             # What counts nothing may have a mean over no target, which is NaN, and NaN times 0 is NaN.
-            loss = self.loss(outputs, moved) * share if share else _zero(outputs)
+            loss = self.loss(outputs, moved) if share else _zero(outputs)
+            if share not in (0, 1):  # a factor costs two launches
+                loss = loss * share
         # The reduction over ranks is a mean.
-        self.scaler.scale(loss * self.world.size).backward()
+        self.scaler.scale(loss * self.world.size if self.world.size > 1 else loss).backward()
         return loss.detach().float()
 
     def _result(self, step: GlobalStep, numbers: list[int], own: list[float], norm: float) -> StepResult:

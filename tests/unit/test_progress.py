@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import io
 
+import pytest
 from rich.console import Console
 
+from optrun.errors import printable
 from optrun.training.display import LiveDisplay, PlainDisplay, make_display, watched
 
 
@@ -45,3 +47,33 @@ def test_a_verb_shows_the_bar_on_a_terminal() -> None:
     console = terminal()
     assert list(watched(range(3), 3, console=console)) == [0, 1, 2]
     assert "3/3" in console.file.getvalue()  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("text", ["[bold]step[/] 1/2", "a\tb  ", "\x1b[31mred", "ö" * 300, "two\nlines", ""])
+def test_a_line_in_a_file_is_as_rich_writes_it(text: str) -> None:
+    out, other = io.StringIO(), io.StringIO()
+    PlainDisplay(Console(file=out)).note(text)
+    Console(file=other).print(printable(text), markup=False, highlight=False, soft_wrap=True)
+    assert out.getvalue() == other.getvalue()
+
+
+def test_a_quiet_console_hears_no_line_and_a_recording_one_does() -> None:
+    out = io.StringIO()
+    PlainDisplay(Console(file=out, quiet=True)).note("a line")
+    assert out.getvalue() == ""
+    console = Console(file=out, record=True)
+    PlainDisplay(console).note("a line")
+    assert console.export_text() == out.getvalue() == "a line\n"
+
+
+def test_a_pipe_whose_reader_left_ends_as_rich_says(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Left(io.StringIO):
+        def write(self, text: str) -> int:
+            raise BrokenPipeError
+
+    def end(_: Console) -> None:
+        raise SystemExit(1)
+
+    monkeypatch.setattr(Console, "on_broken_pipe", end)
+    with pytest.raises(SystemExit):
+        PlainDisplay(Console(file=Left())).note("a line")

@@ -1,0 +1,81 @@
+"""Rows of one column of texts in memory: what text tasks ask of a `datasets.Dataset`.
+
+To import datasets, with pandas and pyarrow, takes a second. Texts that optrun has read by itself need none of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from datasets import Dataset
+
+_COLUMN = "text"
+
+
+@dataclass(frozen=True)
+class TextFeature:
+    """Type of the column, as far as `datasets.Value("string")` is asked for it."""
+
+    dtype: str = "string"
+
+
+class TextRows:
+    """Texts as rows with a column `text`.
+
+    Reads as a Dataset does; anything else that one can do, such as `map`, is done by one that is made of the texts.
+
+    Args:
+        texts: One a row.
+
+    Example:
+        >>> rows = TextRows(["a", "b", "c"])
+        >>> len(rows), rows[1], rows[:2], rows.select([2, 0])["text"]
+        (3, {'text': 'b'}, {'text': ['a', 'b']}, ['c', 'a'])
+    """
+
+    def __init__(self, texts: Iterable[str]) -> None:
+        self._texts = list(texts)
+        self.column_names = [_COLUMN]
+        self.features = {_COLUMN: TextFeature()}
+
+    def __len__(self) -> int:
+        return len(self._texts)
+
+    def __iter__(self) -> Iterator[dict[str, str]]:
+        return ({_COLUMN: text} for text in self._texts)
+
+    def __getitem__(self, key: Any) -> Any:
+        if isinstance(key, str) and key == _COLUMN:
+            return self._texts
+        if isinstance(key, int | slice):
+            return {_COLUMN: self._texts[key]}
+        return self.dataset[key]
+
+    def select(self, indices: Iterable[int]) -> TextRows:
+        """Rows at these indices, in their order."""
+        return TextRows(self._texts[index] for index in indices)
+
+    def select_columns(self, names: Sequence[str]) -> Any:
+        """The same rows; a column that is not there is refused as a Dataset does."""
+        return self if list(names) == [_COLUMN] else self.dataset.select_columns(names)
+
+    def iter(self, batch_size: int) -> Iterator[dict[str, list[str]]]:
+        """Rows in batches."""
+        for begin in range(0, len(self), batch_size):
+            yield {_COLUMN: self._texts[begin : begin + batch_size]}
+
+    @cached_property
+    def dataset(self) -> Dataset:
+        """The same rows as a Dataset."""
+        from datasets import Dataset
+
+        return Dataset.from_dict({_COLUMN: self._texts})
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):  # of copies and pickles, before there is anything in it
+            raise AttributeError(name)
+        return getattr(self.dataset, name)
