@@ -25,7 +25,7 @@ from optrun.distributed.world import ALONE, World
 from optrun.errors import ConfigError, OptrunError, nearest
 from optrun.optimizer.averaged import evaluation_weights
 from optrun.optimizer.build import build_optimizer
-from optrun.optimizer.kernels.report import kernel_of
+from optrun.optimizer.kernels.report import kernel_of, refuse_different
 from optrun.optimizer.sparse import refuse_sparse_gradients
 from optrun.param_groups import block_paths, build_param_groups
 from optrun.registry.origins import records, require
@@ -141,6 +141,7 @@ def assemble(
     seed = None if constants.seeded_by is None else config.seed
     train_step = _train_step(config, model, task, device, total, seed, world)
     kernel = kernel_of(train_step.optimizer, device.type, whole=not sharded)
+    refuse_different(world.gather_objects(kernel))
     constants.environment = environment(device, world.size, kernel)
     elsewhere = None if snapshot is None else other_environment(snapshot.metadata, constants.environment)
     notes += [note for note in [elsewhere] if note is not None]

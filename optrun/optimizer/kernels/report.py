@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from torch.optim import Optimizer
 
+from optrun.errors import ConfigError
 from optrun.optimizer.base import NamedOptimizer
-from optrun.optimizer.kernels.choice import why_not_compiled
+from optrun.optimizer.kernels.choice import VARIABLE, why_not_compiled
 from optrun.optimizer.kernels.triton.found import why_not
 
 
@@ -29,6 +30,23 @@ def kernel_of(optimizer: Optimizer, device: str, *, whole: bool = True) -> str:
     """
     names = {_kernel_of_group(stepper, group, device, whole=whole) for stepper, group in _steppers(optimizer)}
     return ", ".join(sorted(names))
+
+
+def refuse_different(kernels: Sequence[str]) -> None:
+    """Refuse ranks that would step by different kernels: replicas would part by a last bit a step.
+
+    Args:
+        kernels: What `kernel_of` said on each rank.
+
+    Raises:
+        ConfigError: They are not one.
+    """
+    if len(set(kernels)) > 1:
+        each = ", ".join(f"rank {rank}: {kernel}" for rank, kernel in enumerate(kernels))
+        raise ConfigError(
+            f"The ranks would step by different kernels ({each}), whose last bits differ. {VARIABLE}=NAME, given to "
+            "all ranks, names one that each of them has; `optrun explain` says on a machine why another one is missing."
+        )
 
 
 def _steppers(optimizer: Optimizer) -> list[tuple[Any, Mapping[str, Any]]]:

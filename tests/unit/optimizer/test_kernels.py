@@ -15,7 +15,7 @@ import torch
 from optrun.errors import ConfigError
 from optrun.optimizer import Adamax, AdamW, Lamb, LazyAdam, Lion, Soap
 from optrun.optimizer.kernels import build, choice, fused, library
-from optrun.optimizer.kernels.report import kernel_of, kernel_row
+from optrun.optimizer.kernels.report import kernel_of, kernel_row, refuse_different
 from optrun.optimizer.kernels.triton.found import why_not
 from tests.kernel_cases import OWN, OWN_IDS, ends
 from tests.optimizer_cases import CASES, Case
@@ -241,3 +241,9 @@ def test_without_a_compiler_nothing_is_built(tmp_path: Path, monkeypatch: pytest
     monkeypatch.setattr(build, "compiler", lambda: ["false"])
     assert "cannot be written" in str(build.build(tmp_path / "absent"))
     assert list(tmp_path.iterdir()) == []
+
+
+def test_ranks_that_would_step_by_different_kernels_are_refused() -> None:
+    refuse_different(["compiled, torch", "compiled, torch"])
+    with pytest.raises(ConfigError, match=r"rank 0: triton, rank 1: foreach.*OPTRUN_KERNEL"):
+        refuse_different(["triton", "foreach"])
