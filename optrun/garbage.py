@@ -35,6 +35,9 @@ def resume() -> None:
 def abandon() -> None:
     """Leave what there is to the end of the process: Python would look through it all and take it apart, for a second.
 
-    What has to be done at an end is done by `atexit`, `with` and `finally`, as before.
+    What a run made after `resume` is collected first, as Python would: the `__del__` of somebody's callback is called.
+    What else has to be done at an end is done by `atexit`, `with` and `finally`, as before.
     """
+    if gc.get_freeze_count():
+        gc.collect()
     gc.freeze()

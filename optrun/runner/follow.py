@@ -68,6 +68,7 @@ def follow(
         snapshot = None if start.checkpoint is None else open_verified(start.checkpoint, lazy=sharded)
         beat(Phase.preparing)
         prepared = world.agree(lambda: prepare(config, meta=sharded))
+        garbage.resume()
         assembled = assemble(request, prepared, snapshot, device, start.started_from, world)
         if snapshot is not None and assembled.is_done and world.broadcast(None):
             return
@@ -79,7 +80,6 @@ def follow(
             snapshot.model, snapshot.optimizer = {}, {}  # they are in use as copies
         else:
             seed_random_states(config.seed, device)
-        garbage.resume()
         with lean_forward(assembled.setup.model):
             loop()
         beat(Phase.publishing)

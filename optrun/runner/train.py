@@ -163,6 +163,7 @@ def _train(session: Session, resume: ResumePoint | None, stop_at: int | None) ->
     started_from = resume.started_from if resume else None
     world.broadcast(Start(opened.folder, started_from))
     prepared = world.agree(lambda: _prepare(session, snapshot))
+    garbage.resume()  # the libraries are there; what is made from here on is the run's
     assembled = assemble(session.request, prepared, snapshot, device, started_from, world)
     assembled.constants.run_id = summary.values["run_id"]
     state, total = assembled.setup.state, assembled.setup.total_steps
@@ -187,7 +188,6 @@ def _train(session: Session, resume: ResumePoint | None, stop_at: int | None) ->
         snapshot.model, snapshot.optimizer = {}, {}  # they are in use as copies
     else:
         seed_random_states(config.seed, device)
-    garbage.resume()
     with lean_forward(assembled.setup.model):
         loop()
     beat(Phase.publishing, state.global_step)

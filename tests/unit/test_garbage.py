@@ -49,3 +49,26 @@ def test_the_collector_of_another_program_is_left_alone(usual: tuple[int, int, i
         assert gc.get_threshold() == usual
     finally:
         gc.enable()
+
+
+def test_what_a_run_made_is_finished_at_the_end(usual: tuple[int, int, int], monkeypatch: pytest.MonkeyPatch) -> None:
+    ended = []
+
+    class Callback:
+        def __init__(self) -> None:
+            self.myself = self
+
+        def __del__(self) -> None:
+            ended.append("a callback")
+
+    def start(argv: list[str]) -> int:
+        garbage.resume()
+        Callback()
+        return len(argv)
+
+    monkeypatch.setattr(cli, "run", start)
+    monkeypatch.setattr("sys.argv", ["optrun"])
+    with pytest.raises(SystemExit):
+        cli.main()
+    assert ended == ["a callback"]
+    assert gc.get_threshold() == usual
