@@ -71,6 +71,7 @@ def kernel_row(optimizer: Optimizer, device: str, *, whole: bool = True) -> str:
     """Write the row of `optrun explain`: the kernel, and why it is not the fastest one; arguments as in `kernel_of`.
 
     Example:
+        >>> import torch
         >>> weight = torch.nn.Parameter(torch.ones(1))
         >>> kernel_row(torch.optim.SGD([weight]), "cpu")
         "torch's own"
