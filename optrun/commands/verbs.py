@@ -2,6 +2,7 @@
 
 VERBS = {
     "certify": "optrun.commands.certify",
+    "confirm": "optrun.commands.confirm",
     "evaluate": "optrun.commands.evaluate",
     "explain": "optrun.commands.explain",
     "export": "optrun.commands.export",

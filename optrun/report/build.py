@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
 
@@ -16,10 +16,11 @@ from optrun.artifacts.run_dir import RunDir
 from optrun.artifacts.run_manifest import recorded
 from optrun.errors import ConfigError, StorageError
 from optrun.report.collect import NOT_STARTED, Run, load_runs
+from optrun.report.confirmation import Confirmed, confirmations, find_confirmed, label
 from optrun.report.curves import curves_figure, run_title
 from optrun.report.figures import Picture, pictures
 from optrun.report.findings import Findings, find
-from optrun.report.narrative import headline
+from optrun.report.narrative import verdict_line
 from optrun.report.page import HTML_MARK, MARKDOWN_MARK, render
 from optrun.report.table import filled, to_rich
 from optrun.report.tables import CSV_MARK, run_facts, runs_csv, runs_table, terminal_table
@@ -37,6 +38,8 @@ class Report:
     warnings: list[Warning]
     files: list[Path]
     """Pages, then pictures."""
+    confirmed: list[Confirmed] = field(default_factory=list)
+    """What confirmations beneath the directories found."""
 
 
 def report(
@@ -72,7 +75,7 @@ def report(
     for directory in dirs:
         if not directory.is_dir():
             raise ConfigError(f"report {directory}: no such directory")
-    runs = load_runs(dirs)
+    runs = load_runs(dirs, beside=confirmations(dirs))
     if not runs:
         listed = ", ".join(str(directory) for directory in dirs)
         raise ConfigError(f"report {listed}: no run found here or beneath (a run has metrics.jsonl or summary.json)")
@@ -81,8 +84,9 @@ def report(
     single = len(runs) == 1
     drawn = [_run_picture(runs[0])] if single else pictures(findings)
     folder = out if out is not None else _folder_for(dirs[0], runs)
-    files = _write(folder, findings, cautions, drawn)
-    result = Report(findings, cautions, files)
+    confirmed = find_confirmed(dirs)
+    files = _write(folder, findings, cautions, drawn, confirmed)
+    result = Report(findings, cautions, files, confirmed)
     if console is not None:
         print_report(result, console)
     return result
@@ -107,7 +111,10 @@ def print_report(made: Report, console: Console) -> None:
     if len(findings.runs) == 1:
         console.print(to_rich(run_facts(findings.runs[0], findings.metric, findings.mode)))
     else:
-        console.print(Text(headline(findings), style="bold"))
+        console.print(Text(verdict_line(findings, made.confirmed), style="bold"))
+        for one in made.confirmed:
+            title = f"Confirmed on fresh seeds {label(one.plan.seeds)}"
+            console.print(to_rich(terminal_table(one.findings), title=title, width=console.width))
         console.print(to_rich(terminal_table(findings), width=console.width))
         begun = [run for run in findings.runs if run.status != NOT_STARTED]
         rest = [run for run in begun if not run.finished or run.diverged]
@@ -124,10 +131,17 @@ def print_report(made: Report, console: Console) -> None:
         console.print(Text.assemble(("wrote ", "dim"), str(path)), soft_wrap=True)
 
 
-def _write(folder: Path, findings: Findings, cautions: Sequence[Warning], drawn: Sequence[Picture]) -> list[Path]:
+def _write(
+    folder: Path,
+    findings: Findings,
+    cautions: Sequence[Warning],
+    drawn: Sequence[Picture],
+    confirmed: Sequence[Confirmed],
+) -> list[Path]:
     """Write all files, none of them over a person's own."""
     images = {picture: folder / f"report-{picture.name}.png" for picture in drawn}
     pages = [folder / name for name in ("report.html", "report.md", "report.csv")]
+    contents = [*render(findings, cautions, images, confirmed), runs_csv(findings)]
     try:
         folder.mkdir(parents=True, exist_ok=True)
         for path in [*pages, *images.values()]:
@@ -136,7 +150,7 @@ def _write(folder: Path, findings: Findings, cautions: Sequence[Warning], drawn:
                     f"{path} exists and was not written by optrun report: move it away, or write elsewhere with out=DIR"
                 )
         with recorded(*pages, *images.values()):
-            for path, content in zip(pages, [*render(findings, cautions, images), runs_csv(findings)], strict=True):
+            for path, content in zip(pages, contents, strict=True):
                 replace_text(path, content)
             for picture, path in images.items():
                 figure = picture.draw(LIGHT)

@@ -209,6 +209,17 @@ class Run:
         return shlex.join(line + overrides)
 
     @property
+    def config_name(self) -> str | None:
+        """The recipe; None: the default."""
+        name = self.summary.get("config_name")
+        return str(name) if name and name != "config" else None
+
+    @property
+    def config_dir(self) -> list[str]:
+        """`--config-dir DIR`, where it was typed."""
+        return _config_dir(_typed(self.summary.get("command")))
+
+    @property
     def changed(self) -> dict[str, Any]:
         """Keys that were changed when the run was resumed, to their last values: no fresh run repeats that."""
         found: dict[str, Any] = {}
@@ -272,12 +283,18 @@ def load_run(path: Path, *, label: str | None = None) -> Run:
     )
 
 
-def load_runs(directories: Iterable[Path]) -> list[Run]:
-    """Read every run at or beneath some directories, each once, in order; unstarted jobs of their sweeps last."""
+def load_runs(directories: Iterable[Path], *, beside: Iterable[Path] = ()) -> list[Run]:
+    """Read every run at or beneath some directories, each once, in order; unstarted jobs of their sweeps last.
+
+    Args:
+        directories: Runs, sweeps, or folders of them.
+        beside: Folders whose runs are left out.
+    """
+    left_out = [path.resolve() for path in beside]
     begun: dict[Path, Path] = {}
     waiting: dict[Path, tuple[Path, list[str]]] = {}
     for directory in directories:
-        found = list(find_runs(directory))
+        found = [path for path in find_runs(directory) if not any(map(path.resolve().is_relative_to, left_out))]
         begun |= {path.resolve(): path for path in found}
         for sweep in dict.fromkeys([directory, *(path.parent for path in found if path != directory)]):
             waiting |= {path.resolve(): (path, overrides) for path, overrides in find_waiting(sweep)}

@@ -2,18 +2,26 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
 from optrun.formatting import plain
+from optrun.report.confirmation import Confirmed, label
 from optrun.report.curves import run_title
 from optrun.report.findings import Findings
 from optrun.report.level import LEAST, MARGIN
 from optrun.report.moderated import FEWEST
-from optrun.report.selection import error_rate, fresh_seeds
+from optrun.report.selection import error_rate, find_selection, fresh_seeds
 from optrun.report.statistics import BETTER, MIN_SEEDS, NO_DIFFERENCE, WORSE
 from optrun.report.table import value
 from optrun.report.tables import mean_sd, states
+
+_KINDS = {
+    "Pilot": f"fewer than {MIN_SEEDS} seeds, so nothing is tested",
+    "Selected": "contenders are judged by seeds that took part in choosing their configurations",
+}
+"""Kinds of verdicts that are not to be quoted, and why."""
 
 
 def headline(findings: Findings) -> str:
@@ -45,10 +53,37 @@ def headline(findings: Findings) -> str:
     return f"{lead} {against}"
 
 
+def kind(findings: Findings) -> str:
+    """Name the kind of a verdict: what it may be quoted as."""
+    ranked = [row for row in findings.rows if row.rank]
+    if len(ranked) < 2:
+        return ""
+    if max(len(row.arm.scores) for row in ranked) < MIN_SEEDS:
+        return "Pilot"
+    return "Selected" if find_selection(findings).judged_by_choice else "Compared"
+
+
+def verdict_line(findings: Findings, confirmed: Sequence[Confirmed] = ()) -> str:
+    """Answer in one line, with the kind of the answer: that of the last confirmation where there is one."""
+    if confirmed:
+        last = confirmed[-1]
+        seeds = f"Confirmed on fresh seeds {label(last.plan.seeds)}"
+        waits = f", {last.missing} of its runs without a result yet" if last.missing else ""
+        return f"{seeds}{waits}: {headline(last.findings)}"
+    of_kind = kind(findings)
+    return f"{of_kind}: {headline(findings)}" if of_kind else headline(findings)
+
+
 def notes(findings: Findings) -> list[str]:
     """Explain how the numbers came about and what they do not say; one paragraph each."""
     less = "lower" if findings.mode == "min" else "higher"
-    found = [
+    found = []
+    if (of_kind := kind(findings)) in _KINDS:
+        found.append(
+            f"{of_kind}: {_KINDS[of_kind]}. `optrun confirm DIR` runs what was chosen on fresh seeds, and judges by "
+            "these alone."
+        )
+    found += [
         f"Score: the last {findings.metric} of a finished run, on the evaluation split; {less} is better. "
         "Unfinished, failed and diverged runs have no score and are listed below.",
         "Seeds: runs that are alike but for the seed are one configuration; the table shows mean and standard "

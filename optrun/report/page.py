@@ -7,9 +7,10 @@ from pathlib import Path
 
 from markupsafe import Markup
 
+from optrun.report.confirmation import Confirmed, label
 from optrun.report.figures import Picture
 from optrun.report.findings import Findings
-from optrun.report.narrative import commands, footer, headline, notes, subtitle, title
+from optrun.report.narrative import commands, footer, headline, notes, subtitle, title, verdict_line
 from optrun.report.tables import (
     arms_table,
     cost_table,
@@ -26,13 +27,19 @@ MARKDOWN_MARK = "<!-- optrun report -->"
 """By these an earlier report is told from a person's own file."""
 
 
-def render(findings: Findings, warnings: Sequence[Warning], drawn: Mapping[Picture, Path]) -> Iterator[str]:
+def render(
+    findings: Findings,
+    warnings: Sequence[Warning],
+    drawn: Mapping[Picture, Path],
+    confirmed: Sequence[Confirmed] = (),
+) -> Iterator[str]:
     """Render HTML whose content policy forbids every request to anywhere, then Markdown that refers to the pictures.
 
     Args:
         findings: What was found.
         warnings: What to take care of.
         drawn: The pictures, and the files that Markdown shows.
+        confirmed: Confirmations of it.
     """
     single = len(findings.runs) == 1
     content = {
@@ -42,7 +49,11 @@ def render(findings: Findings, warnings: Sequence[Warning], drawn: Mapping[Pictu
         "commands": commands(findings),
         "footer": footer(findings),
         "facts": run_facts(findings.runs[0], findings.metric, findings.mode) if single else None,
-        "headline": "" if single else headline(findings),
+        "headline": "" if single else verdict_line(findings, confirmed),
+        "confirmed": [
+            (f"Confirmed on fresh seeds {label(one.plan.seeds)}", headline(one.findings), ranking_table(one.findings))
+            for one in confirmed
+        ],
         "ranking": ranking_table(findings),
         "cost": cost_table(findings),
         "arms": arms_table(findings),

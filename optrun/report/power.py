@@ -17,34 +17,46 @@ MOST_SEEDS = 100
 """More than anybody runs: past it a question is as good as settled."""
 
 
-def detectable(spread: float, n: int, alpha: float, degrees: float | None = None) -> float:
-    """Compute the difference that a paired test finds with a chance of 0.8.
+def detectable(spread: float, n: int, alpha: float, degrees: float | None = None, *, power: float = POWER) -> float:
+    """Compute the difference that a paired test finds with a given chance.
 
     Args:
         spread: Standard deviation of the differences.
         n: Seeds.
         alpha: Of this comparison, after all corrections.
         degrees: Of freedom, of the spread; None: n - 1.
+        power: The chance.
     """
-    return _noncentrality(float(n - 1) if degrees is None else degrees, alpha) * spread / math.sqrt(n)
+    return _noncentrality(float(n - 1) if degrees is None else degrees, alpha, power) * spread / math.sqrt(n)
 
 
 @functools.lru_cache(maxsize=4096)
-def _noncentrality(degrees: float, alpha: float) -> float:
-    """Solve for the delta at which a noncentral t exceeds t_{1 - alpha/2} with a chance of 0.8."""
+def _noncentrality(degrees: float, alpha: float, power: float) -> float:
+    """Solve for the delta at which a noncentral t exceeds t_{1 - alpha/2} with a chance of `power`."""
     critical = stats.t.ppf(1 - alpha / 2, degrees)
-    return float(optimize.brentq(lambda delta: stats.nct.sf(critical, degrees, delta) - POWER, 0.0, 4 * critical + 4))
+    return float(optimize.brentq(lambda delta: stats.nct.sf(critical, degrees, delta) - power, 0.0, 4 * critical + 4))
 
 
-def seeds_for(difference: float, spread: float, n: int, alpha: float, degrees: float) -> int | None:
-    """Count the seeds that would find a difference with a chance of 0.8, were it and its spread as they are seen.
+def seeds_for(
+    difference: float,
+    spread: float,
+    n: int,
+    alpha: float,
+    degrees: float,
+    *,
+    power: float = POWER,
+    fewest: int | None = None,
+) -> int | None:
+    """Count the seeds that would find a difference, were it and its spread as they are seen.
 
     Args:
         difference: Of the means.
         spread: Standard deviation of the differences over seeds.
-        n: Seeds that there are; more are needed.
+        n: Seeds that the spread is known from.
         alpha: Of this comparison, after all corrections.
         degrees: Of freedom, of the spread, with `n` seeds.
+        power: The chance to find it.
+        fewest: Where to begin to count; None: above `n`.
 
     Returns:
         In all, or None where 100 are too few.
@@ -52,8 +64,12 @@ def seeds_for(difference: float, spread: float, n: int, alpha: float, degrees: f
     if not difference or not np.isfinite([difference, spread]).all():
         return None
     share = degrees / (n - 1)
-    more = range(n + 1, MOST_SEEDS + 1)
-    few = bisect.bisect_left(more, -abs(difference), key=lambda m: -detectable(spread, m, alpha, share * (m - 1)))
+    more = range(n + 1 if fewest is None else fewest, MOST_SEEDS + 1)
+
+    def unseen(m: int) -> float:
+        return -detectable(spread, m, alpha, share * (m - 1), power=power)
+
+    few = bisect.bisect_left(more, -abs(difference), key=unseen)
     return more[few] if few < len(more) else None
 
 

@@ -1,0 +1,88 @@
+"""`optrun confirm`: run what a sweep chose on fresh seeds, and give the verdict from these alone."""
+
+from __future__ import annotations
+
+import contextlib
+from pathlib import Path
+
+from optrun.commands.parser import VerbParser
+from optrun.errors import EXIT_DONE, ConfigError, refuse_url
+
+KEYS = ("seeds", "power", "baseline", "metric", "by", "out")
+
+
+def parser() -> VerbParser:
+    """Build the parser of the verb."""
+    return VerbParser(
+        "confirm",
+        "DIR [seeds=FIRST-LAST] [power=0.8] [baseline=NAME] [metric=NAME] [by=KEY,KEY] [out=DIR]",
+        """
+Runs the configuration that a sweep chose for each contender on seeds that took no part in the choice, and gives the
+verdict from these alone. Goes on where it was stopped; the report of DIR shows it. A confirmation is planned once.
+
+  seeds     fresh ones, such as 5-9 or 5,6,7; else as many as the differences seen take at their spread, from 5 to 20
+  power     the chance with which such a difference is found, 0.8 unless told
+  baseline  the contender that the others are compared with; else the best
+  metric    the metric to choose and compare by; else the main metric of the runs
+  by        configuration keys that tell contenders apart, as for optrun report
+  out       where the runs go; else DIR/confirm
+""",
+        keys=KEYS,
+    )
+
+
+def run(argv: list[str]) -> int:
+    """Plan, or go on with what was planned; run it as a sweep, and report.
+
+    Returns:
+        The exit code of the sweep.
+    """
+    arguments = parser().parse(argv)
+    if arguments is None:
+        return EXIT_DONE
+    given: dict[str, str] = {}
+    for token in arguments.overrides:
+        key, _, value = token.partition("=")
+        if key in given:
+            raise ConfigError(f"optrun confirm: {key} is given twice: which one is meant?")
+        given[key] = value
+    if len(arguments.positional) != 1:
+        raise ConfigError("optrun confirm takes one directory: optrun confirm DIR")
+    refuse_url("DIR", arguments.positional)
+    refuse_url("out", given.get("out"))
+    sweep = Path(arguments.positional[0]).expanduser()
+    if not sweep.is_dir():
+        raise ConfigError(f"{sweep}: no such directory.")
+    return _confirm(sweep, given)
+
+
+def _confirm(sweep: Path, given: dict[str, str]) -> int:
+    from rich.console import Console
+
+    from optrun.commands import train
+    from optrun.report import confirmation
+    from optrun.report.build import report
+
+    console = Console()
+    folder = Path(given["out"]).expanduser() if "out" in given else sweep / confirmation.FOLDER
+    made, said = confirmation.prepare(
+        sweep,
+        folder,
+        seeds=confirmation.parse_seeds(given["seeds"]) if "seeds" in given else None,
+        power=confirmation.parse_power(given["power"]) if "power" in given else None,
+        baseline=given.get("baseline"),
+        metric=given.get("metric"),
+        by=[key for key in given.get("by", "").split(",") if key],
+    )
+    for line in said:
+        console.print(line, markup=False, highlight=False, soft_wrap=True)
+    made.write(folder)
+    try:
+        code = train.run(made.argv(folder))
+    except ConfigError:  # nothing was begun
+        (folder / confirmation.RECORD).unlink()
+        with contextlib.suppress(OSError):
+            folder.rmdir()
+        raise
+    report([sweep], baseline=given.get("baseline"), metric=given.get("metric"), console=console)
+    return code

@@ -1,0 +1,325 @@
+"""Plan a confirmation: the configuration chosen for each contender, on seeds that took no part in the choice."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from optrun.artifacts.atomic import replace_text
+from optrun.errors import ConfigError
+from optrun.report import moderated
+from optrun.report.collect import load_runs
+from optrun.report.findings import Findings, Row, find
+from optrun.report.power import POWER, seeds_for
+from optrun.report.statistics import ALPHA, MIN_SEEDS
+
+FOLDER = "confirm"
+"""Beneath the sweep that is confirmed."""
+RECORD = "confirmation.json"
+FORMAT = 1
+FEWEST, MOST = 5, 20
+"""Seeds of a confirmation that is planned from the spread."""
+_OWN = ("resume=", "hydra.", "hydra/", "seed=")
+
+
+@dataclass(frozen=True)
+class Confirmation:
+    """What is run; written beside its runs, so that it stays what was planned."""
+
+    contenders: dict[str, list[str]]
+    """Name -> overrides of the chosen configuration, without the seed."""
+    reference: str
+    """The contender that the others are compared with, named before any of these runs."""
+    by: list[str]
+    """Configuration keys that tell contenders apart."""
+    metric: str
+    seeds: list[int]
+    config_name: str | None = None
+    config_dir: list[str] | None = None
+
+    def argv(self, folder: Path) -> list[str]:
+        """Compose the arguments of the sweep that runs it."""
+        shared = [token for token in next(iter(self.contenders.values())) if self._everywhere(token)]
+        grids = [
+            _grid(name, [token for token in overrides if token not in shared])
+            for name, overrides in self.contenders.items()
+        ]
+        line = ["-m", *(["-cn", self.config_name] if self.config_name else []), *(self.config_dir or [])]
+        seeds = ",".join(map(str, self.seeds))
+        return [*line, "hydra/sweeper=grid", f"hydra.sweeper.grids=[{','.join(grids)}]", *shared, f"seed={seeds}",
+                f"hydra.sweep.dir={folder}"]  # fmt: skip
+
+    def _everywhere(self, token: str) -> bool:
+        return all(token in overrides for overrides in self.contenders.values())
+
+    def write(self, folder: Path) -> None:
+        """Write it into the folder of its runs.
+
+        Raises:
+            OSError: The disk refused.
+        """
+        folder.mkdir(parents=True, exist_ok=True)
+        replace_text(folder / RECORD, json.dumps({"format": FORMAT, **asdict(self)}, indent=2) + "\n")
+
+
+def read(folder: Path) -> Confirmation | None:
+    """Read what a folder confirms; None where it is no confirmation.
+
+    Raises:
+        ConfigError: Its record cannot be read.
+    """
+    path = folder / RECORD
+    try:
+        record = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{path}: cannot be read: {error}. Move the folder away to confirm anew.") from error
+    if not isinstance(record, dict) or record.pop("format", None) != FORMAT:
+        raise ConfigError(f"{path}: expected format {FORMAT}. Move the folder away to confirm anew.")
+    try:
+        return Confirmation(**record)
+    except TypeError as error:
+        raise ConfigError(f"{path}: {error}. Move the folder away to confirm anew.") from error
+
+
+def prepare(
+    sweep: Path,
+    folder: Path,
+    *,
+    seeds: Sequence[int] | None = None,
+    power: float | None = None,
+    baseline: str | None = None,
+    metric: str | None = None,
+    by: Sequence[str] = (),
+) -> tuple[Confirmation, list[str]]:
+    """Plan the confirmation of a sweep, or find the one that was planned.
+
+    Args:
+        sweep: Its runs are what is confirmed.
+        folder: Where the confirming runs go.
+        seeds: See `plan`.
+        power: See `plan`; None: 0.8.
+        baseline: See `findings.find`, as the two that follow.
+        metric: The metric to compare by.
+        by: What separates contenders.
+
+    Returns:
+        The plan, and what to tell about it.
+
+    Raises:
+        ConfigError: As for `plan`; or the folder holds the confirmation of something else.
+    """
+    runs = load_runs([sweep], beside=[folder, *confirmations([sweep])])
+    if not runs:
+        raise ConfigError(f"confirm {sweep}: no run found here or beneath (a run has metrics.jsonl or summary.json)")
+    findings = find(runs, metric=metric, baseline=baseline, by=by)
+    before = read(folder)
+    if before is None:
+        if folder.exists() and any(folder.iterdir()):
+            raise ConfigError(f"{folder} is there and is no confirmation: out=DIR names another folder.")
+        return plan(findings, seeds=seeds, power=POWER if power is None else power)
+    now, _ = plan(findings, seeds=before.seeds)
+    changed = [
+        name
+        for name in {**before.contenders, **now.contenders}
+        if before.contenders.get(name) != now.contenders.get(name)
+    ]
+    if changed or (before.reference, before.metric) != (now.reference, now.metric):
+        what = f"the choice has changed since ({', '.join(changed) or 'another reference or metric'})"
+        raise ConfigError(f"{folder} confirms what was chosen before: {what}. out=DIR begins another confirmation.")
+    if power is not None or (seeds is not None and list(seeds) != before.seeds):
+        raise ConfigError(
+            f"{folder} holds a confirmation that was planned with seeds {label(before.seeds)}: seeds that are added "
+            "until something shows raise the error rate. Without seeds= and power= it goes on; out=DIR begins another."
+        )
+    return before, [f"goes on with what was planned: seeds {label(before.seeds)}"]
+
+
+def plan(
+    findings: Findings, *, seeds: Sequence[int] | None = None, power: float = POWER
+) -> tuple[Confirmation, list[str]]:
+    """Choose what is run again, and on which seeds.
+
+    Args:
+        findings: Of the sweep that is confirmed.
+        seeds: To run on; None: as many as find each difference that was observed, at its spread, from 5 to 20.
+        power: Chance with which such a difference is found.
+
+    Returns:
+        The plan, and what to tell about it.
+
+    Raises:
+        ConfigError: Nothing to compare; seeds that took part in the choice; a configuration that cannot be typed again.
+    """
+    if findings.incomparable:
+        raise ConfigError(f"Nothing can be confirmed: {findings.incomparable}.")
+    rows = [row for row in findings.rows if row.rank]
+    if len(rows) < 2 or findings.reference is None:
+        raise ConfigError(f"A confirmation compares contenders, and {len(rows)} of them has a result.")
+    known = {run.seed for run in findings.runs if run.seed is not None}
+    first = max(known, default=-1) + 1
+    said: list[str] = []
+    if seeds is None:
+        number, said = _planned(rows, findings.reference, power)
+        seeds = range(first, first + number)
+    clash = sorted(known & set(seeds))
+    if clash:
+        listed = ", ".join(map(str, clash))
+        raise ConfigError(
+            f"seeds: {listed} took part in the choice, and what is judged by them flatters whom they chose. Fresh ones "
+            f"begin at {first}: seeds={first}-{first + len(seeds) - 1}."
+        )
+    if len(seeds) < MIN_SEEDS:
+        raise ConfigError(f"seeds: expected at least {MIN_SEEDS}, got {len(seeds)}: no test is made of fewer.")
+    runs = {row.name: next(run for run in row.arm.runs if run not in row.arm.repeated) for row in rows}
+    overrides = {
+        name: [token for token in run.overrides if not token.lstrip("+").startswith(_OWN)] for name, run in runs.items()
+    }
+    names = {(run.config_name, tuple(run.config_dir)) for run in runs.values()}
+    if len(names) > 1:
+        raise ConfigError("The contenders come from several recipes: confirm each recipe's sweep by itself.")
+    ((config_name, config_dir),) = names
+    made = Confirmation(
+        contenders=overrides,
+        reference=findings.reference,
+        by=findings.compared_keys,
+        metric=findings.metric,
+        seeds=list(seeds),
+        config_name=config_name,
+        config_dir=list(config_dir),
+    )
+    return made, said
+
+
+def _planned(rows: Sequence[Row], reference: str, power: float) -> tuple[int, list[str]]:
+    """Count the seeds that find what was observed, with the milder correction of a reference named beforehand."""
+    caution, _ = moderated.expected(len(rows), FEWEST)
+    bar = ALPHA / max(1, len(rows) - 1) / caution
+    needed: dict[str, int | None] = {}
+    for row in rows:
+        versus = row.versus
+        if row.name == reference or versus is None or not versus.degrees > 0:
+            continue
+        needed[row.name] = seeds_for(
+            versus.difference, versus.spread, versus.pairs, bar, versus.degrees, power=power, fewest=MIN_SEEDS
+        )
+    within = [n for n in needed.values() if n is not None and n <= MOST]
+    number = max([FEWEST, *within])
+    beyond = [name for name, n in needed.items() if n is None or n > MOST]
+    said = [f"{number} fresh seeds, planned from the spread"]
+    if beyond:
+        said.append(
+            f"{', '.join(beyond)} against {reference}: a difference as small as the one observed takes more than "
+            f"{MOST}; seeds=FIRST-LAST runs more"
+        )
+    return number, said
+
+
+def _grid(name: str, tokens: Sequence[str]) -> str:
+    """Write tokens as one grid of `hydra.sweeper.grids`.
+
+    Example:
+        >>> _grid("lamb", ["optimizer=lamb", "+x.y=[1,2]"])
+        "{optimizer:'lamb',+x.y:'[1,2]'}"
+    """
+    pieces = []
+    for token in tokens:
+        key, equals, value = token.partition("=")
+        if not equals or token.startswith("~"):
+            raise ConfigError(
+                f"{name}: {token} cannot stand in a grid: run its command of the report on fresh seeds by hand."
+            )
+        # Hydra reads a backslash as itself, unless a quotation mark follows.
+        escaped = re.sub(r"(\\*)('|$)", lambda found: 2 * found[1] + (f"\\{found[2]}" if found[2] else ""), value)
+        pieces.append(f"{key}:'{escaped}'")
+    return "{" + ",".join(pieces) + "}"
+
+
+def parse_seeds(text: str) -> list[int]:
+    """Read `5-9`, `5,6,7` or a mixture.
+
+    Raises:
+        ConfigError: Anything else.
+
+    Example:
+        >>> parse_seeds("5-7,11")
+        [5, 6, 7, 11]
+    """
+    found: list[int] = []
+    for piece in text.split(","):
+        first, dash, last = piece.strip().partition("-")
+        if not first.isdecimal() or (dash and not last.isdecimal()) or (dash and int(last) < int(first)):
+            raise ConfigError(f"seeds={text}: expected numbers and ranges, as in seeds=5-9 or seeds=5,6,7.")
+        if dash and int(last) - int(first) > 10_000:
+            raise ConfigError(f"seeds={text}: {int(last) - int(first) + 1:,} seeds; one of the ends is mistyped.")
+        found += range(int(first), int(last or first) + 1)
+    if len(set(found)) < len(found):
+        raise ConfigError(f"seeds={text}: each seed once.")
+    return found
+
+
+def parse_power(text: str) -> float:
+    """Read a chance.
+
+    Raises:
+        ConfigError: It is no number between 0 and 1.
+    """
+    try:
+        power = float(text)
+    except ValueError:
+        power = 0.0
+    if not 0 < power < 1:
+        raise ConfigError(f"power={text}: expected a chance between 0 and 1, such as 0.8.")
+    return power
+
+
+def label(seeds: Sequence[int]) -> str:
+    """Write seeds shortly.
+
+    Example:
+        >>> label([5, 6, 7]), label([5, 7])
+        ('5-7', '5, 7')
+    """
+    whole = len(seeds) > 1 and list(seeds) == list(range(seeds[0], seeds[-1] + 1))
+    return f"{seeds[0]}-{seeds[-1]}" if whole else ", ".join(map(str, seeds))
+
+
+@dataclass(frozen=True)
+class Confirmed:
+    """What a confirmation found so far."""
+
+    folder: Path
+    plan: Confirmation
+    findings: Findings
+
+    @property
+    def missing(self) -> int:
+        """Runs without a result."""
+        found = sum(len(row.arm.scores) for row in self.findings.rows)
+        return len(self.plan.contenders) * len(self.plan.seeds) - found
+
+
+def find_confirmed(directories: Sequence[Path]) -> list[Confirmed]:
+    """Judge each confirmation beneath some directories by its own runs; none that has no run yet."""
+    found = []
+    for folder, made in confirmations(directories).items():
+        runs = load_runs([folder])
+        if any(run.score(made.metric) is not None for run in runs):
+            names = [row.name for row in find(runs, metric=made.metric, by=made.by).rows]
+            baseline = made.reference if made.reference in names else None
+            found.append(Confirmed(folder, made, find(runs, metric=made.metric, by=made.by, baseline=baseline)))
+    return found
+
+
+def confirmations(directories: Sequence[Path]) -> Mapping[Path, Confirmation]:
+    """Find the confirmations directly beneath some directories."""
+    found: dict[Path, Confirmation] = {}
+    for directory in directories:
+        for record in sorted(directory.glob(f"*/{RECORD}")):
+            if (made := read(record.parent)) is not None:
+                found[record.parent] = made
+    return found
