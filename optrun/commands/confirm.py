@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from pathlib import Path
 
 from optrun.commands.parser import VerbParser
@@ -18,14 +17,14 @@ def parser() -> VerbParser:
         "DIR [seeds=FIRST-LAST] [power=0.8] [baseline=NAME] [metric=NAME] [by=KEY,KEY] [out=DIR]",
         """
 Runs the configuration that a sweep chose for each contender on seeds that took no part in the choice, and gives the
-verdict from these alone. Goes on where it was stopped; the report of DIR shows it. A confirmation is planned once.
+verdict from these alone. The same line goes on where it was stopped. A confirmation is planned once.
 
   seeds     fresh ones, such as 5-9 or 5,6,7; else as many as the differences seen take at their spread, from 5 to 20
   power     the chance with which such a difference is found, 0.8 unless told
   baseline  the contender that the others are compared with; else the best
   metric    the metric to choose and compare by; else the main metric of the runs
   by        configuration keys that tell contenders apart, as for optrun report
-  out       where the runs go; else DIR/confirm
+  out       where the runs go; else DIR/confirm, which the report of DIR shows
 """,
         keys=KEYS,
     )
@@ -76,12 +75,13 @@ def _confirm(sweep: Path, given: dict[str, str]) -> int:
     )
     for line in said:
         console.print(line, markup=False, highlight=False, soft_wrap=True)
+    fresh = confirmation.read(folder) is None
     made.write(folder)
     try:
         code = train.run(made.argv(folder))
-    except ConfigError:  # nothing was begun
-        (folder / confirmation.RECORD).unlink()
-        with contextlib.suppress(OSError):
+    except ConfigError:
+        if fresh and [path.name for path in folder.iterdir()] == [confirmation.RECORD]:  # nothing was begun
+            (folder / confirmation.RECORD).unlink()
             folder.rmdir()
         raise
     report([sweep], baseline=given.get("baseline"), metric=given.get("metric"), console=console)

@@ -9,6 +9,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from optrun.artifacts.atomic import replace_text
+from optrun.artifacts.run_dir import find_runs
 from optrun.errors import ConfigError
 from optrun.report import moderated
 from optrun.report.collect import load_runs
@@ -50,7 +51,7 @@ class Confirmation:
         line = ["-m", *(["-cn", self.config_name] if self.config_name else []), *(self.config_dir or [])]
         seeds = ",".join(map(str, self.seeds))
         return [*line, "hydra/sweeper=grid", f"hydra.sweeper.grids=[{','.join(grids)}]", *shared, f"seed={seeds}",
-                f"hydra.sweep.dir={folder}"]  # fmt: skip
+                f"hydra.sweep.dir={_quoted(str(folder))}"]  # fmt: skip
 
     def _everywhere(self, token: str) -> bool:
         return all(token in overrides for overrides in self.contenders.values())
@@ -233,10 +234,13 @@ def _grid(name: str, tokens: Sequence[str]) -> str:
             raise ConfigError(
                 f"{name}: {token} cannot stand in a grid: run its command of the report on fresh seeds by hand."
             )
-        # Hydra reads a backslash as itself, unless a quotation mark follows.
-        escaped = re.sub(r"(\\*)('|$)", lambda found: 2 * found[1] + (f"\\{found[2]}" if found[2] else ""), value)
-        pieces.append(f"{key}:'{escaped}'")
+        pieces.append(f"{key}:{_quoted(value)}")
     return "{" + ",".join(pieces) + "}"
+
+
+def _quoted(value: str) -> str:
+    """Quote a value in Hydra's grammar, where a backslash stands for itself, unless a quotation mark follows."""
+    return "'" + re.sub(r"(\\*)('|$)", lambda found: 2 * found[1] + (f"\\{found[2]}" if found[2] else ""), value) + "'"
 
 
 def parse_seeds(text: str) -> list[int]:
@@ -304,9 +308,12 @@ class Confirmed:
 
 
 def find_confirmed(directories: Sequence[Path]) -> list[Confirmed]:
-    """Judge each confirmation beneath some directories by its own runs; none that has no run yet."""
+    """Judge each confirmation of some sweeps, directly beneath them, by its own runs; none that has no result yet."""
     found = []
+    sweeps = {directory.resolve() for directory in directories}
     for folder, made in confirmations(directories).items():
+        if folder.resolve().parent not in sweeps:
+            continue
         runs = load_runs([folder])
         if any(run.score(made.metric) is not None for run in runs):
             names = [row.name for row in find(runs, metric=made.metric, by=made.by).rows]
@@ -316,10 +323,11 @@ def find_confirmed(directories: Sequence[Path]) -> list[Confirmed]:
 
 
 def confirmations(directories: Sequence[Path]) -> Mapping[Path, Confirmation]:
-    """Find the confirmations directly beneath some directories."""
+    """Find the confirmations beneath some directories that have a run, at any depth; a directory itself is none."""
     found: dict[Path, Confirmation] = {}
     for directory in directories:
-        for record in sorted(directory.glob(f"*/{RECORD}")):
-            if (made := read(record.parent)) is not None:
-                found[record.parent] = made
+        for folder in dict.fromkeys(run.parent for run in find_runs(directory)):
+            beneath = folder.resolve() != directory.resolve() and folder.resolve().is_relative_to(directory.resolve())
+            if beneath and (made := read(folder)) is not None:
+                found[folder] = made
     return found

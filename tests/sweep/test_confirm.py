@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 
 from optrun.cli import run
+from optrun.commands import train
+from optrun.errors import ConfigError
 from optrun.report import build
 from optrun.report.collect import load_runs
 from tests.running import summary
@@ -42,12 +44,20 @@ def test_a_sweep_is_confirmed_and_goes_on(
     assert ForkServer.launches == [1]
     assert summary(lost)["status"] == "finished"
     assert {path: summary(path)["updated_at"] for path in kept} == kept
+    monkeypatch.setattr(train, "run", _refuse)
+    assert run(["confirm", str(pilot)]) == 2  # such as a plugin that is not named this time; its record stays
     assert run(["confirm", str(pilot), "seeds=5-8"]) == 2
     assert "planned with seeds 5-7" in capsys.readouterr().err
     assert json.loads((folder / "confirmation.json").read_text())["seeds"] == [5, 6, 7]
 
 
-def test_a_refusal_leaves_nothing(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def _refuse(argv: list[str]) -> int:
+    raise ConfigError("refused")
+
+
+def test_a_refusal_leaves_nothing(
+    place: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert forked.sweep("optimizer=lamb,adamw", "lr=1e-3", "seed=0") == 0
     pilot = next(path.parent for path in place.rglob("sweep.json"))
     for argv, message in [
@@ -60,4 +70,6 @@ def test_a_refusal_leaves_nothing(place: Path, capsys: pytest.CaptureFixture[str
     ]:
         assert run(argv) == 2
         assert message in capsys.readouterr().err
+    monkeypatch.setattr(train, "run", _refuse)
+    assert run(["confirm", str(pilot), "seeds=5-7"]) == 2
     assert not (pilot / "confirm").exists()

@@ -53,7 +53,7 @@ def test_the_chosen_configurations_run_on_seeds_nobody_was_chosen_by(sweep: Path
         {"optimizer": "lamb", "lr": "0.004"},
         {"optimizer": "adamw", "lr": "0.001"},
     ]
-    assert argv[-2:] == [f"seed={','.join(map(str, made.seeds))}", "hydra.sweep.dir=there"]
+    assert argv[-2:] == [f"seed={','.join(map(str, made.seeds))}", "hydra.sweep.dir='there'"]
 
 
 def test_values_of_every_kind_survive_the_command_line() -> None:
@@ -115,7 +115,7 @@ def test_what_was_planned_stays_planned(sweep: Path, make_run: MakeRun) -> None:
         prepare(sweep, folder)
 
 
-def test_the_report_judges_by_the_fresh_seeds_alone(sweep: Path, make_run: MakeRun) -> None:
+def test_the_report_judges_by_the_fresh_seeds_alone(sweep: Path, tmp_path: Path, make_run: MakeRun) -> None:
     """The choice favours lamb; on fresh seeds there is nothing of it."""
     before = report([sweep], console=None)
     folder = sweep / "confirm"
@@ -139,7 +139,9 @@ def test_the_report_judges_by_the_fresh_seeds_alone(sweep: Path, make_run: MakeR
         assert "Confirmed on fresh seeds 5-7" in text
         assert "The choice" in text
     assert "Selected: " in " ".join((before.files[1]).read_text().split()) or "Confirmed" in before.files[1].read_text()
-    assert report([folder]).findings.rows  # by itself it is a sweep like any other
+    assert len(report([folder]).findings.runs) == 5  # by itself it is a sweep like any other
+    above = report([tmp_path])
+    assert (len(above.findings.runs), above.confirmed) == (12, [])  # a folder of sweeps has no verdict of one of them
 
 
 def test_the_kind_of_the_answer_is_told(tmp_path: Path, make_run: MakeRun, sweep: Path) -> None:
