@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from optrun.commands.parser import VerbParser
-from optrun.errors import EXIT_DONE, ConfigError, refuse_url
+from optrun.errors import EXIT_DONE, ConfigError, StorageError, refuse_url
 
 KEYS = ("seeds", "power", "baseline", "metric", "by", "out")
 
@@ -39,12 +39,7 @@ def run(argv: list[str]) -> int:
     arguments = parser().parse(argv)
     if arguments is None:
         return EXIT_DONE
-    given: dict[str, str] = {}
-    for token in arguments.overrides:
-        key, _, value = token.partition("=")
-        if key in given:
-            raise ConfigError(f"optrun confirm: {key} is given twice: which one is meant?")
-        given[key] = value
+    given = arguments.values("confirm")
     if len(arguments.positional) != 1:
         raise ConfigError("optrun confirm takes one directory: optrun confirm DIR")
     refuse_url("DIR", arguments.positional)
@@ -63,6 +58,7 @@ def _confirm(sweep: Path, given: dict[str, str]) -> int:
     from optrun.report.build import report
 
     console = Console()
+    by = [key for key in given.get("by", "").split(",") if key]
     folder = Path(given["out"]).expanduser() if "out" in given else sweep / confirmation.FOLDER
     made, said = confirmation.prepare(
         sweep,
@@ -71,12 +67,15 @@ def _confirm(sweep: Path, given: dict[str, str]) -> int:
         power=confirmation.parse_power(given["power"]) if "power" in given else None,
         baseline=given.get("baseline"),
         metric=given.get("metric"),
-        by=[key for key in given.get("by", "").split(",") if key],
+        by=by,
     )
     for line in said:
         console.print(line, markup=False, highlight=False, soft_wrap=True)
     fresh = confirmation.read(folder) is None
-    made.write(folder)
+    try:
+        made.write(folder)
+    except OSError as error:
+        raise StorageError(f"{folder}: {error.strerror}. out=DIR names another folder.") from error
     try:
         code = train.run(made.argv(folder))
     except ConfigError:
@@ -84,5 +83,5 @@ def _confirm(sweep: Path, given: dict[str, str]) -> int:
             (folder / confirmation.RECORD).unlink()
             folder.rmdir()
         raise
-    report([sweep], baseline=given.get("baseline"), metric=given.get("metric"), console=console)
+    report([sweep], baseline=given.get("baseline"), metric=made.metric, by=by, console=console)
     return code

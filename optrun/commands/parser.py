@@ -25,6 +25,20 @@ class VerbArguments:
     """The `key=value` arguments."""
     options: argparse.Namespace
 
+    def values(self, verb: str) -> dict[str, str]:
+        """The values of a verb's own keys.
+
+        Raises:
+            ConfigError: A key is given twice.
+        """
+        given: dict[str, str] = {}
+        for token in self.overrides:
+            key, _, value = token.partition("=")
+            if key in given:
+                raise ConfigError(f"optrun {verb}: {key} is given twice: which one is meant?")
+            given[key] = value
+        return given
+
     def command_line(self, argv: list[str]) -> CommandLine:
         """The command line of a verb that composes a configuration.
 

@@ -36,12 +36,7 @@ def run(argv: list[str]) -> int:
     arguments = parser().parse(argv)
     if arguments is None:
         return EXIT_DONE
-    given: dict[str, str] = {}
-    for token in arguments.overrides:
-        key, _, value = token.partition("=")
-        if key in given:
-            raise ConfigError(f"optrun report: {key} is given twice: which one is meant?")
-        given[key] = value
+    given = arguments.values("report")
     if not arguments.positional:
         raise ConfigError("optrun report takes directories: optrun report DIR [DIR ...]")
     from rich.console import Console

@@ -38,6 +38,8 @@ class Confirmation:
     """Configuration keys that tell contenders apart."""
     metric: str
     seeds: list[int]
+    power: float | None = None
+    """What the seeds were planned for; None: they were named."""
     config_name: str | None = None
     config_dir: list[str] | None = None
 
@@ -75,16 +77,26 @@ def read(folder: Path) -> Confirmation | None:
     path = folder / RECORD
     try:
         record = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         return None
     except (OSError, ValueError) as error:
         raise ConfigError(f"{path}: cannot be read: {error}. Move the folder away to confirm anew.") from error
     if not isinstance(record, dict) or record.pop("format", None) != FORMAT:
         raise ConfigError(f"{path}: expected format {FORMAT}. Move the folder away to confirm anew.")
     try:
-        return Confirmation(**record)
+        made = Confirmation(**record)
     except TypeError as error:
         raise ConfigError(f"{path}: {error}. Move the folder away to confirm anew.") from error
+    if not _is_well_formed(made):
+        raise ConfigError(f"{path}: no confirmation has such values. Move the folder away to confirm anew.")
+    return made
+
+
+def _is_well_formed(made: Confirmation) -> bool:
+    lists = isinstance(made.contenders, dict) and [*made.contenders.values(), made.by, made.config_dir or []]
+    texts = bool(lists) and all(isinstance(one, list) and all(isinstance(item, str) for item in one) for one in lists)
+    seeds = isinstance(made.seeds, list) and made.seeds and all(type(seed) is int for seed in made.seeds)
+    return bool(texts and seeds) and isinstance(made.reference, str) and isinstance(made.metric, str)
 
 
 def prepare(
@@ -114,13 +126,15 @@ def prepare(
     Raises:
         ConfigError: As for `plan`; or the folder holds the confirmation of something else.
     """
+    if seeds is not None and power is not None:
+        raise ConfigError(f"power={power}: plans how many seeds are run, and seeds= names them. Leave one of them out.")
     runs = load_runs([sweep], beside=[folder, *confirmations([sweep])])
     if not runs:
         raise ConfigError(f"confirm {sweep}: no run found here or beneath (a run has metrics.jsonl or summary.json)")
     findings = find(runs, metric=metric, baseline=baseline, by=by)
     before = read(folder)
     if before is None:
-        if folder.exists() and any(folder.iterdir()):
+        if folder.exists() and not (folder.is_dir() and not any(folder.iterdir())):
             raise ConfigError(f"{folder} is there and is no confirmation: out=DIR names another folder.")
         return plan(findings, seeds=seeds, power=POWER if power is None else power)
     now, _ = plan(findings, seeds=before.seeds)
@@ -130,9 +144,10 @@ def prepare(
         if before.contenders.get(name) != now.contenders.get(name)
     ]
     if changed or (before.reference, before.metric) != (now.reference, now.metric):
-        what = f"the choice has changed since ({', '.join(changed) or 'another reference or metric'})"
+        judged = f"{now.metric} against {now.reference}, where it was {before.metric} against {before.reference}"
+        what = f"the choice has changed since ({', '.join(changed) or judged})"
         raise ConfigError(f"{folder} confirms what was chosen before: {what}. out=DIR begins another confirmation.")
-    if power is not None or (seeds is not None and list(seeds) != before.seeds):
+    if power not in (None, before.power) or (seeds is not None and list(seeds) != before.seeds):
         raise ConfigError(
             f"{folder} holds a confirmation that was planned with seeds {label(before.seeds)}: seeds that are added "
             "until something shows raise the error rate. Without seeds= and power= it goes on; out=DIR begins another."
@@ -164,6 +179,7 @@ def plan(
     known = {run.seed for run in findings.runs if run.seed is not None}
     first = max(known, default=-1) + 1
     said: list[str] = []
+    named = seeds is not None
     if seeds is None:
         number, said = _planned(rows, findings.reference, power)
         seeds = range(first, first + number)
@@ -177,9 +193,7 @@ def plan(
     if len(seeds) < MIN_SEEDS:
         raise ConfigError(f"seeds: expected at least {MIN_SEEDS}, got {len(seeds)}: no test is made of fewer.")
     runs = {row.name: next(run for run in row.arm.runs if run not in row.arm.repeated) for row in rows}
-    overrides = {
-        name: [token for token in run.overrides if not token.lstrip("+").startswith(_OWN)] for name, run in runs.items()
-    }
+    overrides = {name: _retyped(name, run.overrides) for name, run in runs.items()}
     names = {(run.config_name, tuple(run.config_dir)) for run in runs.values()}
     if len(names) > 1:
         raise ConfigError("The contenders come from several recipes: confirm each recipe's sweep by itself.")
@@ -190,10 +204,25 @@ def plan(
         by=findings.compared_keys,
         metric=findings.metric,
         seeds=list(seeds),
+        power=None if named else power,
         config_name=config_name,
         config_dir=list(config_dir),
     )
     return made, said
+
+
+def _retyped(name: str, tokens: Sequence[str]) -> list[str]:
+    """What was typed for a run, without what a confirmation says by itself.
+
+    Raises:
+        ConfigError: It is an option, or lets code run: that a person says, and no file of a run directory.
+    """
+    for token in tokens:
+        if token.startswith("-") or token.lstrip("+").startswith("model.trust_remote_code="):
+            raise ConfigError(
+                f"{name}: {token} stands in a file; type its command of the report, on fresh seeds, yourself."
+            )
+    return [token for token in tokens if not token.lstrip("+~").startswith(_OWN)]
 
 
 def _planned(rows: Sequence[Row], reference: str, power: float) -> tuple[int, list[str]]:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import io
+import json
 from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
@@ -110,9 +112,33 @@ def test_what_was_planned_stays_planned(sweep: Path, make_run: MakeRun) -> None:
         make_run(sweep / f"more{seed}", optimizer="adamw", lr=1.5e-3, seed=seed, floor=1.0)
     with pytest.raises(ConfigError, match=r"the choice has changed since \(adamw\)"):
         prepare(sweep, folder)
-    (folder / confirmation.RECORD).write_text("{")
-    with pytest.raises(ConfigError, match="cannot be read"):
-        prepare(sweep, folder)
+    for broken in ("{", "[]", '{"format": 1}', json.dumps({"format": 1, **asdict(made), "contenders": {"a": "lr=1"}})):
+        (folder / confirmation.RECORD).write_text(broken)
+        with pytest.raises(ConfigError, match="Move the folder away"):
+            prepare(sweep, folder)
+
+
+def test_the_same_line_goes_on_with_a_power_that_was_planned_for(sweep: Path) -> None:
+    folder = sweep / "confirm"
+    made, _ = prepare(sweep, folder, power=0.9)
+    made.write(folder)
+    assert prepare(sweep, folder, power=0.9)[0] == prepare(sweep, folder)[0] == made
+    with pytest.raises(ConfigError, match="was planned with seeds"):
+        prepare(sweep, folder, power=0.95)
+    with pytest.raises(ConfigError, match=r"power=0.9: .*seeds= names them"):
+        prepare(sweep, folder, power=0.9, seeds=[5, 6, 7])
+    (sweep / "file").touch()
+    with pytest.raises(ConfigError, match="is no confirmation"):
+        prepare(sweep, sweep / "file")
+
+
+@pytest.mark.parametrize("token", ["model.trust_remote_code=true", "++model.trust_remote_code=1", "--config-dir=x"])
+def test_no_file_of_a_run_lets_code_run(sweep: Path, token: str) -> None:
+    for path in sweep.glob("*/summary.json"):
+        summary = json.loads(path.read_text())
+        path.write_text(json.dumps({**summary, "overrides": [*summary["overrides"], token]}))
+    with pytest.raises(ConfigError, match=r"stands in a file"):
+        prepare(sweep, sweep / "confirm")
 
 
 def test_the_report_judges_by_the_fresh_seeds_alone(sweep: Path, tmp_path: Path, make_run: MakeRun) -> None:
