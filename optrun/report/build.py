@@ -16,7 +16,7 @@ from optrun.artifacts.run_dir import RunDir
 from optrun.artifacts.run_manifest import recorded
 from optrun.errors import ConfigError, StorageError
 from optrun.report.collect import NOT_STARTED, Run, load_runs
-from optrun.report.confirmation import Confirmed, confirmations, find_confirmed, label
+from optrun.report.confirmation import Confirmed, confirmations, judge, label
 from optrun.report.curves import curves_figure, run_title
 from optrun.report.figures import Picture, pictures
 from optrun.report.findings import Findings, find
@@ -75,7 +75,8 @@ def report(
     for directory in dirs:
         if not directory.is_dir():
             raise ConfigError(f"report {directory}: no such directory")
-    runs = load_runs(dirs, beside=confirmations(dirs))
+    planned = confirmations(dirs)
+    runs = load_runs(dirs, beside=planned)
     if not runs:
         listed = ", ".join(str(directory) for directory in dirs)
         raise ConfigError(f"report {listed}: no run found here or beneath (a run has metrics.jsonl or summary.json)")
@@ -84,7 +85,7 @@ def report(
     single = len(runs) == 1
     drawn = [_run_picture(runs[0])] if single else pictures(findings)
     folder = out if out is not None else _folder_for(dirs[0], runs)
-    confirmed = find_confirmed(dirs)
+    confirmed = judge(planned, dirs)
     files = _write(folder, findings, cautions, drawn, confirmed)
     result = Report(findings, cautions, files, confirmed)
     if console is not None:

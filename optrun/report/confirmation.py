@@ -336,11 +336,11 @@ class Confirmed:
         return len(self.plan.contenders) * len(self.plan.seeds) - found
 
 
-def find_confirmed(directories: Sequence[Path]) -> list[Confirmed]:
-    """Judge each confirmation of some sweeps, directly beneath them, by its own runs; none that has no result yet."""
+def judge(planned: Mapping[Path, Confirmation], directories: Sequence[Path]) -> list[Confirmed]:
+    """Judge the confirmations directly beneath some directories by their own runs; none that has no result yet."""
     found = []
     sweeps = {directory.resolve() for directory in directories}
-    for folder, made in confirmations(directories).items():
+    for folder, made in planned.items():
         if folder.resolve().parent not in sweeps:
             continue
         runs = load_runs([folder])

@@ -12,7 +12,7 @@ from optrun.report.curves import run_title
 from optrun.report.findings import Findings
 from optrun.report.level import LEAST, MARGIN
 from optrun.report.moderated import FEWEST
-from optrun.report.selection import error_rate, find_selection, fresh_seeds
+from optrun.report.selection import error_rate, find_selection
 from optrun.report.statistics import BETTER, MIN_SEEDS, NO_DIFFERENCE, WORSE
 from optrun.report.table import value
 from optrun.report.tables import mean_sd, states
@@ -93,9 +93,8 @@ def notes(findings: Findings) -> list[str]:
         found.append(
             f"Selection: each contender is shown at the {_list(findings.tuned_keys)} with the best mean on the "
             "same evaluation split that is reported. Choosing and reporting on one split flatters every "
-            "contender, and the one with most configurations tried most. For a number to quote, run the chosen "
-            f"configurations again with seeds that took no part in the choice ({fresh_seeds(findings)}), or evaluate "
-            "them on a split of their own."
+            "contender, and the one with most configurations tried most. For a number to quote, confirm it "
+            "(`optrun confirm DIR`), or evaluate the chosen configurations on a split of their own."
         )
     if len([row for row in findings.rows if row.rank]) > 1:
         if findings.chosen_baseline:
@@ -149,11 +148,11 @@ def open_questions(findings: Findings) -> list[str]:
     needed.sort(key=lambda pair: pair[0])
     told = "; ".join(f"{each.name} ({value(abs(each.difference))}): {seeds}" for seeds, each in needed)
     first = max((run.seed for run in findings.runs if run.seed is not None), default=-1) + 1
+    last = first + max(MIN_SEEDS, needed[-1][0]) - 1
     return [
         f"Open: seeds that would tell a contender from {findings.reference} with a chance of 80 %, were the difference "
-        f"the one observed: {told}. Run them fresh, by the lines of both under “Run it again” with "
-        f"seed=range({first},{first + needed[-1][0]}), and judge by these alone: seeds that are added until something "
-        "shows raise the error rate."
+        f"the one observed: {told}. `optrun confirm DIR seeds={first}-{last}` runs as many fresh ones and judges by "
+        "these alone: seeds that are added until something shows raise the error rate."
     ]
 
 

@@ -98,14 +98,7 @@ def error_rate(findings: Findings) -> str:
         f"of {tried} configurations on the seeds it is judged by, and its luck was chosen with it. {then} (simulated: "
         f"of two contenders equally good in truth, one is the best of {made.most} equally good configurations, the "
         f"other had one; {made.seeds} seeds or a few more, normal noise of one spread; more where the first is the "
-        "noisier). What keeps the rate: the chosen configurations, fixed now, run again on fresh seeds "
-        f"({fresh_seeds(findings)}) in a directory of their own, and a report of these alone. Equally many "
-        "configurations for each, all of them serious and equally noisy, keep it, too."
+        "noisier). What keeps the rate: `optrun confirm DIR`, which runs the chosen configurations, fixed now, on "
+        "fresh seeds and judges by these alone. Equally many configurations for each, all of them serious and equally "
+        "noisy, keep it, too."
     )
-
-
-def fresh_seeds(findings: Findings) -> str:
-    """Write seeds that took no part in any choice, as an override."""
-    known = [run.seed for run in findings.runs if run.seed is not None]
-    first = max(known, default=-1) + 1
-    return "seed=" + ",".join(str(seed) for seed in range(first, first + max(5, find_selection(findings).seeds)))

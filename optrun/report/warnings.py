@@ -11,7 +11,7 @@ from optrun.formatting import rate
 from optrun.report.basin import COARSE
 from optrun.report.collect import NOT_STARTED, Run
 from optrun.report.findings import Findings
-from optrun.report.selection import configurations, find_selection, fresh_seeds
+from optrun.report.selection import configurations, find_selection
 from optrun.report.statistics import ALPHA, MIN_SEEDS
 
 _ALIKE = 1.4
@@ -94,7 +94,7 @@ def _tuning(findings: Findings) -> Iterable[Warning]:
         made = find_selection(findings)
         more = (
             f" Such a report names a difference that is not there in {made.rate_label} of cases: try equally many for "
-            f"each, or run the chosen ones again on fresh seeds ({fresh_seeds(findings)}) and report those alone."
+            f"each, or run the chosen ones on fresh seeds: optrun confirm DIR."
         )
         yield Warning(
             "tuning",

@@ -116,7 +116,7 @@ def test_an_open_question_says_how_many_seeds_would_settle_it(tmp_path: Path, ma
     assert row.versus.needed is not None
     text = " ".join((tmp_path / "report.md").read_text().split())
     assert f"({table.value(abs(row.versus.difference))}): {row.versus.needed}" in text
-    assert f"seed=range(3,{3 + row.versus.needed})" in text
+    assert f"confirm DIR seeds=3-{2 + row.versus.needed}" in text
 
 
 def test_the_page_loads_nothing_and_says_so(made: tuple[Report, str]) -> None:

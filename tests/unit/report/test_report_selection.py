@@ -42,10 +42,10 @@ def compared(grid: Grid, folder: Path, make_run: MakeRun) -> Findings:
     [
         (ONE, True, ()),
         (FRESH, True, ()),
-        (EQUAL, False, ("best of 2 configurations", "stays at 5%", "seed=3,4,5,6,7")),
+        (EQUAL, False, ("best of 2 configurations", "stays at 5%", "optrun confirm DIR")),
         (MANY, False, ("best of 4 configurations", "hopeless, it may be up to 6%", "fresh seeds")),
         (UNEQUAL, False, ("best of 1 to 8 configurations", "It may be up to 8%", "simulated", "fresh seeds")),
-        (MORE, False, ("best of 1 to 2 configurations", "seed=5,6,7,8,9")),
+        (MORE, False, ("best of 1 to 2 configurations", "optrun confirm DIR")),
     ],
     ids=["fixed", "fresh seeds", "equal", "equally many", "unequal", "seeds of the choice among them"],
 )
