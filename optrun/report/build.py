@@ -49,6 +49,7 @@ def report(
     baseline: str | None = None,
     metric: str | None = None,
     by: Sequence[str] = (),
+    target: float | None = None,
     console: Console | None = None,
 ) -> Report:
     """Compare the runs at or beneath some directories.
@@ -60,6 +61,7 @@ def report(
         baseline: The contender to test the others against; default: the best one.
         metric: The metric to compare by; default: the main metric of the runs.
         by: Configuration keys that separate contenders; default: all that differ, but for lr and the optimizer's own.
+        target: Level of the metric for times to target and lr basins; default: one that the contenders reach.
         console: Where the table is printed; None prints nothing.
 
     Returns:
@@ -80,7 +82,7 @@ def report(
     if not runs:
         listed = ", ".join(str(directory) for directory in dirs)
         raise ConfigError(f"report {listed}: no run found here or beneath (a run has metrics.jsonl or summary.json)")
-    findings = find(runs, metric=metric, baseline=baseline, by=by)
+    findings = find(runs, metric=metric, baseline=baseline, by=by, target=target)
     cautions = find_warnings(findings)
     single = len(runs) == 1
     drawn = [_run_picture(runs[0])] if single else pictures(findings)

@@ -8,15 +8,16 @@ from pathlib import Path
 from markupsafe import Markup
 
 from optrun.report.confirmation import Confirmed, label
+from optrun.report.cost import cost_table
 from optrun.report.figures import Picture
 from optrun.report.findings import Findings
 from optrun.report.narrative import commands, footer, headline, notes, subtitle, title, verdict_line
 from optrun.report.tables import (
     arms_table,
-    cost_table,
     ranking_table,
     run_facts,
     runs_table,
+    speed_table,
 )
 from optrun.report.templating import fill_html, fill_markdown
 from optrun.report.theme import DARK, LIGHT, PAGE, css_variables, to_svg
@@ -56,6 +57,7 @@ def render(
         ],
         "ranking": ranking_table(findings),
         "cost": cost_table(findings),
+        "speed": speed_table(findings),
         "arms": arms_table(findings),
         "runs": runs_table(findings.runs, findings.keys, findings.metric, findings.mode),
         "notes": notes(findings),

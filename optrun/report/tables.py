@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from optrun.formatting import duration, plain, size
+from optrun.formatting import count, duration, plain, size
 from optrun.report.arms import Arm, describe
 from optrun.report.collect import Run
 from optrun.report.findings import Findings, Row
@@ -42,29 +42,29 @@ def ranking_table(findings: Findings) -> Table:
             known = against is not None and against.verdict != REFERENCE and not math.isnan(against.difference)
             cells += [signed(against.difference) if against and known else NONE, NONE, NONE]
         table.rows.append(cells)
-        table.styles.append(_style(row))
+        table.styles.append(row_style(row))
     return table
 
 
-def cost_table(findings: Findings) -> Table:
-    """Tabulate speed, cost and sensitivity to lr, one row per contender."""
+def speed_table(findings: Findings) -> Table:
+    """Tabulate speed and memory of the chosen configurations, and sensitivity to lr, one row per contender."""
     level = findings.level.value
     known = "" if math.isnan(level) else f" ({'≤' if findings.mode == 'min' else '≥'} {value(level)})"
-    columns = ["contender", "steps to target", "time to target", f"lr basin{known}", "wall time", "tokens/s"]
-    columns += ["peak memory", "optimizer state", "diverged"]
-    table = Table(columns, [False, *[True] * 8])
+    columns = ["contender", "reached target", "steps to target", "tokens to target", "time to target"]
+    columns += [f"lr basin{known}", "wall time", "tokens/s", "peak memory", "optimizer state", "diverged"]
+    table = Table(columns, [False, *[True] * 10])
     for row in findings.rows:
         runs = row.arm.runs
-        reached = f" ({row.target.reached}/{row.target.runs})" if row.target.runs else ""
-        steps = NONE if math.isnan(row.target.steps) else f"{row.target.steps:,.0f}"
-        seconds = NONE if math.isnan(row.target.seconds) else duration(row.target.seconds)
+        target = row.target
         everything = [run for arm in row.contender.arms for run in arm.runs]
         bad = sum(bool(run.diverged) for run in everything)
         table.rows.append(
             [
                 row.name,
-                steps + reached,
-                seconds,
+                target.share if target.runs else NONE,
+                to_target(target.steps, lambda steps: f"{steps:,.0f}"),
+                to_target(target.tokens, count),
+                to_target(target.seconds, duration),
                 row.basin.width_label(),
                 _middle([run.wall_seconds for run in runs if run.finished], duration),
                 _middle([run.perf("tokens_per_second") for run in runs], lambda value: f"{value:,.0f}"),
@@ -75,6 +75,11 @@ def cost_table(findings: Findings) -> Table:
         )
         table.styles.append("best" if row.rank == 1 else "" if row.rank else "muted")
     return table
+
+
+def to_target(median: float, show: Callable[[float], str]) -> str:
+    """Format a median up to the target: infinite where half of the runs never reach it."""
+    return NONE if math.isnan(median) else "never" if math.isinf(median) else show(median)
 
 
 def arms_table(findings: Findings) -> Table:
@@ -160,16 +165,17 @@ def run_facts(run: Run, metric: str, mode: str) -> Table:
 
 def terminal_table(findings: Findings) -> Table:
     """Reduce the ranking to the columns that fit a terminal."""
-    full, cost = ranking_table(findings), cost_table(findings)
+    full, speed = ranking_table(findings), speed_table(findings)
     tuned = bool(findings.tuned_keys)
     keep = list(range(5 + tuned))  # up to the seeds
     table = Table([full.columns[index] for index in keep], [full.numeric[index] for index in keep])
     table.columns += ["steps to target", "wall time", "state"]
     table.numeric += [True] * 3
-    for row, extra, source in zip(full.rows, cost.rows, findings.rows, strict=True):
+    for row, extra, source in zip(full.rows, speed.rows, findings.rows, strict=True):
         cells = [row[index] for index in keep]
         cells[3 + tuned] = verdict(source, short=True)
-        table.rows.append([*cells, extra[1], extra[4], extra[7]])
+        reached = "" if source.target.reached == source.target.runs else f" ({source.target.share})"
+        table.rows.append([*cells, extra[2] + reached, extra[6], extra[9]])
     table.styles = full.styles
     return table
 
@@ -257,7 +263,8 @@ def verdict(row: Row, *, short: bool = False) -> str:
     return row.versus.verdict
 
 
-def _style(row: Row) -> str:
+def row_style(row: Row) -> str:
+    """Choose the style of a contender's row, by its verdict."""
     if row.rank is None:
         return "muted"
     found = row.versus.verdict if row.versus else ""
