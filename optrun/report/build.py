@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -18,10 +19,11 @@ from optrun.errors import ConfigError, StorageError
 from optrun.report.collect import NOT_STARTED, Run, load_runs
 from optrun.report.confirmation import Confirmed, confirmations, judge, label
 from optrun.report.curves import curves_figure, run_title
-from optrun.report.figures import Picture, pictures
+from optrun.report.figures import pictures
 from optrun.report.findings import Findings, find
 from optrun.report.narrative import verdict_line
 from optrun.report.page import HTML_MARK, MARKDOWN_MARK, render
+from optrun.report.picture import Picture
 from optrun.report.table import filled, to_rich
 from optrun.report.tables import CSV_MARK, run_facts, runs_csv, runs_table, terminal_table
 from optrun.report.theme import LIGHT, PAGE, SOFTWARE, Theme, new_figure, save_png, write
@@ -37,7 +39,7 @@ class Report:
     findings: Findings
     warnings: list[Warning]
     files: list[Path]
-    """Pages, then pictures."""
+    """Pages, then pictures, then the data of the pictures."""
     confirmed: list[Confirmed] = field(default_factory=list)
     """What confirmations beneath the directories found."""
 
@@ -88,7 +90,11 @@ def report(
     drawn = [_run_picture(runs[0])] if single else pictures(findings)
     folder = out if out is not None else _folder_for(dirs[0], runs)
     confirmed = judge(planned, dirs)
-    files = _write(folder, findings, cautions, drawn, confirmed)
+    options = {"baseline": baseline, "metric": metric, "by": ",".join(by), "target": target}
+    command = shlex.join(
+        ["optrun", "report", *map(str, dirs), *(f"{key}={given}" for key, given in options.items() if given)]
+    )
+    files = _write(folder, findings, cautions, drawn, confirmed, command)
     result = Report(findings, cautions, files, confirmed)
     if console is not None:
         print_report(result, console)
@@ -140,20 +146,22 @@ def _write(
     cautions: Sequence[Warning],
     drawn: Sequence[Picture],
     confirmed: Sequence[Confirmed],
+    command: str,
 ) -> list[Path]:
     """Write all files, none of them over a person's own."""
     images = {picture: folder / f"report-{picture.name}.png" for picture in drawn}
+    tables = {path.with_suffix(".csv"): one.data().to_csv() for one, path in images.items() if one.data is not None}
     pages = [folder / name for name in ("report.html", "report.md", "report.csv")]
-    contents = [*render(findings, cautions, images, confirmed), runs_csv(findings)]
+    texts = dict(zip(pages, [*render(findings, cautions, images, confirmed, command), runs_csv(findings)], strict=True))
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        for path in [*pages, *images.values()]:
+        for path in [*pages, *images.values(), *tables]:
             if path.exists() and not is_own(path):
                 raise ConfigError(
                     f"{path} exists and was not written by optrun report: move it away, or write elsewhere with out=DIR"
                 )
-        with recorded(*pages, *images.values()):
-            for path, content in zip(pages, contents, strict=True):
+        with recorded(*pages, *images.values(), *tables):
+            for path, content in (texts | tables).items():
                 replace_text(path, content)
             for picture, path in images.items():
                 figure = picture.draw(LIGHT)
@@ -165,7 +173,7 @@ def _write(
         raise StorageError(
             f"report: cannot write to {folder} ({error.strerror}); write elsewhere with out=DIR"
         ) from error
-    return [*pages, *images.values()]
+    return [*pages, *images.values(), *tables]
 
 
 def is_own(path: Path) -> bool:

@@ -48,33 +48,43 @@ def ranking_table(findings: Findings) -> Table:
 
 def speed_table(findings: Findings) -> Table:
     """Tabulate speed and memory of the chosen configurations, and sensitivity to lr, one row per contender."""
-    level = findings.level.value
-    known = "" if math.isnan(level) else f" ({'≤' if findings.mode == 'min' else '≥'} {value(level)})"
-    columns = ["contender", "reached target", "steps to target", "tokens to target", "time to target"]
-    columns += [f"lr basin{known}", "wall time", "tokens/s", "peak memory", "optimizer state", "diverged"]
-    table = Table(columns, [False, *[True] * 10])
+    columns = ["contender", "wall time", "tokens/s", "peak memory", "optimizer state", "diverged"]
+    columns.append(f"lr basin{at_least(findings.level.value, findings.mode)}")
+    table = Table(columns, [False, *[True] * 6])
     for row in findings.rows:
         runs = row.arm.runs
-        target = row.target
         everything = [run for arm in row.contender.arms for run in arm.runs]
         bad = sum(bool(run.diverged) for run in everything)
         table.rows.append(
             [
                 row.name,
-                target.share if target.runs else NONE,
-                to_target(target.steps, lambda steps: f"{steps:,.0f}"),
-                to_target(target.tokens, count),
-                to_target(target.seconds, duration),
-                row.basin.width_label(),
                 _middle([run.wall_seconds for run in runs if run.finished], duration),
                 _middle([run.perf("tokens_per_second") for run in runs], lambda value: f"{value:,.0f}"),
                 _middle([run.perf("peak_memory_bytes") for run in runs], size),
                 _middle([run.perf("optimizer_state_bytes") for run in runs], size),
                 f"{bad} of {len(everything)}" if bad else "0",
+                row.basin.width_label(),
             ]
         )
         table.styles.append("best" if row.rank == 1 else "" if row.rank else "muted")
     return table
+
+
+def target_table(findings: Findings) -> Table:
+    """Tabulate when the chosen configurations reached the target, one row per contender."""
+    columns = ["contender", f"reached{at_least(findings.target, findings.mode)}", "steps", "tokens", "time"]
+    table = Table(columns, [False, *[True] * 4])
+    for row in findings.rows:
+        found = row.target
+        medians = [to_target(found.steps, lambda steps: f"{steps:,.0f}"), to_target(found.tokens, count)]
+        table.rows.append([row.name, found.share if found.runs else NONE, *medians, to_target(found.seconds, duration)])
+        table.styles.append(row_style(row))
+    return table
+
+
+def at_least(level: float, mode: str) -> str:
+    """Format a level as what has to be reached, in brackets; nothing where there is none."""
+    return "" if math.isnan(level) else f" ({'≤' if mode == 'min' else '≥'} {value(level)})"
 
 
 def to_target(median: float, show: Callable[[float], str]) -> str:
@@ -174,8 +184,10 @@ def terminal_table(findings: Findings) -> Table:
     for row, extra, source in zip(full.rows, speed.rows, findings.rows, strict=True):
         cells = [row[index] for index in keep]
         cells[3 + tuned] = verdict(source, short=True)
-        reached = "" if source.target.reached == source.target.runs else f" ({source.target.share})"
-        table.rows.append([*cells, extra[2] + reached, extra[6], extra[9]])
+        found = source.target
+        reached = to_target(found.steps, lambda steps: f"{steps:,.0f}")
+        reached += "" if found.reached == found.runs else f" ({found.share})"
+        table.rows.append([*cells, reached, extra[1], extra[4]])
     table.styles = full.styles
     return table
 
