@@ -8,6 +8,7 @@ import re
 from collections.abc import Iterable
 
 import matplotlib as mpl
+from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.figure import Figure
 
 from optrun.report.chart import KEY, SERIES, Chart, Mark
@@ -39,7 +40,8 @@ def to_svg(figure: Figure, *, name: str, label: str) -> str:
     """
     buffer = io.BytesIO()
     with mpl.rc_context({"svg.fonttype": "none", "svg.hashsalt": name}), any_letters():
-        figure.savefig(buffer, format="svg", facecolor="none", metadata={"Date": None, "Creator": None})
+        figure.set_facecolor("none")
+        FigureCanvasSVG(figure).print_svg(buffer, metadata={"Date": None, "Creator": None})  # `savefig` draws twice
     text = buffer.getvalue().decode()
     text = text[text.index("<svg") :]
     text = re.sub(r"<metadata>.*?</metadata>", "", text, flags=re.DOTALL)

@@ -72,7 +72,8 @@ def speed_table(findings: Findings) -> Table:
 
 def target_table(findings: Findings) -> Table:
     """Tabulate when the chosen configurations reached the target, one row per contender."""
-    columns = ["contender", f"reached{at_least(findings.target, findings.mode)}", "steps", "tokens", "time"]
+    columns = ["contender", f"reached{at_least(findings.target, findings.mode)}", "steps to target"]
+    columns += ["tokens to target", "time to target"]
     table = Table(columns, [False, *[True] * 4])
     for row in findings.rows:
         found = row.target
