@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -18,10 +19,11 @@ from optrun.errors import ConfigError, StorageError
 from optrun.report.collect import NOT_STARTED, Run, load_runs
 from optrun.report.confirmation import Confirmed, confirmations, judge, label
 from optrun.report.curves import curves_figure, run_title
-from optrun.report.figures import Picture, pictures
+from optrun.report.figures import pictures
 from optrun.report.findings import Findings, find
 from optrun.report.narrative import verdict_line
 from optrun.report.page import HTML_MARK, MARKDOWN_MARK, render
+from optrun.report.picture import Picture
 from optrun.report.table import filled, to_rich
 from optrun.report.tables import CSV_MARK, run_facts, runs_csv, runs_table, terminal_table
 from optrun.report.theme import LIGHT, PAGE, SOFTWARE, Theme, new_figure, save_png, write
@@ -37,7 +39,7 @@ class Report:
     findings: Findings
     warnings: list[Warning]
     files: list[Path]
-    """Pages, then pictures."""
+    """Pages, then pictures, then the data of the pictures."""
     confirmed: list[Confirmed] = field(default_factory=list)
     """What confirmations beneath the directories found."""
 
@@ -49,6 +51,7 @@ def report(
     baseline: str | None = None,
     metric: str | None = None,
     by: Sequence[str] = (),
+    target: float | None = None,
     console: Console | None = None,
 ) -> Report:
     """Compare the runs at or beneath some directories.
@@ -60,6 +63,7 @@ def report(
         baseline: The contender to test the others against; default: the best one.
         metric: The metric to compare by; default: the main metric of the runs.
         by: Configuration keys that separate contenders; default: all that differ, but for lr and the optimizer's own.
+        target: Level of the metric for times to target and lr basins; default: one that the contenders reach.
         console: Where the table is printed; None prints nothing.
 
     Returns:
@@ -80,13 +84,17 @@ def report(
     if not runs:
         listed = ", ".join(str(directory) for directory in dirs)
         raise ConfigError(f"report {listed}: no run found here or beneath (a run has metrics.jsonl or summary.json)")
-    findings = find(runs, metric=metric, baseline=baseline, by=by)
+    findings = find(runs, metric=metric, baseline=baseline, by=by, target=target)
     cautions = find_warnings(findings)
     single = len(runs) == 1
     drawn = [_run_picture(runs[0])] if single else pictures(findings)
     folder = out if out is not None else _folder_for(dirs[0], runs)
     confirmed = judge(planned, dirs)
-    files = _write(folder, findings, cautions, drawn, confirmed)
+    options = {"baseline": baseline, "metric": metric, "by": ",".join(by), "target": target}
+    command = shlex.join(
+        ["optrun", "report", *map(str, dirs), *(f"{key}={given}" for key, given in options.items() if given)]
+    )
+    files = _write(folder, findings, cautions, drawn, confirmed, command)
     result = Report(findings, cautions, files, confirmed)
     if console is not None:
         print_report(result, console)
@@ -138,20 +146,22 @@ def _write(
     cautions: Sequence[Warning],
     drawn: Sequence[Picture],
     confirmed: Sequence[Confirmed],
+    command: str,
 ) -> list[Path]:
     """Write all files, none of them over a person's own."""
     images = {picture: folder / f"report-{picture.name}.png" for picture in drawn}
+    tables = {path.with_suffix(".csv"): one.data().to_csv() for one, path in images.items() if one.data is not None}
     pages = [folder / name for name in ("report.html", "report.md", "report.csv")]
-    contents = [*render(findings, cautions, images, confirmed), runs_csv(findings)]
+    texts = dict(zip(pages, [*render(findings, cautions, images, confirmed, command), runs_csv(findings)], strict=True))
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        for path in [*pages, *images.values()]:
+        for path in [*pages, *images.values(), *tables]:
             if path.exists() and not is_own(path):
                 raise ConfigError(
                     f"{path} exists and was not written by optrun report: move it away, or write elsewhere with out=DIR"
                 )
-        with recorded(*pages, *images.values()):
-            for path, content in zip(pages, contents, strict=True):
+        with recorded(*pages, *images.values(), *tables):
+            for path, content in (texts | tables).items():
                 replace_text(path, content)
             for picture, path in images.items():
                 figure = picture.draw(LIGHT)
@@ -163,7 +173,7 @@ def _write(
         raise StorageError(
             f"report: cannot write to {folder} ({error.strerror}); write elsewhere with out=DIR"
         ) from error
-    return [*pages, *images.values()]
+    return [*pages, *images.values(), *tables]
 
 
 def is_own(path: Path) -> bool:

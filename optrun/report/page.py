@@ -8,18 +8,20 @@ from pathlib import Path
 from markupsafe import Markup
 
 from optrun.report.confirmation import Confirmed, label
-from optrun.report.figures import Picture
 from optrun.report.findings import Findings
+from optrun.report.methods import methods
 from optrun.report.narrative import commands, footer, headline, notes, subtitle, title, verdict_line
+from optrun.report.picture import Picture, drawn_rows
+from optrun.report.sections import sections
+from optrun.report.svg import to_svg
 from optrun.report.tables import (
     arms_table,
-    cost_table,
     ranking_table,
     run_facts,
     runs_table,
 )
 from optrun.report.templating import fill_html, fill_markdown
-from optrun.report.theme import DARK, LIGHT, PAGE, css_variables, to_svg
+from optrun.report.theme import DARK, LIGHT, PAGE, css_variables
 from optrun.report.warnings import Warning
 
 HTML_MARK = '<meta name="generator" content="optrun report">'
@@ -32,6 +34,7 @@ def render(
     warnings: Sequence[Warning],
     drawn: Mapping[Picture, Path],
     confirmed: Sequence[Confirmed] = (),
+    command: str = "",
 ) -> Iterator[str]:
     """Render HTML whose content policy forbids every request to anywhere, then Markdown that refers to the pictures.
 
@@ -40,6 +43,7 @@ def render(
         warnings: What to take care of.
         drawn: The pictures, and the files that Markdown shows.
         confirmed: Confirmations of it.
+        command: What makes the report again.
     """
     single = len(findings.runs) == 1
     content = {
@@ -55,13 +59,24 @@ def render(
             for one in confirmed
         ],
         "ranking": ranking_table(findings),
-        "cost": cost_table(findings),
+        "sections": [] if single else sections(findings),
+        "methods": None if single else methods(findings, confirmed, command),
         "arms": arms_table(findings),
         "runs": runs_table(findings.runs, findings.keys, findings.metric, findings.mode),
         "notes": notes(findings),
     }
     # The pictures are markup of our own.
-    inline = [(one, Markup(to_svg(one.draw(PAGE), name=one.name, label=one.title))) for one in drawn]
+    inline = [
+        (one, Markup(to_svg(one.draw(PAGE), name=one.name, label=one.title)), data_file(one, path))
+        for one, path in drawn.items()
+    ]
+    switches = [] if single else [row.name for row in drawn_rows(findings.rows)]
     colours = {"light": css_variables(LIGHT), "dark": css_variables(DARK)}
-    yield fill_html("report.html", pictures=inline, **colours, **content)
-    yield fill_markdown("report.md", pictures=[(one, path.name) for one, path in drawn.items()], **content)
+    yield fill_html("report.html", pictures=inline, switches=switches, **colours, **content)
+    shown = [(one, path.name, data_file(one, path)) for one, path in drawn.items()]
+    yield fill_markdown("report.md", pictures=shown, **content)
+
+
+def data_file(picture: Picture, image: Path) -> str:
+    """Name the file with the numbers of a picture; empty where there is none."""
+    return image.with_suffix(".csv").name if picture.data is not None else ""
