@@ -122,6 +122,11 @@ class Overview:
     """None: no contender has a score on every workload."""
     chosen_baseline: bool
 
+    @property
+    def usable(self) -> list[Workload]:
+        """The workloads that scores were normalised on, in the order of their arrays."""
+        return [each for each in self.workloads if each.name not in self.left_out]
+
 
 def over_workloads(
     runs: Sequence[Run], *, metric: str | None = None, baseline: str | None = None, by: Sequence[str] = ()
@@ -289,7 +294,9 @@ def _steps(run: Run, findings: Findings, target: float) -> float:
 def _means(scores: Array) -> Array:
     known = ~np.isnan(scores)
     count = known.sum(axis=1)
-    return np.divide(np.where(known, scores, 0.0).sum(axis=1), count, out=np.full(len(scores), np.nan), where=count > 0)
+    means = np.full(len(scores), np.nan)
+    np.divide(np.where(known, scores, 0.0).sum(axis=1), count, out=means, where=count > 0)
+    return means
 
 
 def _ranks(means: Array) -> Array:

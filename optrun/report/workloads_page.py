@@ -1,44 +1,82 @@
-"""Say what several workloads say together: sentences, tables, pictures, and the verdict within each."""
+"""Say what several workloads say together, in sentences and tables, and what each says by itself."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from matplotlib.figure import Figure
 
-from optrun.report.figures import SHOWN, WIDTH, Picture
-from optrun.report.narrative import headline
+from optrun.report.cost import cost_table
+from optrun.report.findings import Findings
+from optrun.report.narrative import headline, kind
+from optrun.report.picture import drawn_rows
+from optrun.report.sections import Section
 from optrun.report.statistics import BETTER, WORSE
 from optrun.report.table import NONE, Table, value
 from optrun.report.tables import p_value, ranking_table, signed
-from optrun.report.theme import MARKERS, Theme, legend, new_figure, style_axes
-from optrun.report.workloads import Overview, Standing
-from optrun.report.workloads_statistics import (
-    FEWEST_WORKLOADS,
-    LAST_TAU,
-    performance_profile,
-    resample,
-    score_profile,
-)
+from optrun.report.warnings import Warning, find_warnings
+from optrun.report.workloads import Overview
+from optrun.report.workloads_figures import ordered, shown
+from optrun.report.workloads_statistics import FEWEST_WORKLOADS, LAST_TAU
 
-HEADING = "Over several workloads"
+_SAID = ("task", "data")
+"""Kinds of warnings that say what the overview is about."""
 
 
-@dataclass(frozen=True)
-class WorkloadSection:
-    """The verdict within one workload."""
+def content(overview: Overview, findings: Findings) -> dict[str, Any]:
+    """Make what a page says in place of one ranking.
 
-    name: str
-    finding: str
-    table: Table
+    Args:
+        overview: What was found over workloads.
+        findings: Of all runs together; ranks nothing.
+    """
+    return {
+        "title": f"{len(overview.standings)} contenders over {len(overview.workloads)} workloads",
+        "headline": lead(overview),
+        "result": "Over several workloads",
+        "ranking": table(overview),
+        "sections": [*sections(overview), Section("What it cost", tables=[cost_table(findings)])],
+        "methods": None,
+        "arms": None,
+        "notes": notes(overview),
+    }
+
+
+def cautions(overview: Overview, findings: Findings) -> list[Warning]:
+    """Collect what to take care of within each workload; what is said of all of them once."""
+    together = [warning for warning in find_warnings(findings) if warning.kind not in _SAID]
+    found: dict[tuple[str, str], list[str]] = {}
+    runs: dict[tuple[str, str], tuple[str, ...]] = {}
+    for each in overview.workloads:
+        for warning in find_warnings(each.findings):
+            if not any(other.kind == warning.kind and other.runs for other in together):
+                found.setdefault((warning.kind, warning.text), []).append(each.name)
+                runs[warning.kind, warning.text] = warning.runs
+    named = [
+        Warning(
+            kind, text if len(names) == len(overview.workloads) else f"{', '.join(names)}: {text}", runs[kind, text]
+        )
+        for (kind, text), names in found.items()
+    ]
+    return [warning for warning in together if warning.runs] + named
+
+
+def switches(overview: Overview) -> list[str]:
+    """List the contenders that the page can switch off: the same ones in every picture, or none."""
+    names = [each.name for each in shown(overview)]
+    same = all([row.name for row in drawn_rows(ordered(each, overview).rows)] == names for each in overview.workloads)
+    return names if same else []
 
 
 def lead(overview: Overview) -> str:
-    """Say the finding over all workloads in a few sentences, no stronger than the tests allow."""
+    """Say the finding over all workloads in a few sentences, no stronger than the tests allow, and its kind."""
+    kinds = {kind(each.findings) for each in overview.workloads}
+    of_kind = next((name for name in ("Pilot", "Selected", "Compared") if name in kinds), "")
+    return f"{of_kind}: {_finding(overview)}" if of_kind else _finding(overview)
+
+
+def _finding(overview: Overview) -> str:
     judged = [each for each in overview.standings if not each.missing]
     count = len(overview.workloads) - len(overview.left_out)
     if not judged:
@@ -107,7 +145,7 @@ def table(overview: Overview) -> Table:
 
 def scores_table(overview: Overview) -> Table:
     """Tabulate the normalised score of each contender on each workload, and the scale it is on."""
-    usable = [each for each in overview.workloads if each.name not in overview.left_out]
+    usable = overview.usable
     names = [each.name for each in overview.standings]
     made = Table(
         ["workload", "metric", "before learning (0)", "best (1)", *names], [False, False, *[True] * (2 + len(names))]
@@ -122,11 +160,12 @@ def scores_table(overview: Overview) -> Table:
     return made
 
 
-def sections(overview: Overview) -> list[WorkloadSection]:
-    """List the verdict within each workload, as a report of its runs alone says it."""
-    return [
-        WorkloadSection(each.name, headline(each.findings), ranking_table(each.findings)) for each in overview.workloads
-    ]
+def sections(overview: Overview) -> list[Section]:
+    """List the scores on each workload, then the verdict within each, as a report of its runs alone gives it."""
+    found = [Section("Score on each workload", tables=[scores_table(overview)])] if overview.standings else []
+    for each in overview.workloads:
+        found.append(Section(f"Within {each.name}", [headline(each.findings)], [ranking_table(each.findings)]))
+    return found
 
 
 def notes(overview: Overview) -> list[str]:
@@ -155,109 +194,6 @@ def notes(overview: Overview) -> list[str]:
     if listed:
         found.append(f"Not in the score: {listed}.")
     return found
-
-
-def pictures(overview: Overview) -> list[Picture]:
-    """List the pictures over workloads."""
-    shown = [each for each in overview.standings if not each.missing][:SHOWN]
-    if not shown:
-        return []
-    note = (
-        f" The best {len(shown)} of {len(overview.standings)} are drawn."
-        if len(shown) < len(overview.standings)
-        else ""
-    )
-    made: list[tuple[str, str, str, Callable[[Theme], Figure]]] = [
-        (
-            "workloads",
-            "Mean score over workloads (higher is better)",
-            "0: nothing was learnt, 1: the best contender of each workload. Small marks are workloads, the line is the "
-            "mean over them, the bar its 95 % stratified bootstrap interval.",
-            lambda theme: _draw_means(shown, theme),
-        ),
-        (
-            "workloads-steps",
-            "Share of workloads within a factor of the quickest",
-            "Performance profile (Dolan and Moré): steps to the target by those of the quickest contender. Left: how "
-            "often it is the quickest; right: how often it gets there at all.",
-            lambda theme: _draw_steps(shown, theme),
-        ),
-        (
-            "workloads-scores",
-            "Share of runs above a score",
-            "Each workload has the same weight; the band is the 95 % stratified bootstrap interval. Further right is "
-            "better.",
-            lambda theme: _draw_scores(shown, theme),
-        ),
-    ]
-    return [Picture(name, title, caption + note, draw) for name, title, caption, draw in made]
-
-
-def _draw_means(shown: Sequence[Standing], theme: Theme) -> Figure:
-    figure = new_figure(WIDTH, 0.9 + 0.42 * len(shown), theme)
-    ax = figure.add_subplot()
-    style_axes(ax, theme, xlabel="normalised score")
-    ax.grid(False, axis="y")
-    for index, each in enumerate(shown):
-        y, colour = -float(index), _colour(theme, index)
-        points = np.nanmean(each.scores, axis=1)
-        ax.plot(each.interval, [y, y], color=colour, linewidth=6, alpha=0.28, solid_capstyle="round")
-        ax.plot([each.mean] * 2, [y - 0.2, y + 0.2], color=colour, linewidth=2.4, solid_capstyle="round")
-        for place, point in enumerate(points):
-            marker = MARKERS[place % len(MARKERS)]
-            ax.plot(point, y, marker=marker, markersize=4.2, linewidth=0, color=colour, alpha=0.85)
-        name: dict[str, Any] = {"transform": ax.get_yaxis_transform(), "ha": "left", "va": "center"}
-        ax.text(0.0, y + 0.42, f"{index + 1}  {each.name}", color=theme.ink, fontsize=8.5, parse_math=False, **name)
-    ax.set_yticks([])
-    ax.set_ylim(-len(shown) + 0.6, 0.7)
-    ax.spines["left"].set_visible(False)
-    ax.margins(x=0.05)
-    return figure
-
-
-def _draw_steps(shown: Sequence[Standing], theme: Theme) -> Figure:
-    figure = new_figure(WIDTH, 3.4 + 0.17 * len(shown), theme)
-    ax = figure.add_subplot()
-    style_axes(ax, theme, xlabel="steps, as a factor of the quickest", ylabel="share of workloads")
-    reached = [ratio for each in shown for ratio in each.ratio if math.isfinite(ratio)]
-    last = max([LAST_TAU, *(1.1 * ratio for ratio in reached)])
-    taus = np.unique([1.0, last, *reached])
-    for index, each in enumerate(shown):
-        share = performance_profile(each.ratio, taus)
-        ax.step(taus, share, where="post", label=each.name, **_line(theme, index))
-    ax.set_ylim(-0.03, 1.03)
-    legend(ax, theme, below=True)
-    return figure
-
-
-def _draw_scores(shown: Sequence[Standing], theme: Theme) -> Figure:
-    figure = new_figure(WIDTH, 3.4 + 0.17 * len(shown), theme)
-    ax = figure.add_subplot()
-    style_axes(ax, theme, xlabel="normalised score", ylabel="share of runs above it")
-    known = np.concatenate([each.scores[~np.isnan(each.scores)] for each in shown])
-    taus = np.linspace(max(0.0, float(known.min()) - 0.02), max(1.0, float(known.max())) + 0.01, 200)
-    for index, each in enumerate(shown):
-        drawn = np.array([score_profile(one, taus) for one in resample(each.scores, resamples=300)])
-        low, high = np.quantile(drawn, [0.025, 0.975], axis=0)
-        ax.fill_between(taus, low, high, color=_colour(theme, index), alpha=0.12, linewidth=0)
-        ax.plot(taus, score_profile(each.scores, taus), label=each.name, **_line(theme, index))
-    ax.set_ylim(-0.03, 1.03)
-    legend(ax, theme, below=True)
-    return figure
-
-
-def _line(theme: Theme, index: int) -> dict[str, Any]:
-    return {
-        "color": _colour(theme, index),
-        "linewidth": 1.6,
-        "marker": MARKERS[index % len(MARKERS)],
-        "markersize": 4.5,
-        "markevery": 0.2,
-    }
-
-
-def _colour(theme: Theme, index: int) -> str:
-    return theme.series[index % len(theme.series)]
 
 
 def _number(number: float) -> str:
