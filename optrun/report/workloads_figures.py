@@ -54,15 +54,15 @@ def _together(overview: Overview) -> list[Picture]:
     return [
         Picture(
             "workloads",
-            "Mean score over workloads (higher is better)",
-            "0: nothing was learnt, 1: the best contender of each workload. Small marks are workloads, the line is the "
-            f"mean over them, the bar its 95 % stratified bootstrap interval.{note}",
+            "Mean score over workloads",
+            "0: nothing was learnt, 1: the best contender of each workload; higher is better. Small marks are "
+            f"workloads, the line is the mean over them, the bar its 95 % stratified bootstrap interval.{note}",
             lambda theme: _draw_means(overview, drawn, theme),
             lambda: _scores_data(overview, drawn),
         ),
         Picture(
             "workloads-steps",
-            "Share of workloads within a factor of the quickest",
+            "Workloads within a factor of the quickest",
             "Performance profile (Dolan and Moré): steps to the target by those of the quickest contender. Left: how "
             f"often it is the quickest; right: how often it gets there at all.{note}",
             lambda theme: _draw_steps(drawn, theme),

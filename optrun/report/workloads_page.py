@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 from optrun.report.cost import cost_table
 from optrun.report.findings import Findings
-from optrun.report.narrative import headline, kind
+from optrun.report.narrative import headline, kind, subtitle
 from optrun.report.picture import drawn_rows
 from optrun.report.sections import Section
 from optrun.report.statistics import BETTER, WORSE
@@ -33,6 +34,7 @@ def content(overview: Overview, findings: Findings) -> dict[str, Any]:
     """
     return {
         "title": f"{len(overview.standings)} contenders over {len(overview.workloads)} workloads",
+        "subtitle": subtitle(replace(findings, metric="the metric of each workload")),
         "headline": lead(overview),
         "result": "Over several workloads",
         "ranking": table(overview),

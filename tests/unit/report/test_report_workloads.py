@@ -214,6 +214,7 @@ def test_what_a_workload_is(tmp_path: Path, make_run: Callable[..., Path]) -> No
 
 def test_the_report(three: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("optrun.report.workloads_figures._WITHIN", ("results",))  # each picture takes its time
+    monkeypatch.setattr("optrun.report.build.save_png", lambda figure, path, *, dpi: path)
     made = report([three], out=tmp_path / "report")
     assert made.overview is not None
     assert all(row.rank is None for row in made.findings.rows), "all runs together stay unranked"
