@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -89,7 +90,8 @@ def report(
     single = len(runs) == 1
     drawn = [_run_picture(runs[0])] if single else pictures(findings)
     folder = out if out is not None else _folder_for(dirs[0], runs)
-    confirmed = judge(planned, dirs)
+    same = all(one.metric == findings.metric for one in planned.values())
+    confirmed = judge(planned, dirs, target=findings.target if same and math.isfinite(findings.target) else None)
     options = {"baseline": baseline, "metric": metric, "by": ",".join(by), "target": target}
     command = shlex.join(
         ["optrun", "report", *map(str, dirs), *(f"{key}={given}" for key, given in options.items() if given)]

@@ -77,10 +77,14 @@ def target_table(findings: Findings) -> Table:
     table = Table(columns, [False, *[True] * 4])
     for row in findings.rows:
         found = row.target
-        medians = [to_target(found.steps, lambda steps: f"{steps:,.0f}"), to_target(found.tokens, count)]
+        medians = [to_target(found.steps, lambda steps: f"{steps:,.0f}"), to_target(found.tokens, _whole)]
         table.rows.append([row.name, found.share if found.runs else NONE, *medians, to_target(found.seconds, duration)])
         table.styles.append(row_style(row))
     return table
+
+
+def _whole(tokens: float) -> str:
+    return count(round(tokens))
 
 
 def at_least(level: float, mode: str) -> str:

@@ -32,7 +32,7 @@ def test_it_says_what_was_done(tmp_path: Path, make_run: MakeRun) -> None:
     for fact in ("2 contenders (", "causal lm", "gpt_tiny", "stdlib", "14 training runs of 20 optimizer steps each",
                  "adamw 2", "lamb 3", "2 to 3 configurations", "learning rates from 1e-3 to 1", "lowest mean eval/loss",
                  "200 evaluation examples", "seeds 0, 1, 2", "1 diverged", "1 did not finish", "paired t tests",
-                 "Holm", "all pairs", "at 5%", "265 optimizer steps", "torch 2.13.0", "commit abc123"):  # fmt: skip
+                 "Holm", "all pairs", "at 5 %", "265 optimizer steps", "torch 2.13.0", "commit abc123"):  # fmt: skip
         assert fact in told.text, fact
     assert "Smyth" not in told.text, "the variance is moderated from four contenders on"
     assert "\n" not in told.text
