@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 
-from optrun.data.examples import Example
-from optrun.data.loader import Batch
-from optrun.data.source import Source
+from optrun.data.examples import Example, limited
+from optrun.data.loader import Batch, ExampleSource
+from optrun.data.source import Source, Split
+from optrun.data.token_blocks import TokenBlocks
 from optrun.errors import ConfigError
 from optrun.task.base import TextKind, pad
 from optrun.task.evaluation import IGNORED, MetricAccumulator, TokenMetrics
@@ -37,6 +38,20 @@ class CausalLm(LanguageModel):
         self.separator = separator
         self.padding = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else separator
         self.prompt = self.config.prompt if self.config.prompt is not None else source.prompt
+
+    def read(
+        self, source: Source, split: Split, tokenizer: PreTrainedTokenizerBase, limit: int | None, seed: int | None
+    ) -> ExampleSource:
+        """As `LanguageModel.read`; rows of token ids are the examples themselves.
+
+        Raises:
+            ConfigError: Also for ids that the tokenizer does not have.
+        """
+        rows: Any = split.rows
+        if not isinstance(rows, TokenBlocks):
+            return super().read(source, split, tokenizer, limit, seed)
+        rows.expect_ids_below(1 + max(tokenizer.get_vocab().values()), split.key)
+        return limited(rows, limit, seed=seed)
 
     def collate(self, examples: list[Example]) -> Batch:
         """`input_ids` and `labels` of shape (batch, longest); `attention_mask` only where something is padded."""

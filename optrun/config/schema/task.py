@@ -34,6 +34,8 @@ class TaskConfig:
     """Registered metrics that each evaluation reports besides the loss and those of `task.metrics`."""
     LABEL_SMOOTHING: ClassVar[bool] = True
     """Whether `training.label_smoothing_factor` means something: the loss is a cross-entropy over classes or tokens."""
+    READS_TOKENS: ClassVar[bool] = False
+    """Whether it takes rows of token ids, as `data=tokens` has them."""
     COUNTED_FROM_DATA: ClassVar[str] = ""
     """What of the model the data decides, such as `labels`; explain, which reads no data, says so."""
     TITLE: ClassVar[str] = ""
@@ -111,6 +113,7 @@ class CausalLmConfig(TaskConfig):
     """Next-token prediction."""
 
     AUTO_CLASS: ClassVar[str] = "AutoModelForCausalLM"
+    READS_TOKENS: ClassVar[bool] = True
     TITLE: ClassVar[str] = "language modelling"
     PIPELINE_TAG: ClassVar[str] = "text-generation"
     USAGE: ClassVar[tuple[str, ...]] = (
