@@ -32,7 +32,7 @@ _LLM_C_IDS = {1: "<u2", 7: "<u4"}
 """The version in the header to the type of the ids."""
 _MEGATRON = b"MMIDIDX\x00\x00"
 _MEGATRON_IDS = {1: "<u1", 2: "<i1", 3: "<i2", 4: "<i4", 5: "<i8", 8: "<u2"}
-_READ = 1 << 24
+_READ = 1 << 22
 
 
 def load_tokens(config: TokensConfig, *, documents: bool) -> Source:  # noqa: ARG001
@@ -108,7 +108,7 @@ def _open(key: str, path: Path, config: TokensConfig) -> TokenFile:
         said = f"{count:,} tokens, {count * item + begin:,} bytes" if count is not None else f"tokens of {item} bytes"
         raise ConfigError(f"{where}: {size:,} bytes, where {said} are said to be in it. It was cut short, or added to.")
     ids = np.asarray(np.memmap(path, dtype=dtype, mode="r", offset=begin)) if size > begin else np.zeros(0, dtype)
-    found = remembered(path, f"tokens {dtype} {begin}", lambda: _look_through(ids))
+    found = remembered(path, f"tokens {dtype} {begin}", lambda: _look_through(path, np.dtype(dtype), begin))
     return TokenFile(path, ids, *found)
 
 
@@ -120,14 +120,16 @@ def _listed(known: dict[int, str]) -> str:
     return ", ".join(f"{number} ({np.dtype(dtype).name})" for number, dtype in known.items())
 
 
-def _look_through(ids: np.ndarray) -> tuple[str, int, int]:
-    """Digest, largest and smallest id, in one pass of pieces."""
-    total, largest, least = xxhash.xxh3_128(), -1, 0
-    for begin in range(0, len(ids), _READ):
-        piece = ids[begin : begin + _READ]
-        total.update(np.ascontiguousarray(piece).data)
-        largest, least = max(largest, int(piece.max())), min(least, int(piece.min()))
-    return f"{ids.dtype.str} {len(ids)} {total.hexdigest()}", largest, least
+def _look_through(path: Path, dtype: np.dtype[Any], begin: int) -> tuple[str, int, int]:
+    """Digest, largest and smallest id, in one pass of pieces: what is mapped would count as memory of the process."""
+    total, count, largest, least = xxhash.xxh3_128(), 0, -1, 0
+    with path.open("rb") as file:
+        file.seek(begin)
+        while len(piece := np.fromfile(file, dtype, _READ)):
+            total.update(piece.data)
+            count += len(piece)
+            largest, least = max(largest, int(piece.max())), min(least, int(piece.min()))
+    return f"{dtype.str} {count} {total.hexdigest()}", largest, least
 
 
 def _megatron(where: str, path: Path) -> tuple[str, int]:
