@@ -54,14 +54,31 @@ class CausalLm(LanguageModel):
         return limited(rows, limit, seed=seed)
 
     def collate(self, examples: list[Example]) -> Batch:
-        """`input_ids` and `labels` of shape (batch, longest); `attention_mask` only where something is padded."""
+        """`input_ids` and `labels` of shape (batch, longest); `attention_mask` only where something is padded.
+
+        With `document_masking` also `position_ids` that begin anew with each document, by which models of transformers
+        keep documents apart, and no label at its first token, which nothing is before; what is padded is then a
+        document of its own, without labels.
+        """
         rows = [example["input_ids"] for example in examples]
+        if self.config.document_masking:
+            return self._apart(rows)
         if len({len(row) for row in rows}) == 1:  # blocks
             ids = torch.from_numpy(np.stack(rows).astype(np.int64, copy=False))
             return {"input_ids": ids, "labels": ids.clone()}
         batch = {"input_ids": pad(rows, self.padding), "labels": pad(rows, IGNORED)}
         batch["attention_mask"] = (batch["labels"] != IGNORED).long()
         return batch
+
+    def _apart(self, rows: list[np.ndarray]) -> Batch:
+        ids, labels = pad(rows, self.padding), pad(rows, IGNORED)
+        begins = torch.zeros_like(ids, dtype=torch.bool)
+        begins[:, 1:] = ids[:, :-1] == self.separator
+        for number, row in enumerate(rows):
+            begins[number, len(row) :] = True
+        labels[begins] = IGNORED
+        place = torch.arange(ids.shape[1]).expand_as(ids)
+        return {"input_ids": ids, "labels": labels, "position_ids": place - torch.where(begins, place, 0).cummax(1)[0]}
 
     def running_metrics(self) -> MetricAccumulator:
         """Loss, perplexity, accuracy over tokens with a token before them."""

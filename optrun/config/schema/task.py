@@ -127,11 +127,21 @@ class CausalLmConfig(TaskConfig):
     """Continued after training so that a person sees what was learnt; null: no sample."""
     sample_tokens: int
     """How many tokens the sample has at most."""
+    document_masking: bool = False
+    """True: tokens of a block see those of their own document alone, and positions begin anew with each. It has a
+    default: older runs have no such key."""
 
     def __post_init__(self) -> None:
-        """Refuse a negative sample."""
+        """Refuse a negative sample, and documents to be kept apart that are apart anyway."""
         super().__post_init__()
         expect_not_negative("task.sample_tokens", self.sample_tokens)
+        expect(
+            self.packing or not self.document_masking,
+            "task.document_masking",
+            self.document_masking,
+            "false with task.packing=false",
+            "Each row is an example of its own there.",
+        )
 
 
 @dataclass(kw_only=True)
