@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+from matplotlib.axes import Axes
 from matplotlib.ticker import FuncFormatter, MaxNLocator, NullLocator
 
 from optrun.report.budget import BAND, ScoreAgainstBudget
@@ -59,11 +60,8 @@ def draw_budget(rows: Sequence[Row], findings: Findings, theme: Theme) -> Chart:
         ax.xaxis.set_minor_locator(NullLocator())
     else:
         ax.xaxis.set_major_locator(MaxNLocator(integer=True))
-    better = "low" if findings.mode == "min" else "high"
-    zoom(ax, [(rows[each].budget.expected, getattr(rows[each].budget, better)) for each in drawn], findings.mode)
-    worse = "high" if findings.mode == "min" else "low"
-    shown = [y for each in drawn for y in (*rows[each].budget.expected, *getattr(rows[each].budget, worse))]
-    tell_cut(ax, theme, shown, findings.mode)
+    if most > _FEW or any(rows[series].budget.stand_ins for series in drawn):
+        _zoom(ax, [rows[series].budget for series in drawn], findings.mode, theme)
     if same < most:
         ax.axvline(same, color=theme.muted, linestyle="--", linewidth=1.1)
         up = findings.mode == "min"
@@ -75,6 +73,13 @@ def draw_budget(rows: Sequence[Row], findings: Findings, theme: Theme) -> Chart:
         )  # fmt: skip
     legend(ax, theme, below=True, series=drawn, title="configurations with an outcome", alignment="left")
     return figure
+
+
+def _zoom(ax: Axes, budgets: Sequence[ScoreAgainstBudget], mode: str, theme: Theme) -> None:
+    """Limit y to what differs: what one bad configuration comes to may leave the picture, which is said."""
+    better, worse = ("low", "high") if mode == "min" else ("high", "low")
+    zoom(ax, [(budget.expected, getattr(budget, better)) for budget in budgets], mode)
+    tell_cut(ax, theme, [y for budget in budgets for y in (*budget.expected, *getattr(budget, worse))], mode)
 
 
 def _spaced(tried: int) -> list[int]:

@@ -23,10 +23,10 @@ from optrun.report.curves import curves_figure, run_title
 from optrun.report.figures import pictures
 from optrun.report.findings import Findings, find
 from optrun.report.narrative import verdict_line
-from optrun.report.page import HTML_MARK, MARKDOWN_MARK, render
+from optrun.report.page import HTML_MARK, MARKDOWN_MARK, facts_of, render
 from optrun.report.picture import Picture
 from optrun.report.table import filled, to_rich
-from optrun.report.tables import CSV_MARK, run_facts, runs_csv, runs_table, terminal_table
+from optrun.report.tables import CSV_MARK, runs_csv, runs_table, terminal_table
 from optrun.report.theme import LIGHT, PAGE, SOFTWARE, Theme, new_figure, save_png, write
 from optrun.report.warnings import Warning, find_warnings
 
@@ -120,7 +120,7 @@ def print_report(made: Report, console: Console) -> None:
     findings = made.findings
     console.print()
     if len(findings.runs) == 1:
-        console.print(to_rich(run_facts(findings.runs[0], findings.metric, findings.mode)))
+        console.print(to_rich(facts_of(findings)))
     else:
         console.print(Text(verdict_line(findings, made.confirmed), style="bold"))
         for one in made.confirmed:
