@@ -43,6 +43,7 @@ def draw_basins(rows: Sequence[Row], findings: Findings, theme: Theme) -> Chart:
     ax = figure.add_subplot()
     style_axes(ax, theme, xlabel="peak learning rate", ylabel=f"final {findings.metric}")
     log_axis(ax, "x", [lr for row in rows for lr in row.basin.tried])
+    ax.margins(x=0.05)
     shown: list[float] = []
     drawn: list[int] = []
     # With other settings searched, too, neighbours differ by more than lr: a line through them would show that noise.

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+from matplotlib.axes import Axes
 from matplotlib.ticker import FuncFormatter, MaxNLocator, NullLocator
 
 from optrun.report.budget import BAND, ScoreAgainstBudget
@@ -41,15 +42,15 @@ def draw_budget(rows: Sequence[Row], findings: Findings, theme: Theme) -> Chart:
     for series in drawn:
         row, budget, colour = rows[series], rows[series].budget, series_colour(theme, series)
         k = np.arange(1, budget.tried + 1)
-        shown = _spaced(budget.tried)
+        told = _spaced(budget.tried)
         band = ax.fill_between(k, budget.low, budget.high, color=colour, alpha=0.13, linewidth=0)
         marker: dict[str, Any] = {"marker": MARKERS[series % len(MARKERS)], "markersize": 4.5}
-        every = [int(index) for index in (shown if budget.tried <= _FEW else shown[:: max(1, len(shown) // 8)])]
+        every = told if budget.tried <= _FEW else told[:: max(1, len(told) // 8)]
         label = f"{short_name(row.name)}  ({budget.tried})"
         lines = ax.plot(k, budget.expected, color=colour, linewidth=1.8, label=label, markevery=every, **marker)
         of_series([band, *lines], series)
-        for index in shown:
-            figure.mark(ax, k[index], budget.expected[index], _told(row, budget, int(index)), series=series)
+        for index in told:
+            figure.mark(ax, k[index], budget.expected[index], _told(row, budget, index), series=series)
     most, same = max(rows[series].budget.tried for series in drawn), equal_budget(rows)
     if most > _FEW:
         ax.set_xscale("log")
@@ -59,9 +60,8 @@ def draw_budget(rows: Sequence[Row], findings: Findings, theme: Theme) -> Chart:
         ax.xaxis.set_minor_locator(NullLocator())
     else:
         ax.xaxis.set_major_locator(MaxNLocator(integer=True))
-    better = "low" if findings.mode == "min" else "high"
-    zoom(ax, [(rows[each].budget.expected, getattr(rows[each].budget, better)) for each in drawn], findings.mode)
-    tell_cut(ax, theme, [y for each in drawn for y in rows[each].budget.expected], findings.mode)
+    if most > _FEW or any(rows[series].budget.stand_ins for series in drawn):
+        _zoom(ax, [rows[series].budget for series in drawn], findings.mode, theme)
     if same < most:
         ax.axvline(same, color=theme.muted, linestyle="--", linewidth=1.1)
         up = findings.mode == "min"
@@ -73,6 +73,13 @@ def draw_budget(rows: Sequence[Row], findings: Findings, theme: Theme) -> Chart:
         )  # fmt: skip
     legend(ax, theme, below=True, series=drawn, title="configurations with an outcome", alignment="left")
     return figure
+
+
+def _zoom(ax: Axes, budgets: Sequence[ScoreAgainstBudget], mode: str, theme: Theme) -> None:
+    """Limit y to what differs: what one bad configuration comes to may leave the picture, which is said."""
+    better, worse = ("low", "high") if mode == "min" else ("high", "low")
+    zoom(ax, [(budget.expected, getattr(budget, better)) for budget in budgets], mode)
+    tell_cut(ax, theme, [y for budget in budgets for y in (*budget.expected, *getattr(budget, worse))], mode)
 
 
 def _spaced(tried: int) -> list[int]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -23,10 +24,10 @@ from optrun.report.curves import curves_figure, run_title
 from optrun.report.figures import pictures
 from optrun.report.findings import Findings, find
 from optrun.report.narrative import verdict_line
-from optrun.report.page import HTML_MARK, MARKDOWN_MARK, render
+from optrun.report.page import HTML_MARK, MARKDOWN_MARK, facts_of, render
 from optrun.report.picture import Picture
 from optrun.report.table import filled, to_rich
-from optrun.report.tables import CSV_MARK, run_facts, runs_csv, runs_table, terminal_table
+from optrun.report.tables import CSV_MARK, runs_csv, runs_table, terminal_table
 from optrun.report.theme import LIGHT, PAGE, SOFTWARE, Theme, new_figure, save_png, write
 from optrun.report.warnings import Warning, find_warnings
 from optrun.report.workloads import Overview, over_workloads
@@ -102,7 +103,8 @@ def report(
         cautions = find_warnings(findings)
         drawn = [_run_picture(runs[0])] if len(runs) == 1 else pictures(findings)
     folder = out if out is not None else _folder_for(dirs[0], runs)
-    confirmed = judge(planned, dirs)
+    same = all(one.metric == findings.metric for one in planned.values())
+    confirmed = judge(planned, dirs, target=findings.target if same and math.isfinite(findings.target) else None)
     options = {"baseline": baseline, "metric": metric, "by": ",".join(by), "target": target}
     command = shlex.join(
         ["optrun", "report", *map(str, dirs), *(f"{key}={given}" for key, given in options.items() if given)]
@@ -131,7 +133,7 @@ def print_report(made: Report, console: Console) -> None:
     findings = made.findings
     console.print()
     if len(findings.runs) == 1:
-        console.print(to_rich(run_facts(findings.runs[0], findings.metric, findings.mode)))
+        console.print(to_rich(facts_of(findings)))
     else:
         if made.overview is not None:
             _print_overview(made.overview, console)

@@ -82,6 +82,8 @@ def pictures(findings: Findings) -> list[Picture]:
             "outside. The share is how much of the variance of ranks within a contender the setting explains by "
             "itself, corrected for chance; what two settings do only together is in no share."
         )
+        if (more := len(searched_keys(findings)) - MOST) > 0:
+            caption += f" {more} more settings are in the data alone."
         for key in searched_keys(findings)[:MOST]:
             name, title = "slice-" + re.sub(r"[^\w-]", "-", key), slice_title(findings, key)
             add(

@@ -110,7 +110,7 @@ def _tested(findings: Findings, ranked: Sequence[Row]) -> str:
         scope = f"all pairs of contenders, shown against the best, {findings.reference}"
     return (
         f"Differences were tested with two-sided paired t tests over shared seeds (at least {MIN_SEEDS}){moderated}, "
-        f"with Holm's correction over {scope}, at {ALPHA:.0%}; intervals are {CONFIDENCE:.0%} intervals."
+        f"with Holm's correction over {scope}, at {100 * ALPHA:.0f} %; intervals are {100 * CONFIDENCE:.0f} % ones."
     )
 
 

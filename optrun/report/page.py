@@ -15,6 +15,7 @@ from optrun.report.narrative import commands, footer, headline, notes, subtitle,
 from optrun.report.picture import Picture, drawn_rows
 from optrun.report.sections import sections
 from optrun.report.svg import to_svg
+from optrun.report.table import Table
 from optrun.report.tables import (
     arms_table,
     ranking_table,
@@ -56,7 +57,7 @@ def render(
         "warnings": warnings,
         "commands": commands(findings),
         "footer": footer(findings),
-        "facts": run_facts(findings.runs[0], findings.metric, findings.mode) if single else None,
+        "facts": facts_of(findings) if single else None,
         "headline": "" if single else verdict_line(findings, confirmed),
         "confirmed": [
             (f"Confirmed on fresh seeds {label(one.plan.seeds)}", headline(one.findings), ranking_table(one.findings))
@@ -83,6 +84,12 @@ def render(
     yield fill_html("report.html", pictures=inline, switches=switches, **colours, **content)
     shown = [(one, path.name, data_file(one, path)) for one, path in drawn.items()]
     yield fill_markdown("report.md", pictures=shown, **content)
+
+
+def facts_of(findings: Findings) -> Table:
+    """Tabulate the one run of a report."""
+    target = findings.target if findings.chosen_target else None
+    return run_facts(findings.runs[0], findings.metric, findings.mode, target=target)
 
 
 def data_file(picture: Picture, image: Path) -> str:

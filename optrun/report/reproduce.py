@@ -34,12 +34,12 @@ def _product(runs: Sequence[Run]) -> str:
     typed = [_typed(run) for run in runs]
     if not typed or any(each.keys() != typed[0].keys() for each in typed) or any(run.changed for run in runs):
         return ""
-    if any((run.config_name, run.config_dir) != (runs[0].config_name, runs[0].config_dir) for run in runs):
-        return ""
     values = {key: list(dict.fromkeys(each[key] for each in typed)) for key in typed[0]}
     size = math.prod(map(len, values.values()))
     varied = [value for found in values.values() if len(found) > 1 for value in found]
     if len({tuple(each.items()) for each in typed}) != size or any("," in value for value in varied):
+        return ""
+    if len({(run.config_name, *run.config_dir) for run in runs}) > 1:
         return ""
     line = ["optrun", *(["-m"] if size > 1 else [])]
     if runs[0].config_name:

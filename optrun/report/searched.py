@@ -36,8 +36,10 @@ def tried(contender: Contender, key: str) -> list[Any]:
 
 
 def is_number(values: Sequence[object]) -> bool:
-    """Tell whether a setting is a number wherever it is set."""
-    return bool(values) and all(isinstance(value, (int, float)) and not isinstance(value, bool) for value in values)
+    """Tell whether a setting is a finite number wherever it is set."""
+    return bool(values) and all(
+        isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value) for value in values
+    )
 
 
 def importance(rows: Sequence[Row], key: str, mode: str) -> float | None:

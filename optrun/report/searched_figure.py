@@ -78,7 +78,9 @@ def _scale(ax: Axes, values: Sequence[Any]) -> dict[Any, float] | None:
         distinct.sort()
     words = [rate(each) if isinstance(each, float) else str(each) for each in distinct]
     ax.set_xticks(range(len(distinct)))
-    for text in ax.set_xticklabels([word if len(word) <= _WORDS else word[: _WORDS - 1] + "…" for word in words]):
+    short = [word if len(word) <= _WORDS else word[: _WORDS - 1] + "…" for word in words]
+    apart = math.ceil(len(words) / _APART)
+    for text in ax.set_xticklabels(["" if index % apart else word for index, word in enumerate(short)]):
         write(text)
     ax.set_xlim(-0.5, len(distinct) - 0.5)
     ax.grid(False, axis="x")

@@ -16,6 +16,7 @@ from optrun.report.findings import Findings, Row
 from optrun.report.paths import shortened
 from optrun.report.statistics import BETTER, NO_DIFFERENCE, REFERENCE, WORSE
 from optrun.report.table import NONE, Table, value
+from optrun.report.targets import first_reached
 
 CSV_MARK = "optrun_report"
 """Name of the last CSV column: by it an earlier report is told from a person's own file."""
@@ -77,10 +78,14 @@ def target_table(findings: Findings) -> Table:
     table = Table(columns, [False, *[True] * 4])
     for row in findings.rows:
         found = row.target
-        medians = [to_target(found.steps, lambda steps: f"{steps:,.0f}"), to_target(found.tokens, count)]
+        medians = [to_target(found.steps, lambda steps: f"{steps:,.0f}"), to_target(found.tokens, _whole)]
         table.rows.append([row.name, found.share if found.runs else NONE, *medians, to_target(found.seconds, duration)])
         table.styles.append(row_style(row))
     return table
+
+
+def _whole(tokens: float) -> str:
+    return count(round(tokens))
 
 
 def at_least(level: float, mode: str) -> str:
@@ -140,8 +145,8 @@ def runs_table(runs: Sequence[Run], keys: Sequence[str], metric: str, mode: str)
     return table
 
 
-def run_facts(run: Run, metric: str, mode: str) -> Table:
-    """Tabulate one run: a name and a value each."""
+def run_facts(run: Run, metric: str, mode: str, *, target: float | None = None) -> Table:
+    """Tabulate one run: a name and a value each; when it reached the target, where a person set one."""
     table = Table(["", ""], [False, False])
     best = run.best(metric, mode)
     chosen: list[str] = ["model.name", "data.name", "optimizer.name", "lr"]
@@ -160,6 +165,10 @@ def run_facts(run: Run, metric: str, mode: str) -> Table:
         if last is not None:
             more = f"   (best {value(best[0])} at step {best[1]:,})" if name == metric and best else ""
             facts.append((name, value(last) + more))
+    if target is not None:
+        found = first_reached(run, metric, mode, target)
+        told = "not reached" if found is None else f"at step {found[0]:,.0f}, after {to_target(found[1], duration)}"
+        facts.append((f"{metric}{at_least(target, mode)}", told))
     loss = run.last("train/loss")
     facts += [
         ("train/loss", None if loss is None else value(loss)),

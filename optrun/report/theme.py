@@ -137,6 +137,10 @@ def legend(ax: Axes, theme: Theme, *, series: Sequence[int] = (), **options: Any
         longest = max(map(len, labels))
         settings |= {"loc": "outside lower left", "ncols": 3 if longest < 15 else 2 if longest < 27 else 1}
         place = ax.figure
+        figure = ax.get_figure(root=True)
+        engine = None if figure is None else figure.get_layout_engine()
+        if isinstance(engine, ConstrainedLayoutEngine):
+            engine.set(h_pad=0.05)  # that of stacked panels leaves a gap above the legend
     box = place.legend(handles, labels, **(settings | options))
     box.get_title().set(color=theme.muted, fontsize=8.5)
     for text in box.get_texts():

@@ -14,6 +14,7 @@ from optrun.commands.report import run as report_verb
 from optrun.errors import ConfigError
 from optrun.report.collect import load_runs
 from optrun.report.findings import find
+from optrun.report.page import facts_of
 from optrun.report.targets import censored_median
 
 MakeRun = Callable[..., Path]
@@ -90,6 +91,14 @@ def test_the_target_that_nobody_set_is_reached_by_more_than_half_of_every_conten
     findings = find(load_runs([tmp_path]))
     assert findings.target == 2.5
     assert [row.target.share for row in findings.rows] == ["4 of 4", "3 of 4"]
+
+
+def test_of_one_run_it_is_a_line(tmp_path: Path, make_run: MakeRun) -> None:
+    path = make_run(tmp_path / "run", max_steps=40, eval_every=10, final=2.0)
+    for target, told in ((2.01, "at step 40, after 0.40 s"), (1.0, "not reached")):
+        facts = dict(facts_of(find(load_runs([path]), target=target)).rows)
+        assert facts[f"eval/loss (≤ {target:.4f})"] == told
+    assert not any("≤" in name for name, _ in facts_of(find(load_runs([path]))).rows)
 
 
 @pytest.mark.parametrize("level", ["", "low", "nan", "inf", "1e999"])
