@@ -233,7 +233,7 @@ def eigenvectors(matrix: Tensor) -> Tensor:
     """
     try:
         values, vectors = torch.linalg.eigh(matrix)
-    except torch.linalg.LinAlgError:
+    except torch.linalg.LinAlgError:  # type: ignore[attr-defined]  # documented, and not in torch's own list
         values, vectors = (found.to(matrix.dtype) for found in torch.linalg.eigh(matrix.double()))
     return _completed(vectors.flip(1), values.flip(0))
 

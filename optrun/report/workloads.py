@@ -22,7 +22,7 @@ from optrun.report.collect import Run
 from optrun.report.comparable import incomparable, workload_of
 from optrun.report.findings import Findings, Row, find
 from optrun.report.paths import respell
-from optrun.report.statistics import BETTER, NO_DIFFERENCE, REFERENCE, TOO_FEW, WORSE
+from optrun.report.statistics import BETTER, MIN_SEEDS, NO_DIFFERENCE, NO_SPREAD, REFERENCE, TOO_FEW, WORSE
 from optrun.report.targets import first_reached
 from optrun.report.workloads_statistics import (
     StratifiedTest,
@@ -349,7 +349,7 @@ def _verdict(test: StratifiedTest | None, p: float) -> str:
     if test is None:
         return REFERENCE
     if math.isnan(p):
-        return TOO_FEW
+        return TOO_FEW if test.seeds < MIN_SEEDS else NO_SPREAD
     if not is_found(p):
         return NO_DIFFERENCE
     return BETTER if test.difference > 0 else WORSE

@@ -183,9 +183,10 @@ def notes(overview: Overview) -> list[str]:
         "the best sets the scale, a contender that joins may move all scores. Interquartile mean and optimality gap as "
         "in Agarwal et al. 2021 (rliable). Intervals are stratified bootstrap intervals: 2,000 times, seeds are drawn "
         f"with replacement within each workload, stretched for the small number of them ({seeds} at most).",
-        "Verdict over workloads: two-sided t test of the mean difference in score, seeds paired within each workload, "
-        f"degrees of freedom by Satterthwaite, Holm's method over {scope}. It speaks of these workloads with other "
-        "seeds. Of other workloads only a test that counts workloads can speak, and below "
+        "Verdict over workloads: two-sided t test of the mean difference in score, seeds paired within each workload "
+        "(those that all contenders share), variances moderated as within a workload, degrees of freedom by "
+        f"Satterthwaite, p values doubled, Holm's method over {scope}: see docs/statistics.md. It speaks of these "
+        "workloads with other seeds. Of other workloads only a test that counts workloads can speak, and below "
         f"{FEWEST_WORKLOADS} none can pass: where there are as many, a sign test stands in the last column, "
         "uncorrected. Better / worse counts workloads by means.",
         "Steps profile: the share of workloads on which a contender reached the target within a factor of the steps of "

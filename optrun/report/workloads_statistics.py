@@ -16,14 +16,17 @@ from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy import stats
+from scipy import special, stats
 
+from optrun.report.moderated import spread_of_pairs
 from optrun.report.statistics import ALPHA, CONFIDENCE, MIN_SEEDS, holm
 
 Array = NDArray[np.float64]
 
 FEWEST_WORKLOADS = 6
 """Workloads from which a two-sided sign test can fall below 5 %: 2 / 2^6 = 0.031, 2 / 2^5 = 0.063."""
+_CAUTION = 2.0
+"""What p values over workloads are multiplied by, see `stratified_t_tests`."""
 LAST_TAU = 4.0
 """Where the profile score stops counting, as in AlgoPerf."""
 
@@ -190,40 +193,59 @@ class StratifiedTest:
     """Mean over workloads of the mean difference over seeds, in normalised score."""
     low: float
     high: float
-    """95 % t interval; NaN where a workload has fewer than three seeds in common, or nothing spreads."""
+    """95 % t interval; NaN where no test was made."""
     p: float
-    """Two-sided; NaN likewise."""
+    """Two-sided; NaN where no test was made."""
+    seeds: int
+    """The fewest that all contenders share on a workload; below three no test is made."""
+
+    def reversed(self) -> StratifiedTest:
+        """The same with the two sides exchanged."""
+        return StratifiedTest(-self.difference, -self.high, -self.low, self.p, self.seeds)
 
 
-def stratified_t_test(first: Array, second: Array) -> StratifiedTest:
-    """Test whether the mean over fixed workloads differs, seeds paired within each workload.
+def stratified_t_tests(scores: Sequence[Array], pairs: Sequence[tuple[int, int]]) -> list[StratifiedTest]:
+    """Test whether means over fixed workloads differ, seeds paired within each workload.
 
-    D = (1/W) sum of d_w, Var D = (1/W^2) sum of s_w^2 / n_w, where d_w and s_w are mean and standard deviation of the
-    differences over the n_w seeds of workload w. Degrees of freedom by Satterthwaite:
-    (sum v_w)^2 / sum(v_w^2 / (n_w - 1)), v_w = s_w^2 / n_w.
+    D = (1/W) sum of d_w, Var D = (1/W^2) sum of v_w, v_w = s~_w^2 / n_w, where d_w is the mean difference over the n_w
+    seeds of workload w and s~_w^2 the variance of the differences, moderated as within a single workload. Degrees of
+    freedom by Satterthwaite, (sum v_w)^2 / sum(v_w^2 / d_w).
+
+    Where one workload scatters most, that formula promises more degrees of freedom than there are, and the more so the
+    fewer v_w has. Moderated variances have enough of them, and their p values are doubled. Below four contenders
+    nothing is moderated: then half of the way to the fewest degrees of any workload is gone, and p values are doubled,
+    too.
 
     Args:
-        first: Shape (workloads, seeds), NaN where a seed is missing.
-        second: The same; what is subtracted.
+        scores: Of each workload, shape (contenders, seeds), without NaN.
+        pairs: Two contenders each; the second is subtracted from the first.
 
-    Source: Welch 1938 and Satterthwaite 1946, for the sum of independent strata.
+    Source: Satterthwaite 1946, An approximate distribution of estimates of variance components; the variances as in
+    `optrun.report.moderated`.
     """
-    difference = first - second
-    count = (~np.isnan(difference)).sum(axis=1)
-    if not (count > 0).all():
-        return StratifiedTest(math.nan, math.nan, math.nan, math.nan)
-    mean = float(np.nanmean(difference, axis=1).mean())
-    if (count < MIN_SEEDS).any():
-        return StratifiedTest(mean, math.nan, math.nan, math.nan)
-    share = np.nanvar(difference, axis=1, ddof=1) / count
-    total = float(share.sum())
-    if total <= 0:
-        return StratifiedTest(mean, math.nan, math.nan, math.nan)
-    degrees = total**2 / float((share**2 / (count - 1)).sum())
-    error = math.sqrt(total) / len(count)
-    reach = error * float(stats.t.ppf((1 + CONFIDENCE) / 2, degrees))
-    p = 2 * float(stats.t.sf(abs(mean) / error, degrees))
-    return StratifiedTest(mean, mean - reach, mean + reach, p)
+    i, j = (np.array(side, dtype=np.int64) for side in zip(*pairs, strict=True))
+    means = np.array(
+        [(part[i] - part[j]).mean(axis=1) if part.shape[1] else np.full(len(i), np.nan) for part in scores]
+    )
+    difference = means.mean(axis=0)
+    seeds = min(part.shape[1] for part in scores)
+    if seeds < MIN_SEEDS:
+        return [StratifiedTest(float(each), math.nan, math.nan, math.nan, seeds) for each in difference]
+    spreads = [spread_of_pairs(part[None], i, j) for part in scores]
+    shares = np.array([each.moderated[0] ** 2 / part.shape[1] for each, part in zip(spreads, scores, strict=True)])
+    degrees = np.array([np.broadcast_to(each.degrees, each.moderated.shape)[0] for each in spreads])
+    total = shares.sum(axis=0)
+    made = total > 0
+    joint = np.divide(total**2, (shares**2 / degrees).sum(axis=0), out=np.ones(len(i)), where=made)
+    if all(each.caution == 1 for each in spreads):
+        joint = (joint + degrees.min(axis=0)) / 2
+    error = np.where(made, np.sqrt(total) / len(scores), np.nan)
+    reach = error * special.stdtrit(joint, 1 - (1 - CONFIDENCE) / 2 / _CAUTION)
+    p = np.minimum(1.0, _CAUTION * 2 * special.stdtr(joint, -np.abs(difference / error)))
+    return [
+        StratifiedTest(float(mean), float(mean - half), float(mean + half), float(chance), seeds)
+        for mean, half, chance in zip(difference, reach, p, strict=True)
+    ]
 
 
 def sign_test(better: int, worse: int) -> float:
@@ -260,15 +282,18 @@ def compare_over_workloads(
         pairs = [(name, reference) for name in names if name != reference]
     else:
         pairs = [(name, other) for index, name in enumerate(names) for other in names[index + 1 :]]
-    tests = {pair: stratified_t_test(scores[pair[0]], scores[pair[1]]) for pair in pairs}
-    corrected = dict(zip(pairs, holm([test.p for test in tests.values()]), strict=True))
+    if not pairs:
+        return {}
+    table = np.array([scores[name] for name in names])
+    shared = ~np.isnan(table).any(axis=0)
+    parts = [table[:, workload, shared[workload]] for workload in range(table.shape[1])]
+    tests = stratified_t_tests(parts, [(names.index(first), names.index(second)) for first, second in pairs])
     found: dict[str, tuple[StratifiedTest, float]] = {}
-    for (first, second), test in tests.items():
-        p = float(corrected[first, second])
+    for (first, second), test, p in zip(pairs, tests, holm([test.p for test in tests]), strict=True):
         if second == reference:
-            found[first] = (test, p)
+            found[first] = (test, float(p))
         elif first == reference:
-            found[second] = (StratifiedTest(-test.difference, -test.high, -test.low, test.p), p)
+            found[second] = (test.reversed(), float(p))
     return found
 
 

@@ -15,7 +15,7 @@ from scipy import stats
 from optrun.errors import ConfigError
 from optrun.report.build import report
 from optrun.report.collect import load_runs
-from optrun.report.statistics import BETTER, NO_DIFFERENCE, REFERENCE, TOO_FEW, WORSE
+from optrun.report.statistics import BETTER, NO_DIFFERENCE, REFERENCE, TOO_FEW, WORSE, paired_tests
 from optrun.report.workloads import Overview, over_workloads, split
 from optrun.report.workloads_page import cautions, lead, notes, scores_table, switches, table
 from optrun.report.workloads_statistics import (
@@ -31,7 +31,7 @@ from optrun.report.workloads_statistics import (
     resample,
     score_profile,
     sign_test,
-    stratified_t_test,
+    stratified_t_tests,
 )
 
 TASKS = {"causal_lm": 2.0, "masked_lm": 3.0, "token_classification": 1.0}
@@ -103,28 +103,46 @@ def test_stratified_bootstrap_against_every_resample() -> None:
     assert np.isnan(bootstrap_interval(mean_score, scores[:, :2])).all(), "two seeds spread nothing to draw from"
 
 
-def test_stratified_t_test_against_scipy() -> None:
-    """One workload: the paired t test. Two of equal spread: that of all differences, 2 (n - 1) degrees."""
+def test_stratified_t_test_by_hand() -> None:
+    """Two contenders: nothing is moderated, the p value is twice that of the t test."""
     random = np.random.default_rng(1)
-    first, second = random.normal(size=(2, 1, 6))
-    told = stats.ttest_rel(first[0], second[0])
-    made = stratified_t_test(first, second)
-    assert made.p == pytest.approx(told.pvalue)
-    assert (made.low, made.high) == pytest.approx(tuple(told.confidence_interval()))
-    difference = random.normal(size=6)
-    two = np.array([difference + 1, difference - 0.5])
-    made = stratified_t_test(two, np.zeros((2, 6)))
-    error = difference.std(ddof=1) / math.sqrt(12)
-    assert made.difference == pytest.approx(difference.mean() + 0.25)
-    assert made.p == pytest.approx(2 * stats.t.sf(abs(made.difference) / error, 10))
-    assert math.isnan(stratified_t_test(two[:, :2], np.zeros((2, 2))).p)
-    assert math.isnan(stratified_t_test(np.ones((2, 4)), np.zeros((2, 4))).p), "no spread, no test"
+    one = random.normal(loc=[[2.0], [0.0]], size=(2, 6))
+    told = stats.ttest_rel(*one)
+    (made,) = stratified_t_tests([one], [(0, 1)])
+    assert made.p == pytest.approx(2 * told.pvalue)
+    assert (made.low, made.high) == pytest.approx(tuple(told.confidence_interval(0.975)))
+    parts = [np.array([random.normal(scale=scale, size=n), np.zeros(n)]) for scale, n in ((1.0, 5), (0.3, 4))]
+    (made,) = stratified_t_tests(parts, [(0, 1)])
+    share = np.array([part[0].var(ddof=1) / part.shape[1] for part in parts])
+    degrees = (share.sum() ** 2 / (share**2 / [4, 3]).sum() + 3) / 2
+    mean = np.mean([part[0].mean() for part in parts])
+    assert made.difference == pytest.approx(mean)
+    assert made.p == pytest.approx(min(1, 4 * stats.t.sf(abs(mean) / (math.sqrt(share.sum()) / 2), degrees)))
+    assert (made.reversed().low, made.reversed().difference) == (-made.high, -made.difference)
+
+
+def test_stratified_t_test_of_many_borrows_their_variance() -> None:
+    """One workload of seven contenders: mean and spread of the single comparison."""
+    table = np.random.default_rng(2).normal(size=(7, 4))
+    pairs = [(0, 1), (5, 2)]
+    single = paired_tests(table[None], *zip(*pairs, strict=True))
+    for index, made in enumerate(stratified_t_tests([table], pairs)):
+        assert made.p == pytest.approx(single.p[0, index])
+        assert (made.low, made.high) == pytest.approx((single.low[0, index], single.high[0, index]))
+
+
+def test_no_test_without_seeds_or_spread() -> None:
+    (few,) = stratified_t_tests([np.ones((2, 2)), np.ones((2, 5))], [(0, 1)])
+    assert (math.isnan(few.p), few.seeds) == (True, 2)
+    (still,) = stratified_t_tests([np.array([[1.0, 2, 3], [0, 1, 2]])], [(0, 1)])
+    assert (still.difference, still.seeds) == (1, 3)
+    assert math.isnan(still.p), "every seed differs by the same"
 
 
 def test_error_rate_over_workloads() -> None:
-    """No contender differs, workloads spread tenfold: a false verdict in at most one report of twenty."""
+    """No contender differs, one workload spreads ten times as much: a false verdict in at most one report of twenty."""
     random = np.random.default_rng(2)
-    spreads = np.array([0.2, 1.0, 2.0, 0.5, 1.0])[:, None]
+    spreads = np.array([10.0, 1.0, 1.0, 1.0, 1.0])[:, None]
     wrong = 0
     for _ in range(150):
         scores = {name: random.normal(size=(5, 3)) * spreads for name in "abcd"}
