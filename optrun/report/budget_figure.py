@@ -43,7 +43,9 @@ def draw_budget(rows: Sequence[Row], findings: Findings, theme: Theme) -> Chart:
         row, budget, colour = rows[series], rows[series].budget, series_colour(theme, series)
         k = np.arange(1, budget.tried + 1)
         told = _spaced(budget.tried)
-        band = ax.fill_between(k, budget.low, budget.high, color=colour, alpha=0.13, linewidth=0)
+        band = ax.fill_between(
+            k, budget.low, budget.high, color=colour, alpha=0.13 if len(drawn) < 5 else 0.08, linewidth=0
+        )
         marker: dict[str, Any] = {"marker": MARKERS[series % len(MARKERS)], "markersize": 4.5}
         every = told if budget.tried <= _FEW else told[:: max(1, len(told) // 8)]
         label = f"{short_name(row.name)}  ({budget.tried})"

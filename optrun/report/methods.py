@@ -37,7 +37,7 @@ def methods(findings: Findings, confirmed: Sequence[Confirmed], command: str) ->
     ranked = [row for row in findings.rows if row.rank]
     sentences = [_compared(findings), _tuned(findings, ranked), _scored(findings, ranked), _tested(findings, ranked)]
     sentences += [_confirmed(one) for one in confirmed]
-    sentences += [_spent(findings), _versions(findings.runs)]
+    sentences += [_spent([findings, *(one.findings for one in confirmed)]), _versions(findings.runs)]
     return Methods(
         plain(" ".join(sentence for sentence in sentences if sentence)),
         [plain(line) for line in [*sweep_lines(findings), *map(confirm_line, confirmed), command]],
@@ -124,8 +124,8 @@ def _confirmed(one: Confirmed) -> str:
     )
 
 
-def _spent(findings: Findings) -> str:
-    costs = [cost(row.contender) for row in findings.rows]
+def _spent(everything: Sequence[Findings]) -> str:
+    costs = [cost(row.contender) for findings in everything for row in findings.rows]
     steps, untold = sum(each.steps for each in costs), any(each.untold for each in costs)
     parts = [f"{steps:,} optimizer steps"]
     parts += [f"{count(tokens)} tokens"] if (tokens := sum(each.tokens or 0.0 for each in costs)) else []

@@ -67,6 +67,7 @@ def test_a_confirmation_is_told_with_its_seeds(tmp_path: Path, make_run: MakeRun
     told = methods(findings, [Confirmed(tmp_path / "confirm", plan, findings)], "optrun report x")
     assert "fresh seeds 5-8, as many as find the differences seen with a power of 0.8" in told.text
     assert "against adamw, which was named before them" in told.text
+    assert "480 optimizer steps" in told.text, "of the choice and of the confirmation"
     assert told.commands[1] == f"optrun confirm {tmp_path} seeds=5,6,7,8"
     elsewhere = methods(findings, [Confirmed(tmp_path / "other", plan, findings)], "")
     assert elsewhere.commands[1].endswith(f"out={tmp_path / 'other'}")
