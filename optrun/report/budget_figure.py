@@ -53,7 +53,7 @@ def draw_budget(rows: Sequence[Row], findings: Findings, theme: Theme) -> Chart:
         of_series([band, *lines], series)
         for index in told:
             figure.mark(ax, k[index], budget.expected[index], _told(row, budget, index), series=series)
-    most, same = max(rows[series].budget.tried for series in drawn), equal_budget(rows)
+    most, same = max(rows[series].budget.tried for series in drawn), equal_budget(findings.rows)
     if most > _FEW:
         ax.set_xscale("log")
         ticks = [tick for tick in (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000) if tick <= most]

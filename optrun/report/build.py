@@ -93,9 +93,8 @@ def report(
     same = all(one.metric == findings.metric for one in planned.values())
     confirmed = judge(planned, dirs, target=findings.target if same and math.isfinite(findings.target) else None)
     options = {"baseline": baseline, "metric": metric, "by": ",".join(by), "target": target}
-    command = shlex.join(
-        ["optrun", "report", *map(str, dirs), *(f"{key}={given}" for key, given in options.items() if given)]
-    )
+    typed = [f"{key}={given}" for key, given in options.items() if given not in (None, "")]
+    command = shlex.join(["optrun", "report", *map(str, dirs), *typed])
     files = _write(folder, findings, cautions, drawn, confirmed, command)
     result = Report(findings, cautions, files, confirmed)
     if console is not None:
