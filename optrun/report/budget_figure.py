@@ -62,8 +62,9 @@ def draw_budget(rows: Sequence[Row], findings: Findings, theme: Theme) -> Chart:
         ax.xaxis.set_minor_locator(NullLocator())
     else:
         ax.xaxis.set_major_locator(MaxNLocator(integer=True))
-    if most > _FEW or any(rows[series].budget.stand_ins for series in drawn):
-        _zoom(ax, [rows[series].budget for series in drawn], findings.mode, theme)
+    budgets = [rows[series].budget for series in drawn]
+    if most > _FEW or any(budget.stand_ins or budget.stopped for budget in budgets):
+        _zoom(ax, budgets, findings.mode, theme)
     if same < most:
         ax.axvline(same, color=theme.muted, linestyle="--", linewidth=1.1)
         up = findings.mode == "min"
@@ -73,7 +74,7 @@ def draw_budget(rows: Sequence[Row], findings: Findings, theme: Theme) -> Chart:
                 xytext=(4, -9 if up else 4), textcoords="offset points", color=theme.muted, ha="left",
             )
         )  # fmt: skip
-    legend(ax, theme, below=True, series=drawn, title="configurations with an outcome", alignment="left")
+    legend(ax, theme, below=True, series=drawn, title="configurations tried", alignment="left")
     return figure
 
 
