@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from optrun.report.arms import Contender, order_of_choice
+from optrun.report.arms import Arm, Contender, order_of_choice
 
 Array = NDArray[np.float64]
 
@@ -28,6 +28,8 @@ class ScoreAgainstBudget:
     """Its quantiles `BAND`."""
     stand_ins: int
     """Configurations that diverged, for which the metric before learning stands."""
+    stopped: int
+    """Configurations that were stopped early or run still, for which their last evaluation stands."""
 
     @property
     def tried(self) -> int:
@@ -39,24 +41,34 @@ class ScoreAgainstBudget:
         return float(self.expected[number - 1]) if 0 < number <= self.tried else math.nan
 
 
-def score_against_budget(contender: Contender, mode: str, start: float) -> ScoreAgainstBudget:
+def score_against_budget(contender: Contender, metric: str, mode: str, start: float) -> ScoreAgainstBudget:
     """Draw the configurations of a contender in random order, and follow the score that would have been reported.
 
     Args:
-        contender: Each of its arms with an outcome is one configuration, its mean over seeds one score. One that
-            diverged was tried, too, and leaves one with a model that has learnt nothing.
+        contender: Each of its arms is one configuration, its mean over seeds one score. One that diverged was tried,
+            too, and leaves one with a model that has learnt nothing; one that was stopped early, as by a rung, with
+            what it had learnt by then. One that was never evaluated does not count.
+        metric: What gives the score.
         mode: "min" or "max".
         start: The metric before learning; NaN where it is not known: the worst score stands for it.
     """
-    arms = [arm for arm in contender.arms if arm.scores or arm.diverged]
-    arms.sort(key=lambda arm: order_of_choice(arm, mode))
-    means = [arm.mean for arm in arms if arm.scores]
+    scored = sorted((arm for arm in contender.arms if arm.scores), key=lambda arm: order_of_choice(arm, mode))
+    means = [arm.mean for arm in scored]
     if not means:
-        return ScoreAgainstBudget(np.empty(0), np.empty(0), np.empty(0), 0)
-    known = [*means, *([] if math.isnan(start) else [start])]
-    lost = len(arms) - len(means)
-    curves = expected_best([*means, *[max(known) if mode == "min" else min(known)] * lost])
-    return ScoreAgainstBudget(*curves, lost)
+        return ScoreAgainstBudget(np.empty(0), np.empty(0), np.empty(0), 0, 0)
+    rest = [arm for arm in contender.arms if not arm.scores]
+    lost = sum(bool(arm.diverged) for arm in rest)
+    last = (_last(arm, metric) for arm in rest if not arm.diverged)
+    stopped = sorted((value for value in last if value is not None), reverse=mode == "max")
+    known = [*means, *stopped, *([] if math.isnan(start) else [start])]
+    worst = max(known) if mode == "min" else min(known)
+    return ScoreAgainstBudget(*expected_best([*means, *stopped, *[worst] * lost]), lost, len(stopped))
+
+
+def _last(arm: Arm, metric: str) -> float | None:
+    """Average the last evaluations of an arm's runs; None where there is none."""
+    values = [value for run in arm.runs if (value := run.last(metric)) is not None and math.isfinite(value)]
+    return float(np.mean(values)) if values else None
 
 
 def expected_best(scores: Sequence[float]) -> tuple[Array, Array, Array]:

@@ -43,7 +43,9 @@ def draw_budget(rows: Sequence[Row], findings: Findings, theme: Theme) -> Chart:
         row, budget, colour = rows[series], rows[series].budget, series_colour(theme, series)
         k = np.arange(1, budget.tried + 1)
         told = _spaced(budget.tried)
-        band = ax.fill_between(k, budget.low, budget.high, color=colour, alpha=0.13, linewidth=0)
+        band = ax.fill_between(
+            k, budget.low, budget.high, color=colour, alpha=0.13 if len(drawn) < 5 else 0.08, linewidth=0
+        )
         marker: dict[str, Any] = {"marker": MARKERS[series % len(MARKERS)], "markersize": 4.5}
         every = told if budget.tried <= _FEW else told[:: max(1, len(told) // 8)]
         label = f"{short_name(row.name)}  ({budget.tried})"
@@ -51,7 +53,7 @@ def draw_budget(rows: Sequence[Row], findings: Findings, theme: Theme) -> Chart:
         of_series([band, *lines], series)
         for index in told:
             figure.mark(ax, k[index], budget.expected[index], _told(row, budget, index), series=series)
-    most, same = max(rows[series].budget.tried for series in drawn), equal_budget(rows)
+    most, same = max(rows[series].budget.tried for series in drawn), equal_budget(findings.rows)
     if most > _FEW:
         ax.set_xscale("log")
         ticks = [tick for tick in (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000) if tick <= most]
@@ -60,8 +62,9 @@ def draw_budget(rows: Sequence[Row], findings: Findings, theme: Theme) -> Chart:
         ax.xaxis.set_minor_locator(NullLocator())
     else:
         ax.xaxis.set_major_locator(MaxNLocator(integer=True))
-    if most > _FEW or any(rows[series].budget.stand_ins for series in drawn):
-        _zoom(ax, [rows[series].budget for series in drawn], findings.mode, theme)
+    budgets = [rows[series].budget for series in drawn]
+    if most > _FEW or any(budget.stand_ins or budget.stopped for budget in budgets):
+        _zoom(ax, budgets, findings.mode, theme)
     if same < most:
         ax.axvline(same, color=theme.muted, linestyle="--", linewidth=1.1)
         up = findings.mode == "min"
@@ -71,7 +74,7 @@ def draw_budget(rows: Sequence[Row], findings: Findings, theme: Theme) -> Chart:
                 xytext=(4, -9 if up else 4), textcoords="offset points", color=theme.muted, ha="left",
             )
         )  # fmt: skip
-    legend(ax, theme, below=True, series=drawn, title="configurations with an outcome", alignment="left")
+    legend(ax, theme, below=True, series=drawn, title="configurations tried", alignment="left")
     return figure
 
 

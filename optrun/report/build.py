@@ -25,7 +25,7 @@ from optrun.report.figures import pictures
 from optrun.report.findings import Findings, find
 from optrun.report.narrative import verdict_line
 from optrun.report.page import HTML_MARK, MARKDOWN_MARK, facts_of, render
-from optrun.report.picture import Picture
+from optrun.report.picture import Data, Picture
 from optrun.report.table import filled, to_rich
 from optrun.report.tables import CSV_MARK, runs_csv, runs_table, terminal_table
 from optrun.report.theme import LIGHT, PAGE, SOFTWARE, Theme, new_figure, save_png, write
@@ -106,9 +106,8 @@ def report(
     same = all(one.metric == findings.metric for one in planned.values())
     confirmed = judge(planned, dirs, target=findings.target if same and math.isfinite(findings.target) else None)
     options = {"baseline": baseline, "metric": metric, "by": ",".join(by), "target": target}
-    command = shlex.join(
-        ["optrun", "report", *map(str, dirs), *(f"{key}={given}" for key, given in options.items() if given)]
-    )
+    typed = [f"{key}={given}" for key, given in options.items() if given not in (None, "")]
+    command = shlex.join(["optrun", "report", *map(str, dirs), *typed])
     files = _write(folder, findings, cautions, drawn, confirmed, command, overview)
     result = Report(findings, cautions, files, confirmed, overview)
     if console is not None:
@@ -231,6 +230,9 @@ def _run_picture(run: Run) -> Picture:
             return new_figure(9.0, 1.0, theme)
         return curves_figure(run, title="" if theme is PAGE else title, theme=theme, stacked=theme is PAGE)
 
-    return Picture(
-        "curves", title, "The thin line is as logged, the thick one smoothed; the ring marks the best.", draw
-    )
+    def data() -> Data:
+        names = run.log.names()
+        return Data(["step", *names], [[each["step"], *map(each.get, names)] for each in run.log.records])
+
+    caption = "The thin line is as logged, the thick one smoothed; the ring marks the best."
+    return Picture("curves", title, caption, draw, data)

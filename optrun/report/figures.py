@@ -74,6 +74,8 @@ def pictures(findings: Findings) -> list[Picture]:
             "its expectation, the band holds 8 of 10 orders. Compare at equal budget: further right one contender was "
             "tuned more. The band closes at the end, where only one search of that size was seen."
         )
+        if any(row.budget.stopped for row in rows):
+            caption += " One that was stopped early counts with its last evaluation."
         title = f"{metric} against the number of configurations tried"
         add("budget", title, caption, lambda to: draw_budget(rows, findings, to), lambda: budget_data(rows, metric))
     if len(searched_keys(findings)) > 1:

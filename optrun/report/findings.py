@@ -150,7 +150,7 @@ def find(
             versus=tests.get(label),
             basin=basin(each, mode, level.value),
             target=time_to_target(each.best, name, mode, reached if target is None else target),
-            budget=score_against_budget(each, mode, level.start),
+            budget=score_against_budget(each, name, mode, level.start),
         )
         for index, (label, each) in enumerate(zip(names, contenders, strict=True), start=1)
     ]

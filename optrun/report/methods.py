@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from optrun.formatting import count, duration, plain, span
 from optrun.report.collect import NOT_STARTED, Run
@@ -37,7 +38,7 @@ def methods(findings: Findings, confirmed: Sequence[Confirmed], command: str) ->
     ranked = [row for row in findings.rows if row.rank]
     sentences = [_compared(findings), _tuned(findings, ranked), _scored(findings, ranked), _tested(findings, ranked)]
     sentences += [_confirmed(one) for one in confirmed]
-    sentences += [_spent(findings), _versions(findings.runs)]
+    sentences += [_spent([findings, *(one.findings for one in confirmed)]), _versions(findings.runs)]
     return Methods(
         plain(" ".join(sentence for sentence in sentences if sentence)),
         [plain(line) for line in [*sweep_lines(findings), *map(confirm_line, confirmed), command]],
@@ -63,6 +64,8 @@ def _compared(findings: Findings) -> str:
 def _tuned(findings: Findings, ranked: Sequence[Row]) -> str:
     """Say how the configurations were chosen."""
     made = find_selection(findings)
+    if not ranked:
+        return ""
     if not findings.tuned_keys or made.most < 2:
         return "Each contender had one configuration, fixed beforehand or elsewhere; nothing was tuned on these runs."
     tried = sorted(made.tried.values())
@@ -84,7 +87,7 @@ def _scored(findings: Findings, ranked: Sequence[Row]) -> str:
     listed = ", ".join(map(str, seeds.most_common(1)[0][0]))
     over = f"the seeds {listed}" if len(seeds) == 1 else f"up to {max(map(len, seeds))} seeds"
     runs = [run for row in ranked for run in row.arm.runs]
-    examples = _alike((run.summary.get("data") or {}).get("eval_examples") for run in runs if _has_data(run))
+    examples = _alike(_section(run, "data").get("eval_examples") for run in runs)
     on = f" ({examples:,} evaluation examples)" if isinstance(examples, int) else ""
     begun = [run for run in findings.runs if run.status != NOT_STARTED]
     diverged = sum(bool(run.diverged) for run in begun)
@@ -108,9 +111,14 @@ def _tested(findings: Findings, ranked: Sequence[Row]) -> str:
         scope = f"the {len(tested)} comparisons with {findings.reference}, which was named as the baseline"
     else:
         scope = f"all pairs of contenders, shown against the best, {findings.reference}"
+    made = find_selection(findings)
+    caution = "; as these seeds chose the configurations, too, the chance of a false claim is higher"
+    if made.rate > ALPHA:
+        caution += f" ({made.rate_label}, simulated)"
     return (
         f"Differences were tested with two-sided paired t tests over shared seeds (at least {MIN_SEEDS}){moderated}, "
-        f"with Holm's correction over {scope}, at {100 * ALPHA:.0f} %; intervals are {100 * CONFIDENCE:.0f} % ones."
+        f"with Holm's correction over {scope}, at {100 * ALPHA:.0f} %{caution if made.judged_by_choice else ''}. "
+        f"Intervals are {100 * CONFIDENCE:.0f} % intervals."
     )
 
 
@@ -124,8 +132,8 @@ def _confirmed(one: Confirmed) -> str:
     )
 
 
-def _spent(findings: Findings) -> str:
-    costs = [cost(row.contender) for row in findings.rows]
+def _spent(everything: Sequence[Findings]) -> str:
+    costs = [cost(row.contender) for findings in everything for row in findings.rows]
     steps, untold = sum(each.steps for each in costs), any(each.untold for each in costs)
     parts = [f"{steps:,} optimizer steps"]
     parts += [f"{count(tokens)} tokens"] if (tokens := sum(each.tokens or 0.0 for each in costs)) else []
@@ -134,25 +142,26 @@ def _spent(findings: Findings) -> str:
 
 
 def _versions(runs: Sequence[Run]) -> str:
-    versions = _alike(_section(run, "versions") for run in runs if run.summary.get("versions"))
-    hardware = _alike(_section(run, "hardware") for run in runs if run.summary.get("hardware"))
-    commit = _alike((run.summary.get("git") or {}).get("commit") for run in runs if run.summary.get("git"))
-    with_ = f"Runs were made with {versions}" if versions else "Runs were made with several versions (see report.csv)"
-    on = f" on {hardware}" if hardware else ""
-    return f"{with_}{on}{f', code at commit {str(commit)[:12]}' if commit else ''}."
-
-
-def _section(run: Run, name: str) -> str:
-    found = run.summary.get(name)
-    if not isinstance(found, dict):
+    """Say on what the runs ran, as far as all that know agree."""
+    known = {name: [text for run in runs if (text := _scalars(run, name))] for name in ("versions", "hardware")}
+    versions, hardware = _alike(known["versions"]), _alike(known["hardware"])
+    commit = _alike(_section(run, "git").get("commit") for run in runs)
+    if not known["versions"]:
         return ""
-    return ", ".join(
-        f"{key} {item}" for key, item in found.items() if isinstance(item, (str, int, float)) and item != ""
-    )
+    on = f" on {hardware}" if hardware else ""
+    on += f", code at commit {str(commit)[:12]}" if commit else ""
+    return f"Runs were made with {versions or 'several versions'}{on}."
 
 
-def _has_data(run: Run) -> bool:
-    return isinstance(run.summary.get("data"), dict)
+def _section(run: Run, name: str) -> Mapping[str, Any]:
+    """A section of the summary; empty where it has none."""
+    found = run.summary.get(name)
+    return found if isinstance(found, dict) else {}
+
+
+def _scalars(run: Run, name: str) -> str:
+    items = _section(run, name).items()
+    return ", ".join(f"{key} {item}" for key, item in items if isinstance(item, (str, int, float)) and item != "")
 
 
 def _alike(values: Iterable[object]) -> object | None:

@@ -136,8 +136,8 @@ def notes(findings: Findings) -> list[str]:
             "as if they had followed each other. Score against budget: the best mean that so many of the contender's "
             "configurations would have given, taken in random order (expectation without replacement, the U-statistic "
             "of Tang et al. 2020 for the curve of Dodge et al. 2019). One that diverged counts as a model that learnt "
-            "nothing; one without an outcome does not count. Contenders may be compared where all have a value, "
-            "however many configurations were tried for one; docs/statistics.md has the equation."
+            "nothing, one that was stopped early with its last evaluation. Contenders may be compared where all have a "
+            "value, however many configurations were tried for one; docs/statistics.md has the equation."
         )
     if any(len(row.basin.tried) > 1 for row in findings.rows) and findings.level.value == findings.level.value:
         level = findings.level

@@ -64,10 +64,13 @@ def test_a_configuration_that_diverged_was_tried_and_has_learnt_nothing(tmp_path
     assert (lamb.tried, lamb.stand_ins) == (4, 1)
     assert lamb.expected[0] == pytest.approx((2.0 + 2.2 + 2.6 + findings.level.start) / 4)
     assert lamb.expected[-1] == findings.rows[0].arm.mean == 2.0
-    assert (adamw.tried, adamw.stand_ins) == (2, 0), "what was cut has no outcome"
-    assert math.isnan(adamw.at(3))
-    assert equal_budget(findings.rows) == 2
-    assert lamb.at(2) == pytest.approx((3 * 2.0 + 2 * 2.2 + 2.6) / 6)
+    assert (adamw.tried, adamw.stand_ins, adamw.stopped) == (3, 0, 1), "what was cut counts as far as it came"
+    cut = next(run for run in findings.runs if run.status == "interrupted").last("eval/loss")
+    assert cut is not None
+    assert adamw.expected == pytest.approx([(2.1 + 2.3 + cut) / 3, (2 * 2.1 + 2.3) / 3, 2.1])
+    assert math.isnan(adamw.at(4))
+    assert equal_budget(findings.rows) == 3
+    assert lamb.at(3) == pytest.approx((3 * 2.0 + 2.2) / 4)
 
 
 def test_where_more_is_better_the_curve_rises(tmp_path: Path, make_run: MakeRun) -> None:
@@ -88,8 +91,8 @@ def test_the_cost_is_that_of_everything_tried(tmp_path: Path, make_run: MakeRun)
     assert spent["adamw"].seconds == pytest.approx(2 * (20 / 100 + 1) + 10 / 100 + 1)
     assert spent["adamw"].tokens == pytest.approx(100.0 * 2048 * (spent["adamw"].seconds or 0))
     table = cost_table(findings)
-    assert table.columns[:3] == ["contender", "eval/loss", "expected best of 2"]
-    assert [row[2] for row in table.rows] == ["2.1667", "2.1000"]
+    assert table.columns[:3] == ["contender", "eval/loss", "expected best of 3"]
+    assert [row[2] for row in table.rows] == ["2.0500", "2.1000"]
     assert {len(row) for row in table.rows} == {len(table.columns)} == {len(table.numeric)}
 
 

@@ -158,7 +158,10 @@ def test_one_run_has_its_own_small_table(tmp_path: Path, make_run: MakeRun) -> N
     run = make_run(tmp_path / "run", max_steps=40, accuracy=True)
     stream = io.StringIO()
     made = report([run], console=Console(file=stream, width=120))
-    assert [path.name for path in made.files] == ["report.html", "report.md", "report.csv", "report-curves.png"]
+    assert [path.name for path in made.files] == ["report.html", "report.md", "report.csv", "report-curves.png",
+                                                   "report-curves.csv"]  # fmt: skip
+    rows = list(csv.DictReader(io.StringIO(made.files[-1].read_text())))
+    assert (rows[-1]["step"], rows[-1]["eval/loss"]) == ("40", f"{made.findings.runs[0].last('eval/loss'):.8g}")
     assert "eval/accuracy" in stream.getvalue()
     assert "verdict" not in stream.getvalue()
     assert Page(made.files[0].read_text()).tags.count("svg") == 1

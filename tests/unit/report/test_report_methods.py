@@ -32,7 +32,8 @@ def test_it_says_what_was_done(tmp_path: Path, make_run: MakeRun) -> None:
     for fact in ("2 contenders (", "causal lm", "gpt_tiny", "stdlib", "14 training runs of 20 optimizer steps each",
                  "adamw 2", "lamb 3", "2 to 3 configurations", "learning rates from 1e-3 to 1", "lowest mean eval/loss",
                  "200 evaluation examples", "seeds 0, 1, 2", "1 diverged", "1 did not finish", "paired t tests",
-                 "Holm", "all pairs", "at 5 %", "265 optimizer steps", "torch 2.13.0", "commit abc123"):  # fmt: skip
+                 "Holm", "all pairs", "at 5 %; as these seeds chose the configurations, too,",
+                 "265 optimizer steps", "torch 2.13.0", "commit abc123"):  # fmt: skip
         assert fact in told.text, fact
     assert "Smyth" not in told.text, "the variance is moderated from four contenders on"
     assert "\n" not in told.text
@@ -60,6 +61,15 @@ def test_what_was_not_done_is_not_said(tmp_path: Path, make_run: MakeRun) -> Non
     assert "1 did not finish" not in methods(find(load_runs([unfinished])), [], "").text, "nothing has a score"
 
 
+def test_of_summaries_that_are_torn_the_rest_is_told(tmp_path: Path, make_run: MakeRun) -> None:
+    for section in ("versions", "hardware", "git", "data", "perf"):
+        make_run(tmp_path / section, max_steps=20, log_every=20, summary={section: "torn", "wall_seconds": "long"})
+    told = methods(find(load_runs([tmp_path])), [], "").text
+    assert "torch 2.13.0" in told
+    assert "torn" not in told
+    assert "code at commit abc123" in told
+
+
 def test_a_confirmation_is_told_with_its_seeds(tmp_path: Path, make_run: MakeRun) -> None:
     _grid(tmp_path, make_run)
     findings = find(load_runs([tmp_path]))
@@ -67,6 +77,7 @@ def test_a_confirmation_is_told_with_its_seeds(tmp_path: Path, make_run: MakeRun
     told = methods(findings, [Confirmed(tmp_path / "confirm", plan, findings)], "optrun report x")
     assert "fresh seeds 5-8, as many as find the differences seen with a power of 0.8" in told.text
     assert "against adamw, which was named before them" in told.text
+    assert "480 optimizer steps" in told.text, "of the choice and of the confirmation"
     assert told.commands[1] == f"optrun confirm {tmp_path} seeds=5,6,7,8"
     elsewhere = methods(findings, [Confirmed(tmp_path / "other", plan, findings)], "")
     assert elsewhere.commands[1].endswith(f"out={tmp_path / 'other'}")
