@@ -140,7 +140,7 @@ def over_workloads(
         by: Configuration keys that separate contenders; default: as within a workload.
 
     Returns:
-        None where the runs are of one workload, or of several that share no contender.
+        None where the runs are of one workload, or of several that do not share two contenders.
 
     Raises:
         ConfigError: A baseline that is no contender; as `findings.find`.
@@ -152,7 +152,7 @@ def over_workloads(
     shared = [key for key in between if all(any(key in run.config for run in part) for part in parts.values())]
     every = [_workload(name, part, metric, baseline, shared) for name, part in parts.items()]
     names = Counter(row.name for each in every for row in each.findings.rows if row.rank)
-    if not any(count > 1 for count in names.values()):
+    if sum(count > 1 for count in names.values()) < 2:
         return None
     kept = [each for each in every if each.usable]
     left_out = {each.name: _why_unusable(each) for each in every if not each.usable}

@@ -191,6 +191,15 @@ def test_a_baseline_named_beforehand(three: Path) -> None:
         found(three, baseline="lam")
 
 
+def test_one_contender_has_nothing_to_be_compared_with(tmp_path: Path, make_run: Callable[..., Path]) -> None:
+    """Runs of several tasks that lie side by side by chance: no verdict over all of them."""
+    for task in TASKS:
+        make_run(tmp_path / task, max_steps=50, config={"task": {"name": task}})
+    runs = load_runs([tmp_path])
+    assert len(split(runs)) == 3
+    assert over_workloads(runs) is None
+
+
 def test_two_seeds_are_not_tested(tmp_path: Path, make_run: Callable[..., Path]) -> None:
     overview = found(write_workloads(tmp_path, make_run, seeds=2))
     assert {each.verdict for each in overview.standings} == {REFERENCE, TOO_FEW}
