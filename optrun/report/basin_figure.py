@@ -122,6 +122,7 @@ def _limit(ax: Axes, rows: Sequence[Row], means: Sequence[float], findings: Find
         1.6 * abs(worst_best - best),
         1.6 * abs(level - best) if math.isfinite(level) else 0.0,
     )
+    reach = reach or 0.02 * abs(best) or 0.01
     margin = 0.08 * reach
     limits = (best - margin, best + reach + margin) if mode == "min" else (best - reach - margin, best + margin)
     number_axis(ax, limits)

@@ -178,19 +178,19 @@ def _write(
 ) -> list[Path]:
     """Write all files, none of them over a person's own."""
     images = {picture: folder / f"report-{picture.name}.png" for picture in drawn}
-    tables = {path.with_suffix(".csv"): one.data().to_csv() for one, path in images.items() if one.data is not None}
+    numbers = {path.with_suffix(".csv"): one.data for one, path in images.items() if one.data is not None}
     pages = [folder / name for name in ("report.html", "report.md", "report.csv")]
-    rendered = render(findings, cautions, images, confirmed, command, overview)
-    texts = dict(zip(pages, [*rendered, runs_csv(findings)], strict=True))
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        for path in [*pages, *images.values(), *tables]:
+        for path in [*pages, *images.values(), *numbers]:
             if path.exists() and not is_own(path):
                 raise ConfigError(
                     f"{path} exists and was not written by optrun report: move it away, or write elsewhere with out=DIR"
                 )
-        with recorded(*pages, *images.values(), *tables):
-            for path, content in (texts | tables).items():
+        contents = [*render(findings, cautions, images, confirmed, command, overview), runs_csv(findings)]
+        texts = dict(zip(pages, contents, strict=True)) | {path: data().to_csv() for path, data in numbers.items()}
+        with recorded(*pages, *images.values(), *numbers):
+            for path, content in texts.items():
                 replace_text(path, content)
             for picture, path in images.items():
                 figure = picture.draw(LIGHT)
@@ -202,7 +202,7 @@ def _write(
         raise StorageError(
             f"report: cannot write to {folder} ({error.strerror}); write elsewhere with out=DIR"
         ) from error
-    return [*pages, *images.values(), *tables]
+    return [*pages, *images.values(), *numbers]
 
 
 def is_own(path: Path) -> bool:

@@ -54,7 +54,10 @@ def test_files_findings_and_terminal(made: tuple[Report, str]) -> None:
     assert not [entry for entry in sweep.iterdir() if entry.name.startswith(".")]
 
 
-def test_an_open_question_says_how_many_seeds_would_settle_it(tmp_path: Path, make_run: MakeRun) -> None:
+def test_an_open_question_says_how_many_seeds_would_settle_it(
+    tmp_path: Path, make_run: MakeRun, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(build, "pictures", lambda findings: [])
     for seed in range(3):
         make_run(tmp_path / f"a{seed}", optimizer="adamw", seed=seed, floor=2.6, noise=0.05)
         make_run(tmp_path / f"b{seed}", optimizer="lamb", lr=4e-3, seed=seed, floor=2.57, noise=0.05)
@@ -83,7 +86,8 @@ def test_a_file_of_a_person_is_never_overwritten(sweep: Path, name: str) -> None
     assert (sweep / name).read_text() == "mine"
 
 
-def test_out_is_made_and_used(sweep: Path) -> None:
+def test_out_is_made_and_used(sweep: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(build, "pictures", lambda findings: [])
     result = report([sweep], out=sweep / "elsewhere" / "deep")
     assert result.files[0].parent == sweep / "elsewhere" / "deep"
     assert not (sweep / "report.html").exists()
@@ -294,8 +298,11 @@ def test_in_a_narrow_terminal_no_word_of_a_run_without_a_result_breaks(tmp_path:
     assert "best" not in head, "nothing stands there"
 
 
-def test_runs_that_were_given_a_device_say_which(tmp_path: Path, make_run: MakeRun) -> None:
+def test_runs_that_were_given_a_device_say_which(
+    tmp_path: Path, make_run: MakeRun, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """In the table of runs and in the csv; where none was, there is no such column."""
+    monkeypatch.setattr(build, "pictures", lambda findings: [])
     make_run(tmp_path / "plain" / "0")
     assert "device" not in runs_table(load_runs([tmp_path / "plain"]), [], "eval/loss", "min").columns
     for seed, device in enumerate(("0", "MIG-1/|<b>", None, 3)):

@@ -184,3 +184,13 @@ def test_too_few_configurations_weigh_nothing(tmp_path: Path, make_run: MakeRun)
         make_run(tmp_path / str(number), lr=1e-3 * (1 + number // 2), max_steps=20, config=config, log_every=20)
     findings = find(load_runs([tmp_path]), by=["optimizer.name"])
     assert [importance(findings.rows, key, "min") for key in ("lr", "optimizer.dropout")] == [None, None]
+
+
+def test_equal_scores_at_the_target_are_drawn(tmp_path: Path, make_run: MakeRun) -> None:
+    """No axis is without extent; warnings are errors."""
+    for number in range(4):
+        optimizer, lr = ("adamw", "lamb")[number % 2], 1e-3 * (1 + number // 2)
+        make_run(tmp_path / str(number), optimizer=optimizer, lr=lr, max_steps=20, final=2.0, log_every=20)
+    drawn = {one.name: one for one in pictures(find(load_runs([tmp_path]), target=2.0))}
+    for name in ("results", "basin", "budget"):
+        assert "<circle" in to_svg(drawn[name].draw(PAGE), name=name, label=name)
