@@ -25,6 +25,7 @@ from optrun.report.page import HTML_MARK, MARKDOWN_MARK, render
 from optrun.report.table import filled, to_rich
 from optrun.report.tables import CSV_MARK, run_facts, runs_csv, runs_table, terminal_table
 from optrun.report.theme import LIGHT, PAGE, SOFTWARE, Theme, new_figure, save_png, write
+from optrun.report.tuned import tuned_keys
 from optrun.report.warnings import Warning, find_warnings
 
 _REPORTS = Path("outputs", "reports")
@@ -80,7 +81,7 @@ def report(
     if not runs:
         listed = ", ".join(str(directory) for directory in dirs)
         raise ConfigError(f"report {listed}: no run found here or beneath (a run has metrics.jsonl or summary.json)")
-    findings = find(runs, metric=metric, baseline=baseline, by=by)
+    findings = find(runs, metric=metric, baseline=baseline, by=by, tuned=tuned_keys(runs))
     cautions = find_warnings(findings)
     single = len(runs) == 1
     drawn = [_run_picture(runs[0])] if single else pictures(findings)

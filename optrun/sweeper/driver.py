@@ -52,6 +52,7 @@ class Driver:
         view: Shows progress.
         stop: Requests by signal.
         sleep: Waits that many seconds.
+        tuned: Keys that the report takes for tuned, whatever they are.
     """
 
     def __init__(
@@ -63,6 +64,7 @@ class Driver:
         view: PlainView,
         stop: Stop,
         sleep: Callable[[float], None] = time.sleep,
+        tuned: Sequence[str] = (),
     ) -> None:
         self.sweep = sweep
         self.command = command
@@ -71,6 +73,7 @@ class Driver:
         self.view = view
         self.stop = stop
         self.sleep = sleep
+        self.tuned = tuned
         self.board = Board()
         self.token = secrets.token_hex(6)
         self._open: list[_OpenLaunch] = []
@@ -376,7 +379,7 @@ class Driver:
                     "log": f"{job.name}/{self.sweep.run(job.name).log.name}",
                 }
             )
-        result = {"format": 1, "jobs": rows}
+        result = {"format": 1, "tuned": list(self.tuned), "jobs": rows}
         replace_text(self.sweep.result, json.dumps(to_json(result), indent=2, ensure_ascii=False) + "\n")
 
 

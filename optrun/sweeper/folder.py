@@ -163,6 +163,13 @@ class SweepDir:
             seconds=float(summary.get("wall_seconds") or 0.0),
         )
 
+    def steps_done(self, name: str) -> int:
+        """Optimizer steps of a job, counted from its metrics."""
+        try:
+            return max((int(record["step"]) for record in read_metrics(self.run(name).metrics).records), default=0)
+        except OSError:
+            return 0
+
     def best_until(self, name: str, step: int) -> float | None:
         """The best value of a job's metric up to a step, whatever came after it.
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from optrun.cli import run
-from optrun.commands import train
+from optrun.commands import confirm_sweep
 from optrun.errors import ConfigError
 from optrun.report import build
 from optrun.report.collect import load_runs
@@ -44,14 +44,14 @@ def test_a_sweep_is_confirmed_and_goes_on(
     assert ForkServer.launches == [1]
     assert summary(lost)["status"] == "finished"
     assert {path: summary(path)["updated_at"] for path in kept} == kept
-    monkeypatch.setattr(train, "run", _refuse)
+    monkeypatch.setattr(confirm_sweep, "run_points", _refuse)
     assert run(["confirm", str(pilot)]) == 2  # such as a plugin that is not named this time; its record stays
     assert run(["confirm", str(pilot), "seeds=5-8"]) == 2
     assert "planned with seeds 5-7" in capsys.readouterr().err
     assert json.loads((folder / "confirmation.json").read_text())["seeds"] == [5, 6, 7]
 
 
-def _refuse(argv: list[str]) -> int:
+def _refuse(*arguments: object, **options: object) -> int:
     raise ConfigError("refused")
 
 
@@ -70,6 +70,6 @@ def test_a_refusal_leaves_nothing(
     ]:
         assert run(argv) == 2
         assert message in capsys.readouterr().err
-    monkeypatch.setattr(train, "run", _refuse)
+    monkeypatch.setattr(confirm_sweep, "run_points", _refuse)
     assert run(["confirm", str(pilot), "seeds=5-7"]) == 2
     assert not (pilot / "confirm").exists()

@@ -23,12 +23,33 @@ class Sampler(Enum):
 
 
 @dataclass(kw_only=True)
+class ConfirmConfig:
+    """What follows a sweep in the same command: `optrun confirm`; asked for by any of these."""
+
+    seeds: Any
+    """Fresh seeds, such as `5-9` or [5, 6, 7]; null: as many as the spread takes."""
+    power: float | None
+    """Chance with which a difference as large as the one seen is found; null: 0.8."""
+    baseline: str | None
+    """The contender that the others are compared with; null: the best."""
+
+    @property
+    def asked(self) -> bool:
+        """Whether anything was said about it."""
+        return any(value is not None for value in (self.seeds, self.power, self.baseline))
+
+
+@dataclass(kw_only=True)
 class SweeperConfig:
     """What both ways of sweeping share."""
 
     name: str
     params: dict[str, Any]
     """Key to values, written as on the command line, such as `lr: 1e-3,2e-3`; the command line wins."""
+    search: dict[str, Any]
+    """Optimizer to keys and values that are tried with it alone; on the command line `search.NAME.KEY=VALUES`."""
+    confirm: ConfirmConfig
+    """Confirm what was chosen on fresh seeds, in the same command."""
     retry_failed: bool
     """Whether jobs that failed before are tried once more."""
     max_batch_size: int | None
@@ -78,7 +99,9 @@ class OptunaConfig(SweeperConfig):
     """Trials proposed by Optuna, one better informed than the other."""
 
     n_trials: int
-    """Trials in all, those of earlier starts of the same study among them."""
+    """Trials in all, those of earlier starts among them; optimizers with spaces of their own share them equally."""
+    n_steps: int | None
+    """Optimizer steps in all, shared in the same way; no trial begins that would exceed them. Null: no limit."""
     n_jobs: int
     """Trials proposed and launched together."""
     sampler: Sampler
@@ -91,6 +114,7 @@ class OptunaConfig(SweeperConfig):
         """Refuse a search of nothing."""
         super().__post_init__()
         expect_count("hydra.sweeper.n_trials", self.n_trials)
+        expect_count("hydra.sweeper.n_steps", self.n_steps)
         expect_count("hydra.sweeper.n_jobs", self.n_jobs)
         if self.storage is not None and journal_path(self.storage) is None and "://" not in self.storage:
             raise ConfigError(
