@@ -22,6 +22,7 @@ from optrun.report.figures import Picture, pictures
 from optrun.report.findings import Findings, find
 from optrun.report.narrative import verdict_line
 from optrun.report.page import HTML_MARK, MARKDOWN_MARK, render
+from optrun.report.spent import budget_line
 from optrun.report.table import filled, to_rich
 from optrun.report.tables import CSV_MARK, run_facts, runs_csv, runs_table, terminal_table
 from optrun.report.theme import LIGHT, PAGE, SOFTWARE, Theme, new_figure, save_png, write
@@ -118,6 +119,8 @@ def print_report(made: Report, console: Console) -> None:
             title = f"Confirmed on fresh seeds {label(one.plan.seeds)}"
             console.print(to_rich(terminal_table(one.findings), title=title, width=console.width))
         console.print(to_rich(terminal_table(findings), width=console.width))
+        if budget := budget_line(findings):
+            console.print(budget, markup=False, highlight=False)
         begun = [run for run in findings.runs if run.status != NOT_STARTED]
         rest = [run for run in begun if not run.finished or run.diverged]
         if rest:

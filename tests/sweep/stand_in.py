@@ -1,0 +1,118 @@
+"""A driver whose jobs take no time, for what a search decides between them."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import json
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+from optrun.config.schema.sweeper import ConfirmConfig, OptunaConfig, Sampler
+from optrun.config.store import open_hydra
+from optrun.sweeper.contenders import contenders_of
+from optrun.sweeper.folder import SweepDir
+from optrun.sweeper.jobs import Composer, Job
+from optrun.sweeper.search import Search
+from optrun.sweeper.view import Board
+
+SUITS = {"adamw": -3.0, "sgd": -1.0, "lamb": -2.0}
+"""The best log10 of the learning rate of each optimizer; the loss is the distance from it, and a little of the seed."""
+
+
+class Killed(Exception):
+    """The process of the sweep is gone."""
+
+
+class StandIn:
+    """As `sweeper.driver.Driver`.
+
+    Args:
+        folder: Of the sweep.
+        options: Of the sweeper.
+        dies_at: After so many jobs the process is gone.
+    """
+
+    def __init__(self, folder: Path, options: OptunaConfig, dies_at: int | None = None) -> None:
+        self.sweep = SweepDir(folder)
+        self.sweep.prepare()
+        self.options = options
+        self.board = Board()
+        self.stop = SimpleNamespace(requested=False)
+        self.out_of_time: set[str] = set()
+        self.notes: list[str] = []
+        self.view = SimpleNamespace(note=self.notes.append)
+        self.dies_at = dies_at
+        self.ran: list[str] = []
+
+    def add(self, jobs: Iterable[Job]) -> None:
+        for job in jobs:
+            if job.name not in self.board.states:
+                self.board.jobs.append(job)
+                self.board.states[job.name] = self.sweep.state(job.name)
+
+    def advance(self, jobs: Sequence[Job], stop_at: int | None = None) -> None:
+        assert stop_at is None
+        for job in jobs:
+            if self.board.states[job.name].ended:
+                continue
+            if len(self.ran) == self.dies_at:
+                raise Killed
+            self.ran.append(job.name)
+            total = job.values["training"]["max_steps"]
+            self._write(job, total, total)
+            self.board.states[job.name] = self.sweep.state(job.name)
+
+    def _write(self, job: Job, step: int, total: int) -> None:
+        run = self.sweep.run(job.name)
+        run.path.mkdir(exist_ok=True)
+        run.metrics.write_text("".join(f'{{"step": {at}}}\n' for at in range(1, step + 1)))
+        summary = {
+            "format": 1,
+            "status": "finished" if step == total else "interrupted",
+            "global_step": step,
+            "max_steps": total,
+            "main_metric": {"name": "eval/loss", "mode": "min"},
+            "metrics": {"best": {"eval/loss": {"value": loss(job.values)}}},
+        }
+        run.summary.write_text(json.dumps(summary))
+
+
+def loss(values: Mapping[str, Any]) -> float:
+    """Of a job."""
+    return abs(math.log10(values["lr"]) - SUITS[values["optimizer"]["name"]]) + 0.01 * int(values["seed"])
+
+
+def options(**changed: Any) -> OptunaConfig:
+    """Of the sweeper."""
+    given: dict[str, Any] = {
+        "name": "optuna", "params": {}, "search": {}, "retry_failed": False, "max_batch_size": None, "devices": None,
+        "rungs": [], "reduction_factor": 2, "n_trials": 6, "n_steps": None, "n_jobs": 1, "sampler": Sampler.random,
+        "seed": 0, "storage": None, "confirm": ConfirmConfig(seeds=None, power=None, baseline=None),
+    }  # fmt: skip
+    return OptunaConfig(**{**given, **changed})
+
+
+@functools.cache
+def _composer() -> Composer:
+    return Composer(open_hydra(), "config")
+
+
+@functools.cache
+def search_of(own: tuple[str, ...], common: tuple[str, ...], changed: tuple[tuple[str, Any], ...]) -> Search:
+    """A search, of which every start is the first: what it has open is opened anew."""
+    contenders = contenders_of(_composer().hydra, "config", ["training.max_steps=4", *common], own)
+    return Search(_composer().hydra, _composer(), options(**dict(changed)), contenders)
+
+
+def searched(folder: Path, own: Sequence[str], *common: str, dies_at: int | None = None, **changed: Any) -> StandIn:
+    """Start a search, or go on with it, until it is done or its process is gone."""
+    search = search_of(tuple(own), common, tuple(changed.items()))
+    search.options.storage = f"journal:{folder}/study.log"  # made in no time
+    driver = StandIn(folder, search.options, dies_at)
+    with contextlib.suppress(Killed):
+        search(driver)  # type: ignore[arg-type]
+    return driver
