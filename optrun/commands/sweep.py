@@ -339,7 +339,7 @@ def _close(driver: Driver, folder: Path, console: Console) -> int:
     if any(state.status != "new" for state in driver.board.states.values()):
         report([folder], console=console)
     console.print(driver.board.counts(), highlight=False)
-    if driver.options.rungs:
+    if driver.options.halves:
         done, whole = driver.steps()
         console.print(f"{done:,} of {whole:,} steps done; halving saved {whole - done:,}", highlight=False)
     for job in driver.failed_before:  # those of this start were told when they ended

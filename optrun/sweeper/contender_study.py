@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -23,11 +24,14 @@ from optrun.sweeper import study as study_of
 from optrun.sweeper.contenders import Contender
 from optrun.sweeper.folder import JobState
 from optrun.sweeper.jobs import Composer, Job, build_jobs, label_of, parse
+from optrun.sweeper.pruners import build_pruner, rungs
 from optrun.sweeper.samplers import build_sampler, is_hashed
 from optrun.sweeper.space import any_value, ends, space_of, written
 
 _OF_PLACEMENT = {"distributed", "distributed.nnodes", "training.device", "training.nproc_per_node"}
 """Keys that decide which devices a job takes."""
+_PASSED = "optrun:passed"
+"""The last rung that a trial has passed."""
 
 
 @dataclass(frozen=True)
@@ -62,6 +66,7 @@ class ContenderStudy:
     def __init__(self, hydra: Hydra, compose: Composer, options: OptunaConfig, contender: Contender) -> None:
         self.name = contender.name
         self.compose = compose
+        self._composed: dict[tuple[tuple[str, Any], ...], tuple[Job, ...]] = {}
         self.options = options
         parsed = list(zip(contender.overrides, parse(hydra, contender.overrides), strict=True))
         self.fixed = [token for token, override in parsed if not override.is_sweep_override()]
@@ -88,6 +93,7 @@ class ContenderStudy:
             self._refuse_impossible()
         self.example = self._job({key: any_value(found) for key, found in self.space.items()})
         """A job that may never be: what is common to all can be seen in it."""
+        self._pruner = build_pruner(options, self.example.values["training"]["max_steps"])
         self._study: Any = None
         self._hashed = True
 
@@ -112,6 +118,13 @@ class ContenderStudy:
         return self._jobs(params)[0]
 
     def _jobs(self, params: Mapping[str, Any]) -> tuple[Job, ...]:
+        """The jobs of some values, composed once: a study is gone through again and again."""
+        key = tuple(params.items())
+        if key not in self._composed:
+            self._composed[key] = self._compose(params)
+        return self._composed[key]
+
+    def _compose(self, params: Mapping[str, Any]) -> tuple[Job, ...]:
         proposed = [written(key, value) for key, value in params.items()]
         named = [f"optimizer={self.name}"] if self.name else []
         seeds = [[f"seed={seed}"] for seed in self.seeds] or [[]]
@@ -161,6 +174,7 @@ class ContenderStudy:
             ConfigError: It was begun over another space or configuration.
         """
         self._study = study_of.open_study(storage, self.mode(), self.name)
+        self._study.pruner = self._pruner
         self._hashed = is_hashed(self._study)
         study_of.refuse_other(self._study, where, self.space, self.shared())
 
@@ -194,9 +208,38 @@ class ContenderStudy:
         """Report the value at a rung to the sampler, once; NaN is not reported."""
         if value is None or value != value:
             return
-        frozen = self._study.get_trials(deepcopy=False)[trial.number]
+        frozen = self._frozen(trial)
         if frozen.state == TrialState.RUNNING and step not in frozen.intermediate_values:
             optuna.trial.Trial(self._study, frozen._trial_id).report(value, step)
+
+    def next_rung(self, trial: Trial, states: Mapping[str, JobState]) -> int | None:
+        """The step at which a trial is judged next; None: its end."""
+        if isinstance(self._pruner, optuna.pruners.NopPruner):
+            return None
+        passed = int(self._frozen(trial).user_attrs.get(_PASSED, 0))
+        total = min((states[job.name].total or math.inf for job in trial.jobs), default=math.inf)
+        total = min(total, self.example.values["training"]["max_steps"] or math.inf)
+        rung = next(step for step in rungs(self.options) if step > passed)
+        return rung if rung < total else None
+
+    def survives(self, trial: Trial, rung: int, value: float | None) -> bool:
+        """Judge a trial at a rung, by those that were there before; one without a value goes on.
+
+        A process that is killed between the pruner's answer and the note of it asks again, and Optuna takes a trial
+        that it was asked about for one that has passed: such a trial goes on to the next rung.
+        """
+        if value is not None and value != value:
+            return False
+        self.report(trial, rung, value)
+        asked = optuna.trial.Trial(self._study, self._frozen(trial)._trial_id)
+        if value is not None and asked.should_prune():
+            return False
+        asked.set_user_attr(_PASSED, rung)
+        return True
+
+    def _frozen(self, trial: Trial) -> FrozenTrial:
+        found: FrozenTrial = self._study.get_trials(deepcopy=False)[trial.number]
+        return found
 
     def tell(self, trial: Trial, states: Mapping[str, JobState], resting: set[str]) -> None:
         """Let the study know how a trial ended, if it has."""

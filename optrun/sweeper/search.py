@@ -15,12 +15,12 @@ from collections.abc import Iterator, Sequence
 
 from optrun.artifacts.lock import RunLock
 from optrun.config.hydra_internals import Hydra
-from optrun.config.schema.sweeper import STORAGE, OptunaConfig
+from optrun.config.schema.sweeper import STORAGE, OptunaConfig, Pruner
 from optrun.errors import ConfigError, LockedError
 from optrun.sweeper.contenders import Contender
-from optrun.sweeper.driver import Driver
+from optrun.sweeper.driver import Driver, Goal
 from optrun.sweeper.folder import SweepDir
-from optrun.sweeper.halving import Group, through_rungs
+from optrun.sweeper.halving import Group, at_rung, stop_at_rung, through_rungs
 from optrun.sweeper.jobs import Composer, Job
 
 try:
@@ -101,6 +101,9 @@ class Search:
             self._open(driver.sweep)
             driver.board.expected = self.share * sum(max(1, len(study.seeds)) for study in self.studies)
             self._go_back_to(driver, self._know_before(driver))
+            if self.options.pruner is not Pruner.none:
+                driver.pursue(lambda: self._goals(driver))
+                return
             while not driver.stop.requested and not driver.out_of_time:
                 wave = self._wave(driver)
                 if not wave:
@@ -171,7 +174,7 @@ class Search:
         That is a job that is gone, one that failed and is to be tried again, and one that a rung stopped where there
         are no rungs now.
         """
-        at_rest = TrialState.PRUNED if self.options.rungs else None
+        at_rest = TrialState.PRUNED if self.options.halves else None
         jobs = {job.name: job for frozen, trial in ended if frozen.state != at_rest for job in trial.jobs}
         driver.advance(list(jobs.values()))
         with _asking(driver.sweep):
@@ -180,32 +183,70 @@ class Search:
 
     # The trials -----------------------------------------------------------------------------------------------------
 
+    def _under_way(self) -> tuple[list[Trial], dict[str, int]]:
+        """Find the trials that were begun and not ended, and how many each study has had."""
+        found: list[Trial] = []
+        had: dict[str, int] = {}
+        for study in self.studies:
+            study.give_up_halves()
+            whole = study.whole()
+            had[study.name] = len(whole)
+            found += [study.trial(frozen) for frozen in whole if frozen.state == TrialState.RUNNING]
+        return found, had
+
     def _wave(self, driver: Driver) -> list[Trial]:
         """Pick the next trials: those that were under way, then new ones, of the study that has had fewest."""
         with _asking(driver.sweep):
-            found: list[Trial] = []
-            had: dict[str, int] = {}
-            for study in self.studies:
-                study.give_up_halves()
-                whole = study.whole()
-                had[study.name] = len(whole)
-                found += [study.trial(frozen) for frozen in whole if frozen.state == TrialState.RUNNING]
+            found, had = self._under_way()
             if self.options.rungs:  # who competes at a rung is of one optimizer
                 found = [trial for trial in found if trial.study is found[0].study]
-            found = found[: self.options.n_jobs]
-            while len(found) < self.options.n_jobs:
-                alone = found[0].study if found and self.options.rungs else None
-                able = [
-                    study
-                    for study in self.studies
-                    if had[study.name] < self.share and alone in (None, study) and self._affords(study, found, driver)
-                ]
-                if not able:
-                    break
-                study = min(able, key=lambda each: had[each.name])
-                found.append(study.ask())
-                had[study.name] += 1
+            return self._filled(found[: self.options.n_jobs], had, driver)
+
+    def _filled(self, found: list[Trial], had: dict[str, int], driver: Driver) -> list[Trial]:
+        """Propose trials until `n_jobs` are under way, or the budgets are spent."""
+        while len(found) < self.options.n_jobs:
+            alone = found[0].study if found and self.options.rungs else None
+            able = [
+                study
+                for study in self.studies
+                if had[study.name] < self.share and alone in (None, study) and self._affords(study, found, driver)
+            ]
+            if not able:
+                break
+            study = min(able, key=lambda each: had[each.name])
+            found.append(study.ask())
+            had[study.name] += 1
         return found
+
+    def _goals(self, driver: Driver) -> list[Goal]:
+        """Judge the trials that are at their rung, propose others in place of those that ended, and say what is next.
+
+        Nobody waits for another trial: what has got to its rung is compared with those that were there before.
+        """
+        with _asking(driver.sweep):
+            before, had = self._under_way()
+            driver.add(job for trial in before for job in trial.jobs)
+            driver.refresh(job for trial in before for job in trial.jobs)
+            found = [trial for trial in before[: self.options.n_jobs] if self._goes_on(trial, driver)]
+            if not driver.out_of_time:
+                found = self._filled(found, had, driver)
+            if not found:
+                driver.board.expected = 0  # a budget of steps may be spent before the trials are
+            driver.add(job for trial in found for job in trial.jobs)
+            states = driver.board.states
+            return [Goal(job, trial.study.next_rung(trial, states)) for trial in found for job in trial.jobs]
+
+    def _goes_on(self, trial: Trial, driver: Driver) -> bool:
+        """Judge a trial at every rung it has got to; tell its study of one that has ended."""
+        states = driver.board.states
+        while (rung := trial.study.next_rung(trial, states)) is not None and not _is_over(trial, driver):
+            if not all(states[job.name].ended or driver.at(job, rung) for job in trial.jobs):
+                return True
+            if not trial.study.survives(trial, rung, at_rung(driver, trial.jobs, rung)):
+                stop_at_rung(driver, [trial.jobs], rung, "weaker than those before it")
+                break
+        trial.study.tell(trial, states, driver.board.resting)
+        return not _is_over(trial, driver)
 
     def _affords(self, study: ContenderStudy, under_way: Sequence[Trial], driver: Driver) -> bool:
         """Whether one more trial stays within the steps of a study."""
@@ -247,6 +288,11 @@ class Search:
         through_rungs(driver, groups, report)
         for trial in wave:
             trial.study.tell(trial, driver.board.states, driver.board.resting)
+
+
+def _is_over(trial: Trial, driver: Driver) -> bool:
+    ended = all(driver.board.states[job.name].ended for job in trial.jobs)
+    return ended or any(job.name in driver.board.resting for job in trial.jobs)
 
 
 @contextlib.contextmanager

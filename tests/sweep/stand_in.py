@@ -6,16 +6,17 @@ import contextlib
 import functools
 import json
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from optrun.config.schema.sweeper import ConfirmConfig, OptunaConfig, Sampler
+from optrun.config.schema.sweeper import ConfirmConfig, OptunaConfig, Pruner, Sampler
 from optrun.config.store import open_hydra
 from optrun.sweeper.contenders import contenders_of
+from optrun.sweeper.driver import Goal
 from optrun.sweeper.folder import SweepDir
-from optrun.sweeper.jobs import Composer, Job
+from optrun.sweeper.jobs import Composer, Job, merged
 from optrun.sweeper.search import Search
 from optrun.sweeper.view import Board
 
@@ -52,19 +53,45 @@ class StandIn:
         for job in jobs:
             if job.name not in self.board.states:
                 self.board.jobs.append(job)
+                if self.sweep.read_record(job.name).stopped_at is not None:
+                    self.board.resting.add(job.name)
                 self.board.states[job.name] = self.sweep.state(job.name)
 
-    def advance(self, jobs: Sequence[Job], stop_at: int | None = None) -> None:
-        assert stop_at is None
+    def refresh(self, jobs: Iterable[Job]) -> None:
         for job in jobs:
-            if self.board.states[job.name].ended:
-                continue
+            self.board.states[job.name] = self.sweep.state(job.name)
+
+    def advance(self, jobs: Sequence[Job]) -> None:
+        self.pursue(lambda: [Goal(job) for job in jobs])
+
+    def pursue(self, plan: Callable[[], Sequence[Goal]]) -> None:
+        """One job at a time, as the launcher `basic`."""
+        while wanted := [goal for goal in plan() if not self._there(goal)]:
+            job, stop_at = wanted[0]
             if len(self.ran) == self.dies_at:
                 raise Killed
             self.ran.append(job.name)
             total = job.values["training"]["max_steps"]
-            self._write(job, total, total)
-            self.board.states[job.name] = self.sweep.state(job.name)
+            self._write(job, min(stop_at or total, total), total)
+            self.refresh([job])
+            if stop_at is not None:
+                record = self.sweep.read_record(job.name)
+                record.rungs[str(stop_at)] = loss(job.values)
+                self.sweep.write_record(job.name, record)
+
+    def _there(self, goal: Goal) -> bool:
+        at_rung = goal.stop_at is not None and self.at(goal.job, goal.stop_at)
+        return self.board.states[goal.job.name].ended or at_rung
+
+    def at(self, job: Job, rung: int) -> bool:
+        return str(rung) in self.sweep.read_record(job.name).rungs
+
+    def rest(self, jobs: Iterable[Job], rung: int, why: str) -> None:
+        for job in jobs:
+            self.board.resting.add(job.name)
+            record = self.sweep.read_record(job.name)
+            record.stopped_at = rung
+            self.sweep.write_record(job.name, record)
 
     def _write(self, job: Job, step: int, total: int) -> None:
         run = self.sweep.run(job.name)
@@ -91,7 +118,8 @@ def options(**changed: Any) -> OptunaConfig:
     given: dict[str, Any] = {
         "name": "optuna", "params": {}, "search": {}, "retry_failed": False, "max_batch_size": None, "devices": None,
         "rungs": [], "reduction_factor": 2, "n_trials": 6, "n_steps": None, "n_jobs": 1, "sampler": Sampler.random,
-        "seed": 0, "storage": None, "confirm": ConfirmConfig(seeds=None, power=None, baseline=None),
+        "seed": 0, "storage": None, "pruner": Pruner.none, "min_resource": None,
+        "confirm": ConfirmConfig(seeds=None, power=None, baseline=None),
     }  # fmt: skip
     return OptunaConfig(**{**given, **changed})
 
@@ -104,7 +132,7 @@ def _composer() -> Composer:
 @functools.cache
 def search_of(own: tuple[str, ...], common: tuple[str, ...], changed: tuple[tuple[str, Any], ...]) -> Search:
     """A search, of which every start is the first: what it has open is opened anew."""
-    contenders = contenders_of(_composer().hydra, "config", ["training.max_steps=4", *common], own)
+    contenders = contenders_of(_composer().hydra, "config", merged(["training.max_steps=4"], common), own)
     return Search(_composer().hydra, _composer(), options(**dict(changed)), contenders)
 
 

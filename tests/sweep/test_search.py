@@ -13,7 +13,7 @@ import pytest
 from hydra.core.config_store import ConfigStore
 
 from optrun.config.overrides import checked
-from optrun.config.schema.sweeper import ConfirmConfig, OptunaConfig, Sampler
+from optrun.config.schema.sweeper import ConfirmConfig, OptunaConfig, Pruner, Sampler
 from optrun.config.schema.task import SCHEMAS as TASKS
 from optrun.config.store import compose, open_hydra
 from optrun.errors import ConfigError
@@ -98,7 +98,7 @@ def search(words: list[str]) -> ContenderStudy:
     options = OptunaConfig(
         name="optuna", params={}, search={}, confirm=ConfirmConfig(seeds=None, power=None, baseline=None),
         retry_failed=False, max_batch_size=None, devices=None, rungs=[], reduction_factor=2, n_trials=1, n_steps=None,
-        n_jobs=1, sampler=Sampler.tpe, seed=0, storage=None,
+        n_jobs=1, sampler=Sampler.tpe, seed=0, pruner=Pruner.none, min_resource=None, storage=None,
     )  # fmt: skip
     contender = Contender("", checked(hydra, "config", words, sweep=True))
     (study,) = Search(hydra, Composer(hydra, "config"), options, [contender]).studies

@@ -22,6 +22,14 @@ class Sampler(Enum):
     cmaes = "cmaes"
 
 
+class Pruner(Enum):
+    """Who stops the weaker trials of a search, each as soon as it is at a rung."""
+
+    none = "none"
+    asha = "asha"
+    hyperband = "hyperband"
+
+
 @dataclass(kw_only=True)
 class ConfirmConfig:
     """What follows a sweep in the same command: `optrun confirm`; asked for by any of these."""
@@ -60,6 +68,11 @@ class SweeperConfig:
     """Successive halving: steps at which the weaker jobs are stopped, ascending; empty: every job runs to its end."""
     reduction_factor: int
     """Of so many jobs at a rung one goes on, from its checkpoint."""
+
+    @property
+    def halves(self) -> bool:
+        """Whether the weaker jobs are stopped before their end."""
+        return bool(self.rungs)
 
     def __post_init__(self) -> None:
         """Refuse rungs that are no ladder."""
@@ -107,12 +120,22 @@ class OptunaConfig(SweeperConfig):
     sampler: Sampler
     seed: int
     """Of the sampler."""
+    pruner: Pruner
+    """Asynchronous halving: no trial waits for another. Rungs are min_resource * reduction_factor^k steps."""
+    min_resource: int | None
+    """Steps of the first rung of a pruner."""
     storage: str | None
     """An Optuna storage URL, or a journal: journal:PATH, or a name on .log or .journal; null: sqlite in the sweep."""
+
+    @property
+    def halves(self) -> bool:
+        """Whether the weaker jobs are stopped before their end."""
+        return bool(self.rungs) or self.pruner is not Pruner.none
 
     def __post_init__(self) -> None:
         """Refuse a search of nothing."""
         super().__post_init__()
+        self._check_pruner()
         expect_count("hydra.sweeper.n_trials", self.n_trials)
         expect_count("hydra.sweeper.n_steps", self.n_steps)
         expect_count("hydra.sweeper.n_jobs", self.n_jobs)
@@ -120,6 +143,21 @@ class OptunaConfig(SweeperConfig):
             raise ConfigError(
                 f"{STORAGE}={self.storage}: expected a URL such as sqlite:///study.db, or for a disk that several "
                 "machines share a journal such as journal:study.log."
+            )
+
+    def _check_pruner(self) -> None:
+        key, given = "hydra.sweeper.min_resource", f"hydra.sweeper.pruner={self.pruner.value}"
+        expect_count(key, self.min_resource)
+        if self.pruner is Pruner.none and self.min_resource is not None:
+            raise ConfigError(f"{key}={self.min_resource}: has no effect with {given}. Choose asha or hyperband.")
+        if self.pruner is Pruner.none:
+            return
+        if self.min_resource is None:
+            raise ConfigError(f"{given}: at which step is the first rung? Give {key}=STEPS.")
+        if self.rungs:
+            raise ConfigError(
+                f"hydra.sweeper.rungs={self.rungs}: all wait for each other there, and with {given} nobody waits. "
+                "Leave one of them out."
             )
 
 
