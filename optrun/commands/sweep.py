@@ -24,8 +24,8 @@ from optrun.sweeper import jobs as jobs_of
 from optrun.sweeper.command import SweepCommand
 from optrun.sweeper.contenders import Contender, contenders_of, search_overrides
 from optrun.sweeper.devices import KEY, Device, find_devices, job_devices, refuse_misplaced
-from optrun.sweeper.driver import Driver, clean
-from optrun.sweeper.folder import SweepDir
+from optrun.sweeper.driver import Driver
+from optrun.sweeper.folder import SweepDir, clean
 from optrun.sweeper.halving import through_rungs
 from optrun.sweeper.pool import DevicePool
 from optrun.sweeper.stop import Stop
@@ -49,6 +49,8 @@ class SweepOutcome:
     """Folders of the jobs, below `folder`."""
     confirm: ConfirmConfig | None = None
     """What is to follow; None: nothing."""
+    seconds_left: float | None = None
+    """Of `hydra.sweeper.timeout`, for what follows; None: there is no limit."""
 
 
 @dataclass(frozen=True)
@@ -123,7 +125,7 @@ def run_points(
         sweeps_by_itself: Whether the recipe is a sweep without `-m`.
     """
     command, given = _command(command_line, sweeps_by_itself), sweeper_options(cfg)
-    options = _plain_grid(given.retry_failed, given.max_batch_size, given.devices)
+    options = _plain_grid(given.retry_failed, given.max_batch_size, given.devices, timeout=given.timeout)
     jobs = jobs_of.build_jobs(jobs_of.Composer(hydra, command.config_name), points)
     return _run(_Plan(command, options, jobs), cfg, caller)
 
@@ -150,7 +152,7 @@ def _run(plan: _Plan, cfg: DictConfig, caller: Caller) -> SweepOutcome:
     directory.prepare()
     refuse_other_code(directory)
     clean(directory)
-    with Stop(owns_process=caller.owns_process) as stop:
+    with Stop(owns_process=caller.owns_process, seconds=options.timeout) as stop:
         view = make_view(caller.console, f"optrun · sweep · {folder}")
         workers = OneWorker(directory.log) if pool is None else DeviceWorkers(pool, directory.log)
         driver = Driver(directory, command, options, workers, view, stop, tuned=plan.tuned)
@@ -170,7 +172,8 @@ def _run(plan: _Plan, cfg: DictConfig, caller: Caller) -> SweepOutcome:
             if driver.board.jobs:  # a start that was refused leaves the result of the one before
                 driver.write_result()
         code = _close(driver, folder, caller.console)
-    return SweepOutcome(folder, code, tuple(job.name for job in driver.board.jobs))
+    names = tuple(job.name for job in driver.board.jobs)
+    return SweepOutcome(folder, code, names, seconds_left=stop.seconds_left)
 
 
 def _devices(options: SweeperConfig, jobs: list[jobs_of.Job], launcher: str) -> list[Device]:
@@ -254,13 +257,18 @@ def sweeper_options(cfg: DictConfig) -> SweeperConfig:
 
 
 def _plain_grid(
-    retry_failed: bool, max_batch_size: int | None, devices: Any, params: dict[str, Any] | None = None
+    retry_failed: bool,
+    max_batch_size: int | None,
+    devices: Any,
+    params: dict[str, Any] | None = None,
+    timeout: float | None = None,
 ) -> GridConfig:
     return GridConfig(
         name="basic",
         params=params or {},
         search={},
         confirm=ConfirmConfig(seeds=None, power=None, baseline=None),
+        timeout=timeout,
         retry_failed=retry_failed,
         max_batch_size=max_batch_size,
         devices=devices,

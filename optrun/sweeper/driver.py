@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import secrets
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -23,7 +22,6 @@ from optrun.sweeper.workers import Workers
 
 _POLL_SECONDS = 0.2
 _IDLE_LAUNCHES = 3
-_A_DAY = 86_400
 
 
 class Goal(NamedTuple):
@@ -211,7 +209,9 @@ class Driver:
         self._told_of_stop = True
         held = len(self._unsaved())
         jobs = "the job at work saves and ends" if held == 1 else f"{held} jobs at work save and end"
-        self.view.note(f"stopping{f': {jobs} after this step' if held else ''}; a second Ctrl-C ends all at once")
+        self.view.note(
+            f"{self.stop.why}{f': {jobs} after this step' if held else ''}; a second Ctrl-C ends all at once"
+        )
 
     def _start(self, goals: Sequence[Goal]) -> bool:
         """Start a launch if there is a job for one, and a process with the devices that the job takes."""
@@ -388,12 +388,3 @@ class Driver:
     def write_result(self) -> None:
         """Write `sweep.json` anew."""
         write_result(self.sweep, self.board, self.tuned)
-
-
-def clean(sweep: SweepDir) -> None:
-    """Remove what launches of earlier sweep processes left behind, a day later."""
-    for pattern in ("stop-*", "launch-*.json", "launch-*.error", "launch-*.done"):
-        for path in sweep.hidden.glob(pattern):
-            with contextlib.suppress(FileNotFoundError):  # another sweep process tidies up too
-                if time.time() - path.stat().st_mtime > _A_DAY:
-                    path.unlink()

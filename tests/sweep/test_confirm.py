@@ -49,7 +49,8 @@ def test_a_sweep_is_confirmed_and_goes_on(
     assert summary(lost)["status"] == "finished"
     assert {path: summary(path)["updated_at"] for path in kept} == kept
     ForkServer.launches.clear()
-    assert sweep(*line, "hydra.sweeper.confirm={seeds: 5-7}") == 0
+    assert sweep(*line, "hydra.sweeper.confirm={seeds: 5-7}", "hydra.sweeper.timeout=1e-9") == 75
+    assert sweep(*line, "hydra.sweeper.confirm={seeds: 5-7}", "hydra.sweeper.timeout=1000") == 0
     assert ForkServer.launches == []
     monkeypatch.setattr(confirm_sweep, "run_points", _refuse)
     assert run(["confirm", str(pilot)]) == 2  # such as a plugin that is not named this time; its record stays

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
-from optrun.config.schema.checks import expect, expect_count
+from optrun.config.schema.checks import expect, expect_count, expect_positive
 from optrun.errors import ConfigError
 
 STORAGE = "hydra.sweeper.storage"
@@ -58,6 +58,8 @@ class SweeperConfig:
     """Optimizer to keys and values that are tried with it alone; on the command line `search.NAME.KEY=VALUES`."""
     confirm: ConfirmConfig
     """Confirm what was chosen on fresh seeds, in the same command."""
+    timeout: float | None
+    """Seconds of wall clock for the whole command; then the running jobs save and end, and the same line goes on."""
     retry_failed: bool
     """Whether jobs that failed before are tried once more."""
     max_batch_size: int | None
@@ -77,6 +79,7 @@ class SweeperConfig:
     def __post_init__(self) -> None:
         """Refuse rungs that are no ladder."""
         expect_count("hydra.sweeper.max_batch_size", self.max_batch_size)
+        expect_positive("hydra.sweeper.timeout", self.timeout)
         ascending = self.rungs == sorted(set(self.rungs)) and all(rung > 0 for rung in self.rungs)
         expect(ascending, "hydra.sweeper.rungs", self.rungs, "ascending steps above 0")
         expect(self.reduction_factor >= 2, "hydra.sweeper.reduction_factor", self.reduction_factor, "2 or more")
