@@ -53,9 +53,8 @@ def run(
     """
     command_line = command_line_of(overrides, config_name, config_dir)
     with isolated():
-        from optrun.commands.train import train
+        from optrun.commands.train import is_sweep, train
         from optrun.config import store
-        from optrun.sweeper.command import is_sweep
 
         load_plugins(plugins)
         hydra = store.open_hydra(command_line.config_dir)
