@@ -20,7 +20,7 @@ from optrun.artifacts.run_dir import RunDir, checkpoint_folders, parse_step, ste
 _OURS = re.compile(
     r"(\.deleting-)?\.(model|tokenizer)-\d+|"
     r"\.(config\.yaml|metrics\.jsonl|summary\.json|tracking\.json|run_manifest\.json|curves\.png|"
-    r"report(\.html|\.md|\.csv|-[\w-]+\.png))\.\d+\.tmp"
+    r"report(\.html|\.md|\.csv|-[\w-]+\.(png|csv)))\.\d+\.tmp"
 )
 """What a process leaves in a run directory that was killed while it wrote one of these aside."""
 

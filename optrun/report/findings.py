@@ -21,6 +21,7 @@ from optrun.report.arms import (
     telling,
 )
 from optrun.report.basin import Basin, basin
+from optrun.report.budget import ScoreAgainstBudget, score_against_budget
 from optrun.report.collect import Run
 from optrun.report.comparable import incomparable
 from optrun.report.curves import metric_mode
@@ -48,6 +49,7 @@ class Row:
     """Against the reference; None where nothing has a score."""
     basin: Basin
     target: TimeToTarget
+    budget: ScoreAgainstBudget
 
     @property
     def arm(self) -> Arm:
@@ -77,7 +79,9 @@ class Findings:
     chosen_baseline: bool
     """Whether a person named the reference, or it is the best."""
     target: float
-    """Level of the metric for steps-to-target and time-to-target."""
+    """Level of the metric for steps, tokens and time to target."""
+    chosen_target: bool
+    """Whether a person set it."""
     level: Level
     """Level of the metric for the width of lr basins."""
     intervals: dict[int, tuple[float, float]]
@@ -98,6 +102,7 @@ def find(
     baseline: str | None = None,
     by: Sequence[str] = (),
     tuned: Collection[str] = (),
+    target: float | None = None,
 ) -> Findings:
     """Join, rank and test.
 
@@ -107,6 +112,8 @@ def find(
         baseline: A contender to test the others against; default: the best.
         by: Configuration keys that separate contenders; default: see `arms.compared`.
         tuned: Keys that separate none unless they stand in `by`, or nothing else does.
+        target: Level of the metric for times to target and lr basins; default: see `targets.choose_target` and
+            `level.common_level`.
 
     Raises:
         ConfigError: A metric no run has, a baseline or a key that is none here.
@@ -134,8 +141,8 @@ def find(
         tests = compare(scores, mode=mode, reference=chosen)
     reference = next(iter(tests.values())).reference if tests else None
     reference_arm = contenders[names.index(reference)].best if reference else None
-    target = choose_target([reference_arm] if chosen and reference_arm else [each.best for each in contenders], mode)
-    level = common_level([] if apart else contenders, name, mode)
+    reached = choose_target([reference_arm] if chosen and reference_arm else [each.best for each in contenders], mode)
+    level = common_level([] if apart else contenders, name, mode, target=target)
     intervals = _intervals(arms)
     rows = [
         Row(
@@ -145,7 +152,8 @@ def find(
             interval=intervals[id(each.best)],
             versus=tests.get(label),
             basin=basin(each, mode, level.value),
-            target=time_to_target(each.best, name, mode, target),
+            target=time_to_target(each.best, name, mode, reached if target is None else target),
+            budget=score_against_budget(each, name, mode, level.start),
         )
         for index, (label, each) in enumerate(zip(names, contenders, strict=True), start=1)
     ]
@@ -160,7 +168,8 @@ def find(
         rows,
         reference,
         bool(baseline),
-        target,
+        reached if target is None else target,
+        target is not None,
         level,
         intervals,
         apart,
