@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from optrun.commands.parser import VerbParser
-from optrun.errors import EXIT_DONE, ConfigError, StorageError, refuse_url
+from optrun.errors import EXIT_DONE, ConfigError, refuse_url
 
 KEYS = ("seeds", "power", "baseline", "metric", "by", "out")
 
@@ -53,35 +53,16 @@ def run(argv: list[str]) -> int:
 def _confirm(sweep: Path, given: dict[str, str]) -> int:
     from rich.console import Console
 
-    from optrun.commands import train
-    from optrun.report import confirmation
-    from optrun.report.build import report
+    from optrun.commands.confirm_sweep import Asked, confirm
+    from optrun.commands.single_run import Caller
+    from optrun.report.confirmation import parse_power, parse_seeds
 
-    console = Console()
-    by = [key for key in given.get("by", "").split(",") if key]
-    folder = Path(given["out"]).expanduser() if "out" in given else sweep / confirmation.FOLDER
-    made, said = confirmation.prepare(
-        sweep,
-        folder,
-        seeds=confirmation.parse_seeds(given["seeds"]) if "seeds" in given else None,
-        power=confirmation.parse_power(given["power"]) if "power" in given else None,
+    asked = Asked(
+        seeds=parse_seeds(given["seeds"]) if "seeds" in given else None,
+        power=parse_power(given["power"]) if "power" in given else None,
         baseline=given.get("baseline"),
         metric=given.get("metric"),
-        by=by,
+        by=[key for key in given.get("by", "").split(",") if key],
+        out=Path(given["out"]).expanduser() if "out" in given else None,
     )
-    for line in said:
-        console.print(line, markup=False, highlight=False, soft_wrap=True)
-    fresh = confirmation.read(folder) is None
-    try:
-        made.write(folder)
-    except OSError as error:
-        raise StorageError(f"{folder}: {error.strerror}. out=DIR names another folder.") from error
-    try:
-        code = train.run(made.argv(folder))
-    except ConfigError:
-        if fresh and [path.name for path in folder.iterdir()] == [confirmation.RECORD]:  # nothing was begun
-            (folder / confirmation.RECORD).unlink()
-            folder.rmdir()
-        raise
-    report([sweep], baseline=given.get("baseline"), metric=made.metric, by=by, console=console)
-    return code
+    return confirm(sweep, asked, Caller(Console()))

@@ -2,38 +2,38 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from rich.console import Console
 
-from optrun.artifacts.metrics import read_summary
-from optrun.commands.rank_checks import refuse_composed, refuse_idle_nproc
 from optrun.commands.single_run import Caller
-from optrun.config import overrides, saved, store
+from optrun.commands.sweep_checks import refuse_early, refuse_other_code, refuse_unfit_confirmation, refuse_unjudged
+from optrun.config import overrides
 from optrun.config.compose_errors import interpolation
 from optrun.config.hydra_internals import Hydra
 from optrun.config.request import CommandLine
-from optrun.config.schema.distributed import RanksConfig
-from optrun.config.schema.optimizer import PytorchOptimizerConfig
-from optrun.config.schema.sweeper import GridConfig, OptunaConfig, SweeperConfig
+from optrun.config.schema.sweeper import ConfirmConfig, GridConfig, OptunaConfig, SweeperConfig
 from optrun.errors import EXIT_STOPPED_EARLY, ConfigError, StorageError, printable, refuse_url
 from optrun.registry import origins, plugins
 from optrun.sweeper import jobs as jobs_of
 from optrun.sweeper.command import SweepCommand
+from optrun.sweeper.contenders import Contender, contenders_of, search_overrides
 from optrun.sweeper.devices import KEY, Device, find_devices, job_devices, refuse_misplaced
-from optrun.sweeper.driver import Driver, clean
-from optrun.sweeper.folder import SweepDir
+from optrun.sweeper.driver import Driver
+from optrun.sweeper.folder import SweepDir, clean
 from optrun.sweeper.halving import through_rungs
 from optrun.sweeper.pool import DevicePool
 from optrun.sweeper.stop import Stop
 from optrun.sweeper.view import PlainView, make_view, short
 from optrun.sweeper.workers import DeviceWorkers, OneWorker
-from optrun.tracking import require_tracker
+
+if TYPE_CHECKING:
+    from optrun.sweeper.search import Search
 
 _SHOWN_LEFT_OUT = 4
 
@@ -47,6 +47,28 @@ class SweepOutcome:
     """0 where every job finished, 1 where one failed, 75 where it was stopped with everything saved."""
     jobs: tuple[str, ...]
     """Folders of the jobs, below `folder`."""
+    confirm: ConfirmConfig | None = None
+    """What is to follow; None: nothing."""
+    seconds_left: float | None = None
+    """Of `hydra.sweeper.timeout`, for what follows; None: there is no limit."""
+
+
+@dataclass(frozen=True)
+class _Plan:
+    """What a sweep runs."""
+
+    command: SweepCommand
+    options: SweeperConfig
+    jobs: list[jobs_of.Job]
+    """All of them; empty for a search."""
+    search: Search | None = None
+    tuned: list[str] = field(default_factory=list)
+    """Keys that tell no contenders apart, whatever they are."""
+
+    @property
+    def judged(self) -> list[jobs_of.Job]:
+        """Jobs that show what all of them ask of the machine and of the data."""
+        return self.jobs if self.search is None else self.search.placements()
 
 
 def sweep(
@@ -56,7 +78,7 @@ def sweep(
 
     Args:
         hydra: Over the user's folders.
-        command_line: Its overrides are checked.
+        command_line: Its overrides are checked, but for those of one optimizer alone.
         cfg: Composed for the sweep, Hydra's node in it.
         caller: Who asked for it.
         sweeps_by_itself: Whether the recipe is a sweep without `-m`.
@@ -64,56 +86,94 @@ def sweep(
     Raises:
         ConfigError: A key, choice or combination that does not exist; nothing was started.
     """
-    command = SweepCommand(
+    command, options = _command(command_line, sweeps_by_itself), sweeper_options(cfg)
+    compose = jobs_of.Composer(hydra, command.config_name)
+    contenders = [one for grid in _grids(options) for one in _contenders(hydra, command, options, grid)]
+    if isinstance(options, OptunaConfig):
+        from optrun.sweeper.search import Search
+
+        search = Search(hydra, compose, options, contenders)
+        plan, seeds = _Plan(command, options, [], search, search.tuned()), search.seeds()
+    else:
+        points = (point for each in contenders for point in jobs_of.combinations(hydra, each.overrides))
+        jobs = jobs_of.build_jobs(compose, points)
+        plan = _Plan(command, options, jobs, tuned=sorted({key for each in contenders for key in each.own}))
+        seeds = [job.values["seed"] for job in jobs]
+    if options.confirm.asked:
+        refuse_unfit_confirmation(options.confirm, seeds)
+    outcome = _run(plan, cfg, caller)
+    return replace(outcome, confirm=options.confirm if options.confirm.asked else None)
+
+
+def run_points(
+    hydra: Hydra,
+    command_line: CommandLine,
+    cfg: DictConfig,
+    caller: Caller,
+    points: Iterable[Sequence[str]],
+    *,
+    sweeps_by_itself: bool,
+) -> SweepOutcome:
+    """Run some points as a sweep, whatever sweeper the recipe names; see `sweep`.
+
+    Args:
+        hydra: Over the user's folders.
+        command_line: Its overrides are Hydra's alone.
+        cfg: Composed for the sweep, Hydra's node in it.
+        caller: Who asked for it.
+        points: The overrides of each job.
+        sweeps_by_itself: Whether the recipe is a sweep without `-m`.
+    """
+    command, given = _command(command_line, sweeps_by_itself), sweeper_options(cfg)
+    options = _plain_grid(given.retry_failed, given.max_batch_size, given.devices, timeout=given.timeout)
+    jobs = jobs_of.build_jobs(jobs_of.Composer(hydra, command.config_name), points)
+    return _run(_Plan(command, options, jobs), cfg, caller)
+
+
+def _command(command_line: CommandLine, sweeps_by_itself: bool) -> SweepCommand:
+    return SweepCommand(
         **vars(command_line),
         plugins=list(plugins.LOADED.values()),
         plugins_may_change=origins.changes_allowed(),
         sweeps_by_itself=sweeps_by_itself,
     )
-    options = sweeper_options(cfg)
-    compose = jobs_of.Composer(hydra, command.config_name)
-    grids = [_checked(hydra, command, options.params, grid) for grid in _grids(options)]
-    jobs: list[jobs_of.Job] = []
-    if isinstance(options, OptunaConfig):
-        from optrun.sweeper.search import Search
 
-        search = Search(hydra, compose, options, grids[0])
-        judged = search.placements()
-    else:
-        search = None
-        points = (point for grid in grids for point in jobs_of.combinations(hydra, grid))
-        judged = jobs = jobs_of.build_jobs(compose, points)
-    _refuse_early(judged, command)
+
+def _run(plan: _Plan, cfg: DictConfig, caller: Caller) -> SweepOutcome:
+    """Run what was planned in the sweep directory, then compare."""
+    command, options, judged, search = plan.command, plan.options, plan.judged, plan.search
+    refuse_early(judged, command)
     if search is not None or options.rungs:
-        _refuse_unjudged(judged)
+        refuse_unjudged(judged)
     devices = _devices(options, judged, str(cfg.hydra.runtime.choices["hydra/launcher"]))
     pool = DevicePool(devices) if devices else None
     folder = _folder(cfg)
     directory = SweepDir(folder)
     directory.prepare()
-    _refuse_other_code(directory)
+    refuse_other_code(directory)
     clean(directory)
-    with Stop(owns_process=caller.owns_process) as stop:
+    with Stop(owns_process=caller.owns_process, seconds=options.timeout) as stop:
         view = make_view(caller.console, f"optrun · sweep · {folder}")
         workers = OneWorker(directory.log) if pool is None else DeviceWorkers(pool, directory.log)
-        driver = Driver(directory, command, options, workers, view, stop)
+        driver = Driver(directory, command, options, workers, view, stop, tuned=plan.tuned)
         _tell_devices(devices, judged, options, view)
-        _tell_left_out(jobs, view)
+        _tell_left_out(plan.jobs, view)
         try:
             if search is not None:
                 search(driver)
             else:
-                driver.add(jobs)
+                driver.add(plan.jobs)
                 view.note(_opening(driver, folder))
-                _tell_power(jobs, command.overrides, view)
-                through_rungs(driver, jobs)
+                _tell_power(plan.jobs, command.overrides, view)
+                through_rungs(driver, [(job,) for job in plan.jobs])
         finally:
             view.stop()
             driver.close()
             if driver.board.jobs:  # a start that was refused leaves the result of the one before
                 driver.write_result()
         code = _close(driver, folder, caller.console)
-    return SweepOutcome(folder, code, tuple(job.name for job in driver.board.jobs))
+    names = tuple(job.name for job in driver.board.jobs)
+    return SweepOutcome(folder, code, names, seconds_left=stop.seconds_left)
 
 
 def _devices(options: SweeperConfig, jobs: list[jobs_of.Job], launcher: str) -> list[Device]:
@@ -184,16 +244,7 @@ def sweeper_options(cfg: DictConfig) -> SweeperConfig:
         values: dict[str, Any] = OmegaConf.to_container(node, resolve=True)  # type: ignore[assignment]
         target = str(values.get("_target_", ""))
         if target.endswith(".BasicSweeper"):
-            return GridConfig(
-                name="basic",
-                params=values.get("params") or {},
-                retry_failed=False,
-                max_batch_size=values.get("max_batch_size"),
-                devices=None,
-                rungs=[],
-                reduction_factor=2,
-                grids=[],
-            )
+            return _plain_grid(False, values.get("max_batch_size"), None, params=values.get("params"))
         made = OmegaConf.to_object(node)
     except OmegaConfBaseException as error:
         cause = error.__cause__
@@ -205,87 +256,49 @@ def sweeper_options(cfg: DictConfig) -> SweeperConfig:
     return made
 
 
+def _plain_grid(
+    retry_failed: bool,
+    max_batch_size: int | None,
+    devices: Any,
+    params: dict[str, Any] | None = None,
+    timeout: float | None = None,
+) -> GridConfig:
+    return GridConfig(
+        name="basic",
+        params=params or {},
+        search={},
+        confirm=ConfirmConfig(seeds=None, power=None, baseline=None),
+        timeout=timeout,
+        retry_failed=retry_failed,
+        max_batch_size=max_batch_size,
+        devices=devices,
+        rungs=[],
+        reduction_factor=2,
+        grids=[],
+    )
+
+
 def _grids(options: SweeperConfig) -> list[dict[str, Any]]:
     return (options.grids or [{}]) if isinstance(options, GridConfig) else [{}]
 
 
-def _checked(hydra: Hydra, command: SweepCommand, params: dict[str, Any], grid: dict[str, Any]) -> list[str]:
-    """The overrides of one grid: the file's under the grid's under the command line's, all known by name."""
-    own = [token for token in command.overrides if not overrides.is_hydra(token)]
+def _contenders(hydra: Hydra, command: SweepCommand, options: SweeperConfig, grid: dict[str, Any]) -> list[Contender]:
+    """The overrides of one grid, by optimizer where these have spaces of their own; all known by name.
+
+    The file's stand under the grid's, and these under the command line's.
+    """
     subdir = [token for token in command.overrides if token.startswith("hydra.sweep.subdir=")]
     if subdir:
         raise ConfigError(
             f"{subdir[0]}: the folder of a job is named by what the job is; hydra.sweep.dir=DIR moves all."
         )
-    below = jobs_of.merged(jobs_of.param_overrides(params), jobs_of.param_overrides(grid, "hydra.sweeper.grids"))
-    return overrides.checked(hydra, command.config_name, jobs_of.merged(below, own), sweep=True)
-
-
-def _refuse_early(jobs: list[jobs_of.Job], command: SweepCommand) -> None:
-    """Refuse what every job would refuse by itself, before the first of them starts."""
-    from optrun.config.safety import refuse_stored_trust
-
-    for job in jobs:
-        refuse_stored_trust(OmegaConf.create(dict(job.values)), command.overrides)
-        if job.values["distributed"]["name"] != "none":
-            _refuse_unfit_ranks(job)
-    typed = any(token.startswith("training.nproc_per_node=") for token in command.overrides)
-    if typed and all(job.values["distributed"]["name"] == "none" for job in jobs):
-        for job in jobs:
-            refuse_idle_nproc(job.values["training"]["nproc_per_node"])
-    for job in {str([job.values[group] for group in ("tracking", "optimizer")]): job for job in jobs}.values():
-        config = saved.with_schemas(job.values, job.label)
-        require_tracker(OmegaConf.to_object(config.tracking))  # type: ignore[arg-type]
-        if OmegaConf.get_type(config.optimizer) is PytorchOptimizerConfig:
-            from optrun.optimizer.build import require_optimizer  # needs torch, as the library does
-
-            require_optimizer(OmegaConf.to_object(config.optimizer))  # type: ignore[arg-type]
-
-
-def _refuse_unfit_ranks(job: jobs_of.Job) -> None:
-    """Refuse a job whose ranks cannot be; which devices there are, its own process sees, perhaps on another machine.
-
-    Raises:
-        ConfigError: With the key and the job.
-    """
-    config = store.typed(saved.with_schemas(job.values, job.label))
-    distributed, given = config.distributed, config.training.nproc_per_node
-    assert isinstance(distributed, RanksConfig)
-    try:
-        refuse_composed(config, None if given == "auto" else int(given) * distributed.nnodes)
-    except ConfigError as error:
-        raise ConfigError(f"{error} In the job {job.label}.") from error
-
-
-def _refuse_other_code(directory: SweepDir) -> None:
-    """Refuse to go on with a sweep whose jobs were trained with code that changed since.
-
-    Raises:
-        ConfigError: Naming the job, what it used, and both digests.
-    """
-    for summary in sorted(directory.path.glob("*/summary.json")):
-        try:
-            recorded = read_summary(summary).get("plugins", ())
-        except (OSError, ValueError):
-            continue  # torn away with its process: the job begins anew
-        origins.require(recorded, str(summary.parent))
-
-
-def _refuse_unjudged(jobs: list[jobs_of.Job]) -> None:
-    """A search, or rungs, go by a metric; a plain grid may do without.
-
-    Raises:
-        ConfigError: The jobs have no rows to evaluate on.
-    """
-    for job in jobs:
-        data = job.values["data"]
-        # Other sources, such as the hub's, may bring evaluation rows of their own.
-        by_key_alone = data.get("kind", data["name"]) in ("stdlib", "files", "tokens")
-        if data["eval_fraction"] == 0 and by_key_alone and data.get("eval") is None:
-            raise ConfigError(
-                "data.eval_fraction=0: a search (hydra/sweeper=optuna) and rungs go by an evaluation, and there is "
-                "none. Give data.eval or a fraction above 0, and train on all rows when the choice is made."
-            )
+    files = [*jobs_of.param_overrides(options.params), *search_overrides(options.search)]
+    below = jobs_of.merged(files, jobs_of.param_overrides(grid, "hydra.sweeper.grids"))
+    tokens = jobs_of.merged(below, [token for token in command.overrides if not overrides.is_hydra(token)])
+    own = [token for token in tokens if overrides.is_search(token)]
+    common = [token for token in tokens if not overrides.is_search(token)]
+    checked = overrides.checked(hydra, command.config_name, common, sweep=True)
+    return contenders_of(hydra, command.config_name, checked, own)
 
 
 def _folder(cfg: DictConfig) -> Path:
@@ -334,7 +347,7 @@ def _close(driver: Driver, folder: Path, console: Console) -> int:
     if any(state.status != "new" for state in driver.board.states.values()):
         report([folder], console=console)
     console.print(driver.board.counts(), highlight=False)
-    if driver.options.rungs:
+    if driver.options.halves:
         done, whole = driver.steps()
         console.print(f"{done:,} of {whole:,} steps done; halving saved {whole - done:,}", highlight=False)
     for job in driver.failed_before:  # those of this start were told when they ended

@@ -17,7 +17,8 @@ from optrun.config.groups import default_values
 from optrun.config.hydra_internals import Hydra
 from optrun.config.request import DEFAULT_CONFIG, CommandLine
 from optrun.distributed.join import Launched, launched
-from optrun.errors import EXIT_DONE, ConfigError
+from optrun.errors import EXIT_DONE, EXIT_STOPPED_EARLY, ConfigError
+from optrun.sweeper.command import is_sweep as is_sweep
 
 if TYPE_CHECKING:
     from optrun.commands.rank import Leader
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
     from optrun.commands.sweep import SweepOutcome
     from optrun.runner.train import Outcome
 
-_OF_SWEEPS = ("hydra.sweep.", "hydra.sweeper.", "hydra.launcher.", "hydra/sweeper", "hydra/launcher")
+_OF_SWEEPS = ("hydra.sweep.", "hydra.sweeper.", "hydra.launcher.", "hydra/sweeper", "hydra/launcher", overrides.SEARCH)
 """Begin the overrides that a single run would ignore."""
 
 
@@ -65,7 +66,8 @@ def run(argv: list[str]) -> int:
     resumes = overrides.resume_value(args.overrides) is not None
     sweeps = args.multirun or (not resumes and is_sweep(hydra, command_line))
     if args.cfg or args.info:
-        checked = overrides.checked(hydra, command_line.config_name, command_line.overrides, sweep=sweeps)
+        common = [token for token in command_line.overrides if not (sweeps and overrides.is_search(token))]
+        checked = overrides.checked(hydra, command_line.config_name, common, sweep=sweeps)
         hydra_services.show(hydra, command_line.config_name, checked, args)
         return EXIT_DONE
     if found is not None:
@@ -170,23 +172,27 @@ def start_sweep(hydra: Hydra, command_line: CommandLine, caller: Caller) -> Swee
             f"{caller.launched.shown}: a sweep under {caller.launched.launcher} would be started by rank 0 alone. "
             f"Start it without {caller.launched.launcher}; a job of it may have distributed=ddp."
         )
-    checked = overrides.checked(hydra, command_line.config_name, command_line.overrides, sweep=True)
+    own = [token for token in command_line.overrides if overrides.is_search(token)]
+    common = [token for token in command_line.overrides if not overrides.is_search(token)]
+    checked = overrides.checked(hydra, command_line.config_name, common, sweep=True)
     for token in checked:
         if token.startswith("hydra.run."):
             raise ConfigError(f"{token}: has no effect on a sweep; hydra.sweep.dir=DIR says where its jobs lie.")
     cfg = store.compose(hydra, command_line.config_name, checked, RunMode.MULTIRUN)
     if cfg.resume is not None or overrides.resume_value(command_line.overrides) is not None:
         raise ConfigError("resume goes on with one run; a sweep is taken up by repeating its own command.")
-    own = is_sweep(hydra, replace(command_line, overrides=()))
-    return sweep(hydra, replace(command_line, overrides=checked), cfg, caller, sweeps_by_itself=own)
+    by_itself = is_sweep(hydra, replace(command_line, overrides=()))
+    command_line = replace(command_line, overrides=[*checked, *own])
+    outcome = sweep(hydra, command_line, cfg, caller, sweeps_by_itself=by_itself)
+    if outcome.confirm is None or outcome.exit_code == EXIT_STOPPED_EARLY:
+        return outcome
+    from optrun.commands.confirm_sweep import Asked, confirm
 
-
-def is_sweep(hydra: Hydra, command_line: CommandLine) -> bool:
-    """Whether a recipe, or an override, says that this is a sweep without `-m`."""
-    mode = [token for token in command_line.overrides if token.startswith("hydra.mode=")]
-    if command_line.config_name == DEFAULT_CONFIG and not mode:
-        return False
-    return bool(store.compose(hydra, command_line.config_name, mode).hydra.mode == RunMode.MULTIRUN)
+    tokens = [token for token in command_line.overrides if not token.startswith("hydra.sweeper.timeout=")]
+    if outcome.seconds_left is not None:  # one limit for the whole command
+        tokens.append(f"hydra.sweeper.timeout={max(outcome.seconds_left, 1e-3)}")
+    code = confirm(outcome.folder, Asked.of(outcome.confirm), caller, tokens)
+    return replace(outcome, exit_code=code or outcome.exit_code)
 
 
 def _refuse_call_in_rank(caller: Caller) -> None:

@@ -18,6 +18,9 @@ from optrun.config.schema.optimizer import refuse_few_bits
 from optrun.config.types import expected_type, in_yaml
 from optrun.errors import ConfigError, did_you_mean
 
+SEARCH = "search."
+"""Begins what a sweep tries for one optimizer alone: `search.NAME.KEY=VALUES`."""
+
 
 def parse(tokens: Sequence[str]) -> list[Override]:
     """Parse `key=value` tokens.
@@ -122,7 +125,8 @@ def _is_choice(override: Override) -> bool:
     return override.key_or_group in store.GROUPS
 
 
-def _values(override: Override) -> list[Any]:
+def values_of(override: Override) -> list[Any]:
+    """Every value of an override that is a list of names, as text."""
     if not override.is_sweep_override():
         return [override.get_value_element_as_str()]
     return [str(value) for value in override.sweep_string_iterator()]
@@ -141,7 +145,7 @@ def _typed_values(override: Override) -> list[Any]:
 
 
 def _first(override: Override) -> Any:
-    return _values(override)[0]
+    return values_of(override)[0]
 
 
 def _check_choice(hydra: Hydra, override: Override, *, sweep: bool) -> None:
@@ -150,7 +154,7 @@ def _check_choice(hydra: Hydra, override: Override, *, sweep: bool) -> None:
     if override.is_sweep_override() and not override.is_discrete_sweep():
         raise ConfigError(f"{override.input_line}: {group} is a choice of names, not a range of numbers.")
     known = None if override.is_delete() or override.is_add() else store.GROUPS[group]
-    unknown = _values(override) if known is None else [value for value in _values(override) if value not in known]
+    unknown = values_of(override) if known is None else [value for value in values_of(override) if value not in known]
     options = hydra.config_loader.get_group_options(group) if unknown else []
     if known is None:
         raise ConfigError(
@@ -207,7 +211,8 @@ def _check_hydra_keys(full: DictConfig, parsed: list[Override]) -> None:
             continue
         if key in known:
             if not override.is_delete() and not override.is_sweep_override():
-                assign(full, key, _plain(override.value()))
+                value = _plain(override.value())
+                assign(full, key, value, merge=isinstance(value, dict))  # as Hydra does
             continue
         raise unknown_hydra_key(known, key)
 
@@ -248,14 +253,20 @@ def _plain(value: Any) -> Any:
     return value
 
 
-def assign(cfg: DictConfig, key: str, value: Any) -> None:
+def assign(cfg: DictConfig, key: str, value: Any, *, merge: bool = False) -> None:
     """Set one value, with type.
+
+    Args:
+        cfg: Is changed.
+        key: Dotted.
+        value: Plain.
+        merge: Whether a mapping is laid over what stands there, instead of taking its place.
 
     Raises:
         ConfigError: With key, value and the type that was expected.
     """
     try:
-        OmegaConf.update(cfg, key, value, merge=False, force_add=open_prefix(cfg, key) is not None)
+        OmegaConf.update(cfg, key, value, merge=merge, force_add=open_prefix(cfg, key) is not None)
     except OmegaConfBaseException as error:
         raise ConfigError(f"{key}={in_yaml(value)}: expected {expected_type(error)}.") from error
 
@@ -268,6 +279,16 @@ def is_hydra(token: str) -> bool:
         (True, False)
     """
     return token.lstrip("+~").startswith(("hydra.", "hydra/", "hydra="))
+
+
+def is_search(token: str) -> bool:
+    """Whether an override is of a sweep's space for one optimizer.
+
+    Example:
+        >>> is_search("search.adamw.lr=1e-3,2e-3"), is_search("lr=1e-3,2e-3")
+        (True, False)
+    """
+    return token.lstrip("+~").startswith(SEARCH)
 
 
 def is_resume(token: str) -> bool:

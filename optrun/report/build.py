@@ -26,9 +26,11 @@ from optrun.report.findings import Findings, find
 from optrun.report.narrative import verdict_line
 from optrun.report.page import HTML_MARK, MARKDOWN_MARK, facts_of, render
 from optrun.report.picture import Data, Picture
+from optrun.report.spent import budget_line
 from optrun.report.table import filled, to_rich
 from optrun.report.tables import CSV_MARK, runs_csv, runs_table, terminal_table
 from optrun.report.theme import LIGHT, PAGE, SOFTWARE, Theme, new_figure, save_png, write
+from optrun.report.tuned import tuned_keys
 from optrun.report.warnings import Warning, find_warnings
 from optrun.report.workloads import Overview, over_workloads
 
@@ -89,6 +91,7 @@ def report(
     if not runs:
         listed = ", ".join(str(directory) for directory in dirs)
         raise ConfigError(f"report {listed}: no run found here or beneath (a run has metrics.jsonl or summary.json)")
+    tuned = tuned_keys(runs)
     overview = over_workloads(runs, metric=metric, baseline=baseline, by=by)
     if overview is not None:
         if target is not None:
@@ -96,10 +99,10 @@ def report(
                 f"target={target}: {len(overview.workloads)} workloads have a metric each, and no level in common. "
                 "Leave it out, or make a report of each workload by itself."
             )
-        findings = find(runs, metric=metric, by=by)
+        findings = find(runs, metric=metric, by=by, tuned=tuned)
         cautions, drawn = workloads_page.cautions(overview, findings), workloads_figures.pictures(overview)
     else:
-        findings = find(runs, metric=metric, baseline=baseline, by=by, target=target)
+        findings = find(runs, metric=metric, baseline=baseline, by=by, tuned=tuned, target=target)
         cautions = find_warnings(findings)
         drawn = [_run_picture(runs[0])] if len(runs) == 1 else pictures(findings)
     folder = out if out is not None else _folder_for(dirs[0], runs)
@@ -143,6 +146,8 @@ def print_report(made: Report, console: Console) -> None:
             console.print(to_rich(terminal_table(one.findings), title=title, width=console.width))
         if made.overview is None:
             console.print(to_rich(terminal_table(findings), width=console.width))
+            if budget := budget_line(findings):
+                console.print(budget, markup=False, highlight=False)
         begun = [run for run in findings.runs if run.status != NOT_STARTED]
         rest = [run for run in begun if not run.finished or run.diverged]
         if rest:

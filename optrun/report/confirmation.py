@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import json
-import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -16,6 +15,7 @@ from optrun.report.collect import load_runs
 from optrun.report.findings import Findings, Row, find
 from optrun.report.power import POWER, seeds_for
 from optrun.report.statistics import ALPHA, MIN_SEEDS
+from optrun.report.tuned import tuned_keys
 
 FOLDER = "confirm"
 """Beneath the sweep that is confirmed."""
@@ -43,20 +43,9 @@ class Confirmation:
     config_name: str | None = None
     config_dir: list[str] | None = None
 
-    def argv(self, folder: Path) -> list[str]:
-        """Compose the arguments of the sweep that runs it."""
-        shared = [token for token in next(iter(self.contenders.values())) if self._everywhere(token)]
-        grids = [
-            _grid(name, [token for token in overrides if token not in shared])
-            for name, overrides in self.contenders.items()
-        ]
-        line = ["-m", *(["-cn", self.config_name] if self.config_name else []), *(self.config_dir or [])]
-        seeds = ",".join(map(str, self.seeds))
-        return [*line, "hydra/sweeper=grid", f"hydra.sweeper.grids=[{','.join(grids)}]", *shared, f"seed={seeds}",
-                f"hydra.sweep.dir={_quoted(str(folder))}"]  # fmt: skip
-
-    def _everywhere(self, token: str) -> bool:
-        return all(token in overrides for overrides in self.contenders.values())
+    def points(self) -> list[list[str]]:
+        """The overrides of each run: each contender on each seed."""
+        return [[*overrides, f"seed={seed}"] for overrides in self.contenders.values() for seed in self.seeds]
 
     def write(self, folder: Path) -> None:
         """Write it into the folder of its runs.
@@ -131,7 +120,7 @@ def prepare(
     runs = load_runs([sweep], beside=[folder, *confirmations([sweep])])
     if not runs:
         raise ConfigError(f"confirm {sweep}: no run found here or beneath (a run has metrics.jsonl or summary.json)")
-    findings = find(runs, metric=metric, baseline=baseline, by=by)
+    findings = find(runs, metric=metric, baseline=baseline, by=by, tuned=tuned_keys(runs))
     before = read(folder)
     if before is None:
         if folder.exists() and not (folder.is_dir() and not any(folder.iterdir())):
@@ -183,15 +172,7 @@ def plan(
     if seeds is None:
         number, said = _planned(rows, findings.reference, power)
         seeds = range(first, first + number)
-    clash = sorted(known & set(seeds))
-    if clash:
-        listed = ", ".join(map(str, clash))
-        raise ConfigError(
-            f"seeds: {listed} took part in the choice, and what is judged by them flatters whom they chose. Fresh ones "
-            f"begin at {first}: seeds={first}-{first + len(seeds) - 1}."
-        )
-    if len(seeds) < MIN_SEEDS:
-        raise ConfigError(f"seeds: expected at least {MIN_SEEDS}, got {len(seeds)}: no test is made of fewer.")
+    refuse_stale(seeds, known)
     runs = {row.name: next(run for run in row.arm.runs if run not in row.arm.repeated) for row in rows}
     overrides = {name: _retyped(name, run.overrides) for name, run in runs.items()}
     names = {(run.config_name, tuple(run.config_dir)) for run in runs.values()}
@@ -249,39 +230,17 @@ def _planned(rows: Sequence[Row], reference: str, power: float) -> tuple[int, li
     return number, said
 
 
-def _grid(name: str, tokens: Sequence[str]) -> str:
-    """Write tokens as one grid of `hydra.sweeper.grids`.
-
-    Example:
-        >>> _grid("lamb", ["optimizer=lamb", "+x.y=[1,2]"])
-        "{optimizer:'lamb',+x.y:'[1,2]'}"
-    """
-    pieces = []
-    for token in tokens:
-        key, equals, value = token.partition("=")
-        if not equals or token.startswith("~"):
-            raise ConfigError(
-                f"{name}: {token} cannot stand in a grid: run its command of the report on fresh seeds by hand."
-            )
-        pieces.append(f"{key}:{_quoted(value)}")
-    return "{" + ",".join(pieces) + "}"
-
-
-def _quoted(value: str) -> str:
-    """Quote a value in Hydra's grammar, where a backslash stands for itself, unless a quotation mark follows."""
-    return "'" + re.sub(r"(\\*)('|$)", lambda found: 2 * found[1] + (f"\\{found[2]}" if found[2] else ""), value) + "'"
-
-
-def parse_seeds(text: str) -> list[int]:
-    """Read `5-9`, `5,6,7` or a mixture.
+def parse_seeds(given: object) -> list[int]:
+    """Read `5-9`, `5,6,7` or a mixture; in YAML also 5 or [5, 6, 7].
 
     Raises:
         ConfigError: Anything else.
 
     Example:
-        >>> parse_seeds("5-7,11")
-        [5, 6, 7, 11]
+        >>> parse_seeds("5-7,11"), parse_seeds([5, 6])
+        ([5, 6, 7, 11], [5, 6])
     """
+    text = ",".join(map(str, given)) if isinstance(given, list | tuple) else str(given)
     found: list[int] = []
     for piece in text.split(","):
         first, dash, last = piece.strip().partition("-")
@@ -293,6 +252,27 @@ def parse_seeds(text: str) -> list[int]:
     if len(set(found)) < len(found):
         raise ConfigError(f"seeds={text}: each seed once.")
     return found
+
+
+def refuse_stale(seeds: Sequence[int], known: Collection[int]) -> None:
+    """Refuse seeds that took part in a choice, or are too few.
+
+    Args:
+        seeds: Of a confirmation.
+        known: Of the choice.
+
+    Raises:
+        ConfigError: With the first fresh ones.
+    """
+    clash = sorted(set(known) & set(seeds))
+    if clash:
+        listed, first = ", ".join(map(str, clash)), max(known) + 1
+        raise ConfigError(
+            f"seeds: {listed} took part in the choice, and what is judged by them flatters whom they chose. Fresh ones "
+            f"begin at {first}: seeds={first}-{first + len(seeds) - 1}."
+        )
+    if len(seeds) < MIN_SEEDS:
+        raise ConfigError(f"seeds: expected at least {MIN_SEEDS}, got {len(seeds)}: no test is made of fewer.")
 
 
 def parse_power(text: str) -> float:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -29,6 +29,7 @@ from optrun.report.level import Level, common_level
 from optrun.report.paths import respell
 from optrun.report.statistics import Comparison, bootstrap_intervals, compare
 from optrun.report.targets import TimeToTarget, choose_target, time_to_target
+from optrun.report.tuned import untuned
 
 DEFAULT_METRIC = "eval/loss"
 
@@ -100,6 +101,7 @@ def find(
     metric: str | None = None,
     baseline: str | None = None,
     by: Sequence[str] = (),
+    tuned: Collection[str] = (),
     target: float | None = None,
 ) -> Findings:
     """Join, rank and test.
@@ -109,6 +111,7 @@ def find(
         metric: What to compare by; default: the main metric that most runs name.
         baseline: A contender to test the others against; default: the best.
         by: Configuration keys that separate contenders; default: see `arms.compared`.
+        tuned: Keys that separate none unless they stand in `by`, or nothing else does.
         target: Level of the metric for times to target and lr basins; default: see `targets.choose_target` and
             `level.common_level`.
 
@@ -124,9 +127,9 @@ def find(
         if key not in known:
             raise ConfigError(f"by={key}: no run has this configuration key. {did_you_mean(key, known)}")
     keys += [key for key in by if key not in keys]
-    between = list(by) or telling(compared(keys), described)
+    between = list(by) or telling(untuned(compared(keys), tuned), described)
     free = [key for key in keys if key not in between]
-    tuned = [key for key in free if key == "lr" or not follows(key, between, described)]
+    chosen_over = [key for key in free if key == "lr" or not follows(key, between, described)]
     arms = build_arms(described, keys, name)
     contenders = build_contenders(arms, between, mode)
     names = _unique([contender.label for contender in contenders])
@@ -160,7 +163,7 @@ def find(
         mode,
         keys,
         between,
-        tuned,
+        chosen_over,
         arms,
         rows,
         reference,

@@ -13,6 +13,7 @@ from optrun.report.findings import Findings
 from optrun.report.level import LEAST, MARGIN
 from optrun.report.moderated import FEWEST
 from optrun.report.selection import error_rate, find_selection
+from optrun.report.spent import budget_line
 from optrun.report.statistics import BETTER, MIN_SEEDS, NO_DIFFERENCE, WORSE
 from optrun.report.table import value
 from optrun.report.tables import mean_sd, states
@@ -96,6 +97,8 @@ def notes(findings: Findings) -> list[str]:
             "contender, and the one with most configurations tried most. For a number to quote, confirm it "
             "(`optrun confirm DIR`), or evaluate the chosen configurations on a split of their own."
         )
+    if budget := budget_line(findings):
+        found.append(budget)
     if len([row for row in findings.rows if row.rank]) > 1:
         if findings.chosen_baseline:
             scope = f"the comparisons with the chosen baseline {findings.reference}"

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from optrun.report.arms import Contender
 from optrun.report.findings import Findings, Row
+from optrun.report.spent import spent
 from optrun.report.statistics import ALPHA
 
 RATES = {
@@ -29,7 +30,7 @@ class Selection:
     """How the ranked contenders were chosen."""
 
     tried: dict[str, int]
-    """Contender -> configurations with an outcome."""
+    """Contender -> configurations that took part in the choice."""
     judged_by_choice: bool
     """Whether some contender is judged by seeds that took part in its choice."""
     seeds: int
@@ -61,15 +62,15 @@ def find_selection(findings: Findings) -> Selection:
     """Find out how the contenders that are ranked were chosen."""
     rows = [row for row in findings.rows if row.rank]
     return Selection(
-        {row.name: configurations(row) for row in rows},
+        {row.name: configurations(row, findings) for row in rows},
         any(_judged_by_choice(row.contender) for row in rows),
         max((len(row.arm.scores) for row in rows), default=0),
     )
 
 
-def configurations(row: Row) -> int:
-    """Count the configurations of a contender that came to an outcome."""
-    return sum(bool(arm.scores or arm.diverged) for arm in row.contender.arms)
+def configurations(row: Row, findings: Findings) -> int:
+    """Count the configurations of a contender that took part in its choice, those stopped early too."""
+    return spent(row, findings).configurations
 
 
 def _judged_by_choice(contender: Contender) -> bool:

@@ -88,7 +88,7 @@ def _budget(findings: Findings) -> Iterable[Warning]:
 def _tuning(findings: Findings) -> Iterable[Warning]:
     if not findings.tuned_keys:
         return
-    tried = {row.name: configurations(row) for row in findings.rows}
+    tried = {row.name: configurations(row, findings) for row in findings.rows}
     if len(set(tried.values())) > 1:
         listed = "; ".join(f"{name} {number}" for name, number in tried.items())
         made = find_selection(findings)

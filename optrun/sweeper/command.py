@@ -6,6 +6,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from hydra.types import RunMode
+
+from optrun.config import store
+from optrun.config.hydra_internals import Hydra
 from optrun.config.overrides import is_hydra
 from optrun.config.request import DEFAULT_CONFIG, CommandLine
 from optrun.registry.plugins import options
@@ -40,3 +44,11 @@ class SweepCommand(CommandLine):
         name = [] if self.config_name == DEFAULT_CONFIG else ["-cn", self.config_name]
         folder = [] if self.config_dir is None else ["--config-dir", self.config_dir]
         return [*options(self.plugins), *name, *folder, *([_ALONE] if self.sweeps_by_itself else []), *overrides]
+
+
+def is_sweep(hydra: Hydra, command_line: CommandLine) -> bool:
+    """Whether a recipe, or an override, says that this is a sweep without `-m`."""
+    mode = [token for token in command_line.overrides if token.startswith("hydra.mode=")]
+    if command_line.config_name == DEFAULT_CONFIG and not mode:
+        return False
+    return bool(store.compose(hydra, command_line.config_name, mode).hydra.mode == RunMode.MULTIRUN)

@@ -2,30 +2,34 @@
 
 from __future__ import annotations
 
-import contextlib
-import json
 import secrets
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import NamedTuple
 
-from optrun.artifacts.atomic import replace_text
-from optrun.artifacts.metrics import to_json
 from optrun.config.schema.sweeper import SweeperConfig
 from optrun.errors import EXIT_DONE, EXIT_FAILED, EXIT_STOPPED_EARLY, LockedError, OptrunError, signal_name
 from optrun.sweeper import launch as launching
 from optrun.sweeper.command import SweepCommand
 from optrun.sweeper.folder import JobState, SweepDir
 from optrun.sweeper.jobs import Job
+from optrun.sweeper.result import write_result
 from optrun.sweeper.stop import Stop
 from optrun.sweeper.view import Board, PlainView
 from optrun.sweeper.workers import Workers
 
 _POLL_SECONDS = 0.2
 _IDLE_LAUNCHES = 3
-_A_DAY = 86_400
+
+
+class Goal(NamedTuple):
+    """How far a job is to get."""
+
+    job: Job
+    stop_at: int | None = None
+    """Optimizer steps; None: its end."""
 
 
 @dataclass(frozen=True)
@@ -52,6 +56,7 @@ class Driver:
         view: Shows progress.
         stop: Requests by signal.
         sleep: Waits that many seconds.
+        tuned: Keys that the report takes for tuned, whatever they are.
     """
 
     def __init__(
@@ -63,6 +68,7 @@ class Driver:
         view: PlainView,
         stop: Stop,
         sleep: Callable[[float], None] = time.sleep,
+        tuned: Sequence[str] = (),
     ) -> None:
         self.sweep = sweep
         self.command = command
@@ -71,6 +77,7 @@ class Driver:
         self.view = view
         self.stop = stop
         self.sleep = sleep
+        self.tuned = tuned
         self.board = Board()
         self.token = secrets.token_hex(6)
         self._open: list[_OpenLaunch] = []
@@ -127,7 +134,8 @@ class Driver:
                 self.write_result()
         self.view.update(self.board)
 
-    def _wanted(self, job: Job, stop_at: int | None) -> bool:
+    def _wanted(self, goal: Goal) -> bool:
+        job, stop_at = goal
         state = self.board.states[job.name]
         record = self.sweep.read_record(job.name)
         if state.status == "finished" or job.name in self.out_of_time:
@@ -135,6 +143,10 @@ class Driver:
         if state.status == "failed":
             return self._retry.get(job.name) == record.attempts
         return stop_at is None or str(stop_at) not in record.rungs
+
+    def at(self, job: Job, rung: int) -> bool:
+        """Whether a job has got to a rung, and what it had there is known."""
+        return str(rung) in self.sweep.read_record(job.name).rungs
 
     # What is done ---------------------------------------------------------------------------------------------------
 
@@ -148,28 +160,42 @@ class Driver:
         Raises:
             OptrunError: The launcher itself fails.
         """
-        for job in jobs:
-            self.board.resting.discard(job.name)
+        goals = [Goal(job, stop_at) for job in jobs]
+        self.pursue(lambda: goals)
+
+    def pursue(self, plan: Callable[[], Sequence[Goal]]) -> None:
+        """Bring jobs to where a plan wants them; it is asked again whenever a launch has ended, until nothing is left.
+
+        Args:
+            plan: Of jobs known to the sweep by `add`.
+
+        Raises:
+            OptrunError: The launcher itself fails.
+        """
+        goals = plan()
         while True:
-            for launch in list(self._open):
-                code = launch.server.code()
-                if code is not None:
-                    self._land(launch, code)
-            self.refresh(jobs)
+            landed = [(launch, code) for launch in self._open if (code := launch.server.code()) is not None]
+            for launch, code in landed:
+                self._land(launch, code)
+            if not self.stop.requested and (landed or not any(map(self._wanted, goals))):
+                goals = plan()
+            for job, _ in goals:
+                self.board.resting.discard(job.name)
+            self.refresh(job for job, _ in goals)
             if self.stop.requested:
                 self._tell_of_stop()
                 if not self._open:
                     break
                 self.sweep.stop(self.token).touch()
-            elif not self._open and not any(self._wanted(job, stop_at) for job in jobs):
+            elif not self._open and not any(map(self._wanted, goals)):
                 self.workers.stop_waiting()
                 return
-            elif self._start(jobs, stop_at):
+            elif self._start(goals):
                 continue
             else:
                 self.workers.tidy()
             self.sleep(_POLL_SECONDS)
-        self.refresh(jobs)
+        self.refresh(job for job, _ in goals)
 
     def _unsaved(self) -> list[str]:
         """Jobs that a process of this sweep trains right now; one that saved itself may still draw its curves."""
@@ -183,20 +209,22 @@ class Driver:
         self._told_of_stop = True
         held = len(self._unsaved())
         jobs = "the job at work saves and ends" if held == 1 else f"{held} jobs at work save and end"
-        self.view.note(f"stopping{f': {jobs} after this step' if held else ''}; a second Ctrl-C ends all at once")
+        self.view.note(
+            f"{self.stop.why}{f': {jobs} after this step' if held else ''}; a second Ctrl-C ends all at once"
+        )
 
-    def _start(self, jobs: Sequence[Job], stop_at: int | None) -> bool:
+    def _start(self, goals: Sequence[Goal]) -> bool:
         """Start a launch if there is a job for one, and a process with the devices that the job takes."""
         at_work = {name for launch in self._open for name in launch.names}
         missing: int | None = None
-        for batch in self._batches(jobs, stop_at, at_work):
-            devices = max(self.workers.devices_of(job.values) for job in batch)
+        for batch in self._batches(goals, at_work):
+            devices = max(self.workers.devices_of(job.values) for job, _ in batch)
             if missing is not None and devices >= missing:
                 continue
             server = self.workers.take(devices, wait=not self._open)
             if server is not None:
                 self._waits = False
-                self._send(server, batch, stop_at)
+                self._send(server, batch)
                 return True
             missing = devices
             if missing <= 1:
@@ -208,18 +236,18 @@ class Driver:
             self.view.note(f"waiting for devices in use by others: {holders}")
         return False
 
-    def _batches(self, jobs: Sequence[Job], stop_at: int | None, at_work: set[str]) -> Iterator[Sequence[Job]]:
+    def _batches(self, goals: Sequence[Goal], at_work: set[str]) -> Iterator[Sequence[Goal]]:
         """Jobs of one launch each; those that other processes hold may be left behind, so they are looked at again."""
         free = (
-            job
-            for job in jobs
-            if job.name not in at_work and self._wanted(job, stop_at) and not self.sweep.held(job.name)
+            goal
+            for goal in goals
+            if goal.job.name not in at_work and self._wanted(goal) and not self.sweep.held(goal.job.name)
         )
         if self.workers.one_job_each:
-            yield from ([job] for job in free)
+            yield from ([goal] for goal in free)
         elif not self._open:
             found = list(free)
-            suspects = [job for job in found if job.name in self._suspects]
+            suspects = [goal for goal in found if goal.job.name in self._suspects]
             if found:
                 yield suspects[:1] or found[: self.options.max_batch_size]
 
@@ -227,9 +255,10 @@ class Driver:
         record, state = self.sweep.read_record(job.name), self.sweep.state(job.name)
         return record.attempts, state.status, state.step, len(record.rungs), self.sweep.held(job.name)
 
-    def _send(self, server: launching.Server, batch: Sequence[Job], stop_at: int | None) -> None:
+    def _send(self, server: launching.Server, goals: Sequence[Goal]) -> None:
         """Begin a launch in a process."""
         self._launches += 1
+        batch = [goal.job for goal in goals]
         spec = self.sweep.spec(f"{self.token}-{self._launches}")
         launch = launching.Launch(
             folder=str(self.sweep.path.resolve()),
@@ -237,7 +266,7 @@ class Driver:
             command=self.command,
             names=[job.name for job in batch],
             overrides=[list(job.overrides) for job in batch],
-            stop_at=stop_at,
+            stop_at={job.name: stop_at for job, stop_at in goals if stop_at is not None},
             retry=self._retry,
             devices=server.lease.visible if server.lease else [],
         )
@@ -358,32 +387,4 @@ class Driver:
 
     def write_result(self) -> None:
         """Write `sweep.json` anew."""
-        rows: list[dict[str, Any]] = []
-        for job in self.board.jobs:
-            state = self.board.states[job.name]
-            rows.append(
-                {
-                    "name": job.name,
-                    "config_digest": job.digest,
-                    "overrides": list(job.overrides),
-                    "status": "stopped at a rung" if job.name in self.board.resting else state.status,
-                    "global_step": state.step,
-                    "max_steps": state.total,
-                    "metric": state.metric,
-                    "best": state.best,
-                    "message": state.message,
-                    "devices": self.board.devices.get(job.name, []),
-                    "log": f"{job.name}/{self.sweep.run(job.name).log.name}",
-                }
-            )
-        result = {"format": 1, "jobs": rows}
-        replace_text(self.sweep.result, json.dumps(to_json(result), indent=2, ensure_ascii=False) + "\n")
-
-
-def clean(sweep: SweepDir) -> None:
-    """Remove what launches of earlier sweep processes left behind, a day later."""
-    for pattern in ("stop-*", "launch-*.json", "launch-*.error", "launch-*.done"):
-        for path in sweep.hidden.glob(pattern):
-            with contextlib.suppress(FileNotFoundError):  # another sweep process tidies up too
-                if time.time() - path.stat().st_mtime > _A_DAY:
-                    path.unlink()
+        write_result(self.sweep, self.board, self.tuned)

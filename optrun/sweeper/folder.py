@@ -6,6 +6,7 @@ import contextlib
 import fcntl
 import json
 import os
+import time
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -16,6 +17,8 @@ from optrun.artifacts.lock import RunLock
 from optrun.artifacts.metrics import from_json, read_metrics, read_summary, to_json, write_summary
 from optrun.artifacts.run_dir import SWEEP, RunDir
 from optrun.artifacts.run_manifest import recorded
+
+_A_DAY = 86_400
 
 
 @dataclass
@@ -163,6 +166,13 @@ class SweepDir:
             seconds=float(summary.get("wall_seconds") or 0.0),
         )
 
+    def steps_done(self, name: str) -> int:
+        """Optimizer steps of a job, counted from its metrics."""
+        try:
+            return max((int(record["step"]) for record in read_metrics(self.run(name).metrics).records), default=0)
+        except OSError:
+            return 0
+
     def best_until(self, name: str, step: int) -> float | None:
         """The best value of a job's metric up to a step, whatever came after it.
 
@@ -212,3 +222,12 @@ def _locked(path: Path) -> bool:
     finally:
         os.close(descriptor)
     return False
+
+
+def clean(sweep: SweepDir) -> None:
+    """Remove what launches of earlier sweep processes left behind, a day later."""
+    for pattern in ("stop-*", "launch-*.json", "launch-*.error", "launch-*.done"):
+        for path in sweep.hidden.glob(pattern):
+            with contextlib.suppress(FileNotFoundError):  # another sweep process tidies up too
+                if time.time() - path.stat().st_mtime > _A_DAY:
+                    path.unlink()

@@ -13,12 +13,15 @@ from typing import Protocol
 from optrun.sweeper.driver import Driver
 from optrun.sweeper.jobs import Job
 
+Group = tuple[Job, ...]
+"""Jobs that are judged as one: those of a trial, which differ in the seed alone."""
+
 
 class RungReport(Protocol):
     """Is called with the values at rungs."""
 
-    def __call__(self, job: Job, step: int, value: float | None) -> None:
-        """The best value of a job until a step, NaN where it was no number; None: it has none."""
+    def __call__(self, group: Group, step: int, value: float | None) -> None:
+        """The mean best value of a group until a step, NaN where one was no number; None: one has none."""
 
 
 def survivors(values: Mapping[str, float | None], mode: str, factor: int) -> list[str]:
@@ -42,7 +45,7 @@ def survivors(values: Mapping[str, float | None], mode: str, factor: int) -> lis
     return [name for _, _, name in ranked[: max(1, len(values) // factor)]]
 
 
-def through_rungs(driver: Driver, jobs: Sequence[Job], report: RungReport | None = None) -> None:
+def through_rungs(driver: Driver, groups: Sequence[Group], report: RungReport | None = None) -> None:
     """Bring jobs to their end, rung by rung.
 
     Nobody is ranked before all have reached the rung: where the time of one is up, the next start goes on with it. A
@@ -51,30 +54,51 @@ def through_rungs(driver: Driver, jobs: Sequence[Job], report: RungReport | None
 
     Args:
         driver: Of the sweep; has the rungs among its options.
-        jobs: They compete with each other.
+        groups: They compete with each other.
         report: Called with every value at a rung.
     """
-    alive = list(jobs)
+    alive = list(groups)
     for rung in driver.options.rungs:
-        driver.advance(alive, rung)
-        if driver.stop.requested or any(job.name in driver.out_of_time for job in alive):
+        jobs = _jobs(alive)
+        driver.advance(jobs, rung)
+        if driver.stop.requested or any(job.name in driver.out_of_time for job in jobs):
             return
-        found = {job.name: _at_rung(driver, job, rung) for job in alive}
+        found = {group[0].name: at_rung(driver, group, rung) for group in alive}
         values = {name: value for name, value in found.items() if value is not None}
         if report is not None:
-            for job in alive:
-                report(job, rung, values.get(job.name))
+            for group in alive:
+                report(group, rung, values.get(group[0].name))
         mode = next((state.mode for state in driver.board.states.values() if state.metric), "min")
         kept = set(survivors(values, mode, driver.options.reduction_factor))
-        weak = [job for job in alive if job.name in values.keys() - kept and not driver.board.states[job.name].ended]
+        gone = values.keys() - kept
         ranked = len([value for value in values.values() if value == value])
-        driver.rest(weak, rung, f"{len(kept)} of {ranked} go on")
-        alive = [job for job in alive if job.name not in values.keys() - kept]
-    driver.advance(alive)
+        weak = [group for group in alive if group[0].name in gone]
+        stop_at_rung(driver, weak, rung, f"{len(kept)} of {ranked} go on")
+        alive = [group for group in alive if group[0].name not in gone]
+    driver.advance(_jobs(alive))
 
 
-def _at_rung(driver: Driver, job: Job, rung: int) -> float | None:
-    """What a job had reached at a rung, NaN for one that failed; None: it was not evaluated until then."""
+def stop_at_rung(driver: Driver, groups: Sequence[Group], rung: int, why: str) -> None:
+    """Stop what of some groups has not ended."""
+    driver.rest([job for job in _jobs(groups) if not driver.board.states[job.name].ended], rung, why)
+
+
+def at_rung(driver: Driver, group: Group, rung: int) -> float | None:
+    """Compute what a group had reached at a rung: the mean of its jobs, NaN where one failed.
+
+    Returns:
+        None where one was not evaluated until then.
+    """
+    values = [_job_at_rung(driver, job, rung) for job in group]
+    found = [value for value in values if value is not None]
+    return sum(found) / len(found) if len(found) == len(values) else None
+
+
+def _jobs(groups: Sequence[Group]) -> list[Job]:
+    return [job for group in groups for job in group]
+
+
+def _job_at_rung(driver: Driver, job: Job, rung: int) -> float | None:
     if driver.board.states[job.name].status == "failed":
         return math.nan
     rungs = driver.sweep.read_record(job.name).rungs

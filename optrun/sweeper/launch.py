@@ -44,7 +44,8 @@ class Launch:
     """Names of the jobs."""
     overrides: list[list[str]]
     """The overrides of each job."""
-    stop_at: int | None
+    stop_at: dict[str, int]
+    """Jobs that pause, and after how many optimizer steps."""
     retry: dict[str, int]
     devices: list[str]
     """What `CUDA_VISIBLE_DEVICES` of its process names; empty: nothing was set for this sweep."""

@@ -45,7 +45,7 @@ def is_hashed(study: Any) -> bool:
     return kept is not None
 
 
-def build_sampler(name: Sampler, seed: int, number: int, *, hashed: bool = True) -> Any:
+def build_sampler(name: Sampler, seed: int, number: int, *, hashed: bool = True, study: str = "") -> Any:
     """Make the sampler that proposes one trial.
 
     Args:
@@ -53,22 +53,23 @@ def build_sampler(name: Sampler, seed: int, number: int, *, hashed: bool = True)
         seed: Of the study.
         number: Of the trial.
         hashed: Whether the study is seeded by a hash.
+        study: Tells it from others of the same seed.
     """
     if name is Sampler.qmc and not hashed:
         return optuna.samplers.QMCSampler(seed=seed)
     if name is Sampler.qmc:
         # A low-discrepancy sequence is one sequence: the storage knows how far it has come. Its seed counts only where
         # it is scrambled; before a first trial has ended it proposes nothing, and another sampler does.
-        first = optuna.samplers.RandomSampler(seed=trial_seed(seed, number))
-        return optuna.samplers.QMCSampler(seed=trial_seed(seed, 0), scramble=True, independent_sampler=first)
-    return _OF_EACH_TRIAL[name](trial_seed(seed, number) if hashed else seed + number)
+        first = optuna.samplers.RandomSampler(seed=trial_seed(seed, number, study))
+        return optuna.samplers.QMCSampler(seed=trial_seed(seed, 0, study), scramble=True, independent_sampler=first)
+    return _OF_EACH_TRIAL[name](trial_seed(seed, number, study) if hashed else seed + number)
 
 
-def trial_seed(seed: int, number: int) -> int:
+def trial_seed(seed: int, number: int, study: str = "") -> int:
     """Hash the seed of a study and the number of a trial to a seed in [0, 2^32): no two studies share a row of them.
 
     Example:
         >>> trial_seed(0, 1) == trial_seed(1, 0), 0 <= trial_seed(-1, 0) < 2**32
         (False, True)
     """
-    return int.from_bytes(hashlib.sha256(f"{seed}/{number}".encode()).digest()[:4])
+    return int.from_bytes(hashlib.sha256(f"{seed}/{number}{study and '/'}{study}".encode()).digest()[:4])

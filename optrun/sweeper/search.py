@@ -1,7 +1,9 @@
 """`hydra/sweeper=optuna`: a thin sweeper on Optuna's ask-and-tell interface.
 
-Optuna proposes and remembers; a trial is a job like any other, found by its identity. A study that was killed goes on:
-trials that were under way are finished first, from their checkpoints, and no trial is proposed twice for one number.
+Optuna proposes and remembers; a trial is a job like any other, or one for each seed, found by its identity. A study
+that was killed goes on: trials that were under way are finished first, from their checkpoints, and no trial is proposed
+twice for one number. Optimizers with spaces of their own have a study each, and take turns, so that at every moment
+their budgets differ by one trial at most.
 """
 
 from __future__ import annotations
@@ -9,233 +11,288 @@ from __future__ import annotations
 import contextlib
 import time
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
-from typing import Any
+from collections.abc import Iterator, Sequence
 
 from optrun.artifacts.lock import RunLock
-from optrun.artifacts.provenance import identity
 from optrun.config.hydra_internals import Hydra
-from optrun.config.kind import saved_kind
-from optrun.config.saved import flat
-from optrun.config.schema.metric import metric_mode
-from optrun.config.schema.sweeper import STORAGE, OptunaConfig
-from optrun.config.schema.task import SCHEMAS as TASKS
+from optrun.config.schema.sweeper import STORAGE, OptunaConfig, Pruner
 from optrun.errors import ConfigError, LockedError
-from optrun.sweeper.driver import Driver
-from optrun.sweeper.folder import JobState, SweepDir
-from optrun.sweeper.halving import through_rungs
-from optrun.sweeper.jobs import Composer, Job, build_jobs, label_of, parse
+from optrun.sweeper.contenders import Contender
+from optrun.sweeper.driver import Driver, Goal
+from optrun.sweeper.folder import SweepDir
+from optrun.sweeper.halving import Group, at_rung, stop_at_rung, through_rungs
+from optrun.sweeper.jobs import Composer, Job
 
 try:
     import optuna
     from optuna.trial import FrozenTrial, TrialState
 
-    from optrun.sweeper import study as study_of
-    from optrun.sweeper.samplers import build_sampler, is_hashed
-    from optrun.sweeper.space import any_value, space_of, written
+    from optrun.sweeper.contender_study import ContenderStudy, Trial
+    from optrun.sweeper.samplers import build_sampler
     from optrun.sweeper.storage import open_storage, told_by_name
+    from optrun.sweeper.study import refuse_mixed
 except ImportError as error:
     raise ConfigError("hydra/sweeper=optuna needs Optuna: install optrun[sweep].") from error
 
 _ASK_SECONDS = 60.0
-_OF_PLACEMENT = {"distributed", "distributed.nnodes", "training.device", "training.nproc_per_node"}
-"""Keys that decide which devices a job takes."""
 
 
 class Search:
-    """A study over the values that are ranges or lists.
+    """Studies over the values that are ranges or lists: one, or one per optimizer.
 
     Args:
         hydra: Parses the overrides.
         compose: Resolves the overrides of a trial.
         options: Of the sweeper.
-        overrides: Fixed ones and ranges, checked by name.
+        contenders: What each of them is tried with.
 
     Raises:
-        ConfigError: Nothing to search over, or a range that means nothing.
+        ConfigError: Nothing to search over, a range that means nothing, or a budget that is too small to share.
     """
 
-    def __init__(self, hydra: Hydra, compose: Composer, options: OptunaConfig, overrides: Sequence[str]) -> None:
+    def __init__(self, hydra: Hydra, compose: Composer, options: OptunaConfig, contenders: Sequence[Contender]) -> None:
         try:
             with _no_experimental_warnings():
                 build_sampler(options.sampler, options.seed, 0)
         except ImportError as error:
             package = getattr(error, "name", None) or str(error).splitlines()[0]
             raise ConfigError(f"hydra.sweeper.sampler={options.sampler.value} needs more: {package}") from error
-        parsed = list(zip(overrides, parse(hydra, overrides), strict=True))
-        self.compose = compose
         self.options = options
-        self.fixed = [token for token, override in parsed if not override.is_sweep_override()]
-        swept = [override for _, override in parsed if override.is_sweep_override()]
-        if not swept:
+        self.studies = [ContenderStudy(hydra, compose, options, contender) for contender in contenders]
+        self.share = options.n_trials // len(self.studies)
+        """Trials of each study."""
+        self.steps = None if options.n_steps is None else options.n_steps // len(self.studies)
+        """Optimizer steps of each study; None: as many as its trials take."""
+        names = ", ".join(study.name for study in self.studies)
+        if not self.share:
             raise ConfigError(
-                "hydra/sweeper=optuna: nothing to search over. Give a range or a list, such as "
-                "lr='tag(log, interval(1e-4, 1e-1))' or optimizer=lamb,adamw."
+                f"hydra.sweeper.n_trials={options.n_trials}: {names} share them equally, and there is not one for "
+                f"each. Expected {len(self.studies)} or more."
             )
-        self.space = space_of(swept, lambda params: flat(self._job(params).values))
-        self.example = self._job({key: any_value(found) for key, found in self.space.items()})
-        """A trial that may never be: what is common to all can be seen in it."""
-        self._hashed = True
+        for study in self.studies:
+            least = self._length(study.example) * max(1, len(study.seeds))
+            if self.steps is not None and self.steps < least:
+                raise ConfigError(
+                    f"hydra.sweeper.n_steps={options.n_steps}: {self.steps} for each study, and one trial takes "
+                    f"{least}. Expected {least * len(self.studies)} or more."
+                )
+
+    @property
+    def apart(self) -> bool:
+        """Whether optimizers are told apart."""
+        return bool(self.studies[0].name)
 
     def placements(self) -> list[Job]:
-        """Trials that may never be: the example, and one for each way of taking devices that is searched over."""
-        found = [self.example]
-        for key in _OF_PLACEMENT & self.space.keys():
-            other = {name: any_value(kind) for name, kind in self.space.items()}
-            choices = getattr(self.space[key], "choices", None) or [self.space[key].high]
-            found += [self._job({**other, key: choice}) for choice in choices]
-        return found
+        """Jobs that may never be, of every way of taking devices that is searched over."""
+        return [job for study in self.studies for job in study.placements()]
+
+    def tuned(self) -> list[str]:
+        """Keys and groups that are searched, and tell no contenders apart."""
+        return sorted({key for study in self.studies for key in study.searched} - {"optimizer"})
+
+    def seeds(self) -> list[int]:
+        """Seeds that take part in the choice."""
+        return [int(seed) for study in self.studies for seed in study.seeds or [study.example.values["seed"]]]
 
     def __call__(self, driver: Driver) -> None:
         """Run trials until there are as many as asked for, those of earlier starts among them."""
         optuna.logging.set_verbosity(optuna.logging.WARNING)
         with _no_experimental_warnings():
-            study = self._open(driver.sweep)
-            driver.board.expected = self.options.n_trials
-            self._go_back_to(study, driver, self._know_before(study, driver))
+            self._open(driver.sweep)
+            driver.board.expected = self.share * sum(max(1, len(study.seeds)) for study in self.studies)
+            self._go_back_to(driver, self._know_before(driver))
+            if self.options.pruner is not Pruner.none:
+                driver.pursue(lambda: self._goals(driver))
+                return
             while not driver.stop.requested and not driver.out_of_time:
-                wave = self._wave(study, driver)
+                wave = self._wave(driver)
                 if not wave:
+                    driver.board.expected = 0  # a budget of steps may be spent before the trials are
                     break
-                self._run(study, driver, wave)
+                self._run(driver, wave)
 
-    # The study ------------------------------------------------------------------------------------------------------
+    # The studies ----------------------------------------------------------------------------------------------------
 
-    def _open(self, sweep: SweepDir) -> Any:
-        name = STORAGE if self.options.storage else str(sweep.study)
-        with _asking(sweep):
-            with told_by_name(name):
-                found = study_of.open_study(open_storage(self.options.storage, sweep.study), self.mode())
-            self._hashed = is_hashed(found)
-            study_of.refuse_other(found, name, self.space, self.shared())
-        return found
+    def _open(self, sweep: SweepDir) -> None:
+        where = STORAGE if self.options.storage else str(sweep.study)
+        with _asking(sweep), told_by_name(where):
+            storage = open_storage(self.options.storage, sweep.study)
+            storage = optuna.storages.get_storage(storage)
+            refuse_mixed(storage, where, self.apart)
+            for study in self.studies:
+                study.open(storage, where)
+            self._refuse_unequal()
 
-    def shared(self) -> dict[str, Any]:
-        """What every trial has alike, by dotted name, and what judges it.
+    def _refuse_unequal(self) -> None:
+        """Refuse a share that one optimizer has had more than, and another less."""
+        had = {study.name: len(study.whole()) for study in self.studies}
+        most = max(had, key=lambda name: had[name])
+        if had[most] > self.share and min(had.values()) < had[most]:
+            raise ConfigError(
+                f"hydra.sweeper.n_trials={self.options.n_trials}: {self.share} for each of {len(had)} optimizers, and "
+                f"{most} has had {had[most]}. n_trials={had[most] * len(had)} makes them equal."
+            )
 
-        Values that follow from a searched number, as `model.config.n_positions` does from `data.max_length`, are not
-        among them: the range may change while the study lasts.
-        """
-        ends = {key: getattr(found, "high", any_value(found)) for key, found in self.space.items()}
-        one, other = (flat(identity(values)) for values in (self.example.values, self._job(ends).values))
-        searched = {key.lstrip("+") for key in self.space}
-        alike = {key: value for key, value in one.items() if key not in searched and other.get(key) == value}
-        metric = self.example.values["checkpoint"]["metric"]
-        return {
-            **alike,
-            "checkpoint.metric": metric if metric is None or "/" in metric else f"eval/{metric}",
-            "checkpoint.mode": self.mode(),
-        }
-
-    def mode(self) -> str:
-        """Which direction of the objective is better: `checkpoint.mode`, or what belongs to the metric."""
-        saving = self.example.values["checkpoint"]
-        if saving["mode"] is not None:
-            return str(saving["mode"])
-        if saving["metric"] is not None:
-            return metric_mode(str(saving["metric"]))
-        return str(TASKS[saved_kind("task", TASKS, self.example.values["task"])].MODE)
-
-    def _job(self, params: Mapping[str, Any]) -> Job:
-        proposed = [written(key, value) for key, value in params.items()]
-        job = build_jobs(self.compose, [[*self.fixed, *proposed]])[0]
-        return replace(job, label=label_of(proposed))
-
-    def _whole(self, trial: FrozenTrial) -> bool:
-        return study_of.whole(trial, self.space) and study_of.proposed(trial)
-
-    def _know_before(self, study: Any, driver: Driver) -> list[tuple[FrozenTrial, Job]]:
+    def _know_before(self, driver: Driver) -> list[tuple[FrozenTrial, Trial]]:
         """Trials that ended in earlier starts, with their jobs.
 
         Raises:
             ConfigError: They ended in another sweep directory.
         """
-        trials = study.get_trials(deepcopy=False)
-        over = [trial for trial in trials if trial.state.is_finished() and self._whole(trial)]
-        ended = [(trial, self._job(trial.params)) for trial in over]
+        trials = [(frozen, study) for study in self.studies for frozen in study.whole()]
+        ended = [(frozen, study.trial(frozen)) for frozen, study in trials if frozen.state.is_finished()]
         if self.options.storage is not None:
             self._refuse_elsewhere(driver.sweep, ended)
-        driver.add(job for _, job in ended)
-        under_way = sum(trial.state == TrialState.RUNNING and self._whole(trial) for trial in trials)
-        left = max(0, self.options.n_trials - len(ended) - under_way)
+        driver.add(job for _, trial in ended for job in trial.jobs)
+        under_way = sum(frozen.state == TrialState.RUNNING for frozen, _ in trials)
+        left = max(0, self.share * len(self.studies) - len(ended) - under_way)
+        names = [study.name for study in self.studies]
+        shares = f" · {self.share} for each of {', '.join(names)}" if self.apart else ""
+        surplus = self.options.n_trials - self.share * len(names)
+        shares += f" ({surplus} of {self.options.n_trials} not run: budgets are equal)" if surplus else ""
+        seeds = len(self.studies[0].seeds)
+        shares += f" · each on {seeds} seeds" if seeds > 1 else ""
         driver.view.note(
-            f"study of {self.options.n_trials} trials -> {driver.sweep.path} · {len(ended)} done before · "
+            f"study of {self.share * len(names)} trials -> {driver.sweep.path}{shares} · {len(ended)} done before · "
             f"{under_way} under way · {left} to propose"
         )
         return ended
 
-    def _refuse_elsewhere(self, sweep: SweepDir, ended: Sequence[tuple[FrozenTrial, Job]]) -> None:
-        for trial, job in ended:
-            if trial.state == TrialState.COMPLETE and sweep.state(job.name).status == "new":
+    def _refuse_elsewhere(self, sweep: SweepDir, ended: Sequence[tuple[FrozenTrial, Trial]]) -> None:
+        for frozen, trial in ended:
+            gone = [job.name for job in trial.jobs if sweep.state(job.name).status == "new"]
+            if frozen.state == TrialState.COMPLETE and gone:
                 raise ConfigError(
-                    f"hydra.sweeper.storage: trial {trial.number} of this study is done, and its job {job.name} is not "
+                    f"hydra.sweeper.storage: trial {trial.number} of this study is done, and its job {gone[0]} is not "
                     f"in hydra.sweep.dir={sweep.path}. Give the hydra.sweep.dir that the study began with, or another "
                     "hydra.sweeper.storage."
                 )
 
-    def _go_back_to(self, study: Any, driver: Driver, ended: Sequence[tuple[FrozenTrial, Job]]) -> None:
-        """Bring to their end what earlier starts left, and let the study know.
+    def _go_back_to(self, driver: Driver, ended: Sequence[tuple[FrozenTrial, Trial]]) -> None:
+        """Bring to their end what earlier starts left, and let the studies know.
 
         That is a job that is gone, one that failed and is to be tried again, and one that a rung stopped where there
         are no rungs now.
         """
-        at_rest = {job.name for trial, job in ended if trial.state == TrialState.PRUNED and self.options.rungs}
-        jobs = {job.name: job for _, job in ended if job.name not in at_rest}
+        at_rest = TrialState.PRUNED if self.options.halves else None
+        jobs = {job.name: job for frozen, trial in ended if frozen.state != at_rest for job in trial.jobs}
         driver.advance(list(jobs.values()))
         with _asking(driver.sweep):
-            for trial, job in ended:
-                state = driver.board.states[job.name]
-                if state.status == "finished" and state.best is not None and state.best == state.best:
-                    self._check_mode(state)
-                    study_of.tell_again(study, trial, state.best)
+            for frozen, trial in ended:
+                trial.study.tell_late(frozen, driver.board.states)
 
-    def _wave(self, study: Any, driver: Driver) -> list[tuple[int, Job]]:
-        """Pick the next trials: those that were under way, then new ones."""
+    # The trials -----------------------------------------------------------------------------------------------------
+
+    def _under_way(self) -> tuple[list[Trial], dict[str, int]]:
+        """Find the trials that were begun and not ended, and how many each study has had."""
+        found: list[Trial] = []
+        had: dict[str, int] = {}
+        for study in self.studies:
+            study.give_up_halves()
+            whole = study.whole()
+            had[study.name] = len(whole)
+            found += [study.trial(frozen) for frozen in whole if frozen.state == TrialState.RUNNING]
+        return found, had
+
+    def _wave(self, driver: Driver) -> list[Trial]:
+        """Pick the next trials: those that were under way, then new ones, of the study that has had fewest."""
         with _asking(driver.sweep):
-            trials = study.get_trials(deepcopy=False)
-            for trial in trials:
-                if trial.state == TrialState.RUNNING and not self._whole(trial):
-                    study.tell(trial.number, state=TrialState.FAIL, skip_if_finished=True)
-            whole = [trial for trial in trials if self._whole(trial)]
-            open_trials = [trial for trial in whole if trial.state == TrialState.RUNNING]
-            found = [(trial.number, self._job(trial.params)) for trial in open_trials][: self.options.n_jobs]
-            count = len(whole)
-            while len(found) < self.options.n_jobs and count < self.options.n_trials:
-                number = len(study.get_trials(deepcopy=False))
-                study.sampler = build_sampler(self.options.sampler, self.options.seed, number, hashed=self._hashed)
-                trial = study.ask(fixed_distributions=self.space)
-                found.append((trial.number, self._job(trial.params)))
-                count += 1
+            found, had = self._under_way()
+            if self.options.rungs:  # who competes at a rung is of one optimizer
+                found = [trial for trial in found if trial.study is found[0].study]
+            return self._filled(found[: self.options.n_jobs], had, driver)
+
+    def _filled(self, found: list[Trial], had: dict[str, int], driver: Driver) -> list[Trial]:
+        """Propose trials until `n_jobs` are under way, or the budgets are spent."""
+        while len(found) < self.options.n_jobs:
+            alone = found[0].study if found and self.options.rungs else None
+            able = [
+                study
+                for study in self.studies
+                if had[study.name] < self.share and alone in (None, study) and self._affords(study, found, driver)
+            ]
+            if not able:
+                break
+            study = min(able, key=lambda each: had[each.name])
+            found.append(study.ask())
+            had[study.name] += 1
         return found
 
-    def _run(self, study: Any, driver: Driver, wave: list[tuple[int, Job]]) -> None:
-        jobs = list({job.name: job for _, job in wave}.values())
-        numbers = {job.name: [number for number, other in wave if other.name == job.name] for job in jobs}
-        driver.add(jobs)
+    def _goals(self, driver: Driver) -> list[Goal]:
+        """Judge the trials that are at their rung, propose others in place of those that ended, and say what is next.
 
-        def report(job: Job, step: int, value: float | None) -> None:
-            for number in numbers[job.name]:
-                _report(study, number, step, value)
+        Nobody waits for another trial: what has got to its rung is compared with those that were there before.
+        """
+        with _asking(driver.sweep):
+            before, had = self._under_way()
+            driver.add(job for trial in before for job in trial.jobs)
+            driver.refresh(job for trial in before for job in trial.jobs)
+            found = [trial for trial in before[: self.options.n_jobs] if self._goes_on(trial, driver)]
+            if not driver.out_of_time:
+                found = self._filled(found, had, driver)
+            if not found:
+                driver.board.expected = 0  # a budget of steps may be spent before the trials are
+            driver.add(job for trial in found for job in trial.jobs)
+            states = driver.board.states
+            return [Goal(job, trial.study.next_rung(trial, states)) for trial in found for job in trial.jobs]
 
-        through_rungs(driver, jobs, report)
-        for job in jobs:
-            state = driver.board.states[job.name]
-            self._check_mode(state)
-            for number in numbers[job.name]:
-                if state.status == "finished" and state.best is not None and state.best == state.best:
-                    study.tell(number, state.best, skip_if_finished=True)
-                elif state.ended:
-                    study.tell(number, state=TrialState.FAIL, skip_if_finished=True)
-                elif job.name in driver.board.resting:
-                    study.tell(number, state=TrialState.PRUNED, skip_if_finished=True)
+    def _goes_on(self, trial: Trial, driver: Driver) -> bool:
+        """Judge a trial at every rung it has got to; tell its study of one that has ended."""
+        states = driver.board.states
+        while (rung := trial.study.next_rung(trial, states)) is not None and not _is_over(trial, driver):
+            if not all(states[job.name].ended or driver.at(job, rung) for job in trial.jobs):
+                return True
+            if not trial.study.survives(trial, rung, at_rung(driver, trial.jobs, rung)):
+                stop_at_rung(driver, [trial.jobs], rung, "weaker than those before it")
+                break
+        trial.study.tell(trial, states, driver.board.resting)
+        return not _is_over(trial, driver)
 
-    def _check_mode(self, state: JobState) -> None:
-        if state.metric is not None and state.mode != self.mode():
-            raise ConfigError(
-                f"the study goes for the {self.mode()}imum, but {state.metric} is best at its {state.mode}imum: say so "
-                f"with checkpoint.mode={state.mode}, and choose a new hydra.sweep.dir."
+    def _affords(self, study: ContenderStudy, under_way: Sequence[Trial], driver: Driver) -> bool:
+        """Whether one more trial stays within the steps of a study."""
+        if self.steps is None:
+            return True
+        open_jobs = {job.name: job for trial in under_way if trial.study is study for job in trial.jobs}
+        spent = sum(map(self._length, open_jobs.values()))
+        for frozen in study.whole():
+            spent += sum(
+                driver.sweep.steps_done(job.name) for job in study.trial(frozen).jobs if job.name not in open_jobs
             )
+        return spent + self._length(study.example) * max(1, len(study.seeds)) <= self.steps
+
+    def _length(self, job: Job) -> int:
+        """Optimizer steps of a job.
+
+        Raises:
+            ConfigError: Its configuration counts in epochs.
+        """
+        steps = job.values["training"]["max_steps"]
+        if steps is None and self.options.n_steps is not None:
+            raise ConfigError(
+                f"hydra.sweeper.n_steps={self.options.n_steps}: how many steps a trial takes is known before it runs "
+                "with training.max_steps alone. Give it, or hydra.sweeper.n_trials instead."
+            )
+        return int(steps or 0)
+
+    def _run(self, driver: Driver, wave: Sequence[Trial]) -> None:
+        trials: dict[str, list[Trial]] = {}
+        for trial in wave:  # two proposals may be one configuration
+            trials.setdefault(trial.jobs[0].name, []).append(trial)
+        groups = [same[0].jobs for same in trials.values()]
+        driver.add(job for group in groups for job in group)
+
+        def report(group: Group, step: int, value: float | None) -> None:
+            for trial in trials[group[0].name]:
+                trial.study.report(trial, step, value)
+
+        through_rungs(driver, groups, report)
+        for trial in wave:
+            trial.study.tell(trial, driver.board.states, driver.board.resting)
+
+
+def _is_over(trial: Trial, driver: Driver) -> bool:
+    ended = all(driver.board.states[job.name].ended for job in trial.jobs)
+    return ended or any(job.name in driver.board.resting for job in trial.jobs)
 
 
 @contextlib.contextmanager
@@ -244,15 +301,6 @@ def _no_experimental_warnings() -> Iterator[None]:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", category=optuna.exceptions.ExperimentalWarning)
         yield
-
-
-def _report(study: Any, number: int, step: int, value: float | None) -> None:
-    """Report the value at a rung to the sampler, once; NaN is not reported."""
-    if value is None or value != value:
-        return
-    frozen = study.get_trials(deepcopy=False)[number]
-    if frozen.state == TrialState.RUNNING and step not in frozen.intermediate_values:
-        optuna.trial.Trial(study, frozen._trial_id).report(value, step)
 
 
 @contextlib.contextmanager

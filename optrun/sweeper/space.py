@@ -110,6 +110,18 @@ def any_value(found: Any) -> Any:
     return int(found.low) if found.low == int(found.low) else found.low
 
 
+def ends(space: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Few points that visit the ends of every range and each of the choices.
+
+    Example:
+        >>> ends({"lr": FloatDistribution(0.5, 2.0), "x": CategoricalDistribution(["a", "b", "c"])})
+        [{'lr': 0.5, 'x': 'a'}, {'lr': 2.0, 'x': 'b'}, {'lr': 2.0, 'x': 'c'}]
+    """
+    found = {key: getattr(kind, "choices", None) or (any_value(kind), kind.high) for key, kind in space.items()}
+    rounds = max(map(len, found.values()))
+    return [{key: values[min(turn, len(values) - 1)] for key, values in found.items()} for turn in range(rounds)]
+
+
 def written(key: str, value: Any) -> str:
     """Write a value of a trial as on the command line."""
     return f"{key}={value!r}" if isinstance(value, float) else f"{key}={value}"

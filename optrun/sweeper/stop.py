@@ -1,4 +1,4 @@
-"""Signals that end a sweep."""
+"""Signals, and a limit of time, that end a sweep."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import os
 import signal
 import sys
 import threading
+import time
 from collections.abc import Callable, Sequence
 from types import FrameType, TracebackType
 from typing import Any, Self
@@ -19,16 +20,37 @@ class Stop:
 
     Args:
         owns_process: Whether a second request ends this process; else it raises KeyboardInterrupt.
+        seconds: After so many it is as if the first had come; None: never.
+        clock: Seconds, monotonic.
     """
 
-    def __init__(self, *, owns_process: bool = True) -> None:
+    def __init__(
+        self, *, owns_process: bool = True, seconds: float | None = None, clock: Callable[[], float] = time.monotonic
+    ) -> None:
         self.owns_process = owns_process
-        self.requested = False
+        self.clock = clock
+        self._end = None if seconds is None else clock() + seconds
+        self._signalled = False
         self.groups: Callable[[], Sequence[int]] = list
         """Asked for the process groups of the sweep's workers."""
         self.at_work: Callable[[], Sequence[str]] = list
         """Asked for the jobs that such a process holds."""
         self._before: dict[signal.Signals, Any] = {}
+
+    @property
+    def seconds_left(self) -> float | None:
+        """Of `hydra.sweeper.timeout`; None where there is none."""
+        return None if self._end is None else max(0.0, self._end - self.clock())
+
+    @property
+    def requested(self) -> bool:
+        """Whether jobs are to save and end."""
+        return self._signalled or self.seconds_left == 0.0
+
+    @property
+    def why(self) -> str:
+        """What is happening, as the beginning of a line."""
+        return "stopping" if self._signalled else "hydra.sweeper.timeout is up: stopping"
 
     def __enter__(self) -> Self:
         main = threading.current_thread() is threading.main_thread()
@@ -43,7 +65,7 @@ class Stop:
             signal.signal(number, handler)
 
     def _ask(self, number: int, frame: FrameType | None) -> None:  # noqa: ARG002
-        if self.requested:
+        if self._signalled:
             cut = len(self.at_work())
             for group in self.groups():
                 with contextlib.suppress(ProcessLookupError):
@@ -54,4 +76,4 @@ class Stop:
             sys.stderr.write(f"\nstopped at once: {saved}. The same command goes on.\n")
             sys.stderr.flush()
             os._exit(128 + number)
-        self.requested = True
+        self._signalled = True

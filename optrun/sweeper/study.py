@@ -19,19 +19,42 @@ _AGAIN = "optrun:again"
 _SHOWN = 3
 
 
-def open_study(storage: Any, mode: str) -> Any:
-    """The study of a storage, made where there is none.
+def open_study(storage: Any, mode: str, contender: str = "") -> Any:
+    """The study of a contender, made where there is none.
 
     Args:
         storage: Of Optuna's.
         mode: Which direction of the objective is better; one that is there keeps its own.
+        contender: Name of the optimizer; empty: all are searched as one.
     """
     return optuna.create_study(
         storage=storage,
-        study_name=_NAME,
+        study_name=f"{_NAME}:{contender}" if contender else _NAME,
         direction="minimize" if mode == "min" else "maximize",
         load_if_exists=True,
     )
+
+
+def refuse_mixed(storage: Any, where: str, apart: bool) -> None:
+    """A search of one space is not gone on with as one space per optimizer, nor the other way round.
+
+    Args:
+        storage: Of Optuna's.
+        where: How a message names it, and what to choose another of.
+        apart: Whether optimizers have spaces of their own now.
+
+    Raises:
+        ConfigError: It was begun the other way.
+    """
+    names = [name for name in optuna.get_all_study_names(storage) if name == _NAME or name.startswith(f"{_NAME}:")]
+    if apart and _NAME in names:
+        raise ConfigError(
+            f"{where}: this study searched one space for all, and now search.NAME gives optimizers their own: "
+            f"{_elsewhere(where)}"
+        )
+    if not apart and any(name != _NAME for name in names):
+        own = ", ".join(f"search.{name.partition(':')[2]}" for name in names if name != _NAME)
+        raise ConfigError(f"{where}: this study searched {own}, and now one space for all: {_elsewhere(where)}")
 
 
 def whole(trial: FrozenTrial, space: Mapping[str, Any]) -> bool:

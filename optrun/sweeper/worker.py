@@ -53,8 +53,8 @@ class SweepTask:
     token: str
     """The sweep process that asked."""
     command: SweepCommand
-    stop_at: int | None = None
-    """Pause after this many optimizer steps; None: go to the end."""
+    stop_at: dict[str, int] = field(default_factory=dict)
+    """Jobs that pause after so many optimizer steps; the others go to their end."""
     retry: dict[str, int] = field(default_factory=dict)
     """Failed jobs to try again, with the attempts they had."""
     devices: list[str] = field(default_factory=list)
@@ -90,12 +90,13 @@ class SweepTask:
 
     def _take(self, sweep: SweepDir, run: RunDir, record: Record, own: DictConfig, overrides: list[str]) -> str:
         name = run.path.name
+        stop_at = self.stop_at.get(name)
         state = sweep.state(name)
         if state.status == "finished":
             return "finished before"
         if state.status == "failed" and self.retry.get(name) != record.attempts:
             return "failed before"
-        if self.stop_at is not None and str(self.stop_at) in record.rungs:
+        if stop_at is not None and str(stop_at) in record.rungs:
             return "at the rung before"
         record.attempts += 1
         record.open = self.token
@@ -105,7 +106,7 @@ class SweepTask:
         values = saved.plain(own)
         try:
             with _stopped_with_sweep(sweep.stop(self.token)):
-                self._train(run, own, values, overrides)
+                self._train(run, own, values, overrides, stop_at)
             done = "finished"
         except LockedError:
             raise
@@ -120,13 +121,15 @@ class SweepTask:
             record.open = None
             sweep.write_record(name, record)
         state = sweep.state(name)
-        if self.stop_at is not None and (state.step >= self.stop_at or state.ended):
+        if stop_at is not None and (state.step >= stop_at or state.ended):
             # Its best may be of later: a job that was cut further on, or ended, without rungs.
-            record.rungs[str(self.stop_at)] = sweep.best_until(name, self.stop_at)
+            record.rungs[str(stop_at)] = sweep.best_until(name, stop_at)
             sweep.write_record(name, record)
         return done
 
-    def _train(self, run: RunDir, own: DictConfig, values: dict[str, Any], overrides: list[str]) -> None:
+    def _train(
+        self, run: RunDir, own: DictConfig, values: dict[str, Any], overrides: list[str], stop_at: int | None
+    ) -> None:
         from rich.console import Console
 
         from optrun.config.safety import refuse_stored_trust
@@ -138,10 +141,10 @@ class SweepTask:
         load_again(self.command.plugins, changes_allowed=self.command.plugins_may_change)
         refuse_stored_trust(own, self.command.overrides)
         config = store.typed(own)
-        if self.stop_at is not None and not config.checkpoint.enabled:
+        if stop_at is not None and not config.checkpoint.enabled:
             raise ConfigError("hydra.sweeper.rungs: survivors go on from checkpoints; checkpoint=none saves none.")
         begun = _newest(run)
-        if self.stop_at is not None and begun is not None and begun >= self.stop_at:
+        if stop_at is not None and begun is not None and begun >= stop_at:
             return  # it got there, and was killed before it could say so
         resume = None
         with recorded(run.hydra, written=True):
@@ -160,12 +163,12 @@ class SweepTask:
         if isinstance(config.distributed, RanksConfig):
             if self.on_ranks is None:
                 raise ConfigError(f"distributed={config.distributed.name}: jobs of a sweep train in one process here.")
-            self.on_ranks(request, run, Console(quiet=True), resume, self.stop_at)
+            self.on_ranks(request, run, Console(quiet=True), resume, stop_at)
             return
         refuse_links(run)
         with outcome.run_log(run):
             outcome.introduce(display, config, run)
-            train(request, run, display, resume, stop_at=self.stop_at)
+            train(request, run, display, resume, stop_at=stop_at)
 
     def _failed(self, sweep: SweepDir, run: RunDir, values: dict[str, Any], overrides: list[str], why: str) -> str:
         _log(run, f"failed: {why}")

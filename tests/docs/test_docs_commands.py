@@ -75,7 +75,11 @@ def _composes(command: Command, arguments: list[str]) -> None:
             return
         arguments = [one for one in overrides if not one.startswith("dialect=")]  # the verb's own key
     if "-m" in arguments:  # Hydra composes no sweep: one of its jobs, what is searched left out
-        arguments = [one for one in swept(arguments, 1, 1) if one != "-m" and "interval(" not in one]
+        arguments = [
+            one
+            for one in swept(arguments, 1, 1)
+            if one != "-m" and not one.startswith("search.") and "interval(" not in one
+        ]
     if not {"--help", "--version", "--cfg", "--info", "-sc", "--plugin"} & set(arguments):
         assert optrun(*arguments, "--cfg", "job") == 0, command
 

@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
+import signal
 from pathlib import Path
 
 import pytest
 
 from optrun.cli import run
-from optrun.commands import train
+from optrun.commands import confirm_sweep
 from optrun.errors import ConfigError
 from optrun.report import build
 from optrun.report.collect import load_runs
-from tests.running import summary
+from optrun.report.findings import find
+from optrun.report.spent import spent
+from optrun.report.tuned import tuned_keys
+from tests.running import optrun, summary
 from tests.sweep import forked
-from tests.sweep.forked import STEPS, ForkServer, sweep
+from tests.sweep.forked import STEPS, ForkServer, jobs, sweep, whole
 
 
 def test_a_sweep_is_confirmed_and_goes_on(
@@ -24,11 +29,10 @@ def test_a_sweep_is_confirmed_and_goes_on(
     shown: list[Path] = []
     monkeypatch.setattr(build, "report", lambda folders, **options: shown.extend(folders))
     monkeypatch.setenv("COLUMNS", "200")
-    assert sweep("optimizer=lamb,adamw", "lr=1e-3", "seed=0", "clip.max_norm=0.5") == 0
-    pilot = next(path.parent for path in place.rglob("sweep.json"))
-    assert run(["confirm", str(pilot), "seeds=5-7"]) == 0
-    folder = pilot / "confirm"
-    assert shown[-2:] == [folder, pilot]
+    line = ["optimizer=lamb,adamw", "lr=1e-3", "seed=0", "clip.max_norm=0.5"]
+    assert sweep(*line, "hydra.sweeper.confirm={seeds: 5-7}") == 0
+    pilot, folder = Path("sweep"), Path("sweep", "confirm")
+    assert shown == [pilot, folder, pilot]
     runs = load_runs([folder])
     assert {(each.optimizer, each.seed, each.global_step) for each in runs} == {
         (optimizer, seed, STEPS) for optimizer in ("lamb", "adamw") for seed in (5, 6, 7)
@@ -44,14 +48,18 @@ def test_a_sweep_is_confirmed_and_goes_on(
     assert ForkServer.launches == [1]
     assert summary(lost)["status"] == "finished"
     assert {path: summary(path)["updated_at"] for path in kept} == kept
-    monkeypatch.setattr(train, "run", _refuse)
+    ForkServer.launches.clear()
+    assert sweep(*line, "hydra.sweeper.confirm={seeds: 5-7}", "hydra.sweeper.timeout=1e-9") == 75
+    assert sweep(*line, "hydra.sweeper.confirm={seeds: 5-7}", "hydra.sweeper.timeout=1000") == 0
+    assert ForkServer.launches == []
+    monkeypatch.setattr(confirm_sweep, "run_points", _refuse)
     assert run(["confirm", str(pilot)]) == 2  # such as a plugin that is not named this time; its record stays
     assert run(["confirm", str(pilot), "seeds=5-8"]) == 2
     assert "planned with seeds 5-7" in capsys.readouterr().err
     assert json.loads((folder / "confirmation.json").read_text())["seeds"] == [5, 6, 7]
 
 
-def _refuse(argv: list[str]) -> int:
+def _refuse(*arguments: object, **options: object) -> int:
     raise ConfigError("refused")
 
 
@@ -60,6 +68,14 @@ def test_a_refusal_leaves_nothing(
 ) -> None:
     assert forked.sweep("optimizer=lamb,adamw", "lr=1e-3", "seed=0") == 0
     pilot = next(path.parent for path in place.rglob("sweep.json"))
+    for given, message in [
+        ("seeds=0-4", "hydra.sweeper.confirm.seeds: 0 took part in the choice"),
+        ("seeds=5-6", "hydra.sweeper.confirm.seeds: expected at least 3, got 2"),
+        ("power=80", "hydra.sweeper.confirm.power=80.0"),
+    ]:
+        assert sweep("optimizer=lamb,adamw", "lr=2e-3", "seed=0", f"hydra.sweeper.confirm.{given}", folder="new") == 2
+        assert message in capsys.readouterr().err
+        assert not Path("new").exists()
     for argv, message in [
         (["confirm"], "one directory"),
         (["confirm", "nowhere"], "no such directory"),
@@ -70,6 +86,53 @@ def test_a_refusal_leaves_nothing(
     ]:
         assert run(argv) == 2
         assert message in capsys.readouterr().err
-    monkeypatch.setattr(train, "run", _refuse)
+    monkeypatch.setattr(confirm_sweep, "run_points", _refuse)
     assert run(["confirm", str(pilot), "seeds=5-7"]) == 2
     assert not (pilot / "confirm").exists()
+
+
+@pytest.mark.slow
+def test_one_command_goes_the_whole_way(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A recipe with a space per optimizer: killed while it searches and while it confirms, the same line goes on."""
+    monkeypatch.setattr(build, "report", lambda folders, **options: None)
+    recipe = {
+        "defaults": ["config", {"override hydra/sweeper": "optuna"}, "_self_"],
+        "hydra": {
+            "mode": "MULTIRUN",
+            "sweep": {"dir": "whole"},
+            "sweeper": {
+                "n_trials": 4,
+                "pruner": "asha",
+                "min_resource": 4,
+                "params": {"seed": "0,1"},
+                "search": {
+                    "adamw": {"lr": "tag(log, interval(1e-4, 1e-2))", "scheduler": {"warmup_ratio": "0.1,0.2"}},
+                    "lamb": {"lr": "tag(log, interval(1e-3, 1e-1))", "optimizer.betas": "[0.9,0.99],[0.8,0.9]"},
+                },
+                "confirm": {"seeds": "5-7"},
+            },
+        },
+    }
+    (place / "mine.yaml").write_text(json.dumps(recipe))
+    line = ["--config-dir", str(place), "-cn", "mine", *forked.JOB]
+    for count, folder in ((3, "whole"), (2, "whole/confirm")):
+        pid = forked.fork(lambda: (os.setpgid(0, 0), optrun(*line))[1], place / "log")
+        while len(jobs(folder)) < count:
+            assert os.waitpid(pid, os.WNOHANG)[0] == 0, (place / "log").read_text()[-2000:]
+        os.killpg(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+    assert optrun(*line) == 0
+    searched = load_runs([Path("whole")], beside=[Path("whole/confirm")])
+    assert [each.status for each in searched].count("finished") >= 4
+    assert {each.status for each in searched} <= {"finished", "interrupted"}
+    chosen = find(searched, tuned=tuned_keys(searched))
+    assert {row.name: spent(row, chosen).runs for row in chosen.rows} == {"adamw": 4, "lamb": 4}
+    fresh = load_runs([Path("whole/confirm")])
+    assert sorted((each.optimizer, each.seed) for each in fresh) == [
+        (n, s) for n in ("adamw", "lamb") for s in (5, 6, 7)
+    ]
+    assert all(whole(each.path) for each in fresh)
+    ForkServer.launches.clear()
+    assert optrun(*line) == 0
+    assert run(["confirm", "whole", "seeds=5-7", "out=again"]) == 0
+    assert ForkServer.launches == [6]

@@ -13,10 +13,12 @@ import pytest
 from hydra.core.config_store import ConfigStore
 
 from optrun.config.overrides import checked
-from optrun.config.schema.sweeper import OptunaConfig, Sampler
+from optrun.config.schema.sweeper import ConfirmConfig, OptunaConfig, Pruner, Sampler
 from optrun.config.schema.task import SCHEMAS as TASKS
 from optrun.config.store import compose, open_hydra
 from optrun.errors import ConfigError
+from optrun.sweeper.contender_study import ContenderStudy
+from optrun.sweeper.contenders import Contender
 from optrun.sweeper.halving import survivors
 from optrun.sweeper.jobs import Composer, parse
 from optrun.sweeper.samplers import build_sampler, is_hashed
@@ -90,14 +92,18 @@ def test_numbers_below_an_open_mapping(word: str, expected: object) -> None:
     assert found == expected
 
 
-def search(words: list[str]) -> Search:
-    """A search over words of the command line."""
+def search(words: list[str]) -> ContenderStudy:
+    """The study of a search over words of the command line."""
     hydra = open_hydra()
     options = OptunaConfig(
-        name="optuna", params={}, retry_failed=False, max_batch_size=None, devices=None, rungs=[],
-        reduction_factor=2, n_trials=1, n_jobs=1, sampler=Sampler.tpe, seed=0, storage=None,
+        name="optuna", params={}, search={}, confirm=ConfirmConfig(seeds=None, power=None, baseline=None),
+        timeout=None, retry_failed=False, max_batch_size=None, devices=None, rungs=[], reduction_factor=2, n_trials=1,
+        n_steps=None,
+        n_jobs=1, sampler=Sampler.tpe, seed=0, pruner=Pruner.none, min_resource=None, storage=None,
     )  # fmt: skip
-    return Search(hydra, Composer(hydra, "config"), options, checked(hydra, "config", words, sweep=True))
+    contender = Contender("", checked(hydra, "config", words, sweep=True))
+    (study,) = Search(hydra, Composer(hydra, "config"), options, [contender]).studies
+    return study
 
 
 @pytest.mark.filterwarnings("ignore::optuna.exceptions.ExperimentalWarning")
@@ -176,7 +182,7 @@ def test_a_study_keeps_what_it_compares(place: Path, capsys: pytest.CaptureFixtu
         ("optimizer=lamb,adamw,sgd", "optimizer was searched over lamb,adamw, and now over lamb,adamw,sgd"),
         ("lr=interval(1e-4,1e-1)", "lr was searched over tag(log, interval(0.0001, 0.1)), and now over interval("),
         ("lr=1e-3,2e-3", "and now over 0.001,0.002"),
-        ("seed=1,2", "seed differs"),
+        ("seed=1,2", 'seed=0 then, "1,2" now'),
     ]:
         for count in (1, 3):
             assert sweep(*line(changed, f"hydra.sweeper.n_trials={count}")) == 2, changed

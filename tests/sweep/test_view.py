@@ -78,6 +78,21 @@ def test_a_second_signal_says_what_was_saved(
     assert said in capsys.readouterr().err
 
 
+def test_a_limit_of_time_is_a_first_signal(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "_exit", lambda code: codes.append(code))
+    codes: list[int] = []
+    now = [100.0]
+    with Stop(seconds=10.0, clock=lambda: now[0]) as stop:
+        assert (stop.requested, stop.seconds_left) == (False, 10.0)
+        now[0] = 111.0
+        assert (stop.requested, stop.seconds_left) == (True, 0.0)
+        assert "hydra.sweeper.timeout" in stop.why
+        signal.raise_signal(signal.SIGINT)
+        assert codes == []
+        signal.raise_signal(signal.SIGINT)
+    assert codes == [130]
+
+
 def test_plain_lines() -> None:
     out = io.StringIO()
     view = PlainView(Console(file=out, width=200))

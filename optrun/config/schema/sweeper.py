@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
-from optrun.config.schema.checks import expect, expect_count
+from optrun.config.schema.checks import expect, expect_count, expect_positive
 from optrun.errors import ConfigError
 
 STORAGE = "hydra.sweeper.storage"
@@ -22,6 +22,31 @@ class Sampler(Enum):
     cmaes = "cmaes"
 
 
+class Pruner(Enum):
+    """Who stops the weaker trials of a search, each as soon as it is at a rung."""
+
+    none = "none"
+    asha = "asha"
+    hyperband = "hyperband"
+
+
+@dataclass(kw_only=True)
+class ConfirmConfig:
+    """What follows a sweep in the same command: `optrun confirm`; asked for by any of these."""
+
+    seeds: Any
+    """Fresh seeds, such as `5-9` or [5, 6, 7]; null: as many as the spread takes."""
+    power: float | None
+    """Chance with which a difference as large as the one seen is found; null: 0.8."""
+    baseline: str | None
+    """The contender that the others are compared with; null: the best."""
+
+    @property
+    def asked(self) -> bool:
+        """Whether anything was said about it."""
+        return any(value is not None for value in (self.seeds, self.power, self.baseline))
+
+
 @dataclass(kw_only=True)
 class SweeperConfig:
     """What both ways of sweeping share."""
@@ -29,6 +54,12 @@ class SweeperConfig:
     name: str
     params: dict[str, Any]
     """Key to values, written as on the command line, such as `lr: 1e-3,2e-3`; the command line wins."""
+    search: dict[str, Any]
+    """Optimizer to keys and values that are tried with it alone; on the command line `search.NAME.KEY=VALUES`."""
+    confirm: ConfirmConfig
+    """Confirm what was chosen on fresh seeds, in the same command."""
+    timeout: float | None
+    """Seconds of wall clock for the whole command; then the running jobs save and end, and the same line goes on."""
     retry_failed: bool
     """Whether jobs that failed before are tried once more."""
     max_batch_size: int | None
@@ -40,9 +71,15 @@ class SweeperConfig:
     reduction_factor: int
     """Of so many jobs at a rung one goes on, from its checkpoint."""
 
+    @property
+    def halves(self) -> bool:
+        """Whether the weaker jobs are stopped before their end."""
+        return bool(self.rungs)
+
     def __post_init__(self) -> None:
         """Refuse rungs that are no ladder."""
         expect_count("hydra.sweeper.max_batch_size", self.max_batch_size)
+        expect_positive("hydra.sweeper.timeout", self.timeout)
         ascending = self.rungs == sorted(set(self.rungs)) and all(rung > 0 for rung in self.rungs)
         expect(ascending, "hydra.sweeper.rungs", self.rungs, "ascending steps above 0")
         expect(self.reduction_factor >= 2, "hydra.sweeper.reduction_factor", self.reduction_factor, "2 or more")
@@ -78,24 +115,52 @@ class OptunaConfig(SweeperConfig):
     """Trials proposed by Optuna, one better informed than the other."""
 
     n_trials: int
-    """Trials in all, those of earlier starts of the same study among them."""
+    """Trials in all, those of earlier starts among them; optimizers with spaces of their own share them equally."""
+    n_steps: int | None
+    """Optimizer steps in all, shared in the same way; no trial begins that would exceed them. Null: no limit."""
     n_jobs: int
     """Trials proposed and launched together."""
     sampler: Sampler
     seed: int
     """Of the sampler."""
+    pruner: Pruner
+    """Asynchronous halving: no trial waits for another. Rungs are min_resource * reduction_factor^k steps."""
+    min_resource: int | None
+    """Steps of the first rung of a pruner."""
     storage: str | None
     """An Optuna storage URL, or a journal: journal:PATH, or a name on .log or .journal; null: sqlite in the sweep."""
+
+    @property
+    def halves(self) -> bool:
+        """Whether the weaker jobs are stopped before their end."""
+        return bool(self.rungs) or self.pruner is not Pruner.none
 
     def __post_init__(self) -> None:
         """Refuse a search of nothing."""
         super().__post_init__()
+        self._check_pruner()
         expect_count("hydra.sweeper.n_trials", self.n_trials)
+        expect_count("hydra.sweeper.n_steps", self.n_steps)
         expect_count("hydra.sweeper.n_jobs", self.n_jobs)
         if self.storage is not None and journal_path(self.storage) is None and "://" not in self.storage:
             raise ConfigError(
                 f"{STORAGE}={self.storage}: expected a URL such as sqlite:///study.db, or for a disk that several "
                 "machines share a journal such as journal:study.log."
+            )
+
+    def _check_pruner(self) -> None:
+        key, given = "hydra.sweeper.min_resource", f"hydra.sweeper.pruner={self.pruner.value}"
+        expect_count(key, self.min_resource)
+        if self.pruner is Pruner.none and self.min_resource is not None:
+            raise ConfigError(f"{key}={self.min_resource}: has no effect with {given}. Choose asha or hyperband.")
+        if self.pruner is Pruner.none:
+            return
+        if self.min_resource is None:
+            raise ConfigError(f"{given}: at which step is the first rung? Give {key}=STEPS.")
+        if self.rungs:
+            raise ConfigError(
+                f"hydra.sweeper.rungs={self.rungs}: all wait for each other there, and with {given} nobody waits. "
+                "Leave one of them out."
             )
 
 

@@ -9,14 +9,13 @@ from dataclasses import asdict
 from pathlib import Path
 
 import pytest
-from hydra.core.override_parser.overrides_parser import OverridesParser
 from rich.console import Console
 
 from optrun.errors import ConfigError
 from optrun.report import build, confirmation
 from optrun.report.build import report
 from optrun.report.collect import load_runs
-from optrun.report.confirmation import Confirmation, parse_power, parse_seeds, plan, prepare, read
+from optrun.report.confirmation import parse_power, parse_seeds, plan, prepare, read
 from optrun.report.findings import find
 
 MakeRun = Callable[..., Path]
@@ -48,21 +47,10 @@ def test_the_chosen_configurations_run_on_seeds_nobody_was_chosen_by(sweep: Path
     assert made.reference == "lamb"
     assert min(made.seeds) == 3
     assert f"{len(made.seeds)} fresh seeds" in said[0]
-    argv = made.argv(Path("there"))
-    assert "training.max_steps=200" in argv
-    grids = OverridesParser.create().parse_override(argv[argv.index("hydra/sweeper=grid") + 1]).value()
-    assert [{str(key): str(value) for key, value in grid.items()} for grid in grids] == [  # type: ignore[union-attr]
-        {"optimizer": "lamb", "lr": "0.004"},
-        {"optimizer": "adamw", "lr": "0.001"},
-    ]
-    assert argv[-2:] == [f"seed={','.join(map(str, made.seeds))}", "hydra.sweep.dir='there'"]
-
-
-def test_values_of_every_kind_survive_the_command_line() -> None:
-    tokens = {"a": ["x=[1,2]", "+y.z='it'", r"p=C:\d", "q={a:1}", "e=", "r=end\\"], "b": ["x=1"]}
-    made = Confirmation(contenders=tokens, reference="a", by=[], metric="m", seeds=[1, 2, 3])
-    grids = OverridesParser.create().parse_override(made.argv(Path("d"))[2]).value()
-    assert [f"{key}={value}" for key, value in grids[0].items()] == tokens["a"]  # type: ignore[index,union-attr]
+    points = made.points()
+    assert len(points) == 2 * len(made.seeds)
+    assert points[0] == ["optimizer=lamb", "lr=0.004", "training.max_steps=200", f"seed={made.seeds[0]}"]
+    assert points[-1] == ["optimizer=adamw", "lr=0.001", "training.max_steps=200", f"seed={made.seeds[-1]}"]
 
 
 @pytest.mark.parametrize(

@@ -13,6 +13,7 @@ from optrun.report.collect import load_runs
 from optrun.report.findings import Findings, find
 from optrun.report.narrative import notes
 from optrun.report.selection import RATES
+from optrun.report.spent import budget_line
 from optrun.report.statistics import BETTER, WORSE, compare
 from optrun.report.warnings import find_warnings
 
@@ -72,3 +73,27 @@ def test_the_rates_are_those_of_a_simulation(seeds: int, configurations: int) ->
         false += any(each.verdict in (BETTER, WORSE) for each in found.values())
     rate = RATES[seeds][configurations]
     assert false / reports == pytest.approx(rate, abs=3.5 * math.sqrt(rate * (1 - rate) / reports))
+
+
+@pytest.mark.parametrize(
+    ("grid", "said"),
+    [
+        (ONE, ""),
+        (MANY, "Budget: equal, 4 configurations in 12 runs, 120 steps for each of lamb, adamw."),
+        (UNEQUAL, "Budget: not equal. lamb: 8 configurations in 24 runs, 240 steps; adamw: 1 configuration in 3 runs"),
+        (MORE, "Budget: not equal."),
+    ],
+)
+def test_what_the_choice_cost_is_counted_from_metrics(grid: Grid, said: str, tmp_path: Path, make_run: MakeRun) -> None:
+    findings = compared(grid, tmp_path, make_run)
+    told = [note for note in notes(findings) if note.startswith("Budget:")]
+    assert told == ([budget_line(findings)] if said else [])
+    assert budget_line(findings).startswith(said)
+
+
+def test_a_configuration_that_was_stopped_early_took_part_in_the_choice(tmp_path: Path, make_run: MakeRun) -> None:
+    for name, stopped in (("adamw", 2e-3), ("lamb", 1e-3)):
+        for lr in (1e-3, 2e-3):
+            cut = {"status": "interrupted"} if lr == stopped else {}
+            make_run(tmp_path / f"{name}{lr}", optimizer=name, lr=lr, max_steps=10, **cut)
+    assert budget_line(find(load_runs([tmp_path]))).startswith("Budget: equal, 2 configurations, ")

@@ -1,0 +1,34 @@
+"""Find what a sweep says that it tuned: keys that tell no contenders apart, whatever they are."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Sequence
+
+from optrun.artifacts.run_dir import SWEEP
+from optrun.report.collect import Run
+
+
+def tuned_keys(runs: Iterable[Run]) -> set[str]:
+    """Collect the keys that the sweeps of some runs tuned, groups as `GROUP.name`; nothing where none says so."""
+    found: set[str] = set()
+    for sweep in {run.path.parent for run in runs}:
+        try:
+            keys = json.loads((sweep / SWEEP).read_text(encoding="utf-8"))["tuned"]
+            found |= {name for key in keys for name in (str(key), f"{key}.name")}
+        except (OSError, ValueError, KeyError, TypeError):
+            continue
+    return found
+
+
+def untuned(keys: Sequence[str], tuned: Iterable[str]) -> list[str]:
+    """Leave out the keys that were tuned, unless nothing would be left to compare.
+
+    Example:
+        >>> untuned(["optimizer.name", "scheduler.warmup_ratio"], {"scheduler.warmup_ratio"})
+        ['optimizer.name']
+        >>> untuned(["scheduler.warmup_ratio"], {"scheduler.warmup_ratio"})
+        ['scheduler.warmup_ratio']
+    """
+    left = set(tuned)
+    return [key for key in keys if key not in left] or list(keys)

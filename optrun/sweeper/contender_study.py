@@ -1,0 +1,282 @@
+"""One study of Optuna's: a space, what its trials share, and each trial as the jobs that run it."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import optuna
+from optuna.trial import FrozenTrial, TrialState
+
+from optrun.artifacts.provenance import identity
+from optrun.config import saved, store
+from optrun.config.hydra_internals import Hydra
+from optrun.config.kind import saved_kind
+from optrun.config.saved import flat
+from optrun.config.schema.metric import metric_mode
+from optrun.config.schema.sweeper import OptunaConfig
+from optrun.config.schema.task import SCHEMAS as TASKS
+from optrun.errors import ConfigError
+from optrun.sweeper import study as study_of
+from optrun.sweeper.contenders import Contender
+from optrun.sweeper.folder import JobState
+from optrun.sweeper.jobs import Composer, Job, build_jobs, label_of, parse
+from optrun.sweeper.pruners import build_pruner, rungs
+from optrun.sweeper.samplers import build_sampler, is_hashed
+from optrun.sweeper.space import any_value, ends, space_of, written
+
+_OF_PLACEMENT = {"distributed", "distributed.nnodes", "training.device", "training.nproc_per_node"}
+"""Keys that decide which devices a job takes."""
+_PASSED = "optrun:passed"
+"""The last rung that a trial has passed."""
+
+
+@dataclass(frozen=True)
+class Trial:
+    """A proposal: its number in the study, and the jobs that run it, one for each seed."""
+
+    study: ContenderStudy
+    number: int
+    jobs: tuple[Job, ...]
+
+    def value(self, states: Mapping[str, JobState]) -> float | None:
+        """The mean over its seeds of the best value of the metric; None where a job has not finished with one."""
+        found = [states[job.name] for job in self.jobs]
+        values = [state.best for state in found if state.status == "finished" and state.best is not None]
+        mean = sum(values) / len(values) if len(values) == len(found) else None
+        return None if mean is None or mean != mean else mean
+
+
+class ContenderStudy:
+    """The trials of one contender.
+
+    Args:
+        hydra: Parses the overrides.
+        compose: Resolves the overrides of a trial.
+        options: Of the sweeper.
+        contender: Whose values are searched; one without a name stands for a sweep that tells no optimizers apart.
+
+    Raises:
+        ConfigError: Nothing to search over, or a range that means nothing.
+    """
+
+    def __init__(self, hydra: Hydra, compose: Composer, options: OptunaConfig, contender: Contender) -> None:
+        self.name = contender.name
+        self.compose = compose
+        self._composed: dict[tuple[tuple[str, Any], ...], tuple[Job, ...]] = {}
+        self.options = options
+        parsed = list(zip(contender.overrides, parse(hydra, contender.overrides), strict=True))
+        self.fixed = [token for token, override in parsed if not override.is_sweep_override()]
+        swept = [override for _, override in parsed if override.is_sweep_override()]
+        listed = [override for override in swept if override.key_or_group == "seed" and override.is_discrete_sweep()]
+        self.seeds = [str(seed) for override in listed for seed in override.sweep_string_iterator()]
+        """What every trial is run on, its value their mean; empty: on the one seed of the configuration."""
+        if len(set(self.seeds)) < len(self.seeds):
+            raise ConfigError(f"{listed[0].input_line}: each seed once.")
+        swept = [override for override in swept if override not in listed]
+        if not swept:
+            of = f"optimizer={self.name}: " if self.name else ""
+            key = f"search.{self.name}.lr" if self.name else "lr"
+            other = "" if self.name else " or optimizer=lamb,adamw"
+            raise ConfigError(
+                f"hydra/sweeper=optuna: {of}nothing to search over. Give a range or a list, such as "
+                f"{key}='tag(log, interval(1e-4, 1e-1))'{other}."
+            )
+        with _told_by_name(contender):
+            self.space = space_of(swept, lambda params: flat(self._job(params).values))
+        self.searched = {override.key_or_group for override in swept}
+        """Keys and groups that are searched."""
+        with _told_by_name(contender):
+            self._refuse_impossible()
+        self.example = self._job({key: any_value(found) for key, found in self.space.items()})
+        """A job that may never be: what is common to all can be seen in it."""
+        self._pruner = build_pruner(options, self.example.values["training"]["max_steps"])
+        self._study: Any = None
+        self._hashed = True
+
+    def _refuse_impossible(self) -> None:
+        """Refuse a range whose ends no run can have."""
+        for params in ends(self.space):
+            job = self._job(params)
+            try:
+                store.typed(saved.with_schemas(job.values, job.label))
+            except ConfigError as error:
+                raise ConfigError(f"{error} In the space of the search, at {job.label}.") from error
+
+    def placements(self) -> Iterator[Job]:
+        """Jobs that may never be: the example, and one for each way of taking devices that is searched over."""
+        yield self.example
+        for key in _OF_PLACEMENT & self.space.keys():
+            other = {name: any_value(kind) for name, kind in self.space.items()}
+            choices = getattr(self.space[key], "choices", None) or [self.space[key].high]
+            yield from (self._job({**other, key: choice}) for choice in choices)
+
+    def _job(self, params: Mapping[str, Any]) -> Job:
+        return self._jobs(params)[0]
+
+    def _jobs(self, params: Mapping[str, Any]) -> tuple[Job, ...]:
+        """The jobs of some values, composed once: a study is gone through again and again."""
+        key = tuple(params.items())
+        if key not in self._composed:
+            self._composed[key] = self._compose(params)
+        return self._composed[key]
+
+    def _compose(self, params: Mapping[str, Any]) -> tuple[Job, ...]:
+        proposed = [written(key, value) for key, value in params.items()]
+        named = [f"optimizer={self.name}"] if self.name else []
+        seeds = [[f"seed={seed}"] for seed in self.seeds] or [[]]
+        made = build_jobs(self.compose, [[*self.fixed, *proposed, *seed] for seed in seeds])
+        shown = seeds if len(seeds) > 1 else [[]]
+        return tuple(
+            replace(job, label=label_of([*named, *proposed, *seed])) for job, seed in zip(made, shown, strict=True)
+        )
+
+    # What it is bound to --------------------------------------------------------------------------------------------
+
+    def shared(self) -> dict[str, Any]:
+        """What every trial has alike, by dotted name, and what judges it.
+
+        Values that follow from a searched number, as `model.config.n_positions` does from `data.max_length`, are not
+        among them: the range may change while the study lasts.
+        """
+        high = {key: getattr(found, "high", any_value(found)) for key, found in self.space.items()}
+        one, other = (flat(identity(values)) for values in (self.example.values, self._job(high).values))
+        searched = {key.lstrip("+") for key in self.space}
+        alike = {key: value for key, value in one.items() if key not in searched and other.get(key) == value}
+        metric = self.example.values["checkpoint"]["metric"]
+        return {
+            **alike,
+            **({"seed": ",".join(self.seeds)} if self.seeds else {}),
+            "checkpoint.metric": metric if metric is None or "/" in metric else f"eval/{metric}",
+            "checkpoint.mode": self.mode(),
+        }
+
+    def mode(self) -> str:
+        """Which direction of the objective is better: `checkpoint.mode`, or what belongs to the metric."""
+        saving = self.example.values["checkpoint"]
+        if saving["mode"] is not None:
+            return str(saving["mode"])
+        if saving["metric"] is not None:
+            return metric_mode(str(saving["metric"]))
+        return str(TASKS[saved_kind("task", TASKS, self.example.values["task"])].MODE)
+
+    def open(self, storage: Any, where: str) -> None:
+        """Open the study, made where there is none.
+
+        Args:
+            storage: Of Optuna's.
+            where: How a message names it.
+
+        Raises:
+            ConfigError: It was begun over another space or configuration.
+        """
+        self._study = study_of.open_study(storage, self.mode(), self.name)
+        self._study.pruner = self._pruner
+        self._hashed = is_hashed(self._study)
+        study_of.refuse_other(self._study, where, self.space, self.shared())
+
+    # Trials ---------------------------------------------------------------------------------------------------------
+
+    def trial(self, frozen: FrozenTrial) -> Trial:
+        """The jobs of a trial of the study."""
+        return Trial(self, frozen.number, self._jobs(frozen.params))
+
+    def whole(self) -> list[FrozenTrial]:
+        """Trials that a sampler proposed, with all their parameters."""
+        trials = self._study.get_trials(deepcopy=False)
+        return [trial for trial in trials if study_of.whole(trial, self.space) and study_of.proposed(trial)]
+
+    def give_up_halves(self) -> None:
+        """Fail trials that lack parameters: what is left of a process that was killed while it asked."""
+        for trial in self._study.get_trials(deepcopy=False):
+            if trial.state == TrialState.RUNNING and not study_of.whole(trial, self.space):
+                self._study.tell(trial.number, state=TrialState.FAIL, skip_if_finished=True)
+
+    def ask(self) -> Trial:
+        """Propose one more."""
+        number = len(self._study.get_trials(deepcopy=False))
+        self._study.sampler = build_sampler(
+            self.options.sampler, self.options.seed, number, hashed=self._hashed, study=self.name
+        )
+        asked = self._study.ask(fixed_distributions=self.space)
+        return Trial(self, asked.number, self._jobs(asked.params))
+
+    def report(self, trial: Trial, step: int, value: float | None) -> None:
+        """Report the value at a rung to the sampler, once; NaN is not reported."""
+        if value is None or value != value:
+            return
+        frozen = self._frozen(trial)
+        if frozen.state == TrialState.RUNNING and step not in frozen.intermediate_values:
+            optuna.trial.Trial(self._study, frozen._trial_id).report(value, step)
+
+    def next_rung(self, trial: Trial, states: Mapping[str, JobState]) -> int | None:
+        """The step at which a trial is judged next; None: its end."""
+        if isinstance(self._pruner, optuna.pruners.NopPruner):
+            return None
+        passed = int(self._frozen(trial).user_attrs.get(_PASSED, 0))
+        total = min((states[job.name].total or math.inf for job in trial.jobs), default=math.inf)
+        total = min(total, self.example.values["training"]["max_steps"] or math.inf)
+        rung = next(step for step in rungs(self.options) if step > passed)
+        return rung if rung < total else None
+
+    def survives(self, trial: Trial, rung: int, value: float | None) -> bool:
+        """Judge a trial at a rung, by those that were there before; one without a value goes on.
+
+        A process that is killed between the pruner's answer and the note of it asks again, and Optuna takes a trial
+        that it was asked about for one that has passed: such a trial goes on to the next rung.
+        """
+        if value is not None and value != value:
+            return False
+        self.report(trial, rung, value)
+        asked = optuna.trial.Trial(self._study, self._frozen(trial)._trial_id)
+        if value is not None and asked.should_prune():
+            return False
+        asked.set_user_attr(_PASSED, rung)
+        return True
+
+    def _frozen(self, trial: Trial) -> FrozenTrial:
+        found: FrozenTrial = self._study.get_trials(deepcopy=False)[trial.number]
+        return found
+
+    def tell(self, trial: Trial, states: Mapping[str, JobState], resting: set[str]) -> None:
+        """Let the study know how a trial ended, if it has."""
+        for job in trial.jobs:
+            self._check_mode(states[job.name])
+        value = trial.value(states)
+        if value is not None:
+            self._study.tell(trial.number, value, skip_if_finished=True)
+        elif any(job.name in resting for job in trial.jobs):
+            self._study.tell(trial.number, state=TrialState.PRUNED, skip_if_finished=True)
+        elif all(states[job.name].ended for job in trial.jobs):
+            self._study.tell(trial.number, state=TrialState.FAIL, skip_if_finished=True)
+
+    def tell_late(self, frozen: FrozenTrial, states: Mapping[str, JobState]) -> None:
+        """Let the study know of the result of a trial that had ended without one."""
+        trial = self.trial(frozen)
+        value = trial.value(states)
+        if value is not None:
+            for job in trial.jobs:
+                self._check_mode(states[job.name])
+            study_of.tell_again(self._study, frozen, value)
+
+    def _check_mode(self, state: JobState) -> None:
+        if state.metric is not None and state.mode != self.mode():
+            raise ConfigError(
+                f"the study goes for the {self.mode()}imum, but {state.metric} is best at its {state.mode}imum: say so "
+                f"with checkpoint.mode={state.mode}, and choose a new hydra.sweep.dir."
+            )
+
+
+@contextlib.contextmanager
+def _told_by_name(contender: Contender) -> Iterator[None]:
+    """Name the optimizer whose space it is in a refusal of one of its keys."""
+    try:
+        yield
+    except ConfigError as error:
+        said = str(error).lstrip("+")
+        if any(said.startswith(key) for key in contender.own):
+            raise ConfigError(f"search.{contender.name}.{said}") from error
+        raise

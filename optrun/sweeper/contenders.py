@@ -1,0 +1,128 @@
+"""A space per optimizer: `search.NAME.KEY=VALUES` holds for that optimizer alone."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from optrun.config import overrides as overrides_of
+from optrun.config.hydra_internals import Hydra
+from optrun.config.overrides import SEARCH
+from optrun.errors import ConfigError, did_you_mean
+from optrun.sweeper.jobs import merged
+
+_EXAMPLE = "search.adamw.lr='tag(log, interval(1e-4, 1e-2))'"
+_NOT_OWN = ("seed", "optimizer", "resume", "hydra", "search")
+"""What is one for all optimizers, or is none of theirs."""
+
+
+@dataclass(frozen=True)
+class Contender:
+    """What one optimizer is tried with."""
+
+    name: str
+    """Of the optimizer; empty where the sweep tells none apart."""
+    overrides: Sequence[str]
+    """Fixed ones and ranges, checked by name."""
+    own: frozenset[str] = frozenset()
+    """Keys that were given for this optimizer."""
+
+
+def search_overrides(search: Mapping[str, Any]) -> list[str]:
+    """Write `hydra.sweeper.search` of a file as on the command line; keys may be nested or dotted.
+
+    Raises:
+        ConfigError: A value that is a list, or an optimizer without keys.
+
+    Example:
+        >>> search_overrides({"lamb": {"lr": "1e-3,2e-3", "optimizer": {"eps": 1e-6}}})
+        ['search.lamb.lr=1e-3,2e-3', 'search.lamb.optimizer.eps=1e-06']
+    """
+    found = []
+    for name, own in search.items():
+        if not isinstance(own, Mapping) or not own:
+            raise ConfigError(
+                f"hydra.sweeper.search.{name}={own}: expected keys and values, such as "
+                f"{name}: {{lr: 'tag(log, interval(1e-4, 1e-2))'}}."
+            )
+        found += [f"{SEARCH}{key}={'null' if value is None else value}" for key, value in _leaves(own, name)]
+    return found
+
+
+def _leaves(own: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, Any]]:
+    for key, value in own.items():
+        if isinstance(value, Mapping):
+            yield from _leaves(value, f"{prefix}.{key}")
+        elif isinstance(value, list | tuple):
+            raise ConfigError(
+                f"hydra.sweeper.search.{prefix}.{key}={value}: expected a text as on the command line, such as "
+                "'1e-3,2e-3', or '[0.9,0.99]' for a value that is a list."
+            )
+        else:
+            yield f"{prefix}.{key}", value
+
+
+def contenders_of(hydra: Hydra, config_name: str, common: Sequence[str], own: Sequence[str]) -> list[Contender]:
+    """Take a sweep apart by optimizer.
+
+    Args:
+        hydra: Composes the choices.
+        config_name: The primary configuration.
+        common: Overrides for all, checked by name.
+        own: `search.NAME.KEY=VALUES`; empty: optimizers are not told apart.
+
+    Returns:
+        One contender for each value of `optimizer=`, or where there is none for each name among `own`; else a single
+        one without a name. What was given for one optimizer wins over what holds for all.
+
+    Raises:
+        ConfigError: An optimizer or a key that does not exist, by name.
+    """
+    if not own:
+        return [Contender("", list(common))]
+    options = list(hydra.config_loader.get_group_options("optimizer"))
+    spaces: dict[str, list[str]] = {}
+    for token in own:
+        name, assignment = _taken_apart(token, options)
+        spaces.setdefault(name, []).append(assignment)
+    given = [token for token in common if token.lstrip("+").startswith("optimizer=")]
+    names = _values(given[0]) if given else list(spaces)
+    for name in spaces:
+        if name not in names:
+            raise ConfigError(
+                f"search.{name}: {given[0]} does not try {name}. Add it there, or leave search.{name} out."
+            )
+    shared = [token for token in common if token not in given]
+    return [_contender(hydra, config_name, name, shared, spaces.get(name, [])) for name in names]
+
+
+def _taken_apart(token: str, options: Sequence[str]) -> tuple[str, str]:
+    """Split `search.NAME.KEY=VALUES` into the name and `KEY=VALUES`."""
+    path, equals, values = token.partition("=")
+    name, _, key = path.removeprefix(SEARCH).partition(".")
+    if not equals or not key or not name:
+        raise ConfigError(f"{token}: expected search.OPTIMIZER.KEY=VALUES, such as {_EXAMPLE}.")
+    if name not in options:
+        raise ConfigError(f"{path}: no such optimizer: {name}. {did_you_mean(name, options)}")
+    if key.replace("/", ".").partition(".")[0] in _NOT_OWN and not key.startswith("optimizer."):
+        raise ConfigError(f"{path}: {key} is one for all optimizers. Give {key}=... without search.{name}.")
+    return name, f"{key}={values}"
+
+
+def _values(token: str) -> list[str]:
+    (override,) = overrides_of.parse([token])
+    found = overrides_of.values_of(override)
+    if len(set(found)) < len(found):
+        raise ConfigError(f"{token}: an optimizer stands there twice.")
+    return found
+
+
+def _contender(hydra: Hydra, config_name: str, name: str, shared: Sequence[str], own: Sequence[str]) -> Contender:
+    tokens = [f"optimizer={name}", *merged(shared, own)]
+    try:
+        checked = overrides_of.checked(hydra, config_name, tokens, sweep=True)
+    except ConfigError as error:
+        key = next((token.partition("=")[0] for token in own if str(error).startswith(token.partition("=")[0])), None)
+        raise ConfigError(f"search.{name}{': ' if key is None else '.'}{error}") from error
+    return Contender(name, checked, frozenset(token.partition("=")[0] for token in own))

@@ -1,0 +1,147 @@
+"""A driver whose jobs take no time, for what a search decides between them."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import json
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+from optrun.config.schema.sweeper import ConfirmConfig, OptunaConfig, Pruner, Sampler
+from optrun.config.store import open_hydra
+from optrun.sweeper.contenders import contenders_of
+from optrun.sweeper.driver import Goal
+from optrun.sweeper.folder import SweepDir
+from optrun.sweeper.jobs import Composer, Job, merged
+from optrun.sweeper.search import Search
+from optrun.sweeper.view import Board
+
+SUITS = {"adamw": -3.0, "sgd": -1.0, "lamb": -2.0}
+"""The best log10 of the learning rate of each optimizer; the loss is the distance from it, and a little of the seed."""
+
+
+class Killed(Exception):
+    """The process of the sweep is gone."""
+
+
+class StandIn:
+    """As `sweeper.driver.Driver`.
+
+    Args:
+        folder: Of the sweep.
+        options: Of the sweeper.
+        dies_at: After so many jobs the process is gone.
+    """
+
+    def __init__(self, folder: Path, options: OptunaConfig, dies_at: int | None = None) -> None:
+        self.sweep = SweepDir(folder)
+        self.sweep.prepare()
+        self.options = options
+        self.board = Board()
+        self.stop = SimpleNamespace(requested=False)
+        self.out_of_time: set[str] = set()
+        self.notes: list[str] = []
+        self.view = SimpleNamespace(note=self.notes.append)
+        self.dies_at = dies_at
+        self.ran: list[str] = []
+
+    def add(self, jobs: Iterable[Job]) -> None:
+        for job in jobs:
+            if job.name not in self.board.states:
+                self.board.jobs.append(job)
+                if self.sweep.read_record(job.name).stopped_at is not None:
+                    self.board.resting.add(job.name)
+                self.board.states[job.name] = self.sweep.state(job.name)
+
+    def refresh(self, jobs: Iterable[Job]) -> None:
+        for job in jobs:
+            self.board.states[job.name] = self.sweep.state(job.name)
+
+    def advance(self, jobs: Sequence[Job]) -> None:
+        self.pursue(lambda: [Goal(job) for job in jobs])
+
+    def pursue(self, plan: Callable[[], Sequence[Goal]]) -> None:
+        """One job at a time, as the launcher `basic`."""
+        while wanted := [goal for goal in plan() if not self._there(goal)]:
+            job, stop_at = wanted[0]
+            if len(self.ran) == self.dies_at:
+                raise Killed
+            self.ran.append(job.name)
+            total = job.values["training"]["max_steps"]
+            self._write(job, min(stop_at or total, total), total)
+            self.refresh([job])
+            if stop_at is not None:
+                record = self.sweep.read_record(job.name)
+                record.rungs[str(stop_at)] = loss(job.values)
+                self.sweep.write_record(job.name, record)
+
+    def _there(self, goal: Goal) -> bool:
+        at_rung = goal.stop_at is not None and self.at(goal.job, goal.stop_at)
+        return self.board.states[goal.job.name].ended or at_rung
+
+    def at(self, job: Job, rung: int) -> bool:
+        return str(rung) in self.sweep.read_record(job.name).rungs
+
+    def rest(self, jobs: Iterable[Job], rung: int, why: str) -> None:
+        for job in jobs:
+            self.board.resting.add(job.name)
+            record = self.sweep.read_record(job.name)
+            record.stopped_at = rung
+            self.sweep.write_record(job.name, record)
+
+    def _write(self, job: Job, step: int, total: int) -> None:
+        run = self.sweep.run(job.name)
+        run.path.mkdir(exist_ok=True)
+        run.metrics.write_text("".join(f'{{"step": {at}}}\n' for at in range(1, step + 1)))
+        summary = {
+            "format": 1,
+            "status": "finished" if step == total else "interrupted",
+            "global_step": step,
+            "max_steps": total,
+            "main_metric": {"name": "eval/loss", "mode": "min"},
+            "metrics": {"best": {"eval/loss": {"value": loss(job.values)}}},
+        }
+        run.summary.write_text(json.dumps(summary))
+
+
+def loss(values: Mapping[str, Any]) -> float:
+    """Of a job."""
+    return abs(math.log10(values["lr"]) - SUITS[values["optimizer"]["name"]]) + 0.01 * int(values["seed"])
+
+
+def options(**changed: Any) -> OptunaConfig:
+    """Of the sweeper."""
+    given: dict[str, Any] = {
+        "name": "optuna", "params": {}, "search": {}, "timeout": None, "retry_failed": False, "max_batch_size": None,
+        "devices": None,
+        "rungs": [], "reduction_factor": 2, "n_trials": 6, "n_steps": None, "n_jobs": 1, "sampler": Sampler.random,
+        "seed": 0, "storage": None, "pruner": Pruner.none, "min_resource": None,
+        "confirm": ConfirmConfig(seeds=None, power=None, baseline=None),
+    }  # fmt: skip
+    return OptunaConfig(**{**given, **changed})
+
+
+@functools.cache
+def _composer() -> Composer:
+    return Composer(open_hydra(), "config")
+
+
+@functools.cache
+def search_of(own: tuple[str, ...], common: tuple[str, ...], changed: tuple[tuple[str, Any], ...]) -> Search:
+    """A search, of which every start is the first: what it has open is opened anew."""
+    contenders = contenders_of(_composer().hydra, "config", merged(["training.max_steps=4"], common), own)
+    return Search(_composer().hydra, _composer(), options(**dict(changed)), contenders)
+
+
+def searched(folder: Path, own: Sequence[str], *common: str, dies_at: int | None = None, **changed: Any) -> StandIn:
+    """Start a search, or go on with it, until it is done or its process is gone."""
+    search = search_of(tuple(own), common, tuple(changed.items()))
+    search.options.storage = f"journal:{folder}/study.log"  # made in no time
+    driver = StandIn(folder, search.options, dies_at)
+    with contextlib.suppress(Killed):
+        search(driver)  # type: ignore[arg-type]
+    return driver

@@ -1,0 +1,87 @@
+"""Asynchronous halving: who is at a rung is judged at once, by those before it, within its own optimizer."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from optrun.config.schema.sweeper import Pruner
+from optrun.errors import ConfigError
+from tests.sweep.stand_in import options, search_of, searched
+from tests.sweep.test_contenders import ADAMW, SGD, studies
+
+HALVED = {"pruner": Pruner.asha, "min_resource": 1, "n_trials": 12}
+
+
+@pytest.mark.parametrize(("pruner", "n_jobs"), [(Pruner.asha, 3), (Pruner.hyperband, 1)])
+def test_nobody_waits_and_nothing_is_lost(pruner: Pruner, n_jobs: int, tmp_path: Path) -> None:
+    """Killed twice: no number twice, the budgets equal, each trial done or stopped, a stopped one at a rung."""
+    given = {**HALVED, "pruner": pruner, "n_jobs": n_jobs}
+    for dies_at in (4, 9, None):
+        driver = searched(tmp_path, [ADAMW, SGD], dies_at=dies_at, **given)
+    stopped = 0
+    for trials in studies(tmp_path).values():
+        assert [trial.number for trial in trials] == list(range(6))
+        assert {trial.state.name for trial in trials} <= {"COMPLETE", "PRUNED"}
+        assert trials[0].state.name == "COMPLETE", "the first is compared with nobody"
+        assert all(set(trial.intermediate_values) <= {1, 2} for trial in trials)
+        stopped += sum(trial.state.name == "PRUNED" for trial in trials)
+    steps = [driver.sweep.steps_done(job.name) for job in driver.board.jobs]
+    assert stopped == len(driver.board.resting) == sum(of in (1, 2) for of in steps) > 0
+    assert (driver.board.left, driver.board.count("failed")) == (0, 0)
+    assert searched(tmp_path, [ADAMW, SGD], **given).ran == []
+
+
+def test_without_the_pruner_the_stopped_are_brought_to_their_end(tmp_path: Path) -> None:
+    searched(tmp_path, [ADAMW, SGD], **HALVED)
+    driver = searched(tmp_path, [ADAMW, SGD], n_trials=12)
+    assert driver.board.count("finished") == 12
+    for trials in studies(tmp_path).values():
+        assert sum(trial.state.name == "COMPLETE" for trial in trials) == 6
+
+
+def test_a_budget_of_steps_buys_more_trials_where_the_weak_are_stopped(tmp_path: Path) -> None:
+    straight = searched(tmp_path / "straight", [ADAMW, SGD], n_steps=32, n_trials=40)
+    halved = searched(tmp_path / "halved", [ADAMW, SGD], n_steps=32, **{**HALVED, "n_trials": 40})
+    assert len(straight.board.jobs) == 8
+    assert len(halved.board.jobs) > 8
+    for name in ("adamw", "sgd"):
+        jobs = [job.name for job in halved.board.jobs if job.name.startswith(name)]
+        assert 12 < sum(map(halved.sweep.steps_done, jobs)) <= 16
+
+
+@pytest.mark.parametrize(
+    ("changed", "facts"),
+    [
+        ({"pruner": Pruner.asha}, ("pruner=asha", "hydra.sweeper.min_resource=STEPS")),
+        ({"min_resource": 5}, ("min_resource=5", "no effect", "asha or hyperband")),
+        ({"min_resource": 0, "pruner": Pruner.asha}, ("min_resource=0", "1 or more")),
+        ({"min_resource": 5, "pruner": Pruner.asha, "rungs": [5]}, ("rungs=[5]", "pruner=asha")),
+    ],
+)
+def test_a_ladder_that_cannot_be_is_refused(changed: dict[str, object], facts: tuple[str, ...]) -> None:
+    with pytest.raises(ConfigError) as refused:
+        options(**changed)
+    for fact in facts:
+        assert fact in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("common", "changed", "facts"),
+    [
+        ((), {"min_resource": 4, "pruner": Pruner.asha}, ("min_resource=4", "fewer steps than the 4")),
+        (
+            ("training.max_steps=null",),
+            {"min_resource": 4, "pruner": Pruner.hyperband},
+            ("pruner=hyperband", "training.max_steps", "asha"),
+        ),
+    ],
+)
+def test_a_first_rung_beyond_the_end_is_refused(
+    common: tuple[str, ...], changed: dict[str, object], facts: tuple[str, ...]
+) -> None:
+    with pytest.raises(ConfigError) as refused:
+        search_of((ADAMW,), common, tuple(changed.items()))
+    for fact in facts:
+        assert fact in str(refused.value)
