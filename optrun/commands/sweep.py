@@ -12,6 +12,7 @@ from omegaconf.errors import OmegaConfBaseException
 from rich.console import Console
 
 from optrun.artifacts.metrics import read_summary
+from optrun.commands.branch import Branching
 from optrun.commands.rank_checks import refuse_composed, refuse_idle_nproc
 from optrun.commands.single_run import Caller
 from optrun.config import overrides, saved, store
@@ -50,7 +51,13 @@ class SweepOutcome:
 
 
 def sweep(
-    hydra: Hydra, command_line: CommandLine, cfg: DictConfig, caller: Caller, *, sweeps_by_itself: bool
+    hydra: Hydra,
+    command_line: CommandLine,
+    cfg: DictConfig,
+    caller: Caller,
+    branching: Branching,
+    *,
+    sweeps_by_itself: bool,
 ) -> SweepOutcome:
     """Run every combination or trial that is not done yet, then compare.
 
@@ -59,6 +66,7 @@ def sweep(
         command_line: Its overrides are checked.
         cfg: Composed for the sweep, Hydra's node in it.
         caller: Who asked for it.
+        branching: Makes the overrides of a job whole that branches from a trunk.
         sweeps_by_itself: Whether the recipe is a sweep without `-m`.
 
     Raises:
@@ -71,8 +79,8 @@ def sweep(
         sweeps_by_itself=sweeps_by_itself,
     )
     options = sweeper_options(cfg)
-    compose = jobs_of.Composer(hydra, command.config_name)
-    grids = [_checked(hydra, command, options.params, grid) for grid in _grids(options)]
+    compose = jobs_of.Composer(hydra, command.config_name, whole=branching, require=branching.require_place)
+    grids = [_checked(branching, command, options.params, grid) for grid in _grids(options)]
     jobs: list[jobs_of.Job] = []
     if isinstance(options, OptunaConfig):
         from optrun.sweeper.search import Search
@@ -209,7 +217,7 @@ def _grids(options: SweeperConfig) -> list[dict[str, Any]]:
     return (options.grids or [{}]) if isinstance(options, GridConfig) else [{}]
 
 
-def _checked(hydra: Hydra, command: SweepCommand, params: dict[str, Any], grid: dict[str, Any]) -> list[str]:
+def _checked(branching: Branching, command: SweepCommand, params: dict[str, Any], grid: dict[str, Any]) -> list[str]:
     """The overrides of one grid: the file's under the grid's under the command line's, all known by name."""
     own = [token for token in command.overrides if not overrides.is_hydra(token)]
     subdir = [token for token in command.overrides if token.startswith("hydra.sweep.subdir=")]
@@ -218,7 +226,7 @@ def _checked(hydra: Hydra, command: SweepCommand, params: dict[str, Any], grid: 
             f"{subdir[0]}: the folder of a job is named by what the job is; hydra.sweep.dir=DIR moves all."
         )
     below = jobs_of.merged(jobs_of.param_overrides(params), jobs_of.param_overrides(grid, "hydra.sweeper.grids"))
-    return overrides.checked(hydra, command.config_name, jobs_of.merged(below, own), sweep=True)
+    return branching.checked(jobs_of.merged(below, own), sweep=True)
 
 
 def _refuse_early(jobs: list[jobs_of.Job], command: SweepCommand) -> None:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from hydra.types import RunMode
 
 from optrun.commands import hydra_options, hydra_services
+from optrun.commands.branch import Branching, whole_command_line
 from optrun.commands.messages import guarded
 from optrun.config import overrides, store
 from optrun.config.groups import default_values
@@ -65,7 +66,8 @@ def run(argv: list[str]) -> int:
     resumes = overrides.resume_value(args.overrides) is not None
     sweeps = args.multirun or (not resumes and is_sweep(hydra, command_line))
     if args.cfg or args.info:
-        checked = overrides.checked(hydra, command_line.config_name, command_line.overrides, sweep=sweeps)
+        whole = command_line if sweeps else whole_command_line(hydra, command_line)
+        checked = overrides.checked(hydra, command_line.config_name, whole.overrides, sweep=sweeps)
         hydra_services.show(hydra, command_line.config_name, checked, args)
         return EXIT_DONE
     if found is not None:
@@ -143,7 +145,8 @@ def train(hydra: Hydra, command_line: CommandLine, caller: Caller) -> Outcome:
     overrides.refuse_twice(overrides.parse(command_line.overrides))
     value = overrides.resume_value(command_line.overrides)
     if value is None:
-        checked = overrides.checked(hydra, command_line.config_name, command_line.overrides, sweep=False)
+        whole = whole_command_line(hydra, command_line)
+        checked = overrides.checked(hydra, command_line.config_name, whole.overrides, sweep=False)
         cfg = store.compose(hydra, command_line.config_name, checked)
         if cfg.resume is None:
             return start(hydra, replace(command_line, overrides=checked), cfg, caller)
@@ -170,15 +173,16 @@ def start_sweep(hydra: Hydra, command_line: CommandLine, caller: Caller) -> Swee
             f"{caller.launched.shown}: a sweep under {caller.launched.launcher} would be started by rank 0 alone. "
             f"Start it without {caller.launched.launcher}; a job of it may have distributed=ddp."
         )
-    checked = overrides.checked(hydra, command_line.config_name, command_line.overrides, sweep=True)
+    branching = Branching(hydra, command_line)
+    checked = branching.checked(command_line.overrides, sweep=True)
     for token in checked:
         if token.startswith("hydra.run."):
             raise ConfigError(f"{token}: has no effect on a sweep; hydra.sweep.dir=DIR says where its jobs lie.")
-    cfg = store.compose(hydra, command_line.config_name, checked, RunMode.MULTIRUN)
+    cfg = store.compose(hydra, command_line.config_name, branching(checked), RunMode.MULTIRUN)
     if cfg.resume is not None or overrides.resume_value(command_line.overrides) is not None:
         raise ConfigError("resume goes on with one run; a sweep is taken up by repeating its own command.")
     own = is_sweep(hydra, replace(command_line, overrides=()))
-    return sweep(hydra, replace(command_line, overrides=checked), cfg, caller, sweeps_by_itself=own)
+    return sweep(hydra, replace(command_line, overrides=checked), cfg, caller, branching, sweeps_by_itself=own)
 
 
 def is_sweep(hydra: Hydra, command_line: CommandLine) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import itertools
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -103,11 +103,22 @@ class Composer:
     Args:
         hydra: Composes.
         config_name: The primary configuration.
+        whole: Adds to the overrides of a job those that follow from them: the configuration of its trunk.
+        require: Refuses values of a job that do not fit that.
     """
 
-    def __init__(self, hydra: Hydra, config_name: str) -> None:
+    def __init__(
+        self,
+        hydra: Hydra,
+        config_name: str,
+        *,
+        whole: Callable[[Sequence[str]], Sequence[str]] = tuple,
+        require: Callable[[Mapping[str, Any]], object] = bool,
+    ) -> None:
         self.hydra = hydra
         self.config_name = config_name
+        self.whole = whole
+        self.require = require
         self._bases: dict[tuple[str, ...], DictConfig] = {}
         self._keys: dict[tuple[str, ...], list[str]] = {}
 
@@ -126,7 +137,9 @@ class Composer:
         try:
             cfg = self._with(tuple(settled), changes)
             store.refuse_dangling(cfg)
-            return saved.plain(cfg)
+            values = saved.plain(cfg)
+            self.require(values)
+            return values
         except ConfigError as error:
             raise ConfigError(f"{error} In the job {' '.join(tokens)}.") from error
 
@@ -155,7 +168,7 @@ def build_jobs(compose: Composer, points: Iterable[Sequence[str]]) -> list[Job]:
     """
     found: dict[str, tuple[tuple[str, ...], dict[str, Any]]] = {}
     left_out: dict[str, dict[str, None]] = {}
-    for point in points:
+    for point in map(compose.whole, points):
         values = compose(point)
         digest = config_digest(values)
         first, first_values = found.setdefault(digest, (tuple(point), values))

@@ -76,6 +76,7 @@ def _composes(command: Command, arguments: list[str]) -> None:
         arguments = [one for one in overrides if not one.startswith("dialect=")]  # the verb's own key
     if "-m" in arguments:  # Hydra composes no sweep: one of its jobs, what is searched left out
         arguments = [one for one in swept(arguments, 1, 1) if one != "-m" and "interval(" not in one]
+    arguments = [one for one in arguments if not one.startswith("branch_")]  # there is no trunk
     if not {"--help", "--version", "--cfg", "--info", "-sc", "--plugin"} & set(arguments):
         assert optrun(*arguments, "--cfg", "job") == 0, command
 
@@ -143,6 +144,7 @@ def small(arguments: list[str]) -> list[str]:
     if verb or {"--help", "--version", "--cfg", "--info", "-sc"} & set(arguments):
         return arguments
     resumed = any(one.startswith("resume=") for one in arguments)
+    resumed |= any(one.startswith("branch_from=") for one in arguments)
     put = {} if resumed and not any(one.startswith("training.max_steps=") for one in arguments) else dict(SMALL)
     if resumed and put:
         put = {"training.max_steps": "4"}
