@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from optrun.artifacts.run_dir import RunDir
 from optrun.formatting import duration, plain, rate
+from optrun.report import branches
 from optrun.report.collect import Run, best_point, load_run
 from optrun.report.theme import (
     LIGHT,
@@ -167,6 +168,8 @@ def _draw_loss(ax: Axes, run: Run, theme: Theme, *, inside: bool) -> None:
             smoothed = smooth(train, max(1.0, len(train) / 60))
             ax.plot(steps, train, color=theme.series[0], linewidth=0.8, alpha=0.3)
             ax.plot(steps, smoothed, color=theme.series[0], linewidth=1.9, label="train, smoothed")
+    for name in ("train/loss", *names):
+        branches.draw_trunks(ax, [run], name, "step", theme)
     for index, (name, (eval_steps, evaluated)) in enumerate(lines.items()):
         colour = theme.series[(index + 1) % len(theme.series)]
         size = 5.0 if len(evaluated) < 40 else 0.0

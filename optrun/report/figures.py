@@ -12,6 +12,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
+from optrun.report import branches
 from optrun.report.collect import Run
 from optrun.report.curves import smooth
 from optrun.report.findings import Findings, Row
@@ -169,6 +170,7 @@ def _draw_curves(rows: Sequence[Row], metric: str, mode: str, theme: Theme, *, a
         ax.plot(x, mean, label=label, marker=marker, markersize=4.5, markevery=(index * every // 8, every), **style)
         lines.append((mean, low if mode == "min" else high))
         drawn += [*mean, *(high if mode == "min" else low)]
+    branches.draw_trunks(ax, [run for row in rows for run in row.arm.runs], metric, axis, theme, scale=scale)
     _zoom(ax, lines, mode)
     tell_cut(ax, theme, drawn, mode)
     if axis == "step":
@@ -189,7 +191,7 @@ def _line(run: Run, metric: str, axis: Axis) -> tuple[Array, Array]:
     steps, values = run.series(metric)
     x = run.elapsed(steps) if axis == "time" else run.epochs(steps) if axis == "epoch" else steps
     keep = np.isfinite(x) & np.isfinite(values)
-    return x[keep], values[keep]
+    return branches.joined(run, metric, axis, (x[keep], values[keep]))
 
 
 def _band(curves: Sequence[tuple[Array, Array]]) -> tuple[Array, Array, Array, Array]:
