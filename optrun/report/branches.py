@@ -5,7 +5,7 @@ Branches of one trunk share its luck: they are one observation of it, however ma
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -147,15 +147,39 @@ def trunk_line(run: Run, metric: str, axis: str) -> tuple[Array, Array]:
     return x[keep], values[keep]
 
 
-def joined(run: Run, metric: str, axis: str, line: tuple[Array, Array]) -> tuple[Array, Array]:
-    """Begin the line of a branch where its trunk's ends; any other line stays as it is."""
+def joined(
+    run: Run,
+    metric: str,
+    axis: str,
+    line: tuple[Array, Array],
+    smoothed: Callable[[Array], Array] = np.asarray,
+) -> tuple[Array, Array]:
+    """Begin the line of a branch where its trunk's ends; any other line stays as it is.
+
+    Args:
+        run: A branch, or not.
+        metric: What is drawn.
+        axis: As for `trunk_line`.
+        line: Of the run, smoothed.
+        smoothed: What was done to it, to be done to the trunk's.
+    """
     x, y = trunk_line(run, metric, axis)
     if not len(x) or not len(line[0]) or x[-1] >= line[0][0]:
         return line
-    return np.concatenate([x[-1:], line[0]]), np.concatenate([y[-1:], line[1]])
+    return np.concatenate([x[-1:], line[0]]), np.concatenate([smoothed(y)[-1:], line[1]])
 
 
-def draw_trunks(ax: Axes, runs: Iterable[Run], metric: str, axis: str, theme: Theme, *, scale: float = 1.0) -> None:
+def draw_trunks(
+    ax: Axes,
+    runs: Iterable[Run],
+    metric: str,
+    axis: str,
+    theme: Theme,
+    *,
+    scale: float = 1.0,
+    smoothed: Callable[[Array], Array] = np.asarray,
+    mode: str = "",
+) -> None:
     """Draw each trunk once, up to the last branch, with a dot where each leaves it.
 
     Args:
@@ -165,20 +189,41 @@ def draw_trunks(ax: Axes, runs: Iterable[Run], metric: str, axis: str, theme: Th
         axis: Against what.
         theme: Colours.
         scale: Seconds in the unit of the axis.
+        smoothed: What is done to the lines of the branches.
+        mode: "min" or "max" where the limits show the branches: they are moved so that they show the fork.
     """
-    style: dict[str, Any] = {"color": theme.muted, "linewidth": 2.2, "solid_capstyle": "round", "zorder": 2.6}
+    style: dict[str, Any] = {"color": theme.muted, "linewidth": 2.2, "solid_capstyle": "round", "zorder": 1.9}
     longest: dict[str, tuple[Array, Array]] = {}
-    dots: set[tuple[float, float]] = set()
+    forks: dict[tuple[str, float], float] = {}
     for run in runs:
         fork = fork_of(run)
         x, y = trunk_line(run, metric, axis)
         if fork is None or not len(x):
             continue
-        dots.add((float(x[-1]), float(y[-1])))
+        x, y = x / scale, smoothed(y)
+        forks[fork.trunk, float(x[-1])] = float(y[-1])
         if len(x) > len(longest.get(fork.trunk, (np.empty(0),))[0]):
             longest[fork.trunk] = x, y
+    if not longest:
+        return
+    end = ax.dataLim.x1
     for number, (x, y) in enumerate(longest.values()):
         label = None if number else "trunk" if len(longest) == 1 else f"{len(longest)} trunks"
-        ax.plot(x / scale, y, label=label, **style)
-    for x_dot, y_dot in sorted(dots):
-        ax.plot(x_dot / scale, y_dot, marker="o", markersize=6, color=theme.muted, linewidth=0, zorder=2.7)
+        ax.plot(x, y, label=label, **style)
+    places = [(x, y) for (_, x), y in forks.items()]
+    ax.plot(*zip(*places, strict=True), marker="o", markersize=6, color=theme.muted, linewidth=0, zorder=1.95)
+    if mode:
+        _show_fork(ax, min(x for x, _ in places), end, list(longest.values()), mode)
+
+
+def _show_fork(ax: Axes, fork: float, end: float, trunks: Sequence[tuple[Array, Array]], mode: str) -> None:
+    """Let a picture of branches begin as far before the first fork as they reach, with what of the trunk is near."""
+    begin = max(fork - (end - fork), min(float(x[0]) for x, _ in trunks))
+    ax.set_xlim(begin - 0.03 * (end - begin), end + 0.03 * (end - begin))
+    near = np.concatenate([y[x >= begin] for x, y in trunks])
+    low, high = ax.get_ylim()
+    room = high - low
+    if mode == "min":
+        ax.set_ylim(low, max(high, min(float(near.max()) + 0.05 * room, high + room)))
+    else:
+        ax.set_ylim(min(low, max(float(near.min()) - 0.05 * room, low - room)), high)

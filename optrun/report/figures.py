@@ -142,7 +142,6 @@ def _draw_curves(rows: Sequence[Row], metric: str, mode: str, theme: Theme, *, a
     """Mean lines with bands over seeds."""
     figure = new_figure(WIDTH, 3.4 + 0.17 * len(rows), theme)
     ax = figure.add_subplot()
-    train = metric.startswith("train/")
     lines: list[tuple[Array, Array]] = []
     drawn: list[float] = []
     unit, scale = "", 1.0
@@ -155,8 +154,6 @@ def _draw_curves(rows: Sequence[Row], metric: str, mode: str, theme: Theme, *, a
     style_axes(ax, theme, xlabel=below[axis], ylabel=metric)
     for index, row in enumerate(rows):
         curves = _lines(row, metric, axis)
-        if train:
-            curves = [(x, smooth(y, max(1.0, len(y) / 50))) for x, y in curves]
         x, mean, low, high = _band(curves)
         if not len(x):
             continue
@@ -170,8 +167,9 @@ def _draw_curves(rows: Sequence[Row], metric: str, mode: str, theme: Theme, *, a
         ax.plot(x, mean, label=label, marker=marker, markersize=4.5, markevery=(index * every // 8, every), **style)
         lines.append((mean, low if mode == "min" else high))
         drawn += [*mean, *(high if mode == "min" else low)]
-    branches.draw_trunks(ax, [run for row in rows for run in row.arm.runs], metric, axis, theme, scale=scale)
     _zoom(ax, lines, mode)
+    runs = [run for row in rows for run in row.arm.runs]
+    branches.draw_trunks(ax, runs, metric, axis, theme, scale=scale, smoothed=_smoothing(metric), mode=mode)
     tell_cut(ax, theme, drawn, mode)
     if axis == "step":
         count_axis(ax)
@@ -179,8 +177,13 @@ def _draw_curves(rows: Sequence[Row], metric: str, mode: str, theme: Theme, *, a
     return figure
 
 
+def _smoothing(metric: str) -> Callable[[Array], Array]:
+    """What is done to a line: a training loss is smoothed, an evaluation is not."""
+    return (lambda values: smooth(values, max(1.0, len(values) / 50))) if metric.startswith("train/") else np.asarray
+
+
 def _lines(row: Row, metric: str, axis: Axis) -> list[tuple[Array, Array]]:
-    """One curve per seed of a contender's best arm, without the values that are not finite."""
+    """One curve per seed of a contender's best arm, without the values that are not finite; a branch from its trunk."""
     runs = [run for run in row.arm.runs if run not in row.arm.repeated]
     counted = [run for run in runs if run.finished] or runs
     found = [_line(run, metric, axis) for run in counted]
@@ -191,7 +194,8 @@ def _line(run: Run, metric: str, axis: Axis) -> tuple[Array, Array]:
     steps, values = run.series(metric)
     x = run.elapsed(steps) if axis == "time" else run.epochs(steps) if axis == "epoch" else steps
     keep = np.isfinite(x) & np.isfinite(values)
-    return branches.joined(run, metric, axis, (x[keep], values[keep]))
+    smoothed = _smoothing(metric)
+    return branches.joined(run, metric, axis, (x[keep], smoothed(values[keep])), smoothed)
 
 
 def _band(curves: Sequence[tuple[Array, Array]]) -> tuple[Array, Array, Array, Array]:

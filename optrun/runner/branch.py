@@ -29,6 +29,14 @@ from optrun.training.step import TrainStep
 
 _OWN = ("branch_from", "branch_schedule", "run_name")
 """Keys that belong to one run: no change against its trunk."""
+_PLAN = (
+    "data.",
+    "training.per_device_train",
+    "training.gradient_acc",
+    "training.global_batch",
+    "training.nproc_per_node",
+)
+"""Begin the keys that the steps of an epoch depend on."""
 
 
 @dataclass
@@ -134,7 +142,7 @@ def _refuse_other_plan(before: Mapping[str, Any], now: Mapping[str, Any], change
         )
     before = {**now, **before}  # an older format says less of it
     other = [key for key in ("seed", "batch_size", "accumulation", "grouped", "examples") if before[key] != now[key]]
-    named = ", ".join(f"{key}={value}" for key, (_, value) in changes.items() if key.startswith(("data.", "training.")))
+    named = ", ".join(f"{key}={value}" for key, (_, value) in changes.items() if key == "seed" or key.startswith(_PLAN))
     if before["fingerprint"].split("-")[0] != now["fingerprint"].split("-")[0]:
         raise ConfigError(
             f"{named or 'the data'}: the training examples are not those of the trunk {trunk.folder} (fingerprint "
