@@ -7,6 +7,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from hydra.core.override_parser.types import ChoiceSweep, Override
+
 from optrun.artifacts.checkpoint import read_state
 from optrun.artifacts.metrics import from_json
 from optrun.artifacts.run_dir import RunDir
@@ -70,8 +72,7 @@ class Branching:
         override = overrides.parse([token])[0]
         if override.is_delete() or (override.is_sweep_override() and not override.is_choice_sweep()):
             raise ConfigError(f"{token}: expected a run directory or a checkpoint, or under -m a list of them.")
-        swept = override.is_sweep_override()
-        values = list(override.sweep_iterator()) if swept else [override.value()]
+        values = _values(override)
         if values == [None]:
             return token
         return f"{KEY}={','.join(quote_path(Path(str(find_trunk(str(value))))) for value in values)}"
@@ -162,10 +163,17 @@ def find_trunk(value: str) -> Trunk:
 def trunk_of(tokens: Sequence[str]) -> str | None:
     """Read the value of `branch_from=`, the first where there are several; None where it is absent or null."""
     for override in overrides.parse([token for token in tokens if is_branch(token)]):
-        if override.is_sweep_override():
-            return str(next(iter(override.sweep_iterator())))
-        return None if override.value() is None else str(override.value())
+        first = _values(override)[0]
+        return None if first is None else str(first)
     return None
+
+
+def _values(override: Override) -> list[Any]:
+    """The values of an override, several in a sweep, without the quotes they were typed in."""
+    value = override.value()
+    if isinstance(value, ChoiceSweep):
+        return [getattr(item, "text", item) for item in value.list]
+    return [getattr(value, "text", value)]
 
 
 def whole_command_line(hydra: Hydra, command_line: CommandLine) -> CommandLine:
@@ -177,6 +185,9 @@ def whole_command_line(hydra: Hydra, command_line: CommandLine) -> CommandLine:
     """
     if trunk_of(command_line.overrides) is None:
         return command_line
+    for override in overrides.parse([token for token in command_line.overrides if is_branch(token)]):
+        if override.is_sweep_override():
+            raise ConfigError(f"{override.input_line}: several trunks are a sweep. Add -m to run one job for each.")
     branching = Branching(hydra, command_line)
     whole = branching(branching.checked(command_line.overrides, sweep=False))
     branching.require_place(saved.plain(store.without_hydra(store.compose(hydra, command_line.config_name, whole))))

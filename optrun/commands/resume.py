@@ -130,7 +130,14 @@ def _as_begun(begun: str | None, changes: list[str], run: RunDir) -> list[str]:
                 f"{token}: the run in {run.path} began from {begun or 'its own step 0'}, and goes on. A branch from "
                 "elsewhere is a new run, in another directory."
             )
-    return [token for token in changes if not is_branch(token)]
+    kept = [token for token in changes if not is_branch(token)]
+    for override in overrides.parse(kept):
+        if override.key_or_group == "branch_schedule":
+            raise ConfigError(
+                f"{override.input_line}: what the schedule of a branch counts from was settled when it left its trunk. "
+                "Leave it out, or begin another branch."
+            )
+    return kept
 
 
 def _refuse_other_recipe(run: RunDir, config_name: str) -> None:

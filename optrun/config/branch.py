@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from hydra.core.override_parser.types import Override
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf
 
 from optrun.config import saved, store
 from optrun.config.groups import GROUPS
@@ -63,7 +63,7 @@ def as_overrides(hydra: Hydra, values: Mapping[str, Any], where: str) -> list[st
         for key, value in _differing(saved.plain(composed), wanted):
             follows = bool(_interpolated(composed, key))
             if not follows or step == "all" or (step == "top" and "." not in key):
-                plus = "++" if open_prefix(composed, key) is not None else ""
+                plus = "++" if open_prefix(composed, key) is not None or _is_open(composed, key) else ""
                 tokens.append(f"~{key}" if value is _GONE else f"{plus}{key}={_written(value)}")
     composed = store.without_hydra(store.compose(hydra, DEFAULT_CONFIG, tokens))
     for key, value in _differing(saved.plain(composed), wanted):
@@ -86,6 +86,12 @@ def _differing(base: Mapping[str, Any], wanted: Mapping[str, Any], prefix: str =
             yield from _differing(base[name], wanted[name], f"{key}.")
         elif name not in base or not saved.same(base[name], wanted[name]):
             yield key, wanted[name]
+
+
+def _is_open(composed: DictConfig, key: str) -> bool:
+    """Whether a key holds a mapping that any key may be put into."""
+    node = node_at(composed, key)
+    return isinstance(node, DictConfig) and OmegaConf.get_type(node) is dict
 
 
 def _interpolated(composed: DictConfig, key: str) -> bool:

@@ -129,7 +129,8 @@ class Composer:
             ConfigError: A key or choice that this combination does not have, or a value of another type.
         """
         changes, settled = [], []
-        for token, override in zip(tokens, parse(self.hydra, tokens), strict=True):
+        every = self.whole(tokens)
+        for token, override in zip(every, parse(self.hydra, every), strict=True):
             # A mapping is left to Hydra, which merges it into what is there.
             whole = override.key_or_group in store.GROUPS or isinstance(override.value(), dict)
             simple = override.type == OverrideType.CHANGE and not whole
@@ -168,11 +169,12 @@ def build_jobs(compose: Composer, points: Iterable[Sequence[str]]) -> list[Job]:
     """
     found: dict[str, tuple[tuple[str, ...], dict[str, Any]]] = {}
     left_out: dict[str, dict[str, None]] = {}
-    for point in map(compose.whole, points):
+    for point in points:
         values = compose(point)
+        whole = tuple(compose.whole(point))
         digest = config_digest(values)
-        first, first_values = found.setdefault(digest, (tuple(point), values))
-        other = label_of([token for token in point if token not in first])
+        first, first_values = found.setdefault(digest, (whole, values))
+        other = label_of([token for token in whole if token not in first])
         if other and values != first_values:
             left_out.setdefault(digest, {})[other] = None
     common = set.intersection(*(set(overrides) for overrides, _ in found.values())) if found else set()
