@@ -288,7 +288,7 @@ def _refuse_unjudged(jobs: list[jobs_of.Job]) -> None:
     for job in jobs:
         data = job.values["data"]
         # Other sources, such as the hub's, may bring evaluation rows of their own.
-        by_key_alone = data.get("kind", data["name"]) in ("stdlib", "files")
+        by_key_alone = data.get("kind", data["name"]) in ("stdlib", "files", "tokens")
         if data["eval_fraction"] == 0 and by_key_alone and data.get("eval") is None:
             raise ConfigError(
                 "data.eval_fraction=0: a search (hydra/sweeper=optuna) and rungs go by an evaluation, and there is "

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
 from itertools import chain, islice
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, TypeVar
 
 import numpy as np
 import xxhash
 
 from optrun.data.cache import cached, digest, digest_of
+from optrun.data.permutation import LARGE, KeyedPermutation
 from optrun.data.randomness import generator
 
 Example = dict[str, Any]
@@ -195,12 +196,18 @@ def chosen(count: int, limit: int | None, *, seed: int | None) -> np.ndarray | N
     """
     if limit is None or limit >= count:
         return None
-    if seed is None:
-        return np.sort(generator(0, "evaluation subset").permutation(count)[:limit])
-    return generator(seed, "subset").permutation(count)[:limit]
+    stream = "evaluation subset" if seed is None else "subset"
+    if count > LARGE:
+        indices = KeyedPermutation(count, seed or 0, stream)[:limit]
+    else:
+        indices = generator(seed or 0, stream).permutation(count)[:limit]
+    return np.sort(indices) if seed is None else indices
 
 
-def limited(examples: Examples | Selected, limit: int | None, *, seed: int | None) -> Examples | Selected:
+SomeExamples = TypeVar("SomeExamples", bound=Sized)
+
+
+def limited(examples: SomeExamples, limit: int | None, *, seed: int | None) -> SomeExamples | Selected:
     """At most `limit` examples, chosen as by `chosen`."""
     indices = chosen(len(examples), limit, seed=seed)
     return examples if indices is None else Selected(examples, indices)

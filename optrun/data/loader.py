@@ -17,6 +17,7 @@ import torch
 from torch.utils.data import DataLoader, Dataset
 
 from optrun.data.examples import Example
+from optrun.data.permutation import LARGE, KeyedPermutation
 from optrun.data.randomness import generator
 
 Batch = dict[str, torch.Tensor]
@@ -62,12 +63,19 @@ class EpochPlan:
         """Epoch, and step inside it, of optimizer step number `step` (from 0)."""
         return divmod(step, self.steps_per_epoch)
 
-    def order(self, epoch: int) -> np.ndarray:
-        """The permutation of one epoch; shape (examples,), int64.
+    @property
+    def ordering(self) -> str:
+        """How the order of an epoch is made; one of two for the same examples is another order."""
+        return "permutation" if self.lengths is not None or self.examples <= LARGE else "keyed"
+
+    def order(self, epoch: int) -> np.ndarray | KeyedPermutation:
+        """The permutation of one epoch: an array of shape (examples,), int64, or what gives slices of one.
 
         With `lengths` it is sorted inside stretches of 50 steps, and the steps of the epoch are shuffled again: an
-        order by seed and epoch alone, as without.
+        order by seed and epoch alone, as without. Of more than `LARGE` examples it is computed where it is read.
         """
+        if self.ordering == "keyed":
+            return KeyedPermutation(self.examples, self.seed, "order", epoch)
         randomness = generator(self.seed, "order", epoch)
         order = randomness.permutation(self.examples)
         if self.lengths is None:

@@ -25,6 +25,7 @@ class Split:
     """Rows of one purpose."""
 
     rows: Dataset | TextRows
+    """Of a source of token ids a `TokenBlocks`, which only a task that reads them is given."""
     key: str
     """The configuration key the rows came by, for messages: `data.train`, `data.eval`, `data.eval.dev`."""
     positions: np.ndarray | None = None

@@ -8,12 +8,13 @@ from typing import Any
 
 import numpy as np
 
-from optrun.config.schema.data import FilesConfig, HubConfig, StdlibConfig, eval_key
+from optrun.config.schema.data import HubConfig, PathsConfig, StdlibConfig, eval_key
 from optrun.config.schema.model import FromConfigConfig
 from optrun.config.schema.run import RunConfig
 from optrun.data.build import load_source
 from optrun.data.randomness import generator
 from optrun.data.source import Source, Split
+from optrun.data.token_blocks import TokenBlocks
 from optrun.errors import ConfigError
 from optrun.model.tokenizer import load_tokenizer, train_tokenizer
 from optrun.task import build_task
@@ -94,7 +95,7 @@ def _left_to_the_run(config: RunConfig) -> str | None:
         if not folder.is_dir():
             return "Data of the hub are looked at when a run begins, not here."
         files = [path for path in folder.rglob("*") if path.is_file()]
-    elif isinstance(data, FilesConfig):
+    elif isinstance(data, PathsConfig):
         from optrun.data.files import resolve
 
         files = resolve("data.train", data.train)
@@ -116,6 +117,8 @@ def _sizes(source: Source) -> tuple[int, int]:
 
 def _some(split: Split) -> Split:
     """Sample rows from all over a split, as many as there is room for."""
+    if isinstance(split.rows, TokenBlocks):
+        return split  # to look at them reads nothing
     count = len(split.rows)
     order = generator(0, "explain").permutation(count)[:MOST_ROWS]
     kept: list[int] = []

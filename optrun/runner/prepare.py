@@ -15,6 +15,7 @@ from optrun.data.build import load_source
 from optrun.data.images import need_pillow
 from optrun.model.build import ModelSpec, build_model, special_ids
 from optrun.model.configuration import refuse_unknown
+from optrun.model.documents import expect_apart
 from optrun.model.images import load_image_preparation
 from optrun.model.tokenizer import load_tokenizer, other_ids, saved_tokenizer, train_tokenizer, vocab_size
 from optrun.task import Task, build_task
@@ -95,5 +96,7 @@ def prepare(config: RunConfig, artifacts: TrainedArtifacts | None = None, *, met
     )
     torch.manual_seed(config.seed)
     model, notes = build_model(config.model, spec, meta=meta)
+    if getattr(config.task, "document_masking", False) and not meta:
+        expect_apart(model)
     notes = [*cached, *other_ids(config.model, tokenizer), *source.notes, *task.notes, *notes]
     return Prepared(task, tokenizer, model, notes, source.cut_from_train, facts)

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 
-from optrun.data.examples import Example
-from optrun.data.loader import Batch
-from optrun.data.source import Source
+from optrun.data.examples import Example, limited
+from optrun.data.loader import Batch, ExampleSource
+from optrun.data.source import Source, Split
+from optrun.data.token_blocks import TokenBlocks
 from optrun.errors import ConfigError
 from optrun.task.base import TextKind, pad
 from optrun.task.evaluation import IGNORED, MetricAccumulator, TokenMetrics
@@ -38,15 +39,46 @@ class CausalLm(LanguageModel):
         self.padding = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else separator
         self.prompt = self.config.prompt if self.config.prompt is not None else source.prompt
 
+    def read(
+        self, source: Source, split: Split, tokenizer: PreTrainedTokenizerBase, limit: int | None, seed: int | None
+    ) -> ExampleSource:
+        """As `LanguageModel.read`; rows of token ids are the examples themselves.
+
+        Raises:
+            ConfigError: Also for ids that the tokenizer does not have.
+        """
+        rows: Any = split.rows
+        if not isinstance(rows, TokenBlocks):
+            return super().read(source, split, tokenizer, limit, seed)
+        rows.expect_ids_below(1 + max(tokenizer.get_vocab().values()), split.key)
+        return limited(rows, limit, seed=seed)
+
     def collate(self, examples: list[Example]) -> Batch:
-        """`input_ids` and `labels` of shape (batch, longest); `attention_mask` only where something is padded."""
+        """`input_ids` and `labels` of shape (batch, longest); `attention_mask` only where something is padded.
+
+        With `document_masking` also `position_ids` that begin anew with each document, by which models of transformers
+        keep documents apart, and no label at its first token, which nothing is before; what is padded is then a
+        document of its own, without labels.
+        """
         rows = [example["input_ids"] for example in examples]
+        if self.config.document_masking:
+            return self._apart(rows)
         if len({len(row) for row in rows}) == 1:  # blocks
             ids = torch.from_numpy(np.stack(rows).astype(np.int64, copy=False))
             return {"input_ids": ids, "labels": ids.clone()}
         batch = {"input_ids": pad(rows, self.padding), "labels": pad(rows, IGNORED)}
         batch["attention_mask"] = (batch["labels"] != IGNORED).long()
         return batch
+
+    def _apart(self, rows: list[np.ndarray]) -> Batch:
+        ids, labels = pad(rows, self.padding), pad(rows, IGNORED)
+        begins = torch.zeros_like(ids, dtype=torch.bool)
+        begins[:, 1:] = ids[:, :-1] == self.separator
+        for number, row in enumerate(rows):
+            begins[number, len(row) :] = True
+        labels[begins] = IGNORED
+        place = torch.arange(ids.shape[1]).expand_as(ids)
+        return {"input_ids": ids, "labels": labels, "position_ids": place - torch.where(begins, place, 0).cummax(1)[0]}
 
     def running_metrics(self) -> MetricAccumulator:
         """Loss, perplexity, accuracy over tokens with a token before them."""

@@ -9,6 +9,9 @@ from optrun import registry
 from optrun.config.schema.checks import expect, expect_count, expect_fraction
 from optrun.errors import refuse_url
 
+TOKEN_TYPES = ("uint16", "uint32", "int32", "int64")
+"""Types of ids in files without a header."""
+
 
 @dataclass(kw_only=True)
 class DataConfig:
@@ -18,6 +21,8 @@ class DataConfig:
     """How other rows to evaluate on are named; None: such a source has no others."""
     PATHS: ClassVar[tuple[str, ...]] = ()
     """Keys that hold files or folders: relative ones are found again when the run goes on from another folder."""
+    OF_TOKENS: ClassVar[bool] = False
+    """Whether its rows are token ids, and no texts."""
     # Values where a registered source has no YAML that says them.
     name: str
     max_length: int = 128
@@ -62,8 +67,8 @@ class ColumnsConfig(DataConfig):
 
 
 @dataclass(kw_only=True)
-class FilesConfig(ColumnsConfig):
-    """The user's own csv, tsv, json, jsonl, parquet or text files."""
+class PathsConfig(DataConfig):
+    """Sources that are files of the user's."""
 
     EVALUATION_ROWS: ClassVar[str | None] = "data.eval=FILE"
     PATHS: ClassVar[tuple[str, ...]] = ("train", "eval")
@@ -97,6 +102,27 @@ class FilesConfig(ColumnsConfig):
         if not isinstance(self.eval, Mapping):
             return [("", self.eval)]
         return list(zip(eval_set_names(self.eval), self.eval.values(), strict=True))
+
+
+@dataclass(kw_only=True)
+class FilesConfig(PathsConfig, ColumnsConfig):
+    """The user's own csv, tsv, json, jsonl, parquet or text files."""
+
+
+@dataclass(kw_only=True)
+class TokensConfig(PathsConfig):
+    """Token ids that another program wrote: nanoGPT's, llm.c's or Megatron's files, mapped from disk."""
+
+    OF_TOKENS: ClassVar[bool] = True
+    dtype: str | None
+    """Type of the ids where a file does not say it, as nanoGPT's do not; null: `uint16`."""
+
+    def __post_init__(self) -> None:
+        """Refuse what is no type of ids."""
+        super().__post_init__()
+        expect(
+            self.dtype is None or self.dtype in TOKEN_TYPES, "data.dtype", self.dtype, f"null, {', '.join(TOKEN_TYPES)}"
+        )
 
 
 @dataclass(kw_only=True)
@@ -154,5 +180,6 @@ SCHEMAS: dict[str, type[DataConfig]] = registry.own(
         "stdlib": (StdlibConfig, "optrun.data.stdlib:load_stdlib"),
         "files": (FilesConfig, "optrun.data.files:load_files"),
         "hub": (HubConfig, "optrun.data.hub:load_hub"),
+        "tokens": (TokensConfig, "optrun.data.tokens:load_tokens"),
     },
 )

@@ -12,7 +12,7 @@ from optrun.config.schema.checks import expect
 from optrun.config.schema.clip import ClipConfig
 from optrun.config.schema.data import DataConfig
 from optrun.config.schema.distributed import DistributedConfig
-from optrun.config.schema.model import ModelConfig
+from optrun.config.schema.model import ModelConfig, PretrainedConfig
 from optrun.config.schema.optimizer import OptimizerConfig
 from optrun.config.schema.param_groups import ParamGroupsConfig
 from optrun.config.schema.scheduler import ConstantConfig, SchedulerConfig
@@ -70,6 +70,8 @@ class RunConfig:
             "continue without branch_from: only a branch can start its schedule anew",
         )
 
+        if self.data.OF_TOKENS:
+            self._expect_reader_of_tokens()
         smoothing = self.training.label_smoothing_factor
         expect(
             smoothing == 0 or (self.task.LABEL_SMOOTHING and not self.task.of_numbers),
@@ -77,6 +79,21 @@ class RunConfig:
             smoothing,
             f"0 with task={self.task.name}" + (" and numbers as labels" if self.task.of_numbers else ""),
             "There are no classes to spread a target over.",
+        )
+
+    def _expect_reader_of_tokens(self) -> None:
+        """Refuse token ids where texts are read, and ids of no known vocabulary."""
+        data = f"data={self.data.name}"
+        expect(self.task.READS_TOKENS, "task", self.task.name, "causal_lm", f"{data} has token ids, and no texts.")
+        packing = getattr(self.task, "packing", True)
+        expect(packing, "task.packing", packing, "true", f"{data} is one stream, which is cut into blocks.")
+        named = self.model.tokenizer is not None or isinstance(self.model, PretrainedConfig)
+        expect(
+            named,
+            "model.tokenizer",
+            "null",
+            "the hub name or the folder of the tokenizer that the ids were made with",
+            f"There are no texts in {data} that one could be trained on.",
         )
 
     def default_lr_note(self) -> str | None:

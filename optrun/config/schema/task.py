@@ -34,6 +34,8 @@ class TaskConfig:
     """Registered metrics that each evaluation reports besides the loss and those of `task.metrics`."""
     LABEL_SMOOTHING: ClassVar[bool] = True
     """Whether `training.label_smoothing_factor` means something: the loss is a cross-entropy over classes or tokens."""
+    READS_TOKENS: ClassVar[bool] = False
+    """Whether it takes rows of token ids, as `data=tokens` has them."""
     COUNTED_FROM_DATA: ClassVar[str] = ""
     """What of the model the data decides, such as `labels`; explain, which reads no data, says so."""
     TITLE: ClassVar[str] = ""
@@ -111,6 +113,7 @@ class CausalLmConfig(TaskConfig):
     """Next-token prediction."""
 
     AUTO_CLASS: ClassVar[str] = "AutoModelForCausalLM"
+    READS_TOKENS: ClassVar[bool] = True
     TITLE: ClassVar[str] = "language modelling"
     PIPELINE_TAG: ClassVar[str] = "text-generation"
     USAGE: ClassVar[tuple[str, ...]] = (
@@ -124,11 +127,21 @@ class CausalLmConfig(TaskConfig):
     """Continued after training so that a person sees what was learnt; null: no sample."""
     sample_tokens: int
     """How many tokens the sample has at most."""
+    document_masking: bool = False
+    """True: tokens of a block see those of their own document alone, and positions begin anew with each. It has a
+    default: older runs have no such key."""
 
     def __post_init__(self) -> None:
-        """Refuse a negative sample."""
+        """Refuse a negative sample, and documents to be kept apart that are apart anyway."""
         super().__post_init__()
         expect_not_negative("task.sample_tokens", self.sample_tokens)
+        expect(
+            self.packing or not self.document_masking,
+            "task.document_masking",
+            self.document_masking,
+            "false with task.packing=false",
+            "Each row is an example of its own there.",
+        )
 
 
 @dataclass(kw_only=True)

@@ -15,7 +15,8 @@
 #include <stdint.h>
 #include <stdlib.h>
 
-enum { CHUNK = 16384, BLOCK = 512, LANES = 4, MOST_THREADS = 64 }; /* elements; doubles of one vector */
+/* Elements. A block is short so that the processor loads the next one while it roots, divides and sums this one. */
+enum { CHUNK = 16384, BLOCK = 64, LANES = 16, MOST_THREADS = 64 };
 enum { WAVE = 1 << 20 }; /* elements between LAMB's passes at least: what was read is still in the cache */
 
 #ifndef DIGEST
@@ -267,26 +268,27 @@ INLINE void OF(add_squares)(Lanes *sums, const REAL *x, int64_t n)
 {
     typedef REAL Some __attribute__((vector_size(LANES * sizeof(REAL)), aligned(sizeof(REAL)), may_alias));
     int64_t i = 0;
-    for (; i + 4 * LANES <= n; i += 4 * LANES)
-        for (int at = 0; at < 4; at++) {
-            const Lanes some = __builtin_convertvector(*(const Some *)(x + i + at * LANES), Lanes);
-            sums[at] += some * some;
-        }
+    for (; i + LANES <= n; i += LANES) {
+        const Lanes some = __builtin_convertvector(*(const Some *)(x + i), Lanes);
+        *sums += some * some;
+    }
     for (; i < n; i++)
-        sums[0][i % LANES] += (double)x[i] * x[i];
+        (*sums)[i % 4] += (double)x[i] * x[i];
 }
 
 INLINE double OF(total)(const Lanes *sums)
 {
-    const Lanes sum = (sums[0] + sums[1]) + (sums[2] + sums[3]);
-    return (sum[0] + sum[1]) + (sum[2] + sum[3]);
+    double four[4];
+    for (int i = 0; i < 4; i++)
+        four[i] = ((*sums)[i] + (*sums)[4 + i]) + ((*sums)[8 + i] + (*sums)[12 + i]);
+    return (four[0] + four[1]) + (four[2] + four[3]);
 }
 
 FAST static void OF(lamb_moments)(const Step *step, const Job *job)
 {
     GIVEN;
     const REAL root = x->root, correction = x->first, l1 = x->l1, l2 = x->l2, decay = x->decay;
-    Lanes weights[4] = {{0}}, directions[4] = {{0}};
+    Lanes weights = {0}, directions = {0};
     REAL direction[BLOCK];
     for (int64_t begin = 0; begin < n; begin += BLOCK) {
         const int64_t length = n - begin < BLOCK ? n - begin : BLOCK;
@@ -302,11 +304,11 @@ FAST static void OF(lamb_moments)(const Step *step, const Job *job)
             V[i] = beta2 * V[i] + rest2 * (g * g);
             direction[i] = OF(direction)(M[i], V[i], W[i], correction, root, eps, decay);
         }
-        OF(add_squares)(weights, W, length);
-        OF(add_squares)(directions, direction, length);
+        OF(add_squares)(&weights, W, length);
+        OF(add_squares)(&directions, direction, length);
     }
-    step->sums[2 * job->chunk] = OF(total)(weights);
-    step->sums[2 * job->chunk + 1] = OF(total)(directions);
+    step->sums[2 * job->chunk] = OF(total)(&weights);
+    step->sums[2 * job->chunk + 1] = OF(total)(&directions);
 }
 
 FAST static void OF(lamb_update)(const Step *step, const Job *job)

@@ -27,6 +27,7 @@ def plan_values(plan: EpochPlan, fingerprint: str) -> dict[str, Any]:
         "accumulation": plan.accumulation,
         "seed": plan.seed,
         "grouped": plan.lengths is not None,
+        "ordering": plan.ordering,
         "fingerprint": fingerprint,
     }
 
@@ -131,7 +132,7 @@ def move(before: Mapping[str, Any], state: TrainState, plan: EpochPlan, fingerpr
     Returns:
         A note about what happens to the position; None: the plan is the same.
     """
-    before = {**plan_values(plan, fingerprint), **before}  # an older format says less of it
+    before = {**plan_values(plan, fingerprint), "ordering": "permutation", **before}  # an older format says less of it
     if before == plan_values(plan, fingerprint):
         return None
     old = EpochPlan(before["examples"], before["batch_size"], before["accumulation"], before["seed"])
@@ -140,7 +141,8 @@ def move(before: Mapping[str, Any], state: TrainState, plan: EpochPlan, fingerpr
     same_examples = before["fingerprint"].split("-")[0] == fingerprint.split("-")[0]
     # Grouped by length, the order depends on the size of a step as well.
     grouped = before.get("grouped", False) or plan.lengths is not None
-    if same_examples and not grouped and (old.seed, old.examples) == (plan.seed, plan.examples):
+    same_order = before["ordering"] == plan.ordering and (old.seed, old.examples) == (plan.seed, plan.examples)
+    if same_examples and not grouped and same_order:
         size = plan.accumulation * plan.batch_size
         new_step = min(-(-seen // size), plan.steps_per_epoch)
         left_out = min(new_step * size, plan.examples) - seen

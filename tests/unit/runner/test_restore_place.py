@@ -97,6 +97,7 @@ def test_an_evaluation_needs_the_words_and_the_rows_of_the_run() -> None:
 def test_a_plan_is_what_decides_which_examples_come() -> None:
     plan = EpochPlan(50, 4, 2, 7)
     values = {"examples": 50, "batch_size": 4, "accumulation": 2, "seed": 7, "grouped": False, "fingerprint": "a-b"}
+    values["ordering"] = "permutation"
     assert plan_values(plan, "a-b") == values
     assert plan_values(EpochPlan(50, 4, 2, 7, np.arange(50)), "a-b")["grouped"]
     for other in (EpochPlan(50, 8, 2, 7), EpochPlan(50, 4, 1, 7)):

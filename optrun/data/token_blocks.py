@@ -1,0 +1,102 @@
+"""Blocks of a stream of token ids that lies in any number of mapped files."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from optrun.data.cache import digest
+from optrun.data.examples import Example
+from optrun.errors import ConfigError
+
+
+@dataclass(frozen=True, slots=True)
+class TokenFile:
+    """The ids of one file, mapped.
+
+    Attributes:
+        path: The file.
+        ids: Shape (tokens,), an integer type.
+        content: A digest of the ids.
+        largest: The largest id; -1 where there is none.
+        least: The smallest.
+    """
+
+    path: Path
+    ids: np.ndarray
+    content: str
+    largest: int
+    least: int
+
+
+class TokenBlocks:
+    """Blocks of a stream of tokens: the examples of `task=causal_lm`.
+
+    Args:
+        files: In the order of the stream.
+        length: Tokens of a block.
+        begin: First token of the stream that is taken.
+        end: One past the last.
+
+    Attributes:
+        left_out: Tokens at the end that fill no block.
+    """
+
+    lost: np.ndarray | None = None
+    hashes: np.ndarray | None = None
+
+    def __init__(self, files: Sequence[TokenFile], length: int, begin: int, end: int) -> None:
+        self.files = files
+        self.length = length
+        self.begin = begin
+        self._ends = np.cumsum([len(file.ids) for file in files])
+        self._count = max(0, end - begin) // length
+        self.left_out = max(0, end - begin) - self._count * length
+
+    def __len__(self) -> int:
+        return self._count
+
+    def __getitem__(self, index: int) -> Example:
+        if not 0 <= index < self._count:
+            raise IndexError(f"block {index} of {self._count}")
+        at = self.begin + index * self.length
+        ids = np.empty(self.length, dtype=np.int64)
+        filled, number = 0, int(np.searchsorted(self._ends, at, side="right"))
+        while filled < self.length:
+            own = self.files[number].ids
+            first = at + filled - (int(self._ends[number]) - len(own))
+            piece = own[first : first + self.length - filled]
+            ids[filled : filled + len(piece)] = piece
+            filled, number = filled + len(piece), number + 1
+        return {"input_ids": ids}
+
+    @property
+    def lengths(self) -> np.ndarray:
+        """Tokens of each block; shape (blocks,), int64, in the memory of one number."""
+        return np.broadcast_to(np.int64(self.length), (self._count,))
+
+    def fingerprint(self) -> str:
+        """Digest of every token and of how they are cut; the same wherever the files lie."""
+        return digest("token blocks", *(file.content for file in self.files), f"{self.begin} {self.length} {len(self)}")
+
+    def expect_ids_below(self, size: int, key: str) -> None:
+        """Refuse tokens that a vocabulary does not have.
+
+        Args:
+            size: Entries of the vocabulary.
+            key: What the files came by, for the message.
+
+        Raises:
+            ConfigError: With the first file that has one.
+        """
+        for file in self.files:
+            if file.largest >= size or file.least < 0:
+                wrong = file.largest if file.largest >= size else file.least
+                raise ConfigError(
+                    f"{key}={file.path}: it holds the token id {wrong:,}, and the tokenizer has {size:,} entries, from "
+                    "0. It was written with another vocabulary (name its tokenizer with model.tokenizer), or its ids "
+                    "are of another type (data.dtype)."
+                )

@@ -1,0 +1,152 @@
+"""Token ids in files, as nanoGPT, llm.c and Megatron write them, mapped from disk: any number of shards, one stream.
+
+    nanoGPT   NAME.bin           ids of 16 bits, nothing else
+    llm.c     NAME.bin           256 numbers of 32 bits, the first of them 20240520, then the ids
+    Megatron  NAME.bin NAME.idx  the ids; their type, and the length of each document
+
+The documents of all files, in their order, are one stream, which is cut into blocks. Nothing of it is in memory but the
+block that is read. Sources: karpathy/nanoGPT, data/openwebtext/prepare.py; karpathy/llm.c, dev/data/data_common.py;
+NVIDIA/Megatron-LM, megatron/core/datasets/indexed_dataset.py.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import xxhash
+
+from optrun.config.schema.data import TokensConfig, eval_key
+from optrun.data.files import resolve
+from optrun.data.known_files import remembered
+from optrun.data.source import Source, Split
+from optrun.data.token_blocks import TokenBlocks, TokenFile
+from optrun.errors import ConfigError
+
+_LLM_C = 20240520
+_LLM_C_HEADER = 256 * 4
+_LLM_C_IDS = {1: "<u2", 7: "<u4"}
+"""The version in the header to the type of the ids."""
+_MEGATRON = b"MMIDIDX\x00\x00"
+_MEGATRON_IDS = {1: "<u1", 2: "<i1", 3: "<i2", 4: "<i4", 5: "<i8", 8: "<u2"}
+_READ = 1 << 22
+
+
+def load_tokens(config: TokensConfig, *, documents: bool) -> Source:  # noqa: ARG001
+    """Map the files that `data.train` and `data.eval` name; without the latter the end of the stream is held back.
+
+    Raises:
+        ConfigError: No such file, one that is cut short or of another format, too few tokens for a block.
+    """
+    train = _files("data.train", config.train, config)
+    total = sum(len(file.ids) for file in train)
+    sets = {}
+    for name, paths in config.eval_files():
+        key = eval_key(name)
+        files = _files(key, paths, config)
+        sets[name] = _split(files, config, key, 0, sum(len(file.ids) for file in files))
+    notes: list[str] = []
+    border = total
+    if not sets:
+        border -= round(config.eval_fraction * total / config.max_length) * config.max_length
+        if config.eval_fraction and total - border < config.max_length:
+            border = max(0, total - config.max_length)
+        sets[""] = _split(train, config, "data.train (held back)", border, total, empty=not config.eval_fraction)
+        if config.eval_fraction:
+            notes.append(f"no evaluation split given: the last {total - border:,} tokens of data.train held back")
+        else:
+            notes.append("data.eval_fraction=0: trained on all tokens, evaluated on none")
+    split = _split(train, config, "data.train", 0, border)
+    return Source(split, sets, columns=None, cut_from_train=config.eval is None, notes=notes)
+
+
+def _split(
+    files: Sequence[TokenFile], config: TokensConfig, key: str, begin: int, end: int, *, empty: bool = False
+) -> Split:
+    blocks: Any = TokenBlocks(files, config.max_length, begin, end)
+    if not len(blocks) and not empty:
+        raise ConfigError(
+            f"{key}: {end - begin:,} tokens do not fill one block of data.max_length={config.max_length}. Give "
+            "more, or take shorter blocks."
+        )
+    return Split(blocks, key)
+
+
+def _files(key: str, paths: Any, config: TokensConfig) -> list[TokenFile]:
+    return [_open(key, path, config) for path in resolve(key, paths)]
+
+
+def _open(key: str, path: Path, config: TokensConfig) -> TokenFile:
+    where = f"{key}={path}"
+    if path.suffix == ".idx":
+        raise ConfigError(f"{where}: this is Megatron's index. Give the ids beside it: {path.with_suffix('.bin')}.")
+    size = path.stat().st_size
+    if not size:
+        raise ConfigError(f"{where}: the file is empty.")
+    index = path.with_suffix(".idx")
+    with path.open("rb") as file:
+        head = file.read(_LLM_C_HEADER)
+    if index.is_file():
+        dtype, count = _megatron(f"{key}={index}", index)
+        begin = 0
+    elif len(head) == _LLM_C_HEADER and struct.unpack("<i", head[:4])[0] == _LLM_C:
+        (version, count), begin = struct.unpack("<ii", head[4:12]), _LLM_C_HEADER
+        if version not in _LLM_C_IDS:
+            raise ConfigError(f"{where}: version {version} of llm.c's format. Known are {_listed(_LLM_C_IDS)}.")
+        dtype = _LLM_C_IDS[version]
+    else:
+        dtype, begin, count = _typed(config.dtype or "uint16"), 0, None
+    item = np.dtype(dtype).itemsize
+    if config.dtype is not None and np.dtype(_typed(config.dtype)) != np.dtype(dtype):
+        raise ConfigError(
+            f"data.dtype={config.dtype}: {path} says itself that its ids are {np.dtype(dtype).name}. Leave it null."
+        )
+    if (size - begin) % item or (count is not None and size - begin != count * item):
+        said = f"{count:,} tokens, {count * item + begin:,} bytes" if count is not None else f"tokens of {item} bytes"
+        raise ConfigError(f"{where}: {size:,} bytes, where {said} are said to be in it. It was cut short, or added to.")
+    ids = np.asarray(np.memmap(path, dtype=dtype, mode="r", offset=begin)) if size > begin else np.zeros(0, dtype)
+    found = remembered(path, f"tokens {dtype} {begin}", lambda: _look_through(path, np.dtype(dtype), begin))
+    return TokenFile(path, ids, *found)
+
+
+def _typed(name: str) -> str:
+    return np.dtype(name).newbyteorder("<").str
+
+
+def _listed(known: dict[int, str]) -> str:
+    return ", ".join(f"{number} ({np.dtype(dtype).name})" for number, dtype in known.items())
+
+
+def _look_through(path: Path, dtype: np.dtype[Any], begin: int) -> tuple[str, int, int]:
+    """Digest, largest and smallest id, in one pass of pieces: what is mapped would count as memory of the process."""
+    total, count, largest, least = xxhash.xxh3_128(), 0, -1, 0
+    with path.open("rb") as file:
+        file.seek(begin)
+        while len(piece := np.fromfile(file, dtype, _READ)):
+            total.update(piece.data)
+            count += len(piece)
+            largest, least = max(largest, int(piece.max())), min(least, int(piece.min()))
+    return f"{dtype.str} {count} {total.hexdigest()}", largest, least
+
+
+def _megatron(where: str, path: Path) -> tuple[str, int]:
+    """Type of the ids, and how many there are, from Megatron's index."""
+    raw = path.read_bytes()
+    fixed = struct.Struct("<9sQBQQ")
+    if len(raw) < fixed.size or not raw.startswith(_MEGATRON):
+        raise ConfigError(
+            f"{where}: this is not Megatron's index, which begins with {_MEGATRON[:7].decode()}. Where the .bin beside "
+            "it is nanoGPT's, take the .idx away."
+        )
+    _, version, code, sequences, documents = fixed.unpack_from(raw)
+    if version != 1 or code not in _MEGATRON_IDS:
+        raise ConfigError(
+            f"{where}: version {version}, type {code}. Known are version 1 and the types {_listed(_MEGATRON_IDS)}."
+        )
+    if len(raw) != fixed.size + 12 * sequences + 8 * documents:
+        raise ConfigError(f"{where}: {len(raw):,} bytes do not hold {sequences:,} lengths: it was cut short.")
+    lengths = np.frombuffer(raw, dtype="<i4", count=sequences, offset=fixed.size)
+    return _MEGATRON_IDS[code], int(lengths.sum(dtype=np.int64))
