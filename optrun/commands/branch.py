@@ -9,8 +9,6 @@ from typing import Any
 
 from hydra.core.override_parser.types import ChoiceSweep, Override
 
-from optrun.artifacts.checkpoint import read_state
-from optrun.artifacts.metrics import from_json
 from optrun.artifacts.run_dir import RunDir
 from optrun.artifacts.trunk import Trunk
 from optrun.config import overrides, saved, store
@@ -19,7 +17,7 @@ from optrun.config.hydra_internals import Hydra
 from optrun.config.original_cwd import original_cwd, rebase_paths
 from optrun.config.overrides import quote_path
 from optrun.config.request import CommandLine
-from optrun.errors import CheckpointError, ConfigError
+from optrun.errors import ConfigError
 from optrun.registry.origins import require
 
 
@@ -130,14 +128,16 @@ class Branching:
         return self._trunks[value]
 
     def _read(self, folder: Path) -> _Known:
-        state = read_state(folder)
-        require(state.get("plugins", ()), str(folder))
-        if not isinstance(state.get("config"), dict):
-            raise CheckpointError(f"{folder}: state.json holds no configuration: it is not whole.")
-        before = saved.with_schemas(from_json(state["config"]), str(folder))
+        from optrun.artifacts.checkpoint import open_verified
+        from optrun.runner.resume.state_file import refuse_garbage
+
+        metadata = open_verified(folder, lazy=True).metadata
+        refuse_garbage(folder, metadata)
+        require(metadata.plugins or (), str(folder))
+        before = saved.with_schemas(metadata.config, str(folder))
         rebase_paths(before, original_cwd(RunDir(folder.parent.parent).hydra))
         values = saved.plain(before)
-        return _Known(as_overrides(self.hydra, values, str(folder)), values, int(state["global_step"]))
+        return _Known(as_overrides(self.hydra, values, str(folder)), values, metadata.global_step)
 
 
 def find_trunk(value: str) -> Trunk:

@@ -9,17 +9,21 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from matplotlib.axes import Axes
 from numpy.typing import NDArray
 
 from optrun.artifacts.metrics import MetricsLog
 from optrun.artifacts.run_dir import CHECKPOINTS, RunDir
+from optrun.artifacts.trunk import Trunk
 from optrun.formatting import plain
 from optrun.report.collect import Run, load_run
-from optrun.report.theme import Theme
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+    from optrun.report.theme import Theme
 
 Array = NDArray[np.float64]
 KEY = "branch_from"
@@ -94,6 +98,17 @@ def name_trunks(runs: Sequence[Run]) -> None:
         if found is not None:
             several = f"{kinds[found.kind]} " if len(kinds) > 1 else ""
             run.respelt[KEY] = f"{several}step {found.step:,}"
+
+
+def planned_step(trunk: object) -> object:
+    """Name where planned branches leave their trunks, whichever seeds' trunks these are.
+
+    Example:
+        >>> planned_step("/runs/oak-0/checkpoints/step-00000100@0123456789abcdef"), planned_step(None)
+        ('step-00000100', None)
+    """
+    pinned = Trunk.parse(trunk) if isinstance(trunk, str) else None
+    return trunk if pinned is None else pinned.folder.name
 
 
 def shared_luck(runs: Iterable[Run]) -> str:

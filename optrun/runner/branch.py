@@ -12,6 +12,7 @@ from optrun.artifacts.checkpoint import Snapshot
 from optrun.artifacts.metadata import CheckpointMetadata
 from optrun.artifacts.provenance import config_digest
 from optrun.artifacts.trunk import Trunk
+from optrun.config.saved import plain, with_schemas
 from optrun.config.schema.run import BranchSchedule
 from optrun.errors import ConfigError
 from optrun.optimizer.inherited import inherit_state
@@ -66,13 +67,13 @@ class Branch:
             "run_id": self.run_id,
             "step": self.step,
             "schedule_from": self.schedule_from,
+            "trunk_config": self.trunk_config,
         }
 
     def summary(self) -> dict[str, Any]:
         """What `summary.json` says of it."""
         return {
             **self.metadata(),
-            "trunk_config": self.trunk_config,
             "optimizer_state": self.optimizer_state,
             "schedule": self.schedule,
             "changes": {key: list(pair) for key, pair in self.changes.items()},
@@ -118,9 +119,16 @@ def begin_branch(
     _refuse_other_plan(saved.plan, now.plan, own, trunk)
     state = train_state(saved)
     state.best, state.ranking, state.last = {}, {}, {}
-    seedless = config_digest({key: value for key, value in saved.config.items() if key != "seed"})
     first = schedule_from(saved, schedule)
-    return Branch(trunk, saved.run_id, saved.global_step, first, seedless, own), state
+    return Branch(trunk, saved.run_id, saved.global_step, first, _kind(saved), own), state
+
+
+def _kind(saved: CheckpointMetadata) -> str:
+    """Digest the configuration of a trunk but for the seed, with keys that came later, and that of its own trunk."""
+    values = plain(with_schemas(saved.config, "the trunk"))
+    kept = {key: value for key, value in values.items() if key not in ("seed", "branch_from")}
+    before = saved.branch or {}
+    return config_digest({**kept, "trunk": [before.get("trunk_config"), before.get("step")]})
 
 
 def _follows(key: str, changes: Changes) -> bool:
@@ -140,8 +148,8 @@ def _refuse_other_plan(before: Mapping[str, Any], now: Mapping[str, Any], change
             f"branch_from={trunk.folder}: this checkpoint is of the first format, which does not say where in the data "
             "it stands. Go on with its run once (resume=RUN_DIR), and branch from a checkpoint of that."
         )
-    before = {**now, **before}  # an older format says less of it
-    other = [key for key in ("seed", "batch_size", "accumulation", "grouped", "examples") if before[key] != now[key]]
+    before = {**now, "ordering": "permutation", **before}  # an older format says less of it
+    other = [key for key in now if key != "fingerprint" and before[key] != now[key]]
     named = ", ".join(f"{key}={value}" for key, (_, value) in changes.items() if key == "seed" or key.startswith(_PLAN))
     if before["fingerprint"].split("-")[0] != now["fingerprint"].split("-")[0]:
         raise ConfigError(
@@ -151,6 +159,7 @@ def _refuse_other_plan(before: Mapping[str, Any], now: Mapping[str, Any], change
         )
     if other:
         words = {"batch_size": "examples a micro-batch", "accumulation": "micro-batches a step over all ranks"}
+        words |= {"ordering": "order of the examples", "grouped": "grouped by length"}
         listed = ", ".join(f"{words.get(key, key)}: {now[key]} (the trunk: {before[key]})" for key in other)
         raise ConfigError(
             f"{named or 'distributed'}: {listed}: a branch takes the steps of its trunk {trunk.folder}. Choose "
