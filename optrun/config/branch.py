@@ -58,17 +58,18 @@ def as_overrides(hydra: Hydra, values: Mapping[str, Any], where: str) -> list[st
     wanted = {key: value for key, value in values.items() if key not in _OWN}
     choices = {group: saved_kind(group, schemas, wanted[group]) for group, schemas in GROUPS.items()}
     tokens = [f"{group}={choice}" for group, choice in choices.items()]
-    for step in ("plain", "top", "all"):  # what follows from another value is looked at once that one is set
+    for step in ("plain", "top", "all", "end"):  # what follows from another value is looked at once that one is set
         composed = store.without_hydra(store.compose(hydra, DEFAULT_CONFIG, tokens))
-        for key, value in _differing(saved.plain(composed), wanted):
+        left = list(_differing(saved.plain(composed), wanted))
+        if not left:
+            return tokens
+        for key, value in left:
             follows = bool(_interpolated(composed, key))
             if not follows or step == "all" or (step == "top" and "." not in key):
                 plus = "++" if open_prefix(composed, key) is not None or _is_open(composed, key) else ""
                 tokens.append(f"~{key}" if value is _GONE else f"{plus}{key}={_written(value)}")
-    composed = store.without_hydra(store.compose(hydra, DEFAULT_CONFIG, tokens))
-    for key, value in _differing(saved.plain(composed), wanted):
-        raise ConfigError(f"{where}: {key}={value}: a branch cannot be begun from this value: no override writes it.")
-    return tokens
+    key, value = left[0]
+    raise ConfigError(f"{where}: {key}={value}: a branch cannot be begun from this value: no override writes it.")
 
 
 _GONE = object()

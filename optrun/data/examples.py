@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
-from itertools import chain, islice
+from itertools import islice
 from pathlib import Path
 from typing import Any, BinaryIO, TypeVar
 
@@ -252,7 +252,7 @@ def _encode(texts: Iterator[Any], encoder: Encoder, longest: int | None, folder:
                 rows = list(rows)
                 if name not in files:
                     files[name] = stack.enter_context((folder / f"{name}.int32").open("wb"))
-                np.fromiter(chain.from_iterable(rows), dtype="<i4").tofile(files[name])
+                np.concatenate([np.asarray(row, dtype="<i4") for row in rows]).tofile(files[name])
                 sizes = np.fromiter(map(len, rows), dtype=np.int64, count=len(rows))
             lengths.append(sizes)
             lost.append(_lost(batch, sizes, encoder, longest))

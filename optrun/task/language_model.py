@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -11,6 +11,7 @@ from optrun.data.cache import digest
 from optrun.data.columns import text_column, texts
 from optrun.data.examples import Examples, Selected, encode, limited, packed
 from optrun.data.loader import ExampleSource
+from optrun.data.pieces import is_long, long_ids
 from optrun.data.source import Source, Split
 from optrun.errors import ConfigError
 from optrun.task.base import Task
@@ -55,6 +56,21 @@ def opening(tokenizer: PreTrainedTokenizerBase) -> list[int]:
     return whole[: next((start for start in starts if whole[start : start + len(plain)] == plain), 0)]
 
 
+def _around(tokenizer: PreTrainedTokenizerBase) -> tuple[list[int], list[int]]:
+    """The ids before and after a text."""
+    whole: list[int] = tokenizer("a")["input_ids"]
+    plain, before = tokenizer("a", add_special_tokens=False)["input_ids"], opening(tokenizer)
+    return before, whole[len(before) + len(plain) :]
+
+
+def _whole_row(text: str, tokenizer: PreTrainedTokenizerBase, before: list[int], after: list[int]) -> np.ndarray:
+    if is_long(text, tokenizer):
+        ids = long_ids(text, tokenizer)
+    else:
+        ids = np.asarray(tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"], dtype=np.int32)
+    return np.concatenate([np.asarray(before, np.int32), ids, np.asarray(after, np.int32)])
+
+
 def _split_examples(
     source: Source,
     split: Split,
@@ -68,8 +84,11 @@ def _split_examples(
     special = separator is None
     longest = None if packing else length
     start, end = ([], []) if separator is None else (opening(tokenizer), [separator])
+    around = _around(tokenizer) if special else (start, end)
 
-    def encoder(batch: list[str], cut: bool) -> dict[str, list[list[int]]]:
+    def encoder(batch: list[str], cut: bool) -> dict[str, list[Any]]:
+        if longest is None and any(is_long(text, tokenizer) for text in batch):
+            return {"input_ids": [_whole_row(text, tokenizer, *around) for text in batch]}
         cut = cut and longest is not None
         encoded = tokenizer(
             batch,

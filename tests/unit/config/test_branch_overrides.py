@@ -34,8 +34,12 @@ TRUNKS = {
     "text": ["task.prompt='it\\'s = a, [b] {c} $ @'", "run_name=oak"],
 }
 
+FAST = ("dialect", "sets")
 
-@pytest.mark.parametrize("tokens", TRUNKS.values(), ids=TRUNKS)
+
+@pytest.mark.parametrize(
+    "tokens", [pytest.param(TRUNKS[name], id=name, marks=[] if name in FAST else pytest.mark.slow) for name in TRUNKS]
+)
 def test_composed_again_it_is_the_same(tokens: list[str]) -> None:
     hydra = store.open_hydra()
     values = composed(hydra, *tokens)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -14,6 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers.processors import TemplateProcessing
 
+from optrun.data import pieces
 from optrun.data.loader import BatchLoader, EpochPlan
 from optrun.data.randomness import generator
 from optrun.data.source import Source
@@ -237,3 +239,19 @@ def test_a_tokenizer_is_the_same_whatever_it_was_last_asked(tokenizer: Make) -> 
     words(["a", "b c d"], truncation=True, max_length=3, padding=True)
     assert tokenizer_key(words) == before
     assert tokenizer_key(tokenizer("stream")) != before
+
+
+@pytest.mark.parametrize("name", ["causal_lm", "masked_lm"])
+def test_long_documents_are_encoded_in_pieces_alike(
+    make_source: Make, make_task: Make, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    texts = [" ".join(TEXTS) * 20, "Bob", " ".join(reversed(TEXTS)) * 20]
+    found = []
+    for piece in (pieces.PIECE, 1000):
+        monkeypatch.setattr(pieces, "PIECE", piece)
+        monkeypatch.setattr(pieces, "OVERLAP", 400)
+        monkeypatch.setenv("OPTRUN_CACHE", str(tmp_path / str(piece)))  # else the first is read again
+        task = make_task(name, make_source({"text": texts}), packing=True)
+        found.append((all_ids(task.train), task.train.fingerprint()))
+    assert (found[0][0] == found[1][0]).all()
+    assert found[0][1] == found[1][1]
