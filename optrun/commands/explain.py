@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from optrun.commands.branch import whole_command_line
 from optrun.commands.parser import VerbParser
 from optrun.errors import EXIT_DONE, ConfigError
 
@@ -42,6 +41,7 @@ def run(argv: list[str]) -> int:
         return EXIT_DONE
     if arguments.positional:
         raise ConfigError(f"optrun explain {arguments.positional[0]}: expected key=value. See optrun explain --help")
+    from optrun.commands.branch import whole_command_line
     from optrun.config import store
     from optrun.config.compose import compose_request
     from optrun.config.overrides import is_hydra
