@@ -22,7 +22,7 @@ from optrun.artifacts.trunk import deleting
 _OURS = re.compile(
     r"(\.deleting-)?\.(model|tokenizer)-\d+|"
     r"\.(config\.yaml|metrics\.jsonl|summary\.json|tracking\.json|run_manifest\.json|curves\.png|"
-    r"report(\.html|\.md|\.csv|-[\w-]+\.png))\.\d+\.tmp"
+    r"report(\.html|\.md|\.csv|-[\w-]+\.(png|csv)))\.\d+\.tmp"
 )
 """What a process leaves in a run directory that was killed while it wrote one of these aside."""
 

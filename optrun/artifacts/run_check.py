@@ -16,7 +16,7 @@ from optrun.artifacts.run_dir import RunDir, checkpoint_folders
 from optrun.artifacts.run_manifest import APART, CHECKPOINT, Entry, Sealed, files_of, matches, read_run_manifest
 from optrun.errors import CheckpointError
 
-_HALF = re.compile(rf"\.({re.escape(names.MANIFEST)}|report(\.html|\.md|\.csv|-[\w-]+\.png))\.\d+\.tmp")
+_HALF = re.compile(rf"\.({re.escape(names.MANIFEST)}|report(\.html|\.md|\.csv|-[\w-]+\.(png|csv)))\.\d+\.tmp")
 _TRIES = 5
 """A run that goes on may write its manifest while its files are read; then they are read again."""
 

@@ -38,7 +38,7 @@ ALWAYS_GROWING = (names.LOG, f"{names.LOGS}/*", names.LOCK)
 GROWING = (names.METRICS, "tensorboard/*", *ALWAYS_GROWING)
 FLEETING = (
     *(names.SUMMARY, names.CURVES, names.TRACKING, "nonfinite/*", *_POINTERS),
-    *("report.html", "report.md", "report.csv", "report-*.png"),
+    *("report.html", "report.md", "report.csv", "report-*.png", "report-*.csv"),
 )
 """Written over while a run goes on: sealed when it ends."""
 _STEADY = (names.CONFIG, f"{names.HYDRA}/*", f"{names.TOKENIZER}/*", f"{names.MODEL}/*")

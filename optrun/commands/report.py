@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 
 from optrun.commands.parser import VerbParser
 from optrun.errors import EXIT_DONE, ConfigError, refuse_url
 
-KEYS = ("baseline", "by", "metric", "out")
+KEYS = ("baseline", "by", "metric", "out", "target")
 
 
 def parser() -> VerbParser:
     """Build the parser of the verb."""
     return VerbParser(
         "report",
-        "DIR [DIR ...] [out=DIR] [baseline=NAME] [metric=NAME] [by=KEY,KEY]",
+        "DIR [DIR ...] [out=DIR] [baseline=NAME] [metric=NAME] [by=KEY,KEY] [target=LEVEL]",
         """
 Compares runs, sweeps, or folders of them: a ranked table here, report.html, report.md and report.csv on disk (in the
 first DIR; where that is one run of several, in outputs/reports/DATE/TIME; or in out). Reads files only.
@@ -22,6 +23,7 @@ first DIR; where that is one run of several, in outputs/reports/DATE/TIME; or in
   baseline  the contender that the others are tested against; else the best
   metric    the metric to compare by, such as eval/loss; else the main metric of the runs
   by        configuration keys that tell contenders apart; else all that differ, but lr and the optimizer's own
+  target    the level of the metric to which steps, tokens and time are counted; else one that all contenders reach
 """,
         keys=KEYS,
     )
@@ -55,6 +57,22 @@ def run(argv: list[str]) -> int:
         baseline=given.get("baseline"),
         metric=given.get("metric"),
         by=[key for key in given.get("by", "").split(",") if key],
+        target=_level(given["target"]) if "target" in given else None,
         console=Console(),
     )
     return EXIT_DONE
+
+
+def _level(text: str) -> float:
+    """Read a level of the metric.
+
+    Raises:
+        ConfigError: It is no finite number.
+    """
+    try:
+        level = float(text)
+    except ValueError:
+        level = math.nan
+    if not math.isfinite(level):
+        raise ConfigError(f"optrun report target={text}: expected a number, a level of the metric, as in target=4.5.")
+    return level

@@ -211,17 +211,18 @@ def build_contenders(arms: Sequence[Arm], keys: Sequence[str], mode: str) -> lis
     for arm in arms:
         groups.setdefault(tuple(comparable(arm.settings.get(key)) for key in keys), []).append(arm)
     sign = 1.0 if mode == "min" else -1.0
-
-    def badness(arm: Arm) -> tuple[bool, bool, int, float]:
-        mean = sign * arm.mean if arm.scores else 0.0
-        return (not arm.scores, bool(arm.diverged), -len(arm.scores), mean)
-
     contenders = []
     for members in groups.values():
-        best = min(members, key=badness)
+        best = min(members, key=lambda arm: order_of_choice(arm, mode))
         settings = {key: best.settings[key] for key in keys if key in best.settings}
         contenders.append(Contender(settings, members, best))
     return sorted(contenders, key=lambda each: (not each.best.scores, sign * each.best.mean if each.best.scores else 0))
+
+
+def order_of_choice(arm: Arm, mode: str) -> tuple[bool, bool, int, float]:
+    """Sort the arms of a contender: the first is the one that stands for it."""
+    mean = (arm.mean if mode == "min" else -arm.mean) if arm.scores else 0.0
+    return (not arm.scores, bool(arm.diverged), -len(arm.scores), mean)
 
 
 def find_contender(name: str, contenders: Sequence[Contender]) -> Contender:

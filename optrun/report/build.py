@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -18,12 +20,13 @@ from optrun.errors import ConfigError, StorageError
 from optrun.report.collect import NOT_STARTED, Run, load_runs
 from optrun.report.confirmation import Confirmed, confirmations, judge, label
 from optrun.report.curves import curves_figure, run_title
-from optrun.report.figures import Picture, pictures
+from optrun.report.figures import pictures
 from optrun.report.findings import Findings, find
 from optrun.report.narrative import verdict_line
-from optrun.report.page import HTML_MARK, MARKDOWN_MARK, render
+from optrun.report.page import HTML_MARK, MARKDOWN_MARK, facts_of, render
+from optrun.report.picture import Data, Picture
 from optrun.report.table import filled, to_rich
-from optrun.report.tables import CSV_MARK, run_facts, runs_csv, runs_table, terminal_table
+from optrun.report.tables import CSV_MARK, runs_csv, runs_table, terminal_table
 from optrun.report.theme import LIGHT, PAGE, SOFTWARE, Theme, new_figure, save_png, write
 from optrun.report.warnings import Warning, find_warnings
 
@@ -37,7 +40,7 @@ class Report:
     findings: Findings
     warnings: list[Warning]
     files: list[Path]
-    """Pages, then pictures."""
+    """Pages, then pictures, then the data of the pictures."""
     confirmed: list[Confirmed] = field(default_factory=list)
     """What confirmations beneath the directories found."""
 
@@ -49,6 +52,7 @@ def report(
     baseline: str | None = None,
     metric: str | None = None,
     by: Sequence[str] = (),
+    target: float | None = None,
     console: Console | None = None,
 ) -> Report:
     """Compare the runs at or beneath some directories.
@@ -60,6 +64,7 @@ def report(
         baseline: The contender to test the others against; default: the best one.
         metric: The metric to compare by; default: the main metric of the runs.
         by: Configuration keys that separate contenders; default: all that differ, but for lr and the optimizer's own.
+        target: Level of the metric for times to target and lr basins; default: one that the contenders reach.
         console: Where the table is printed; None prints nothing.
 
     Returns:
@@ -80,13 +85,17 @@ def report(
     if not runs:
         listed = ", ".join(str(directory) for directory in dirs)
         raise ConfigError(f"report {listed}: no run found here or beneath (a run has metrics.jsonl or summary.json)")
-    findings = find(runs, metric=metric, baseline=baseline, by=by)
+    findings = find(runs, metric=metric, baseline=baseline, by=by, target=target)
     cautions = find_warnings(findings)
     single = len(runs) == 1
     drawn = [_run_picture(runs[0])] if single else pictures(findings)
     folder = out if out is not None else _folder_for(dirs[0], runs)
-    confirmed = judge(planned, dirs)
-    files = _write(folder, findings, cautions, drawn, confirmed)
+    same = all(one.metric == findings.metric for one in planned.values())
+    confirmed = judge(planned, dirs, target=findings.target if same and math.isfinite(findings.target) else None)
+    options = {"baseline": baseline, "metric": metric, "by": ",".join(by), "target": target}
+    typed = [f"{key}={given}" for key, given in options.items() if given not in (None, "")]
+    command = shlex.join(["optrun", "report", *map(str, dirs), *typed])
+    files = _write(folder, findings, cautions, drawn, confirmed, command)
     result = Report(findings, cautions, files, confirmed)
     if console is not None:
         print_report(result, console)
@@ -110,7 +119,7 @@ def print_report(made: Report, console: Console) -> None:
     findings = made.findings
     console.print()
     if len(findings.runs) == 1:
-        console.print(to_rich(run_facts(findings.runs[0], findings.metric, findings.mode)))
+        console.print(to_rich(facts_of(findings)))
     else:
         console.print(Text(verdict_line(findings, made.confirmed), style="bold"))
         for one in made.confirmed:
@@ -138,20 +147,23 @@ def _write(
     cautions: Sequence[Warning],
     drawn: Sequence[Picture],
     confirmed: Sequence[Confirmed],
+    command: str,
 ) -> list[Path]:
     """Write all files, none of them over a person's own."""
     images = {picture: folder / f"report-{picture.name}.png" for picture in drawn}
+    numbers = {path.with_suffix(".csv"): one.data for one, path in images.items() if one.data is not None}
     pages = [folder / name for name in ("report.html", "report.md", "report.csv")]
-    contents = [*render(findings, cautions, images, confirmed), runs_csv(findings)]
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        for path in [*pages, *images.values()]:
+        for path in [*pages, *images.values(), *numbers]:
             if path.exists() and not is_own(path):
                 raise ConfigError(
                     f"{path} exists and was not written by optrun report: move it away, or write elsewhere with out=DIR"
                 )
-        with recorded(*pages, *images.values()):
-            for path, content in zip(pages, contents, strict=True):
+        contents = [*render(findings, cautions, images, confirmed, command), runs_csv(findings)]
+        texts = dict(zip(pages, contents, strict=True)) | {path: data().to_csv() for path, data in numbers.items()}
+        with recorded(*pages, *images.values(), *numbers):
+            for path, content in texts.items():
                 replace_text(path, content)
             for picture, path in images.items():
                 figure = picture.draw(LIGHT)
@@ -163,7 +175,7 @@ def _write(
         raise StorageError(
             f"report: cannot write to {folder} ({error.strerror}); write elsewhere with out=DIR"
         ) from error
-    return [*pages, *images.values()]
+    return [*pages, *images.values(), *numbers]
 
 
 def is_own(path: Path) -> bool:
@@ -191,6 +203,9 @@ def _run_picture(run: Run) -> Picture:
             return new_figure(9.0, 1.0, theme)
         return curves_figure(run, title="" if theme is PAGE else title, theme=theme, stacked=theme is PAGE)
 
-    return Picture(
-        "curves", title, "The thin line is as logged, the thick one smoothed; the ring marks the best.", draw
-    )
+    def data() -> Data:
+        names = run.log.names()
+        return Data(["step", *names], [[each["step"], *map(each.get, names)] for each in run.log.records])
+
+    caption = "The thin line is as logged, the thick one smoothed; the ring marks the best."
+    return Picture("curves", title, caption, draw, data)

@@ -177,6 +177,12 @@ class Run:
         return number(self.summary.get("wall_seconds"))
 
     @property
+    def tokens(self) -> float | None:
+        """Tokens trained on so far, to the precision of the clock."""
+        speed, seconds = self.perf("tokens_per_second"), self.wall_seconds
+        return None if speed is None or seconds is None else speed * seconds
+
+    @property
     def samples(self) -> int | None:
         """Training examples the whole schedule sees, as far as the configuration tells."""
         size = self.config.get("training.per_device_train_batch_size")

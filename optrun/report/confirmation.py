@@ -336,8 +336,16 @@ class Confirmed:
         return len(self.plan.contenders) * len(self.plan.seeds) - found
 
 
-def judge(planned: Mapping[Path, Confirmation], directories: Sequence[Path]) -> list[Confirmed]:
-    """Judge the confirmations directly beneath some directories by their own runs; none that has no result yet."""
+def judge(
+    planned: Mapping[Path, Confirmation], directories: Sequence[Path], *, target: float | None = None
+) -> list[Confirmed]:
+    """Judge the confirmations directly beneath some directories by their own runs; none that has no result yet.
+
+    Args:
+        planned: What `confirmations` found.
+        directories: The sweeps.
+        target: See `findings.find`.
+    """
     found = []
     sweeps = {directory.resolve() for directory in directories}
     for folder, made in planned.items():
@@ -347,7 +355,8 @@ def judge(planned: Mapping[Path, Confirmation], directories: Sequence[Path]) -> 
         if any(run.score(made.metric) is not None for run in runs):
             names = [row.name for row in find(runs, metric=made.metric, by=made.by).rows]
             baseline = made.reference if made.reference in names else None
-            found.append(Confirmed(folder, made, find(runs, metric=made.metric, by=made.by, baseline=baseline)))
+            judged = find(runs, metric=made.metric, by=made.by, baseline=baseline, target=target)
+            found.append(Confirmed(folder, made, judged))
     return found
 
 

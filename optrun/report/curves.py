@@ -9,12 +9,12 @@ from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
-from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
 from optrun.artifacts.run_dir import RunDir
 from optrun.formatting import duration, plain, rate
 from optrun.report import branches
+from optrun.report.chart import Chart
 from optrun.report.collect import Run, best_point, load_run
 from optrun.report.theme import (
     LIGHT,
@@ -33,6 +33,8 @@ Array = NDArray[np.float64]
 _BOOKKEEPING = re.compile(r"(runtime|seconds|time|per_second|examples|samples|tokens|batches|steps)$")
 _LESS_IS_BETTER = re.compile(r"(loss|perplexity|error|mse|mae|bits_per_\w+)$")
 _LEGEND_LIMIT = 6
+_MARKS = 40
+"""Points of a line that tell their values on the page."""
 
 
 def draw_curves(run_dir: Path | str) -> Path:
@@ -53,7 +55,7 @@ def draw_curves(run_dir: Path | str) -> Path:
     return save_png(curves_figure(run, title=run_title(run), theme=LIGHT), files.curves)
 
 
-def curves_figure(run: Run, *, title: str, theme: Theme, stacked: bool = False) -> Figure:
+def curves_figure(run: Run, *, title: str, theme: Theme, stacked: bool = False) -> Chart:
     """Draw losses over the whole width; below them evaluation metrics, learning rates and gradient norm, where logged.
 
     Args:
@@ -83,7 +85,25 @@ def curves_figure(run: Run, *, title: str, theme: Theme, stacked: bool = False) 
         _draw_rates(figure.add_subplot(next(places)), run, rates, theme)
     if norms:
         _draw_grad_norm(figure.add_subplot(next(places)), run, theme)
+    _let_points_tell(figure)
     return figure
+
+
+def _let_points_tell(figure: Chart) -> None:
+    """Let points of every line with a name tell their values, on the page; of an unnamed one with the panel's."""
+    for ax in figure.axes:
+        for line in ax.get_lines():
+            steps, values = (np.asarray(numbers, dtype=np.float64) for numbers in line.get_data())
+            label = str(line.get_label())
+            name = ax.get_title(loc="left") if label.startswith("_") else label
+            if len(steps) < 2 or line.get_transform() is not ax.transData:
+                continue
+            for index in np.unique(np.linspace(0, len(steps) - 1, min(len(steps), _MARKS)).astype(int)):
+                told = ax.get_title(loc="left") if name.startswith("_") else name
+                if math.isfinite(values[index]):
+                    figure.mark(
+                        ax, steps[index], values[index], f"{told}, step {steps[index]:,.0f}: {values[index]:.4g}"
+                    )
 
 
 def evaluation_names(names: list[str]) -> list[str]:

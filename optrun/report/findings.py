@@ -22,6 +22,7 @@ from optrun.report.arms import (
 )
 from optrun.report.basin import Basin, basin
 from optrun.report.branches import name_trunks
+from optrun.report.budget import ScoreAgainstBudget, score_against_budget
 from optrun.report.collect import Run
 from optrun.report.comparable import incomparable
 from optrun.report.curves import metric_mode
@@ -48,6 +49,7 @@ class Row:
     """Against the reference; None where nothing has a score."""
     basin: Basin
     target: TimeToTarget
+    budget: ScoreAgainstBudget
 
     @property
     def arm(self) -> Arm:
@@ -77,7 +79,9 @@ class Findings:
     chosen_baseline: bool
     """Whether a person named the reference, or it is the best."""
     target: float
-    """Level of the metric for steps-to-target and time-to-target."""
+    """Level of the metric for steps, tokens and time to target."""
+    chosen_target: bool
+    """Whether a person set it."""
     level: Level
     """Level of the metric for the width of lr basins."""
     intervals: dict[int, tuple[float, float]]
@@ -92,7 +96,12 @@ class Findings:
 
 
 def find(
-    runs: Sequence[Run], *, metric: str | None = None, baseline: str | None = None, by: Sequence[str] = ()
+    runs: Sequence[Run],
+    *,
+    metric: str | None = None,
+    baseline: str | None = None,
+    by: Sequence[str] = (),
+    target: float | None = None,
 ) -> Findings:
     """Join, rank and test.
 
@@ -101,6 +110,8 @@ def find(
         metric: What to compare by; default: the main metric that most runs name.
         baseline: A contender to test the others against; default: the best.
         by: Configuration keys that separate contenders; default: see `arms.compared`.
+        target: Level of the metric for times to target and lr basins; default: see `targets.choose_target` and
+            `level.common_level`.
 
     Raises:
         ConfigError: A metric no run has, a baseline or a key that is none here.
@@ -129,8 +140,8 @@ def find(
         tests = compare(scores, mode=mode, reference=chosen)
     reference = next(iter(tests.values())).reference if tests else None
     reference_arm = contenders[names.index(reference)].best if reference else None
-    target = choose_target([reference_arm] if chosen and reference_arm else [each.best for each in contenders], mode)
-    level = common_level([] if apart else contenders, name, mode)
+    reached = choose_target([reference_arm] if chosen and reference_arm else [each.best for each in contenders], mode)
+    level = common_level([] if apart else contenders, name, mode, target=target)
     intervals = _intervals(arms)
     rows = [
         Row(
@@ -140,7 +151,8 @@ def find(
             interval=intervals[id(each.best)],
             versus=tests.get(label),
             basin=basin(each, mode, level.value),
-            target=time_to_target(each.best, name, mode, target),
+            target=time_to_target(each.best, name, mode, reached if target is None else target),
+            budget=score_against_budget(each, name, mode, level.start),
         )
         for index, (label, each) in enumerate(zip(names, contenders, strict=True), start=1)
     ]
@@ -155,7 +167,8 @@ def find(
         rows,
         reference,
         bool(baseline),
-        target,
+        reached if target is None else target,
+        target is not None,
         level,
         intervals,
         apart,

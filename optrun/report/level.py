@@ -22,14 +22,14 @@ class Level:
     """One level for all contenders, in units of the metric."""
 
     value: float
-    """NaN where no contender has a score, or nothing was learnt."""
+    """The target, where a person set one; NaN where no contender has a score, or nothing was learnt."""
     start: float
     """The metric before learning: the median first value of the runs that have a score."""
     best: float
     """Mean of the best contender."""
 
 
-def common_level(contenders: Sequence[Contender], metric: str, mode: str) -> Level:
+def common_level(contenders: Sequence[Contender], metric: str, mode: str, *, target: float | None = None) -> Level:
     """Choose the level that half of the contenders reach at their best.
 
     Each width is taken at the same level, so that a contender gains nothing by being equally bad at every learning
@@ -40,17 +40,18 @@ def common_level(contenders: Sequence[Contender], metric: str, mode: str) -> Lev
             `LEAST` of what the best one learnt, behind which it is set by `MARGIN`.
         metric: Where it is a loss, the first training loss counts as its value before learning.
         mode: "min" or "max".
+        target: The level that a person set.
     """
     sign = 1.0 if mode == "min" else -1.0
     means = sorted(sign * each.best.mean for each in contenders if each.best.scores)
     runs = [run for each in contenders for arm in each.arms for run in arm.runs if run.score(metric) is not None]
     firsts = [first for run in runs if (first := _first(run, metric)) is not None]
     if not means or not firsts:
-        return Level(math.nan, math.nan, math.nan)
+        return Level(math.nan if target is None else target, math.nan, math.nan)
     best, median, start = means[0], means[(len(means) - 1) // 2], sign * float(np.median(firsts))
     learnt = start - best
     level = min(median, best + LEAST * learnt) + MARGIN * learnt if learnt > 0 else math.nan
-    return Level(sign * level, sign * start, sign * best)
+    return Level(sign * level if target is None else target, sign * start, sign * best)
 
 
 def _first(run: Run, metric: str) -> float | None:

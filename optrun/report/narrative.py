@@ -120,21 +120,38 @@ def notes(findings: Findings) -> list[str]:
             "they are too narrow: from five seeds they hold the true mean in about 84 of 100 cases instead of 95."
         )
     if findings.target == findings.target:
-        which = f"of the baseline {findings.reference}" if findings.chosen_baseline else "that every contender reaches"
+        whose = f"the baseline {findings.reference}" if findings.chosen_baseline else "every contender"
+        which = "set with target=" if findings.chosen_target else f"which more than half of the seeds of {whose} end at"
+        which += "" if findings.chosen_target else " or beyond (target=LEVEL sets another)"
         found.append(
-            f"Target: {findings.metric} {value(findings.target)}, the final mean {which}. Steps and time are "
-            "medians up to the first evaluation that saw it. A schedule made for more steps comes down later: "
-            "read this as “within this schedule”."
+            f"Target: {findings.metric} {value(findings.target)}, {which}. Steps, tokens and time are medians over the "
+            "seeds of the configuration shown, up to the first evaluation that saw it. A run that ended or diverged "
+            "before counts as one that takes for ever, one that was cut or runs still as one of which no more is known "
+            "(Kaplan-Meier); “never”: half of the runs or more do not get there. A schedule made for more steps comes "
+            "down later: read this as “within this schedule”."
+        )
+    if len(findings.arms) > len(findings.rows):
+        found.append(
+            "Cost: all runs that were begun for a contender, also those that failed or were not chosen, with wall time "
+            "as if they had followed each other. Score against budget: the best mean that so many of the contender's "
+            "configurations would have given, taken in random order (expectation without replacement, the U-statistic "
+            "of Tang et al. 2020 for the curve of Dodge et al. 2019). One that diverged counts as a model that learnt "
+            "nothing, one that was stopped early with its last evaluation. Contenders may be compared where all have a "
+            "value, however many configurations were tried for one; docs/statistics.md has the equation."
         )
     if any(len(row.basin.tried) > 1 for row in findings.rows) and findings.level.value == findings.level.value:
         level = findings.level
         found.append(
             f"lr basin: the factor between the smallest and largest lr whose mean {findings.metric} is "
             f"{value(level.value)} or {'less' if findings.mode == 'min' else 'more'}, between tried values by "
-            "interpolation; “≥” where the grid ended first, “not reached” where no lr tried gets there. The level is "
-            f"one for all: the median of the best means, yet at least {LEAST:.0%} of what the best contender learnt, "
-            f"from {value(level.start)} (the first value logged) to {value(level.best)}, with a margin of {MARGIN:.0%} "
-            "of that."
+            "interpolation; “≥” where the grid ended first, “not reached” where no lr tried gets there. "
+        )
+        found[-1] += (
+            "The level is the target."
+            if findings.chosen_target
+            else f"The level is one for all: the median of the best means, yet at least {LEAST:.0%} of what the best "
+            f"contender learnt, from {value(level.start)} (the first value logged) to {value(level.best)}, with a "
+            f"margin of {MARGIN:.0%} of that."
         )
     return found
 

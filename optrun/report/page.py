@@ -8,18 +8,21 @@ from pathlib import Path
 from markupsafe import Markup
 
 from optrun.report.confirmation import Confirmed, label
-from optrun.report.figures import Picture
 from optrun.report.findings import Findings
+from optrun.report.methods import methods
 from optrun.report.narrative import commands, footer, headline, notes, subtitle, title, verdict_line
+from optrun.report.picture import Picture, drawn_rows
+from optrun.report.sections import sections
+from optrun.report.svg import to_svg
+from optrun.report.table import Table
 from optrun.report.tables import (
     arms_table,
-    cost_table,
     ranking_table,
     run_facts,
     runs_table,
 )
 from optrun.report.templating import fill_html, fill_markdown
-from optrun.report.theme import DARK, LIGHT, PAGE, css_variables, to_svg
+from optrun.report.theme import DARK, LIGHT, PAGE, css_variables
 from optrun.report.warnings import Warning
 
 HTML_MARK = '<meta name="generator" content="optrun report">'
@@ -32,6 +35,7 @@ def render(
     warnings: Sequence[Warning],
     drawn: Mapping[Picture, Path],
     confirmed: Sequence[Confirmed] = (),
+    command: str = "",
 ) -> Iterator[str]:
     """Render HTML whose content policy forbids every request to anywhere, then Markdown that refers to the pictures.
 
@@ -40,6 +44,7 @@ def render(
         warnings: What to take care of.
         drawn: The pictures, and the files that Markdown shows.
         confirmed: Confirmations of it.
+        command: What makes the report again.
     """
     single = len(findings.runs) == 1
     content = {
@@ -48,20 +53,37 @@ def render(
         "warnings": warnings,
         "commands": commands(findings),
         "footer": footer(findings),
-        "facts": run_facts(findings.runs[0], findings.metric, findings.mode) if single else None,
+        "facts": facts_of(findings) if single else None,
         "headline": "" if single else verdict_line(findings, confirmed),
         "confirmed": [
             (f"Confirmed on fresh seeds {label(one.plan.seeds)}", headline(one.findings), ranking_table(one.findings))
             for one in confirmed
         ],
         "ranking": ranking_table(findings),
-        "cost": cost_table(findings),
+        "sections": [] if single else sections(findings),
+        "methods": None if single else methods(findings, confirmed, command),
         "arms": arms_table(findings),
         "runs": runs_table(findings.runs, findings.keys, findings.metric, findings.mode),
         "notes": notes(findings),
     }
     # The pictures are markup of our own.
-    inline = [(one, Markup(to_svg(one.draw(PAGE), name=one.name, label=one.title))) for one in drawn]
+    inline = [
+        (one, Markup(to_svg(one.draw(PAGE), name=one.name, label=one.title)), data_file(one, path))
+        for one, path in drawn.items()
+    ]
+    switches = [] if single else [row.name for row in drawn_rows(findings.rows)]
     colours = {"light": css_variables(LIGHT), "dark": css_variables(DARK)}
-    yield fill_html("report.html", pictures=inline, **colours, **content)
-    yield fill_markdown("report.md", pictures=[(one, path.name) for one, path in drawn.items()], **content)
+    yield fill_html("report.html", pictures=inline, switches=switches, **colours, **content)
+    shown = [(one, path.name, data_file(one, path)) for one, path in drawn.items()]
+    yield fill_markdown("report.md", pictures=shown, **content)
+
+
+def facts_of(findings: Findings) -> Table:
+    """Tabulate the one run of a report."""
+    target = findings.target if findings.chosen_target else None
+    return run_facts(findings.runs[0], findings.metric, findings.mode, target=target)
+
+
+def data_file(picture: Picture, image: Path) -> str:
+    """Name the file with the numbers of a picture; empty where there is none."""
+    return image.with_suffix(".csv").name if picture.data is not None else ""

@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from optrun.formatting import duration, plain, size
+from optrun.formatting import count, duration, plain, size
 from optrun.report import branches
 from optrun.report.arms import Arm, describe
 from optrun.report.collect import Run
@@ -17,6 +17,7 @@ from optrun.report.findings import Findings, Row
 from optrun.report.paths import shortened
 from optrun.report.statistics import BETTER, NO_DIFFERENCE, REFERENCE, WORSE
 from optrun.report.table import NONE, Table, value
+from optrun.report.targets import first_reached
 
 CSV_MARK = "optrun_report"
 """Name of the last CSV column: by it an earlier report is told from a person's own file."""
@@ -43,39 +44,59 @@ def ranking_table(findings: Findings) -> Table:
             known = against is not None and against.verdict != REFERENCE and not math.isnan(against.difference)
             cells += [signed(against.difference) if against and known else NONE, NONE, NONE]
         table.rows.append(cells)
-        table.styles.append(_style(row))
+        table.styles.append(row_style(row))
     return table
 
 
-def cost_table(findings: Findings) -> Table:
-    """Tabulate speed, cost and sensitivity to lr, one row per contender."""
-    level = findings.level.value
-    known = "" if math.isnan(level) else f" ({'≤' if findings.mode == 'min' else '≥'} {value(level)})"
-    columns = ["contender", "steps to target", "time to target", f"lr basin{known}", "wall time", "tokens/s"]
-    columns += ["peak memory", "optimizer state", "diverged"]
-    table = Table(columns, [False, *[True] * 8])
+def speed_table(findings: Findings) -> Table:
+    """Tabulate speed and memory of the chosen configurations, and sensitivity to lr, one row per contender."""
+    columns = ["contender", "wall time", "tokens/s", "peak memory", "optimizer state", "diverged"]
+    columns.append(f"lr basin{at_least(findings.level.value, findings.mode)}")
+    table = Table(columns, [False, *[True] * 6])
     for row in findings.rows:
         runs = row.arm.runs
-        reached = f" ({row.target.reached}/{row.target.runs})" if row.target.runs else ""
-        steps = NONE if math.isnan(row.target.steps) else f"{row.target.steps:,.0f}"
-        seconds = NONE if math.isnan(row.target.seconds) else duration(row.target.seconds)
         everything = [run for arm in row.contender.arms for run in arm.runs]
         bad = sum(bool(run.diverged) for run in everything)
         table.rows.append(
             [
                 row.name,
-                steps + reached,
-                seconds,
-                row.basin.width_label(),
                 _middle([run.wall_seconds for run in runs if run.finished], duration),
                 _middle([run.perf("tokens_per_second") for run in runs], lambda value: f"{value:,.0f}"),
                 _middle([run.perf("peak_memory_bytes") for run in runs], size),
                 _middle([run.perf("optimizer_state_bytes") for run in runs], size),
                 f"{bad} of {len(everything)}" if bad else "0",
+                row.basin.width_label(),
             ]
         )
         table.styles.append("best" if row.rank == 1 else "" if row.rank else "muted")
     return table
+
+
+def target_table(findings: Findings) -> Table:
+    """Tabulate when the chosen configurations reached the target, one row per contender."""
+    columns = ["contender", f"reached{at_least(findings.target, findings.mode)}", "steps to target"]
+    columns += ["tokens to target", "time to target"]
+    table = Table(columns, [False, *[True] * 4])
+    for row in findings.rows:
+        found = row.target
+        medians = [to_target(found.steps, lambda steps: f"{steps:,.0f}"), to_target(found.tokens, _whole)]
+        table.rows.append([row.name, found.share if found.runs else NONE, *medians, to_target(found.seconds, duration)])
+        table.styles.append(row_style(row))
+    return table
+
+
+def _whole(tokens: float) -> str:
+    return count(round(tokens))
+
+
+def at_least(level: float, mode: str) -> str:
+    """Format a level as what has to be reached, in brackets; nothing where there is none."""
+    return "" if math.isnan(level) else f" ({'≤' if mode == 'min' else '≥'} {value(level)})"
+
+
+def to_target(median: float, show: Callable[[float], str]) -> str:
+    """Format a median up to the target: infinite where half of the runs never reach it."""
+    return NONE if math.isnan(median) else "never" if math.isinf(median) else show(median)
 
 
 def arms_table(findings: Findings) -> Table:
@@ -125,8 +146,8 @@ def runs_table(runs: Sequence[Run], keys: Sequence[str], metric: str, mode: str)
     return table
 
 
-def run_facts(run: Run, metric: str, mode: str) -> Table:
-    """Tabulate one run: a name and a value each."""
+def run_facts(run: Run, metric: str, mode: str, *, target: float | None = None) -> Table:
+    """Tabulate one run: a name and a value each; when it reached the target, where a person set one."""
     table = Table(["", ""], [False, False])
     best = run.best(metric, mode)
     chosen: list[str] = ["model.name", "data.name", "optimizer.name", "lr"]
@@ -146,6 +167,10 @@ def run_facts(run: Run, metric: str, mode: str) -> Table:
         if last is not None:
             more = f"   (best {value(best[0])} at step {best[1]:,})" if name == metric and best else ""
             facts.append((name, value(last) + more))
+    if target is not None:
+        found = first_reached(run, metric, mode, target)
+        told = "not reached" if found is None else f"at step {found[0]:,.0f}, after {to_target(found[1], duration)}"
+        facts.append((f"{metric}{at_least(target, mode)}", told))
     loss = run.last("train/loss")
     facts += [
         ("train/loss", None if loss is None else value(loss)),
@@ -162,16 +187,19 @@ def run_facts(run: Run, metric: str, mode: str) -> Table:
 
 def terminal_table(findings: Findings) -> Table:
     """Reduce the ranking to the columns that fit a terminal."""
-    full, cost = ranking_table(findings), cost_table(findings)
+    full, speed = ranking_table(findings), speed_table(findings)
     tuned = bool(findings.tuned_keys)
     keep = list(range(5 + tuned))  # up to the seeds
     table = Table([full.columns[index] for index in keep], [full.numeric[index] for index in keep])
     table.columns += ["steps to target", "wall time", "state"]
     table.numeric += [True] * 3
-    for row, extra, source in zip(full.rows, cost.rows, findings.rows, strict=True):
+    for row, extra, source in zip(full.rows, speed.rows, findings.rows, strict=True):
         cells = [row[index] for index in keep]
         cells[3 + tuned] = verdict(source, short=True)
-        table.rows.append([*cells, extra[1], extra[4], extra[7]])
+        found = source.target
+        reached = to_target(found.steps, lambda steps: f"{steps:,.0f}")
+        reached += "" if found.reached == found.runs else f" ({found.share})"
+        table.rows.append([*cells, reached, extra[1], extra[4]])
     table.styles = full.styles
     return table
 
@@ -259,7 +287,8 @@ def verdict(row: Row, *, short: bool = False) -> str:
     return row.versus.verdict
 
 
-def _style(row: Row) -> str:
+def row_style(row: Row) -> str:
+    """Choose the style of a contender's row, by its verdict."""
     if row.rank is None:
         return "muted"
     found = row.versus.verdict if row.versus else ""

@@ -1,6 +1,6 @@
 """How every picture of optrun looks: colours that colour-blind readers can tell apart, quiet axes, honest tick labels.
 
-A picture is drawn once per `Theme`. `LIGHT` holds real colours for PNG files. `PAGE` holds stand-ins that `to_svg`
+A picture is drawn once per `Theme`. `LIGHT` holds real colours for PNG files. `PAGE` holds stand-ins that `svg.to_svg`
 turns into CSS variables, so that one inline SVG follows the reader's light or dark setting.
 """
 
@@ -10,14 +10,12 @@ import contextlib
 import io
 import math
 import os
-import re
 import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-import matplotlib as mpl
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure, SubFigure
@@ -26,6 +24,7 @@ from matplotlib.text import Text
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter, NullLocator
 
 from optrun.formatting import count, number, rate
+from optrun.report.chart import KEY, Chart, of_series
 
 TextT = TypeVar("TextT", bound=Text)
 
@@ -67,27 +66,19 @@ PAGE = Theme(
     alarm="#010105",
     series=tuple(f"#0102{index:02x}" for index in range(len(SERIES_LIGHT))),
 )
-_VARIABLES = {
-    PAGE.ink: "var(--ink)",
-    PAGE.muted: "var(--muted)",
-    PAGE.grid: "var(--grid)",
-    PAGE.paper: "var(--paper)",
-    PAGE.alarm: "var(--alarm)",
-    **{colour: f"var(--series-{index})" for index, colour in enumerate(PAGE.series)},
-}
 
 
 def css_variables(theme: Theme) -> str:
-    """Declare the CSS variables that give `to_svg` pictures their colours under one theme."""
+    """Declare the CSS variables that give inline pictures their colours under one theme."""
     names = {"ink": theme.ink, "muted": theme.muted, "grid": theme.grid, "paper": theme.paper, "alarm": theme.alarm}
     names |= {f"series-{index}": colour for index, colour in enumerate(theme.series)}
     return " ".join(f"--{name}: {colour};" for name, colour in names.items())
 
 
-def new_figure(width: float, height: float, theme: Theme) -> Figure:
+def new_figure(width: float, height: float, theme: Theme) -> Chart:
     """Make an empty figure of a size in inches, laid out so that labels do not overlap."""
     engine = ConstrainedLayoutEngine(w_pad=0.12, h_pad=0.12, wspace=0.03, hspace=0.04)
-    figure = Figure(figsize=(width, height), layout=engine, facecolor=theme.paper)
+    figure = Chart(figsize=(width, height), layout=engine, facecolor=theme.paper)
     FigureCanvasAgg(figure)
     return figure
 
@@ -129,8 +120,8 @@ def write(text: TextT) -> TextT:
     return text
 
 
-def legend(ax: Axes, theme: Theme, **options: Any) -> None:
-    """Add a legend without a box, over paper.
+def legend(ax: Axes, theme: Theme, *, series: Sequence[int] = (), **options: Any) -> None:
+    """Add a legend without a box, over paper; `series` says whose its entries are.
 
     With `above=True` it stands in the title line, where no data can be, with `below=True` under the picture, in as many
     columns as its longest label leaves room for.
@@ -146,10 +137,16 @@ def legend(ax: Axes, theme: Theme, **options: Any) -> None:
         longest = max(map(len, labels))
         settings |= {"loc": "outside lower left", "ncols": 3 if longest < 15 else 2 if longest < 27 else 1}
         place = ax.figure
+        figure = ax.get_figure(root=True)
+        engine = None if figure is None else figure.get_layout_engine()
+        if isinstance(engine, ConstrainedLayoutEngine):
+            engine.set(h_pad=0.05)  # that of stacked panels leaves a gap above the legend
     box = place.legend(handles, labels, **(settings | options))
     box.get_title().set(color=theme.muted, fontsize=8.5)
     for text in box.get_texts():
         write(text)
+    for index, handle, text in zip(series, box.legend_handles, box.get_texts(), strict=False):
+        of_series([text] if handle is None else [handle, text], index, KEY)
     box.get_frame().set(facecolor=theme.paper, edgecolor="none", alpha=0.85)
 
 
@@ -211,7 +208,7 @@ def log_axis(ax: Axes, which: str, values: Sequence[float]) -> None:
 
 
 @contextlib.contextmanager
-def _any_letters() -> Iterator[None]:
+def any_letters() -> Iterator[None]:
     """Draw a letter that the font lacks as a box, without a warning on every use."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="Glyph .* missing from")
@@ -227,7 +224,7 @@ def save_png(figure: Figure, path: Path, *, dpi: int = 160) -> Path:
     buffer = io.BytesIO()
     canvas = FigureCanvasAgg(figure)
     figure.set_dpi(dpi)
-    with _any_letters():  # `Figure.savefig` would draw twice, once to no effect
+    with any_letters():  # `Figure.savefig` would draw twice, once to no effect
         canvas.print_png(buffer, metadata={"Software": SOFTWARE})
     aside = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
@@ -237,29 +234,3 @@ def save_png(figure: Figure, path: Path, *, dpi: int = 160) -> Path:
         aside.unlink(missing_ok=True)
         raise
     return path
-
-
-def to_svg(figure: Figure, *, name: str, label: str) -> str:
-    """Render the figure as an inline `<svg>` element that asks for nothing outside itself.
-
-    Args:
-        figure: Drawn with the theme `PAGE`.
-        name: Unique in the page; keeps the ids of several pictures apart.
-        label: What a screen reader says.
-
-    Returns:
-        One `<svg>` element: text stays text, colours are CSS variables, size follows the page.
-    """
-    buffer = io.BytesIO()
-    with mpl.rc_context({"svg.fonttype": "none", "svg.hashsalt": name}), _any_letters():
-        figure.savefig(buffer, format="svg", facecolor="none", metadata={"Date": None, "Creator": None})
-    text = buffer.getvalue().decode()
-    text = text[text.index("<svg") :]
-    text = re.sub(r"<metadata>.*?</metadata>", "", text, flags=re.DOTALL)
-    text = re.sub(r"<!--.*?-->", "", text, flags=re.DOTALL)
-    text = re.sub(r'<g id="[^"]*"', "<g", text)
-    for colour, variable in _VARIABLES.items():
-        text = text.replace(colour, variable)
-    text = re.sub(r'\s(?:width|height)="[\d.]+pt"', "", text, count=2)
-    safe = label.replace("&", "&amp;").replace("<", "&lt;").replace('"', "&quot;")
-    return text.replace("<svg", f'<svg role="img" aria-label="{safe}"', 1).strip()

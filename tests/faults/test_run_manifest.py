@@ -111,7 +111,7 @@ def test_a_manifest_that_is_gone_with_the_summary_is_missed(run: RunDir) -> None
     assert "run_manifest.json: missing" in wrong_with(run)
 
 
-@pytest.mark.parametrize("name", ["report.html", "report.csv", "report-train-loss.png"])
+@pytest.mark.parametrize("name", ["report.html", "report.csv", "report-train-loss.png", "report-basin.csv"])
 def test_what_a_killed_report_leaves_is_no_damage_and_goes(run: RunDir, name: str) -> None:
     left = run.path / f".{name}.4242.tmp"
     left.write_text("half")

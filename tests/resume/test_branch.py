@@ -211,6 +211,7 @@ def test_a_trunk_that_is_being_read_is_not_deleted(place: Path) -> None:
         pass
 
 
+@pytest.mark.slow
 def test_the_identity_of_a_job_is_what_the_trunk_holds(place: Path) -> None:
     """Not where it lies; each job takes what its own trunk has, and of its settings what its optimizer knows."""
 

@@ -48,6 +48,7 @@ def test_composed_again_it_is_the_same(tokens: list[str]) -> None:
     refuse_other_place(values, again, "trunk")
 
 
+@pytest.mark.slow
 def test_another_choice_brings_its_own_values() -> None:
     hydra = store.open_hydra()
     values = composed(hydra, "lr=3e-4", "optimizer.weight_decay=0.3", "training.max_steps=9", "distributed=ddp")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import math
 from collections.abc import Callable
@@ -11,6 +12,9 @@ from typing import Any
 import numpy as np
 import pytest
 import yaml
+from rich.console import Console
+
+from optrun.report.build import Report, report
 
 LOSS_FLOOR = {"adamw": 2.60, "lamb": 2.50, "adamax": 2.72, "sgd": 3.05}
 BEST_LR = {"adamw": 1e-3, "lamb": 4e-3, "adamax": 2e-3, "sgd": 3e-1}
@@ -146,3 +150,22 @@ def write_run(
 @pytest.fixture(scope="session")
 def make_run() -> Callable[..., Path]:
     return write_run
+
+
+def write_sweep(folder: Path) -> Path:
+    """Two optimizers at three learning rates with three seeds each."""
+    number = 0
+    for optimizer, lrs in {"adamw": (5e-4, 1e-3, 2e-3), "lamb": (2e-3, 4e-3, 8e-3)}.items():
+        for lr in lrs:
+            for seed in range(3):
+                write_run(folder / str(number), optimizer=optimizer, lr=lr, seed=seed, max_steps=60, eval_every=15)
+                number += 1
+    return folder
+
+
+@pytest.fixture(scope="session")
+def made(tmp_path_factory: pytest.TempPathFactory) -> tuple[Report, str]:
+    """One report that is only read, and what it said in the terminal."""
+    stream = io.StringIO()
+    folder = write_sweep(tmp_path_factory.mktemp("report") / "sweep")
+    return report([folder], console=Console(file=stream, width=140)), stream.getvalue()

@@ -1,0 +1,58 @@
+"""Hold a figure whose points tell their values and whose contenders can be switched off, once it is part of a page."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from matplotlib.artist import Artist
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.transforms import Transform
+
+SERIES, KEY = "series", "key"
+"""What a group of an inline picture may be: the artists of a contender, or its entry in the legend."""
+
+
+@dataclass(frozen=True)
+class Mark:
+    """A point that tells its value."""
+
+    axes: Axes
+    transform: Transform
+    """From x and y to the display."""
+    x: float
+    y: float
+    text: str
+    series: int | None
+    """Whose it is."""
+
+
+class Chart(Figure):
+    """A figure with marks; `optrun.report.svg` writes them into the page, a PNG file has none."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        self.marks: list[Mark] = []
+
+    def mark(
+        self, ax: Axes, x: float, y: float, text: str, *, series: int | None = None, transform: Transform | None = None
+    ) -> None:
+        """Let a point tell its value.
+
+        Args:
+            ax: Where it lies.
+            x: In coordinates of the data.
+            y: Likewise.
+            text: What it tells.
+            series: The contender, counted as the page counts them; None: of nobody.
+            transform: Of x and y; None: that of the data.
+        """
+        self.marks.append(Mark(ax, ax.transData if transform is None else transform, float(x), float(y), text, series))
+
+
+def of_series(artists: Artist | Iterable[Artist], series: int, kind: str = SERIES) -> None:
+    """Say whose artists these are, so that the page can hide them together."""
+    for artist in [artists] if isinstance(artists, Artist) else artists:
+        artist.set_gid(f"{kind}-{series}")

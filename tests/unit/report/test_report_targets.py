@@ -1,0 +1,107 @@
+"""Steps, tokens and seconds to a target, with runs that never reach it."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from optrun.commands.report import run as report_verb
+from optrun.errors import ConfigError
+from optrun.report.collect import load_runs
+from optrun.report.findings import find
+from optrun.report.page import facts_of
+from optrun.report.targets import censored_median
+
+MakeRun = Callable[..., Path]
+NEVER = math.inf
+
+
+@pytest.mark.parametrize(
+    ("times", "happened", "median"),
+    [
+        ([3, 1, 2], [1, 1, 1], 2),
+        ([1, 2, 3, 4], [1, 1, 1, 1], 2.5),
+        ([1, 2, 3, NEVER, NEVER], [1, 1, 1, 0, 0], 3),
+        ([1, 2, NEVER, NEVER], [1, 1, 0, 0], NEVER),
+        ([1, NEVER, NEVER], [1, 0, 0], NEVER),
+        ([NEVER], [0], NEVER),
+        # cut at 5, which says nothing of what follows: S is 3/4 after 2, 3/4 * 1/2 after 6
+        ([2, 5, 6, 9], [1, 0, 1, 1], 6),
+        ([0, 4], [0, 1], 4),
+        # Freireich et al. 1963, 6-MP in remission of leukaemia, the example of every textbook: 23 weeks
+        ([6, 6, 6, 6, 7, 9, 10, 10, 11, 13, 16, 17, 19, 20, 22, 23, 25, 32, 32, 34, 35],
+         [1, 1, 1, 0, 1, 0, 1, 0, 0, 1, 1, 0, 0, 0, 1, 1, 0, 0, 0, 0, 0], 23),
+    ],
+)  # fmt: skip
+def test_the_median_of_what_is_partly_unknown(times: list[float], happened: list[int], median: float) -> None:
+    assert censored_median(np.array(times, dtype=float), np.array(happened, dtype=bool)) == median
+
+
+def test_a_time_that_was_not_logged_is_not_made_up() -> None:
+    assert math.isnan(censored_median(np.array([1.0, math.nan]), np.array([True, True])))
+
+
+def _seeds(folder: Path, make_run: MakeRun, finals: list[float]) -> None:
+    for seed, final in enumerate(finals):
+        name = folder.name
+        make_run(folder / f"{name}{seed}", optimizer=name, seed=seed, max_steps=40, eval_every=10, final=final)
+
+
+def test_runs_that_never_reach_the_target_are_not_dropped(tmp_path: Path, make_run: MakeRun) -> None:
+    _seeds(tmp_path / "adamw", make_run, [2.0, 2.0, 2.0, 2.6, 2.6])
+    _seeds(tmp_path / "lamb", make_run, [2.0, 2.0, 2.6, 2.6, 2.6])
+    adamw, lamb = find(load_runs([tmp_path]), target=2.01).rows
+    assert (adamw.target.share, adamw.target.steps, adamw.target.seconds) == ("3 of 5", 40, 0.4)
+    assert adamw.target.tokens == pytest.approx(40 * (40 / 100 + 1) * 100 * 2048 / 40)
+    assert (lamb.target.share, lamb.target.steps, lamb.target.seconds) == ("2 of 5", NEVER, NEVER)
+    assert adamw.basin.level == 2.01, "the basin is measured at the same level"
+
+
+def test_one_that_diverged_never_gets_there_and_one_that_runs_may(tmp_path: Path, make_run: MakeRun) -> None:
+    _seeds(tmp_path / "adamw", make_run, [2.0])
+    make_run(tmp_path / "d1", seed=1, max_steps=40, eval_every=10, diverge_at=15)
+    make_run(tmp_path / "r2", seed=2, max_steps=40, eval_every=10, global_step=20, status="running")
+    (row,) = find(load_runs([tmp_path]), target=2.01).rows
+    assert (row.target.reached, row.target.runs, row.target.unknown) == (1, 3, 1)
+    assert row.target.steps == NEVER
+    make_run(tmp_path / "f3", seed=3, max_steps=40, eval_every=10, final=2.0)
+    (row,) = find(load_runs([tmp_path]), target=2.01).rows
+    assert row.target.steps == 40, "cut at 20, the running one says nothing of later: of the other three two are there"
+
+
+def test_what_was_reached_counts_whatever_came_after(tmp_path: Path, make_run: MakeRun) -> None:
+    path = make_run(tmp_path / "run", max_steps=40, status="interrupted")
+    lines = [(10, 5.0, 3.0), (20, 9.0, 2.0), (30, 14.0, "NaN")]
+    text = "".join(json.dumps({"step": s, "time": t, "eval/loss": value}) + "\n" for s, t, value in lines)
+    (path / "metrics.jsonl").write_text(text)
+    (row,) = find(load_runs([tmp_path]), target=2.0).rows
+    assert (row.target.share, row.target.steps, row.target.seconds) == ("1 of 1", 20, 9)
+
+
+def test_the_target_that_nobody_set_is_reached_by_more_than_half_of_every_contender(
+    tmp_path: Path, make_run: MakeRun
+) -> None:
+    _seeds(tmp_path / "adamw", make_run, [2.0, 2.1, 2.2, 2.3])
+    _seeds(tmp_path / "lamb", make_run, [2.2, 2.3, 2.5, 9.0])
+    findings = find(load_runs([tmp_path]))
+    assert findings.target == 2.5
+    assert [row.target.share for row in findings.rows] == ["4 of 4", "3 of 4"]
+
+
+def test_of_one_run_it_is_a_line(tmp_path: Path, make_run: MakeRun) -> None:
+    path = make_run(tmp_path / "run", max_steps=40, eval_every=10, final=2.0)
+    for target, told in ((2.01, "at step 40, after 0.40 s"), (1.0, "not reached")):
+        facts = dict(facts_of(find(load_runs([path]), target=target)).rows)
+        assert facts[f"eval/loss (≤ {target:.4f})"] == told
+    assert not any("≤" in name for name, _ in facts_of(find(load_runs([path]))).rows)
+
+
+@pytest.mark.parametrize("level", ["", "low", "nan", "inf", "1e999"])
+def test_a_target_is_a_number(level: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"target=.*expected a number.*target=4\.5"):
+        report_verb([str(tmp_path), f"target={level}"])
