@@ -124,8 +124,10 @@ def compose(
     """
     command_line = command_line_of(overrides, config_name, config_dir)
     with isolated(trains=False):
+        from optrun.commands.branch import whole_command_line
         from optrun.config import store
         from optrun.config.compose import compose_request
 
         load_plugins(plugins)
-        return compose_request(store.open_hydra(command_line.config_dir), command_line).config
+        hydra = store.open_hydra(command_line.config_dir)
+        return compose_request(hydra, whole_command_line(hydra, command_line)).config

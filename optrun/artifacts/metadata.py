@@ -44,6 +44,9 @@ class CheckpointMetadata:
     """Of which run it is; None: of one that is older than ids."""
     seeded_by: str | None = None
     """`micro_batch`: each forward pass seeds the generators. None: an older run, whose dropout is one stream."""
+    branch: dict[str, Any] | None = None
+    """Where a branch left its trunk: `folder`, `digest`, `run_id`, `step`, and `schedule_from`, the step that its
+    schedule counts from. None: the run began at step 0."""
     plan: dict[str, Any] = ABSENT
     """Which examples each step sees, as `plan_values` says it."""
     tokenizer: str | None = None

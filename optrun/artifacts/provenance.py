@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import optrun
+from optrun.artifacts.trunk import Trunk
 
 _PACKAGES = ("torch", "transformers", "datasets", "tokenizers", "safetensors", "numpy", "hydra-core", "omegaconf")
 NOT_IDENTITY = ("run_name", "resume", "tracking", "checkpoint", "distributed")
@@ -27,6 +28,8 @@ NOT_IDENTITY_OF_TRAINING = (
     "nproc_per_node",
 )
 """The same, below `training`."""
+
+_OF_BRANCHES = ("branch_from", "branch_schedule")
 
 
 def versions() -> dict[str, str]:
@@ -107,7 +110,11 @@ def identity(values: Mapping[str, Any]) -> dict[str, Any]:
     Args:
         values: Plain.
     """
-    kept = {key: value for key, value in values.items() if key not in NOT_IDENTITY}
+    kept = {key: value for key, value in values.items() if key not in (*NOT_IDENTITY, *_OF_BRANCHES)}
+    if values.get("branch_from") is not None:  # digests of before there were branches hold
+        kept |= {key: values.get(key) for key in _OF_BRANCHES}
+        trunk = Trunk.parse(str(values["branch_from"]))
+        kept["branch_from"] = values["branch_from"] if trunk is None else trunk.digest  # wherever it lies
     if isinstance(kept.get("training"), Mapping):
         training = {k: v for k, v in kept["training"].items() if k not in NOT_IDENTITY_OF_TRAINING}
         if training.get("global_batch_size", "") is None:

@@ -5,6 +5,7 @@ Steps decide, as integers; never the time of a file. A folder counts when it is 
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import re
 from collections.abc import Callable, Collection, Iterable, Iterator
@@ -16,6 +17,7 @@ from optrun.artifacts.checkpoint import REPLACED, TEMPORARY
 from optrun.artifacts.identity import run_id_of
 from optrun.artifacts.manifest import SHARD_FOLDERS, problems, refuse_newer_format
 from optrun.artifacts.run_dir import RunDir, checkpoint_folders, parse_step, step_name
+from optrun.artifacts.trunk import deleting
 
 _OURS = re.compile(
     r"(\.deleting-)?\.(model|tokenizer)-\d+|"
@@ -126,11 +128,13 @@ class Retention:
                 kept += 1
             elif step_of(folder) not in keep:
                 deleted.append(folder)
-        if before is not None:
-            before(deleted)
-        for folder in deleted:
-            remove_folder(folder)
-            self._whole.pop(folder.name, None)
+        with contextlib.ExitStack() as stack:  # one that a branch is reading goes after the next save
+            deleted = [folder for folder in deleted if stack.enter_context(deleting(folder))]
+            if before is not None:
+                before(deleted)
+            for folder in deleted:
+                remove_folder(folder)
+                self._whole.pop(folder.name, None)
         return deleted
 
     def _is_whole(self, folder: Path) -> bool:

@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from optrun.commands.parser import VerbParser
 from optrun.errors import EXIT_DONE, ConfigError
+
+if TYPE_CHECKING:
+    from optrun.config.schema.run import RunConfig
+    from optrun.explain.branch import TrunkState
 
 
 def parser() -> VerbParser:
@@ -35,6 +41,7 @@ def run(argv: list[str]) -> int:
         return EXIT_DONE
     if arguments.positional:
         raise ConfigError(f"optrun explain {arguments.positional[0]}: expected key=value. See optrun explain --help")
+    from optrun.commands.branch import whole_command_line
     from optrun.config import store
     from optrun.config.compose import compose_request
     from optrun.config.overrides import is_hydra
@@ -48,9 +55,33 @@ def run(argv: list[str]) -> int:
         if is_hydra(token) and not token.startswith("hydra.searchpath="):
             raise ConfigError(f"{token}: explain starts no run, so it has no effect; leave it out.")
     command_line = arguments.command_line(argv)
-    request = compose_request(store.open_hydra(command_line.config_dir), command_line)
+    hydra = store.open_hydra(command_line.config_dir)
+    request = compose_request(hydra, whole_command_line(hydra, command_line))
     options = arguments.options
     from optrun import explain
 
-    explain.run(request.config, all_tensors=options.all, as_json=options.json, png=options.png)
+    explain.run(
+        request.config, all_tensors=options.all, as_json=options.json, png=options.png, trunk=_trunk(request.config)
+    )
     return EXIT_DONE
+
+
+def _trunk(config: RunConfig) -> TrunkState | None:
+    """What the trunk of a branch says of itself; None for a run of its own."""
+    from optrun.artifacts.checkpoint import open_verified
+    from optrun.artifacts.run_dir import CHECKPOINT_OPTIMIZER
+    from optrun.artifacts.trunk import Trunk
+    from optrun.explain.branch import TrunkState
+    from optrun.runner.branch import schedule_from
+
+    trunk = None if config.branch_from is None else Trunk.parse(config.branch_from)
+    if trunk is None:
+        return None
+    saved = open_verified(trunk.folder, lazy=True)
+    return TrunkState(
+        str(trunk.folder),
+        saved.global_step,
+        schedule_from(saved.metadata, config.branch_schedule),
+        saved.metadata.optimizer,
+        {name: (entry["dtype"], tuple(entry["shape"])) for name, entry in saved.digests[CHECKPOINT_OPTIMIZER].items()},
+    )

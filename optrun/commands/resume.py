@@ -8,9 +8,12 @@ from typing import TYPE_CHECKING
 
 from optrun.artifacts.metrics import read_summary
 from optrun.artifacts.run_dir import RunDir
+from optrun.artifacts.trunk import Trunk
+from optrun.commands.branch import trunk_of, whole_command_line
 from optrun.commands.rank_checks import refuse_unfit
 from optrun.commands.single_run import Caller, execute, start
 from optrun.config import overrides, saved, store
+from optrun.config.branch import is_branch
 from optrun.config.compose import request_of
 from optrun.config.hydra_internals import Hydra
 from optrun.config.original_cwd import original_cwd, rebase_paths
@@ -41,10 +44,17 @@ def resume(hydra: Hydra, command_line: CommandLine, value: str, caller: Caller) 
     """
     from optrun.runner.resume.target import find_target
 
+    if value != "auto" and trunk_of(command_line.overrides) is not None:
+        raise ConfigError(
+            f"resume={value} and branch_from: resume goes on with a run, in its directory; branch_from begins a new "
+            "one. Give one of them; with resume=auto a branch begins where there is none to go on with."
+        )
     given_dir = _run_dir(command_line)
     target = find_target(value, run_dir=given_dir, outputs=_OUTPUTS)
     if target is None:  # resume=auto, and nothing to resume
-        checked = overrides.checked(hydra, command_line.config_name, command_line.overrides, sweep=False)
+        own = [token for token in command_line.overrides if not overrides.is_resume(token)]
+        whole = whole_command_line(hydra, replace(command_line, overrides=own))
+        checked = overrides.checked(hydra, command_line.config_name, whole.overrides, sweep=False)
         cfg = store.compose(hydra, command_line.config_name, checked)
         # That took a moment, in which another process may have begun there, and ended.
         target = find_target(value, run_dir=given_dir, outputs=_OUTPUTS)
@@ -63,6 +73,7 @@ def _go_on(hydra: Hydra, command_line: CommandLine, target: Target, caller: Call
     kept, mended = configuration_of(target.run, [override.key_or_group for override in overrides.parse(changes)])
     require(plugins_of(target.run), str(target.run.path))
     before = saved.with_schemas(kept, str(target.run.config))
+    changes = _as_begun(before.branch_from, changes, target.run)
     began = original_cwd(target.run.hydra)
     rebase_paths(before, began)
     request = request_of(command_line, saved.changed(hydra, before, changes), changes)
@@ -95,6 +106,38 @@ def _changes(command_line: CommandLine) -> list[str]:
         if overrides.is_hydra(token) and not token.startswith("hydra.run.dir="):
             raise ConfigError(f"{token}: has no effect on a run that goes on; leave it out.")
     return [token for token in kept if not overrides.is_hydra(token)]
+
+
+def _as_begun(begun: str | None, changes: list[str], run: RunDir) -> list[str]:
+    """The changes without `branch_from`, which says again what the run began from.
+
+    Args:
+        begun: `branch_from` of the run, with the digest of its trunk.
+        changes: Overrides of the command line.
+        run: Which goes on.
+
+    Raises:
+        ConfigError: It says something else.
+    """
+    for token in filter(is_branch, changes):
+        value = overrides.parse([token])[0].value()
+        began = None if begun is None else Trunk.parse(begun)
+        named = None if value is None else Trunk.parse(str(value))
+        place = None if value is None else Path(str(value) if named is None else named.folder).resolve()
+        same = value is None if began is None else place is not None and began.folder.is_relative_to(place)
+        if not same or (began is not None and named is not None and named.digest != began.digest):
+            raise ConfigError(
+                f"{token}: the run in {run.path} began from {begun or 'its own step 0'}, and goes on. A branch from "
+                "elsewhere is a new run, in another directory."
+            )
+    kept = [token for token in changes if not is_branch(token)]
+    for override in overrides.parse(kept):
+        if override.key_or_group == "branch_schedule":
+            raise ConfigError(
+                f"{override.input_line}: what the schedule of a branch counts from was settled when it left its trunk. "
+                "Leave it out, or begin another branch."
+            )
+    return kept
 
 
 def _refuse_other_recipe(run: RunDir, config_name: str) -> None:

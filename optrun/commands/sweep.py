@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -11,6 +12,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from rich.console import Console
 
+from optrun.commands.branch import Branching
 from optrun.commands.single_run import Caller
 from optrun.commands.sweep_checks import refuse_early, refuse_other_code, refuse_unfit_confirmation, refuse_unjudged
 from optrun.config import overrides
@@ -72,7 +74,13 @@ class _Plan:
 
 
 def sweep(
-    hydra: Hydra, command_line: CommandLine, cfg: DictConfig, caller: Caller, *, sweeps_by_itself: bool
+    hydra: Hydra,
+    command_line: CommandLine,
+    cfg: DictConfig,
+    caller: Caller,
+    branching: Branching,
+    *,
+    sweeps_by_itself: bool,
 ) -> SweepOutcome:
     """Run every combination or trial that is not done yet, then compare.
 
@@ -81,14 +89,15 @@ def sweep(
         command_line: Its overrides are checked, but for those of one optimizer alone.
         cfg: Composed for the sweep, Hydra's node in it.
         caller: Who asked for it.
+        branching: Makes the overrides of a job whole that branches from a trunk.
         sweeps_by_itself: Whether the recipe is a sweep without `-m`.
 
     Raises:
         ConfigError: A key, choice or combination that does not exist; nothing was started.
     """
     command, options = _command(command_line, sweeps_by_itself), sweeper_options(cfg)
-    compose = jobs_of.Composer(hydra, command.config_name)
-    contenders = [one for grid in _grids(options) for one in _contenders(hydra, command, options, grid)]
+    compose = jobs_of.Composer(hydra, command.config_name, whole=branching, require=branching.require_place)
+    contenders = [one for grid in _grids(options) for one in _contenders(hydra, branching, command, options, grid)]
     if isinstance(options, OptunaConfig):
         from optrun.sweeper.search import Search
 
@@ -282,7 +291,9 @@ def _grids(options: SweeperConfig) -> list[dict[str, Any]]:
     return (options.grids or [{}]) if isinstance(options, GridConfig) else [{}]
 
 
-def _contenders(hydra: Hydra, command: SweepCommand, options: SweeperConfig, grid: dict[str, Any]) -> list[Contender]:
+def _contenders(
+    hydra: Hydra, branching: Branching, command: SweepCommand, options: SweeperConfig, grid: dict[str, Any]
+) -> list[Contender]:
     """The overrides of one grid, by optimizer where these have spaces of their own; all known by name.
 
     The file's stand under the grid's, and these under the command line's.
@@ -297,8 +308,8 @@ def _contenders(hydra: Hydra, command: SweepCommand, options: SweeperConfig, gri
     tokens = jobs_of.merged(below, [token for token in command.overrides if not overrides.is_hydra(token)])
     own = [token for token in tokens if overrides.is_search(token)]
     common = [token for token in tokens if not overrides.is_search(token)]
-    checked = overrides.checked(hydra, command.config_name, common, sweep=True)
-    return contenders_of(hydra, command.config_name, checked, own)
+    checked = branching.checked(common, sweep=True)
+    return contenders_of(hydra, partial(branching.checked, sweep=True), checked, own)
 
 
 def _folder(cfg: DictConfig) -> Path:

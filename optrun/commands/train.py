@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from hydra.types import RunMode
 
 from optrun.commands import hydra_options, hydra_services
+from optrun.commands.branch import Branching, whole_command_line
 from optrun.commands.messages import guarded
 from optrun.config import overrides, store
 from optrun.config.groups import default_values
@@ -66,7 +67,8 @@ def run(argv: list[str]) -> int:
     resumes = overrides.resume_value(args.overrides) is not None
     sweeps = args.multirun or (not resumes and is_sweep(hydra, command_line))
     if args.cfg or args.info:
-        common = [token for token in command_line.overrides if not (sweeps and overrides.is_search(token))]
+        whole = command_line if sweeps else whole_command_line(hydra, command_line)
+        common = [token for token in whole.overrides if not (sweeps and overrides.is_search(token))]
         checked = overrides.checked(hydra, command_line.config_name, common, sweep=sweeps)
         hydra_services.show(hydra, command_line.config_name, checked, args)
         return EXIT_DONE
@@ -145,7 +147,8 @@ def train(hydra: Hydra, command_line: CommandLine, caller: Caller) -> Outcome:
     overrides.refuse_twice(overrides.parse(command_line.overrides))
     value = overrides.resume_value(command_line.overrides)
     if value is None:
-        checked = overrides.checked(hydra, command_line.config_name, command_line.overrides, sweep=False)
+        whole = whole_command_line(hydra, command_line)
+        checked = overrides.checked(hydra, command_line.config_name, whole.overrides, sweep=False)
         cfg = store.compose(hydra, command_line.config_name, checked)
         if cfg.resume is None:
             return start(hydra, replace(command_line, overrides=checked), cfg, caller)
@@ -174,16 +177,17 @@ def start_sweep(hydra: Hydra, command_line: CommandLine, caller: Caller) -> Swee
         )
     own = [token for token in command_line.overrides if overrides.is_search(token)]
     common = [token for token in command_line.overrides if not overrides.is_search(token)]
-    checked = overrides.checked(hydra, command_line.config_name, common, sweep=True)
+    branching = Branching(hydra, command_line)
+    checked = branching.checked(common, sweep=True)
     for token in checked:
         if token.startswith("hydra.run."):
             raise ConfigError(f"{token}: has no effect on a sweep; hydra.sweep.dir=DIR says where its jobs lie.")
-    cfg = store.compose(hydra, command_line.config_name, checked, RunMode.MULTIRUN)
+    cfg = store.compose(hydra, command_line.config_name, branching(checked), RunMode.MULTIRUN)
     if cfg.resume is not None or overrides.resume_value(command_line.overrides) is not None:
         raise ConfigError("resume goes on with one run; a sweep is taken up by repeating its own command.")
     by_itself = is_sweep(hydra, replace(command_line, overrides=()))
     command_line = replace(command_line, overrides=[*checked, *own])
-    outcome = sweep(hydra, command_line, cfg, caller, sweeps_by_itself=by_itself)
+    outcome = sweep(hydra, command_line, cfg, caller, branching, sweeps_by_itself=by_itself)
     if outcome.confirm is None or outcome.exit_code == EXIT_STOPPED_EARLY:
         return outcome
     from optrun.commands.confirm_sweep import Asked, confirm

@@ -188,7 +188,7 @@ def differences(before: Mapping[str, Any], after: Mapping[str, Any]) -> dict[str
     found = {
         name: (old.get(name), new.get(name))
         for name in dict.fromkeys([*old, *new])
-        if name != "resume" and not _same(old.get(name), new.get(name))
+        if name != "resume" and not same(old.get(name), new.get(name))
     }
     for group in store.GROUPS:
         if f"{group}.name" in found:  # which says it already
@@ -196,10 +196,10 @@ def differences(before: Mapping[str, Any], after: Mapping[str, Any]) -> dict[str
     return found
 
 
-def _same(before: Any, after: Any) -> bool:
+def same(before: Any, after: Any) -> bool:
     """Whether two values are equal, NaN and NaN among them: a configuration says which value, not what it computes."""
     if isinstance(before, list) and isinstance(after, list):
-        return len(before) == len(after) and all(map(_same, before, after))
+        return len(before) == len(after) and all(map(same, before, after))
     return bool(before == after) or (before != before and after != after)
 
 
@@ -209,6 +209,7 @@ def _all_filled(values: Mapping[str, Any]) -> dict[str, Any]:
     sections = {group: values[group] for group in store.GROUPS if isinstance(values.get(group), Mapping)}
     return {
         "callbacks": {},
+        "branch_schedule": "continue",
         **values,
         **{group: _filled(group, own) if "name" in own else own for group, own in sections.items()},
     }

@@ -5,11 +5,22 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from optrun.config.schema.run import RunConfig
 
+if TYPE_CHECKING:
+    from optrun.explain.branch import TrunkState
 
-def run(config: RunConfig, *, all_tensors: bool = False, as_json: bool = False, png: Path | str | None = None) -> None:
+
+def run(
+    config: RunConfig,
+    *,
+    all_tensors: bool = False,
+    as_json: bool = False,
+    png: Path | str | None = None,
+    trunk: TrunkState | None = None,
+) -> None:
     """Explain what a configuration means.
 
     Args:
@@ -17,6 +28,7 @@ def run(config: RunConfig, *, all_tensors: bool = False, as_json: bool = False, 
         all_tensors: Show every tensor, not every group.
         as_json: One JSON object on stdout, and nothing else.
         png: Draw the schedule and the peaks of the groups there.
+        trunk: Of a branch.
 
     Raises:
         ConfigError: Whatever training would refuse before its first step, as far as it does not depend on the data.
@@ -24,7 +36,7 @@ def run(config: RunConfig, *, all_tensors: bool = False, as_json: bool = False, 
     """
     from optrun.explain.build import explain
 
-    facts = explain(config)
+    facts = explain(config, trunk=trunk)
     if png is not None:
         from optrun.explain.picture import draw
 

@@ -13,11 +13,13 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from optrun.clip import build_clip
+from optrun.config.branch import refuse_ended
 from optrun.config.schema.clip import NormClipConfig, ValueClipConfig
 from optrun.config.schema.model import FromConfigConfig
 from optrun.config.schema.run import RunConfig
 from optrun.data.cache import discarded
 from optrun.errors import ConfigError, OptrunError
+from optrun.explain.branch import TrunkState, branch_facts
 from optrun.explain.data import Sampled, look_at
 from optrun.explain.facts import CurveFacts, Facts, TensorFacts, total
 from optrun.explain.memory import rank_memory
@@ -33,12 +35,13 @@ from optrun.scheduler.build import config_of_group
 from optrun.scheduler.builders import num_warmup_steps_of
 
 
-def explain(config: RunConfig, model: nn.Module | None = None) -> Facts:
+def explain(config: RunConfig, model: nn.Module | None = None, trunk: TrunkState | None = None) -> Facts:
     """Build everything but the run.
 
     Args:
         config: The whole configuration.
         model: In place of the one it names; best on the meta device.
+        trunk: Of a branch.
 
     Raises:
         ConfigError: Whatever training would refuse before its first step, as far as it does not depend on the data.
@@ -55,6 +58,9 @@ def explain(config: RunConfig, model: nn.Module | None = None) -> Facts:
     groups = build_param_groups(model, config.param_groups, lr=config.lr, weight_decay=decay)
     schedules = [config_of_group(group, config.scheduler) for group in groups]
     steps = assumed_steps(schedules) if known is None else known
+    if trunk is not None:
+        refuse_ended(trunk.folder, trunk.step, steps, f"training.num_train_epochs={config.training.num_train_epochs:g}")
+        steps -= trunk.schedule_from
     try:
         optimizer = build_optimizer(config.optimizer, groups, lr=config.lr)
         scheduler = build_scheduler(optimizer, config.scheduler, num_training_steps=steps)
@@ -69,6 +75,7 @@ def explain(config: RunConfig, model: nn.Module | None = None) -> Facts:
     sharded = config.distributed.name == "fsdp"
     params = dict(model.named_parameters())
     notes += _tied(model, params)
+    branch = None if trunk is None else branch_facts(trunk, optimizer, scheduler, steps)
     frozen = {name: param for name, param in params.items() if not param.requires_grad}
     return Facts(
         model=type(model).__name__,
@@ -94,6 +101,7 @@ def explain(config: RunConfig, model: nn.Module | None = None) -> Facts:
         state_bytes=total([tensor.state_bytes for tensor in tensors]),
         rank_memory=rank_memory(config, params, states),
         data=sampled,
+        branch=branch,
         options=_options(config),
         notes=notes,
     )

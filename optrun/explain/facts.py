@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from optrun.explain.branch import BranchFacts
     from optrun.explain.data import Sampled
 
 
@@ -97,6 +98,7 @@ class Facts:
         state_bytes: Of the optimizer; None where it is not known.
         rank_memory: What each rank holds of that; None in one process.
         data: What named data hold; None where none are named, or they are looked at by a run alone.
+        branch: Where it leaves its trunk; None for a run of its own.
         options: Of the optimizer, resolved: what its dialect says and what was given.
         notes: What was assumed or left open, for people.
     """
@@ -124,6 +126,7 @@ class Facts:
     state_bytes: int | None
     rank_memory: RankMemory | None
     data: Sampled | None
+    branch: BranchFacts | None
     options: dict[str, Any]
     notes: list[str]
 

@@ -103,6 +103,12 @@ def _headline(facts: Facts) -> RenderableType:
         ranks = "1 rank" if held.ranks == 1 else f"{held.ranks} ranks"
         grid.add_row("ranks", Text.assemble((held.distributed, "bold"), f": {ranks}, {shared}"))
     grid.add_row("schedule", Text.assemble((facts.scheduler, "bold"), f" {_length(facts)}"))
+    if facts.branch is not None:
+        left = facts.branch
+        grid.add_row("branch", Text.assemble(printable(left.folder), (f", step {left.step:,}", "bold")))
+        grid.add_row("", "its weights, generators and place in the data")
+        grid.add_row("", printable(f"optimizer state: {left.optimizer_state}"))
+        grid.add_row("", f"schedule: {left.schedule}; lr of the first step {rate(left.first_lr)}")
     return grid
 
 

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from optrun.artifacts.run_dir import RunDir
 from optrun.formatting import duration, plain, rate
+from optrun.report import branches
 from optrun.report.chart import Chart
 from optrun.report.collect import Run, best_point, load_run
 from optrun.report.theme import (
@@ -172,7 +173,12 @@ def _draw_loss(ax: Axes, run: Run, theme: Theme, *, inside: bool) -> None:
     style_axes(ax, theme, title="Loss", xlabel="optimizer step")
     steps, train = run.series("train/loss")
     names = [name for name in run.log.names() if name.startswith("eval/") and name.endswith("/loss")]
-    lines = {name.removeprefix("eval/").removesuffix("loss").rstrip("/"): run.series(name) for name in names}
+    lines = {
+        name.removeprefix("eval/").removesuffix("loss").rstrip("/"): branches.joined(
+            run, name, "step", run.series(name)
+        )
+        for name in names
+    }
     everything = np.concatenate([train, *(values for _, values in lines.values())])
     finite = everything[np.isfinite(everything)]
     if not len(everything):
@@ -187,6 +193,7 @@ def _draw_loss(ax: Axes, run: Run, theme: Theme, *, inside: bool) -> None:
             smoothed = smooth(train, max(1.0, len(train) / 60))
             ax.plot(steps, train, color=theme.series[0], linewidth=0.8, alpha=0.3)
             ax.plot(steps, smoothed, color=theme.series[0], linewidth=1.9, label="train, smoothed")
+    branches.draw_trunks(ax, [run], names[0] if names else "train/loss", "step", theme)
     for index, (name, (eval_steps, evaluated)) in enumerate(lines.items()):
         colour = theme.series[(index + 1) % len(theme.series)]
         size = 5.0 if len(evaluated) < 40 else 0.0
@@ -194,8 +201,7 @@ def _draw_loss(ax: Axes, run: Run, theme: Theme, *, inside: bool) -> None:
         ax.plot(eval_steps, evaluated, label=f"evaluation, {name}" if name else "evaluation", **style)
     number_axis(ax, list(finite), log=_needs_log(everything))
     count_axis(ax)
-    first = next(iter(lines.values()), None)
-    if first is not None and (best := best_point(*first, "min")) is not None:
+    if names and (best := best_point(*run.series(names[0]), "min")) is not None:
         _ring(ax, best, theme.series[1], label=f"best {best[1]:.4g} at step {best[0]:,.0f}")
     _mark_non_finite(ax, [(steps, train), *lines.values()], theme)
     _mark_resumes(ax, run, theme)

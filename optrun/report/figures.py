@@ -41,9 +41,10 @@ def pictures(findings: Findings) -> list[Picture]:
 
     def add_curves(name: str, title: str, caption: str, of: str, axis: Axis, mode: str) -> None:
         curves = seed_curves(rows, of, axis)
+        runs = [run for row in rows for run in row.arm.runs]
         if curves:
             add(
-                name, title, caption, lambda to: draw_seed_curves(curves, of, mode, axis, to),
+                name, title, caption, lambda to: draw_seed_curves(curves, of, mode, axis, to, runs),
                 lambda: curve_data(curves, of, axis),
             )  # fmt: skip
 

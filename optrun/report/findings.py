@@ -21,6 +21,7 @@ from optrun.report.arms import (
     telling,
 )
 from optrun.report.basin import Basin, basin
+from optrun.report.branches import name_trunks
 from optrun.report.budget import ScoreAgainstBudget, score_against_budget
 from optrun.report.collect import Run
 from optrun.report.comparable import incomparable
@@ -121,6 +122,7 @@ def find(
     name, mode = choose_metric(runs, metric)
     described = [run for run in runs if run.described]
     respell(described)
+    name_trunks(described)
     keys = differing(described)
     for key in by:
         known = {key for run in described for key in run.config}

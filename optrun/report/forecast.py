@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from optrun.report.arms import comparable, compared, differing, telling
+from optrun.report.branches import KEY, planned_step
 from optrun.report.config_file import flatten
 from optrun.report.power import foreseen
 from optrun.report.statistics import ALPHA, MIN_SEEDS
@@ -23,7 +24,8 @@ class _Planned:
     overrides: Sequence[str]
 
     def setting(self, key: str) -> Any:
-        return self.config.get(key)
+        value = self.config.get(key)
+        return planned_step(value) if key == KEY else value
 
 
 def forecast(configs: Sequence[Mapping[str, Any]], overrides: Sequence[str]) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -10,6 +10,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from numpy.typing import NDArray
 
+from optrun.report import branches
 from optrun.report.chart import Chart, of_series
 from optrun.report.collect import Run
 from optrun.report.curves import smooth
@@ -63,8 +64,6 @@ def seed_curves(rows: Sequence[Row], metric: str, axis: Axis) -> list[SeedCurve]
     found = []
     for series, row in enumerate(rows):
         lines = _lines(row, metric, axis)
-        if metric.startswith("train/"):
-            lines = [(x, smooth(y, max(1.0, len(y) / 50))) for x, y in lines]
         x, mean, low, high = _band(lines)
         if len(x):
             found.append(SeedCurve(series, row.name, len(lines), bool(row.arm.scores), x, mean, low, high))
@@ -85,8 +84,10 @@ def curve_data(curves: Sequence[SeedCurve], metric: str, axis: Axis) -> Data:
     )
 
 
-def draw_seed_curves(curves: Sequence[SeedCurve], metric: str, mode: str, axis: Axis, theme: Theme) -> Chart:
-    """Draw mean lines with bands over seeds."""
+def draw_seed_curves(
+    curves: Sequence[SeedCurve], metric: str, mode: str, axis: Axis, theme: Theme, runs: Sequence[Run] = ()
+) -> Chart:
+    """Draw mean lines with bands over seeds, and the trunks of the runs that branch."""
     figure = new_figure(WIDTH, 3.4 + 0.17 * len(curves), theme)
     ax = figure.add_subplot()
     scale, unit = 1.0, ""
@@ -110,6 +111,7 @@ def draw_seed_curves(curves: Sequence[SeedCurve], metric: str, mode: str, axis: 
             figure.mark(ax, x[index], curve.mean[index], _told(curve, index, axis, unit, x[index]), series=curve.series)
     better = "low" if mode == "min" else "high"
     zoom(ax, [(curve.mean, getattr(curve, better)) for curve in curves], mode)
+    branches.draw_trunks(ax, runs, metric, axis, theme, scale=scale, smoothed=_smoothing(metric), mode=mode)
     worse = "high" if mode == "min" else "low"
     tell_cut(ax, theme, [y for curve in curves for y in (*curve.mean, *getattr(curve, worse))], mode)
     if axis == "step":
@@ -137,7 +139,13 @@ def _line(run: Run, metric: str, axis: Axis) -> tuple[Array, Array]:
     steps, values = run.series(metric)
     x = run.elapsed(steps) if axis == "time" else run.epochs(steps) if axis == "epoch" else steps
     keep = np.isfinite(x) & np.isfinite(values)
-    return x[keep], values[keep]
+    smoothed = _smoothing(metric)
+    return branches.joined(run, metric, axis, (x[keep], smoothed(values[keep])), smoothed)
+
+
+def _smoothing(metric: str) -> Callable[[Array], Array]:
+    """What is done to a line: a training loss is smoothed, an evaluation is not."""
+    return (lambda values: smooth(values, max(1.0, len(values) / 50))) if metric.startswith("train/") else np.asarray
 
 
 def _band(curves: Sequence[tuple[Array, Array]]) -> tuple[Array, Array, Array, Array]:

@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from optrun.formatting import count, duration, plain, size
+from optrun.report import branches
 from optrun.report.arms import Arm, describe
 from optrun.report.collect import Run
 from optrun.report.findings import Findings, Row
@@ -124,7 +125,7 @@ def runs_table(runs: Sequence[Run], keys: Sequence[str], metric: str, mode: str)
         found = {key: run.config[key] for key in keys if key in run.config}
         settings = {key: short[key].get(value, value) for key, value in found.items()}
         limit = f" / {run.max_steps:,}" if run.max_steps and run.global_step < run.max_steps else ""
-        note = run.diverged or run.message or "; ".join(run.problems)
+        note = run.diverged or run.message or "; ".join(run.problems) or branches.note(run)
         table.rows.append(
             [
                 run.label,
@@ -158,6 +159,7 @@ def run_facts(run: Run, metric: str, mode: str, *, target: float | None = None) 
         ("status", f"{run.status}: {run.message}" if run.message else run.status),
         ("diverged", run.diverged or None),
         ("steps", f"{run.global_step:,}{limit}"),
+        *branches.facts(run),
     ]
     names = [name for name in run.log.names() if name.startswith("eval/")]
     for name in [metric, *[name for name in names if name != metric]][:8]:

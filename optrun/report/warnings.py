@@ -9,6 +9,7 @@ from typing import Any
 
 from optrun.formatting import rate
 from optrun.report.basin import COARSE
+from optrun.report.branches import ADVICE, fork_of, shared_luck
 from optrun.report.collect import NOT_STARTED, Run
 from optrun.report.findings import Findings
 from optrun.report.selection import configurations, find_selection
@@ -26,7 +27,7 @@ class Warning:
 
     kind: str
     """One of edge, coarse, single-lr, budget, tuning, seeds, few-seeds, schedule, unfinished, not-started, diverged,
-    failed, repeated, task, data, code, hardware, speed, metric, files."""
+    failed, repeated, task, data, code, hardware, speed, metric, files, trunk."""
     text: str
     """One or two sentences with what to do."""
     runs: tuple[str, ...] = ()
@@ -36,7 +37,7 @@ class Warning:
 def find_warnings(findings: Findings) -> list[Warning]:
     """List every reason for care in a comparison, the gravest first."""
     checks: tuple[Callable[[Findings], Iterable[Warning]], ...] = (
-        _edge, _budget, _schedule, _task, _data, _code, _seeds, _diverged, _failed, _unfinished, _not_started,
+        _edge, _budget, _schedule, _task, _data, _code, _trunk, _seeds, _diverged, _failed, _unfinished, _not_started,
         _single_lr, _tuning, _repeated, _metric, _hardware, _speed, _files,
     )  # fmt: skip
     return [warning for check in checks for warning in check(findings)]
@@ -129,11 +130,19 @@ def _seeds(findings: Findings) -> Iterable[Warning]:
         if len(row.arm.scores) < MIN_SEEDS or (row.versus is not None and row.versus.pairs < MIN_SEEDS)
     ]
     if few:
+        branched = any(fork_of(run) for row in rows for run in row.arm.runs)
+        more = f"For more seeds {ADVICE}." if branched else "Run the best configurations again with seed=0,1,2,3,4."
         yield Warning(
             "few-seeds",
             f"Fewer than {MIN_SEEDS} seeds, or fewer shared with the reference, for {_listed(few)}: differences may be "
-            "chance, and no test is made. Run the best configurations again with seed=0,1,2,3,4.",
+            f"chance, and no test is made. {more}",
         )
+
+
+def _trunk(findings: Findings) -> Iterable[Warning]:
+    text = shared_luck(_ranked_runs(findings))
+    if text:
+        yield Warning("trunk", text)
 
 
 def _schedule(findings: Findings) -> Iterable[Warning]:

@@ -15,7 +15,9 @@ import torch
 from optrun.artifacts.checkpoint import Snapshot
 from optrun.artifacts.metadata import CheckpointMetadata
 from optrun.artifacts.provenance import config_digest
+from optrun.artifacts.trunk import Trunk
 from optrun.clip import build_clip
+from optrun.config.branch import refuse_ended
 from optrun.config.request import Request
 from optrun.config.schema.distributed import FsdpConfig
 from optrun.config.schema.run import RunConfig
@@ -29,6 +31,7 @@ from optrun.optimizer.kernels.report import kernel_of, refuse_different
 from optrun.optimizer.sparse import refuse_sparse_gradients
 from optrun.param_groups import block_paths, build_param_groups
 from optrun.registry.origins import records, require
+from optrun.runner.branch import Branch, begin_branch, restore_branch
 from optrun.runner.prepare import Prepared
 from optrun.runner.resume.config_diff import changes_since, table
 from optrun.runner.resume.data_position import move, plan_values, refuse_other_data, vocabulary_digest
@@ -58,6 +61,8 @@ class Assembled:
     """What every checkpoint of this start of the run says alike."""
     changes: dict[str, tuple[Any, Any]]
     notes: list[str]
+    branch: Branch | None
+    """How the run left its trunk, where it begins as a branch."""
     stop: StopRequest | None
     """Of the checkpoint, where nothing that matters was changed since; None: train to the last step."""
 
@@ -76,6 +81,7 @@ def assemble(
     device: torch.device,
     started_from: Path | None = None,
     world: World = ALONE,
+    trunk: Trunk | None = None,
 ) -> Assembled:
     """Build everything that trains, standing where the snapshot says.
 
@@ -86,6 +92,7 @@ def assemble(
         device: Where to train.
         started_from: Folder that relative paths of the snapshot's configuration start from; None: the current one.
         world: The ranks that share the run.
+        trunk: Where the snapshot lies, if it is of another run and a branch begins with it.
 
     Raises:
         ConfigError: Options that do not fit the task or the model.
@@ -119,8 +126,15 @@ def assemble(
     state = TrainState()
     notes: list[str] = []
     changes: dict[str, tuple[Any, Any]] = {}
-    stop = None
-    if snapshot is not None:
+    stop, branch = None, None
+    if snapshot is not None and trunk is not None:
+        saved = snapshot.metadata
+        changes = changes_since(saved, values, started_from)
+        refuse_other_data(saved, constants, changes)
+        branch, state = begin_branch(trunk, saved, constants, changes, config.branch_schedule)
+        constants.branch = branch.metadata()
+        notes = [note for note in [table(branch.changes, "other than the trunk's:")] if note]
+    elif snapshot is not None:
         saved = snapshot.metadata
         changes = changes_since(saved, values, started_from)
         refuse_other_data(saved, constants, changes)
@@ -129,30 +143,36 @@ def assemble(
         others = require(saved.plugins or (), "this run")
         notes = [note for note in (table(changes), moved, *others) if note]
         stop = stop_request(saved, changes)
-        if world.size == 1:
-            constants.seeded_by = saved.seeded_by
+        constants.branch = saved.branch
+    if snapshot is not None and world.size == 1:
+        constants.seeded_by = snapshot.metadata.seeded_by
     whole = math.ceil(config.training.num_train_epochs * plan.steps_per_epoch) - state.data_shift
     total = config.training.max_steps or max(1, whole)
     constants.total_steps = total
+    schedule_steps = total - int((constants.branch or {}).get("schedule_from", 0))
+    if branch is not None:
+        refuse_ended(str(branch.trunk.folder), branch.step, total, length_key(config))
     ranking = ranking_of(config, task)
     if not len(task.eval):
         _refuse_without_evaluation(config)
     notes += [note for note in [rank_by(state, ranking)] if note is not None]
     seed = None if constants.seeded_by is None else config.seed
-    train_step = _train_step(config, model, task, device, total, seed, world)
+    train_step = _train_step(config, model, task, device, schedule_steps, seed, world)
     kernel = kernel_of(train_step.optimizer, device.type, whole=not sharded)
     refuse_different(world.gather_objects(kernel))
     constants.environment = environment(device, world.size, kernel)
     elsewhere = None if snapshot is None else other_environment(snapshot.metadata, constants.environment)
     notes += [note for note in [elsewhere] if note is not None]
     default_lr = config.default_lr_note() if snapshot is None else None
-    said = [default_lr, config.schedule_note(), warmup_note(config.scheduler, total)]
+    said = [default_lr, config.schedule_note(), warmup_note(config.scheduler, schedule_steps)]
     notes += [note for note in said if note is not None]
     if train_step.scheduler.metric is not None:
         known_metric(task, "scheduler.metric", train_step.scheduler.metric)
         if not len(task.eval):
             raise _no_evaluation(f"scheduler.metric={train_step.scheduler.metric}", "take a schedule of the step")
-    if snapshot is not None:
+    if snapshot is not None and branch is not None:
+        notes += restore_branch(branch, snapshot, model, train_step, total)
+    elif snapshot is not None:
         notes += restore_state(snapshot, model, train_step, changes, config.checkpoint.on_other_optimizer)
     train_loader, eval_loaders = build_loaders(config, task, device)
     setup = TrainingSetup(
@@ -168,7 +188,13 @@ def assemble(
         total_steps=total,
         evaluation_weights=partial(evaluation_weights, train_step.optimizer),
     )
-    return Assembled(setup, constants, changes, notes, stop)
+    return Assembled(setup, constants, changes, notes, branch, stop)
+
+
+def length_key(config: RunConfig) -> str:
+    """Say which key decides how long a run is, with its value."""
+    key = "num_train_epochs" if config.training.max_steps is None else "max_steps"
+    return f"training.{key}={getattr(config.training, key)}"
 
 
 def _refuse_without_evaluation(config: RunConfig) -> None:

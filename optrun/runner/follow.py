@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import time
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 
 from optrun import garbage
 from optrun.artifacts.checkpoint import open_verified
 from optrun.artifacts.run_dir import RunDir
+from optrun.artifacts.trunk import Trunk, reading
 from optrun.config.request import Request
 from optrun.config.schema.distributed import FsdpConfig
 from optrun.distributed.heartbeat import Phase, beat
@@ -34,6 +36,8 @@ class Start:
     """Folder of the checkpoint that the run goes on from; None: from the start."""
     started_from: Path | None
     """Folder that relative paths of its configuration start from; None: the current one."""
+    trunk: Trunk | None = None
+    """Where that checkpoint lies, if a branch begins with it."""
 
 
 def follow(
@@ -65,11 +69,12 @@ def follow(
         device = pick_device(config.training.device, world.local_rank)
         start: Start = world.broadcast(None)
         sharded = isinstance(config.distributed, FsdpConfig)
-        snapshot = None if start.checkpoint is None else open_verified(start.checkpoint, lazy=sharded)
-        beat(Phase.preparing)
-        prepared = world.agree(lambda: prepare(config, meta=sharded))
-        garbage.resume()
-        assembled = assemble(request, prepared, snapshot, device, start.started_from, world)
+        with nullcontext() if start.trunk is None else reading(start.trunk.folder):
+            snapshot = None if start.checkpoint is None else open_verified(start.checkpoint, lazy=sharded)
+            beat(Phase.preparing)
+            prepared = world.agree(lambda: prepare(config, meta=sharded))
+            garbage.resume()
+            assembled = assemble(request, prepared, snapshot, device, start.started_from, world, start.trunk)
         if snapshot is not None and assembled.is_done and world.broadcast(None):
             return
         summary = Summary(run, request, "")
@@ -80,6 +85,8 @@ def follow(
             snapshot.model, snapshot.optimizer = {}, {}  # they are in use as copies
         else:
             seed_random_states(config.seed, device)
+        if start.trunk is not None and loop.checkpoints.enabled:
+            loop.checkpoints.save()
         with lean_forward(assembled.setup.model):
             loop()
         beat(Phase.publishing)

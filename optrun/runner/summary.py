@@ -29,7 +29,7 @@ from optrun.training.setup import TrainingSetup
 _TAKEN_UP = (
     *("started_at", "command", "config_name", "overrides", "resumes", "config_sha256"),
     *("global_step", "max_steps", "epoch", "wall_seconds", "metrics", "perf"),
-    *("main_metric", "model", "data", "versions", "hardware", "device", "git", "stopped"),
+    *("main_metric", "model", "data", "versions", "hardware", "device", "git", "stopped", "branch"),
 )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,6 +18,8 @@ from optrun.artifacts.metrics import take_up, truncate_after
 from optrun.artifacts.retention import clean_leftovers
 from optrun.artifacts.run_dir import RunDir
 from optrun.artifacts.run_manifest import RunManifest
+from optrun.artifacts.trunk import Trunk, reading
+from optrun.config.original_cwd import original_cwd
 from optrun.config.request import Request
 from optrun.config.schema.distributed import FsdpConfig
 from optrun.config.schema.run import RunConfig
@@ -39,6 +41,7 @@ from optrun.runner.resume.checkpoint import (
     ResumePoint,
     open_checkpoint,
     open_manifest,
+    open_trunk,
     refuse_links,
     refuse_newer_run,
 )
@@ -158,13 +161,15 @@ def _train(session: Session, resume: ResumePoint | None, stop_at: int | None) ->
     _refuse_early(config)
     world = session.world
     device = pick_device(config.training.device, world.local_rank if world.size > 1 else None)
-    opened = _open(session, resume)
-    snapshot = opened.snapshot
-    started_from = resume.started_from if resume else None
-    world.broadcast(Start(opened.folder, started_from))
-    prepared = world.agree(lambda: _prepare(session, snapshot))
-    garbage.resume()  # the libraries are there; what is made from here on is the run's
-    assembled = assemble(session.request, prepared, snapshot, device, started_from, world)
+    with _open(session, resume) as opened:
+        snapshot, trunk = opened.snapshot, opened.trunk
+        started_from = resume.started_from if resume else None
+        if trunk is not None:
+            started_from = original_cwd(RunDir(trunk.folder.parent.parent).hydra)
+        world.broadcast(Start(opened.folder, started_from, trunk))
+        prepared = world.agree(lambda: _prepare(session, snapshot))
+        garbage.resume()  # the libraries are there; what is made from here on is the run's
+        assembled = assemble(session.request, prepared, snapshot, device, started_from, world, trunk)
     assembled.constants.run_id = summary.values["run_id"]
     state, total = assembled.setup.state, assembled.setup.total_steps
     if snapshot is not None and assembled.is_done:
@@ -174,6 +179,8 @@ def _train(session: Session, resume: ResumePoint | None, stop_at: int | None) ->
     notes = [*assembled.notes, *opened.set_aside_skipped(), *discarded(), *prepared.notes, *data_check(prepared.facts)]
     for note in notes:
         display.note(note)
+    if assembled.branch is not None:
+        summary.values["branch"] = assembled.branch.summary()
     _begin(session, prepared, assembled)
     if resume is not None:
         summary.resumed(state.global_step, assembled.changes, assembled.notes)
@@ -188,6 +195,8 @@ def _train(session: Session, resume: ResumePoint | None, stop_at: int | None) ->
         snapshot.model, snapshot.optimizer = {}, {}  # they are in use as copies
     else:
         seed_random_states(config.seed, device)
+    if trunk is not None and loop.checkpoints.enabled:
+        loop.checkpoints.save()  # from here on the branch needs its trunk no more
     with lean_forward(assembled.setup.model):
         loop()
     beat(Phase.publishing, state.global_step)
@@ -213,20 +222,28 @@ def _refuse_early(config: RunConfig) -> None:
         raise ConfigError("training.on_nonfinite=rollback: there is nothing to go back to with checkpoint=none.")
 
 
-def _open(session: Session, resume: ResumePoint | None) -> OpenedCheckpoint:
-    """Open the checkpoint to go on from; none for a run that begins."""
+@contextmanager
+def _open(session: Session, resume: ResumePoint | None) -> Iterator[OpenedCheckpoint]:
+    """Open the checkpoint to go on from, or the trunk of a branch that begins; none for any other run that begins."""
     for name in clean_leftovers(session.run):
         session.display.note(f"{name} was removed: left by a process that was killed while it wrote")
     opened = OpenedCheckpoint(None, [])
+    config = session.config
+    trunk = None if config.branch_from is None else Trunk.parse(config.branch_from)
+    allow_nonfinite, lazy = config.checkpoint.allow_nonfinite, isinstance(config.distributed, FsdpConfig)
     if resume is not None:
-        allow_nonfinite = session.config.checkpoint.allow_nonfinite
-        lazy = isinstance(session.config.distributed, FsdpConfig)
-        opened = open_checkpoint(session.run, resume, allow_nonfinite=allow_nonfinite, lazy=lazy)
+        first = "step 0" if trunk is None else f"its trunk {trunk.folder}"
+        opened = open_checkpoint(session.run, resume, allow_nonfinite=allow_nonfinite, lazy=lazy, first=first)
     for note in [*(resume.notes if resume is not None else ()), *opened.notes]:
         session.display.note(note)
-    if opened.snapshot is None:
+    if opened.snapshot is not None:
+        yield opened
+        return
+    with nullcontext() if trunk is None else reading(trunk.folder):
+        if trunk is not None:
+            opened = open_trunk(trunk, allow_nonfinite=allow_nonfinite, lazy=lazy)
         session.write_config()  # a run that is killed before its first step can be started over from this
-    return opened
+        yield opened
 
 
 def _prepare(session: Session, snapshot: Snapshot | None) -> Prepared:

@@ -143,6 +143,26 @@ def warmup_note(config: SchedulerConfig, num_training_steps: int) -> str | None:
     )
 
 
+def schedule_in_words(name: str, first: int, step: int, total: int) -> str:
+    """Say where the schedule of a branch stands.
+
+    Args:
+        name: Of the schedule.
+        first: Step of the run that it counts from.
+        step: At which the branch leaves its trunk.
+        total: Steps of the run.
+
+    Example:
+        >>> schedule_in_words("wsd", 0, 100, 150)
+        'wsd goes on at step 100 of 150 (branch_schedule=continue)'
+        >>> schedule_in_words("cosine", 100, 100, 150)
+        'cosine starts anew at the branch, over 50 steps (branch_schedule=restart)'
+    """
+    if first == step:
+        return f"{name} starts anew at the branch, over {total - first:,} steps (branch_schedule=restart)"
+    return f"{name} goes on at step {step - first:,} of {total - first:,} (branch_schedule=continue)"
+
+
 def _base_lr(groups: list[dict[str, Any]]) -> float:
     """Peak of a group of scale 1, as far as the groups tell."""
     peaks = [(float(group.get("initial_lr", group["lr"])), group.get("lr_scale")) for group in groups]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -63,12 +63,14 @@ def _leaves(own: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, Any]]:
             yield f"{prefix}.{key}", value
 
 
-def contenders_of(hydra: Hydra, config_name: str, common: Sequence[str], own: Sequence[str]) -> list[Contender]:
+def contenders_of(
+    hydra: Hydra, checked: Callable[[Sequence[str]], list[str]], common: Sequence[str], own: Sequence[str]
+) -> list[Contender]:
     """Take a sweep apart by optimizer.
 
     Args:
         hydra: Composes the choices.
-        config_name: The primary configuration.
+        checked: Checks overrides of a sweep by name.
         common: Overrides for all, checked by name.
         own: `search.NAME.KEY=VALUES`; empty: optimizers are not told apart.
 
@@ -94,7 +96,7 @@ def contenders_of(hydra: Hydra, config_name: str, common: Sequence[str], own: Se
                 f"search.{name}: {given[0]} does not try {name}. Add it there, or leave search.{name} out."
             )
     shared = [token for token in common if token not in given]
-    return [_contender(hydra, config_name, name, shared, spaces.get(name, [])) for name in names]
+    return [_contender(checked, name, shared, spaces.get(name, [])) for name in names]
 
 
 def _taken_apart(token: str, options: Sequence[str]) -> tuple[str, str]:
@@ -118,11 +120,13 @@ def _values(token: str) -> list[str]:
     return found
 
 
-def _contender(hydra: Hydra, config_name: str, name: str, shared: Sequence[str], own: Sequence[str]) -> Contender:
+def _contender(
+    checked: Callable[[Sequence[str]], list[str]], name: str, shared: Sequence[str], own: Sequence[str]
+) -> Contender:
     tokens = [f"optimizer={name}", *merged(shared, own)]
     try:
-        checked = overrides_of.checked(hydra, config_name, tokens, sweep=True)
+        whole = checked(tokens)
     except ConfigError as error:
         key = next((token.partition("=")[0] for token in own if str(error).startswith(token.partition("=")[0])), None)
         raise ConfigError(f"search.{name}{': ' if key is None else '.'}{error}") from error
-    return Contender(name, checked, frozenset(token.partition("=")[0] for token in own))
+    return Contender(name, whole, frozenset(token.partition("=")[0] for token in own))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import itertools
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -103,11 +103,22 @@ class Composer:
     Args:
         hydra: Composes.
         config_name: The primary configuration.
+        whole: Adds to the overrides of a job those that follow from them: the configuration of its trunk.
+        require: Refuses values of a job that do not fit that.
     """
 
-    def __init__(self, hydra: Hydra, config_name: str) -> None:
+    def __init__(
+        self,
+        hydra: Hydra,
+        config_name: str,
+        *,
+        whole: Callable[[Sequence[str]], Sequence[str]] = tuple,
+        require: Callable[[Mapping[str, Any]], object] = bool,
+    ) -> None:
         self.hydra = hydra
         self.config_name = config_name
+        self.whole = whole
+        self.require = require
         self._bases: dict[tuple[str, ...], DictConfig] = {}
         self._keys: dict[tuple[str, ...], list[str]] = {}
 
@@ -118,7 +129,8 @@ class Composer:
             ConfigError: A key or choice that this combination does not have, or a value of another type.
         """
         changes, settled = [], []
-        for token, override in zip(tokens, parse(self.hydra, tokens), strict=True):
+        every = self.whole(tokens)
+        for token, override in zip(every, parse(self.hydra, every), strict=True):
             # A mapping is left to Hydra, which merges it into what is there.
             whole = override.key_or_group in store.GROUPS or isinstance(override.value(), dict)
             simple = override.type == OverrideType.CHANGE and not whole
@@ -126,7 +138,9 @@ class Composer:
         try:
             cfg = self._with(tuple(settled), changes)
             store.refuse_dangling(cfg)
-            return saved.plain(cfg)
+            values = saved.plain(cfg)
+            self.require(values)
+            return values
         except ConfigError as error:
             raise ConfigError(f"{error} In the job {' '.join(tokens)}.") from error
 
@@ -157,9 +171,10 @@ def build_jobs(compose: Composer, points: Iterable[Sequence[str]]) -> list[Job]:
     left_out: dict[str, dict[str, None]] = {}
     for point in points:
         values = compose(point)
+        whole = tuple(compose.whole(point))
         digest = config_digest(values)
-        first, first_values = found.setdefault(digest, (tuple(point), values))
-        other = label_of([token for token in point if token not in first])
+        first, first_values = found.setdefault(digest, (whole, values))
+        other = label_of([token for token in whole if token not in first])
         if other and values != first_values:
             left_out.setdefault(digest, {})[other] = None
     common = set.intersection(*(set(overrides) for overrides, _ in found.values())) if found else set()

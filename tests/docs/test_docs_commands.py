@@ -80,6 +80,7 @@ def _composes(command: Command, arguments: list[str]) -> None:
             for one in swept(arguments, 1, 1)
             if one != "-m" and not one.startswith("search.") and "interval(" not in one
         ]
+    arguments = [one for one in arguments if not one.startswith("branch_")]  # there is no trunk
     if not {"--help", "--version", "--cfg", "--info", "-sc", "--plugin"} & set(arguments):
         assert optrun(*arguments, "--cfg", "job") == 0, command
 
@@ -147,6 +148,7 @@ def small(arguments: list[str]) -> list[str]:
     if verb or {"--help", "--version", "--cfg", "--info", "-sc"} & set(arguments):
         return arguments
     resumed = any(one.startswith("resume=") for one in arguments)
+    resumed |= any(one.startswith("branch_from=") for one in arguments)
     put = {} if resumed and not any(one.startswith("training.max_steps=") for one in arguments) else dict(SMALL)
     if resumed and put:
         put = {"training.max_steps": "4"}

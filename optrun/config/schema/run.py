@@ -1,7 +1,9 @@
 """The whole configuration of a run."""
 
 import math
+import re
 from dataclasses import dataclass, field
+from enum import Enum
 from typing import Any
 
 from optrun.config.schema.callbacks import callback_configs
@@ -17,6 +19,10 @@ from optrun.config.schema.scheduler import ConstantConfig, SchedulerConfig
 from optrun.config.schema.task import TaskConfig
 from optrun.config.schema.tracking import TrackingConfig
 from optrun.config.schema.training import TrainingConfig
+
+# Written as a call because one of its words is Python's too.
+BranchSchedule = Enum("BranchSchedule", {"continue": "continue", "restart": "restart"})
+"""Where the schedule of a branch stands: at the step of its trunk, or at the start of a curve over what is left."""
 
 
 @dataclass(kw_only=True)
@@ -41,12 +47,28 @@ class RunConfig:
     distributed: DistributedConfig
     callbacks: dict[str, Any] = field(default_factory=dict)
     """Name of a registered callback to its keys and values. It has a default: older runs have no such key."""
+    branch_from: str | None = None
+    """Checkpoint of another run that this one started from, `FOLDER@DIGEST`. Older runs have no such key."""
+    branch_schedule: BranchSchedule = BranchSchedule["continue"]
 
     def __post_init__(self) -> None:
         """Refuse an lr or a seed out of range, and callbacks that do not fit their schemas."""
         expect(0 < self.lr < float("inf"), "lr", self.lr, "a number above 0")
         expect(0 <= self.seed < 2**63, "seed", self.seed, "a whole number from 0 to 2**63 - 1")
         callback_configs(self.callbacks)
+        expect(
+            self.branch_from is None or re.fullmatch(r".+@[0-9a-f]{16}", self.branch_from, re.DOTALL) is not None,
+            "branch_from",
+            self.branch_from,
+            "on the command line, where its trunk is looked up",
+            "It is left out of files and recipes.",
+        )
+        expect(
+            self.branch_from is not None or self.branch_schedule is BranchSchedule["continue"],
+            "branch_schedule",
+            self.branch_schedule.value,
+            "continue without branch_from: only a branch can start its schedule anew",
+        )
 
         if self.data.OF_TOKENS:
             self._expect_reader_of_tokens()

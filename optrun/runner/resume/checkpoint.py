@@ -29,6 +29,7 @@ from optrun.artifacts.run_dir import (
 )
 from optrun.artifacts.run_manifest import APART, WRITTEN, RunManifest, matches, read_run_manifest, refuse_newer_manifest
 from optrun.artifacts.tensor_file import first_not_finite
+from optrun.artifacts.trunk import Trunk
 from optrun.errors import CheckpointError, ConfigError, ForeignCheckpointError, StorageError
 from optrun.runner.resume.state_file import refuse_garbage
 
@@ -61,6 +62,8 @@ class OpenedCheckpoint:
     """For the user."""
     folder: Path | None = None
     """Where the snapshot was read."""
+    trunk: Trunk | None = None
+    """That place, if it is of another run, from which this one branches."""
     damaged: list[Path] = field(default_factory=list)
     superseded: list[Path] = field(default_factory=list)
     foreign: list[Path] = field(default_factory=list)
@@ -133,7 +136,24 @@ def refuse_newer_run(run: RunDir) -> None:
         refuse_newer_format(folder)
 
 
-def open_checkpoint(run: RunDir, resume: ResumePoint, *, allow_nonfinite: bool, lazy: bool = False) -> OpenedCheckpoint:
+def open_trunk(trunk: Trunk, *, allow_nonfinite: bool, lazy: bool = False) -> OpenedCheckpoint:
+    """Read the checkpoint that a branch starts from; nothing on the disk is changed.
+
+    Args:
+        trunk: Where it lies, and what is in it.
+        allow_nonfinite: Whether weights with NaN or infinity will do.
+        lazy: Leave the tensors in their files until one is asked for.
+
+    Raises:
+        CheckpointError: It is gone, damaged, or another one than was named.
+    """
+    trunk.require()
+    return OpenedCheckpoint(_load(trunk.folder, allow_nonfinite, lazy=lazy), [], trunk.folder, trunk)
+
+
+def open_checkpoint(
+    run: RunDir, resume: ResumePoint, *, allow_nonfinite: bool, lazy: bool = False, first: str = "step 0"
+) -> OpenedCheckpoint:
     """Pick the checkpoint to resume from and read it; nothing on the disk is changed.
 
     Args:
@@ -141,6 +161,7 @@ def open_checkpoint(run: RunDir, resume: ResumePoint, *, allow_nonfinite: bool, 
         resume: What was asked for.
         allow_nonfinite: Whether weights with NaN or infinity will do.
         lazy: Leave the tensors in their files until one is asked for.
+        first: Where the run begins, in words.
 
     Raises:
         CheckpointError: The checkpoint that was asked for is damaged or of another run, or none is whole; every one is
@@ -186,7 +207,7 @@ def open_checkpoint(run: RunDir, resume: ResumePoint, *, allow_nonfinite: bool, 
             f"{run.path}: this run has no checkpoint: it {why}. resume=latest or resume=auto with "
             f"hydra.run.dir={run.path} starts it over in the same directory."
         )
-    return OpenedCheckpoint(None, [f"{run.path}: this run {why}; it starts over from step 0."])
+    return OpenedCheckpoint(None, [f"{run.path}: this run {why}; it starts over from {first}."])
 
 
 def _load(folder: Path, allow_nonfinite: bool, *, lazy: bool) -> Snapshot:

@@ -111,7 +111,7 @@ def refuse_idle(changes: Changes, done: int) -> None:
         )
 
 
-def table(changes: Changes) -> str:
+def table(changes: Changes, title: str = "changed since this checkpoint was saved:") -> str:
     """Every changed key with the value it had, the one it has, and what that means, in columns; empty for no change.
 
     Example:
@@ -126,7 +126,7 @@ def table(changes: Changes) -> str:
     lines = [
         f"  {key:<{widths[0]}}  {before:>{widths[1]}} -> {now:<{widths[2]}}  {what}" for key, before, now, what in rows
     ]
-    return "\n".join(["changed since this checkpoint was saved:", *lines])
+    return "\n".join([title, *lines])
 
 
 def _shown(value: Any) -> str:

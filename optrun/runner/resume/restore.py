@@ -73,15 +73,8 @@ def restore_state(
         ConfigError: A change made the weights or the optimizer state unfit; key and tensor are named.
         CheckpointError: They do not fit without any change, or are in memory not what they are in the file.
     """
+    snapshot = restore_weights(snapshot, model, changes)
     notes: list[str] = []
-    if is_sharded(model):
-        snapshot = slices_of(snapshot, model_tensors(model))
-    _refuse_other_model(snapshot, model, changes)
-    try:
-        load_model_tensors(model, snapshot.model)
-    except CheckpointError as error:
-        raise _unfit(str(error), changes, ("model.", "task.", "data.")) from error
-    refuse_mutated(names.CHECKPOINT_MODEL, snapshot.digests[names.CHECKPOINT_MODEL], model_tensors(model))
     try:
         load_named_state(train_step.optimizer, snapshot.optimizer, snapshot.metadata.optimizer)
     except (ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
@@ -92,12 +85,52 @@ def restore_state(
             raise _unfit(text, changes, ("optimizer.", "param_groups.", "model.")) from error
         notes.append(f"the optimizer's state starts anew, as asked: {error}")
     else:
-        now = named_state(train_step.optimizer)[0]
-        refuse_mutated(names.CHECKPOINT_OPTIMIZER, snapshot.digests[names.CHECKPOINT_OPTIMIZER], now)
-    notes += _restore_schedule(snapshot.metadata.scheduler, train_step)
+        refuse_mutated_optimizer(snapshot, train_step)
+    notes += restore_schedule(snapshot.metadata.scheduler, train_step)
+    restore_scaler(snapshot, train_step)
+    return notes
+
+
+def restore_weights(snapshot: Snapshot, model: torch.nn.Module, changes: Changes) -> Snapshot:
+    """Load the weights.
+
+    Args:
+        snapshot: Verified.
+        model: Built from the configuration in force.
+        changes: As for `restore_state`.
+
+    Returns:
+        The snapshot, with what this rank has of its tensors.
+
+    Raises:
+        ConfigError: A change made the weights unfit; key and tensor are named.
+        CheckpointError: They do not fit without any change, or are in memory not what they are in the file.
+    """
+    if is_sharded(model):
+        snapshot = slices_of(snapshot, model_tensors(model))
+    _refuse_other_model(snapshot, model, changes)
+    try:
+        load_model_tensors(model, snapshot.model)
+    except CheckpointError as error:
+        raise _unfit(str(error), changes, ("model.", "task.", "data.")) from error
+    refuse_mutated(names.CHECKPOINT_MODEL, snapshot.digests[names.CHECKPOINT_MODEL], model_tensors(model))
+    return snapshot
+
+
+def refuse_mutated_optimizer(snapshot: Snapshot, train_step: TrainStep) -> None:
+    """Refuse optimizer state that is in memory not what it is in the file.
+
+    Raises:
+        CheckpointError: Naming the first tensor that differs.
+    """
+    now = named_state(train_step.optimizer)[0]
+    refuse_mutated(names.CHECKPOINT_OPTIMIZER, snapshot.digests[names.CHECKPOINT_OPTIMIZER], now)
+
+
+def restore_scaler(snapshot: Snapshot, train_step: TrainStep) -> None:
+    """Load the loss scale, where the precision has one."""
     if train_step.scaler.is_enabled() and snapshot.metadata.scaler:
         train_step.scaler.load_state_dict(snapshot.metadata.scaler)
-    return notes
 
 
 def _refuse_other_model(snapshot: Snapshot, model: torch.nn.Module, changes: Changes) -> None:
@@ -116,7 +149,15 @@ def _unfit(text: str, changes: Changes, prefixes: tuple[str, ...]) -> OptrunErro
     return ConfigError(f"{', '.join(blamed)}: {text}") if blamed else CheckpointError(text)
 
 
-def _restore_schedule(saved: dict[str, Any], train_step: TrainStep) -> list[str]:
+def restore_schedule(saved: dict[str, Any], train_step: TrainStep) -> list[str]:
+    """Let the schedule go on at its step, with what it saw of its metric where it is the same one.
+
+    Returns:
+        Notes for the user.
+
+    Raises:
+        CheckpointError: Its state cannot be read.
+    """
     scheduler = train_step.scheduler
     own = scheduler.state_dict()
     notes = []

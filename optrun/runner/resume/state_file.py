@@ -54,6 +54,7 @@ _OPTIONAL: dict[str, Any] = {
     "plugins": [{"names": _NAMES}],
     "callbacks": dict,
     "stop": {"by": str, "reason": str, "step": _COUNT},
+    "branch": {"folder": str, "digest": str, "step": _COUNT, "schedule_from": _COUNT},
 }
 _EARLY_STOPPING = {"metric": str, "mode": str, "counter": _COUNT}
 _PLATEAU = {"multiplier": _NUMBER, "num_bad": _COUNT, "cooling": _COUNT}

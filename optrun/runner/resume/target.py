@@ -76,7 +76,7 @@ def _named(value: str, key: str = "resume=") -> Target:
     refuse_url(key.rstrip("=") or "RUN_DIR", value)
     path = Path(value).expanduser()
     if not path.exists():
-        close = nearest(value, ("latest", "auto")) if key else []
+        close = nearest(value, ("latest", "auto")) if key == "resume=" else []
         hint = f" Did you mean {key}{close[0]}?" if close else ""
         raise ConfigError(f"{key}{value}: no such directory (looked from {Path.cwd()}).{hint}")
     if path.is_file() and path.parent.name == CHECKPOINTS:
@@ -92,12 +92,18 @@ def _named(value: str, key: str = "resume=") -> Target:
     if not path.is_dir() or not RunDir(path).is_run():
         runs = list(find_runs(path))[:3] if path.is_dir() else []
         hint = f" Runs below it: {', '.join(map(str, runs))}." if runs else ""
+        if not runs and path.is_dir() and any(path.glob("*.safetensors")):
+            hint = " It has weights alone: model=pretrained model.path=DIR begins a run with them."
         raise ConfigError(f"{key}{value}: neither a run directory nor a checkpoint of optrun's.{hint}")
     return Target(RunDir(path), None)
 
 
-def checkpoint_of(path: str) -> tuple[RunDir, Path]:
+def checkpoint_of(path: str, key: str = "") -> tuple[RunDir, Path]:
     """The checkpoint that a path means: itself, or the newest whole one of a run; those passed over are told.
+
+    Args:
+        path: As it was given.
+        key: What it was given for, with `=`, for messages.
 
     Raises:
         ConfigError: The path is neither run nor checkpoint.
@@ -107,7 +113,7 @@ def checkpoint_of(path: str) -> tuple[RunDir, Path]:
     from optrun.artifacts.manifest import problems
     from optrun.artifacts.retention import latest_whole
 
-    target = locate(path)
+    target = _named(path, key)
     if target.checkpoint is not None:
         wrong = problems(target.checkpoint, run_id_of(target.run))
         if wrong:

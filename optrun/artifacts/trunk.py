@@ -1,0 +1,133 @@
+"""The checkpoint that a branch starts from, named by where it lies and by what is in it: `FOLDER@DIGEST`."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import hashlib
+import os
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from optrun.artifacts.manifest import refuse_newer_format
+from optrun.artifacts.run_dir import CHECKPOINT_MANIFEST
+from optrun.errors import CheckpointError
+
+_PINNED = re.compile(r"(?P<folder>.+)@(?P<digest>[0-9a-f]{16})", re.DOTALL)
+
+
+@dataclass(frozen=True)
+class Trunk:
+    """A checkpoint of another run that a branch starts from."""
+
+    folder: Path
+    digest: str
+    """Of its manifest, which has the checksum of every file; 16 hexadecimal digits."""
+
+    def __str__(self) -> str:
+        return f"{self.folder}@{self.digest}"
+
+    @classmethod
+    def of(cls, folder: Path) -> Trunk:
+        """Name a checkpoint by its content.
+
+        Raises:
+            CheckpointError: It has no manifest.
+        """
+        return cls(folder.resolve(), checkpoint_digest(folder))
+
+    @classmethod
+    def parse(cls, text: str) -> Trunk | None:
+        """Read `FOLDER@DIGEST`; None for a path alone.
+
+        Example:
+            >>> trunk = Trunk.parse("/runs/a/checkpoints/step-00000100@0123456789abcdef")
+            >>> trunk.digest, str(trunk.folder)
+            ('0123456789abcdef', '/runs/a/checkpoints/step-00000100')
+            >>> Trunk.parse("/runs/a") is None
+            True
+        """
+        found = _PINNED.fullmatch(text)
+        return None if found is None else cls(Path(found["folder"]), found["digest"])
+
+    def require(self) -> None:
+        """Refuse a checkpoint that is gone, or another one than was named.
+
+        Raises:
+            CheckpointError: With the folder.
+        """
+        if not self.folder.is_dir():
+            raise CheckpointError(
+                f"branch_from={self.folder}: the trunk's checkpoint is gone: moved, or deleted by the retention of a "
+                "run that goes on (its checkpoint.keep_last). Name one that stays, or the place where it lies now."
+            )
+        refuse_newer_format(self.folder)
+        found = checkpoint_digest(self.folder)
+        if found != self.digest:
+            raise CheckpointError(
+                f"branch_from={self.folder}: its content is another one now: digest {found}, and {self.digest} when "
+                "this branch was asked for. A changed trunk makes another branch: begin it anew."
+            )
+
+
+def checkpoint_digest(folder: Path) -> str:
+    """Digest the manifest of a checkpoint, which holds size and checksum of every file; 16 hexadecimal digits.
+
+    Raises:
+        CheckpointError: There is none.
+    """
+    try:
+        return hashlib.sha256((folder / CHECKPOINT_MANIFEST).read_bytes()).hexdigest()[:16]
+    except OSError as error:
+        raise CheckpointError(f"{folder / CHECKPOINT_MANIFEST}: {error.strerror}: no complete checkpoint.") from error
+
+
+@contextmanager
+def reading(folder: Path) -> Iterator[None]:
+    """Keep the retention of the run that it belongs to from deleting a checkpoint, while the `with` block lasts.
+
+    Nothing is written: the lock is a shared one of the kernel's, on the manifest, and gone with its holder. On a file
+    system without locks nothing is kept, and a checkpoint that is deleted meanwhile is told as such.
+
+    Args:
+        folder: A checkpoint.
+
+    Raises:
+        CheckpointError: It is being deleted, or gone.
+    """
+    with _locked(folder, fcntl.LOCK_SH) as granted:
+        if not granted:
+            raise CheckpointError(f"{folder}: its run is deleting this checkpoint (checkpoint.keep_last).")
+        yield
+
+
+@contextmanager
+def deleting(folder: Path) -> Iterator[bool]:
+    """Ask for a checkpoint that nobody reads as a trunk; yields whether it may be deleted, while the block lasts."""
+    try:
+        with _locked(folder, fcntl.LOCK_EX) as granted:
+            yield granted
+    except CheckpointError:  # it has no manifest: nobody can read it
+        yield True
+
+
+@contextmanager
+def _locked(folder: Path, kind: int) -> Iterator[bool]:
+    path = folder / CHECKPOINT_MANIFEST
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except OSError as error:
+        raise CheckpointError(f"{path}: {error.strerror}: no complete checkpoint.") from error
+    try:
+        granted = True
+        with contextlib.suppress(OSError):  # a file system without locks
+            try:
+                fcntl.flock(descriptor, kind | fcntl.LOCK_NB)
+            except BlockingIOError:
+                granted = False
+        yield granted
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,222 @@
+"""The command line of a branch: the configuration of its trunk as overrides, under those that were typed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from hydra.core.override_parser.types import Override
+from omegaconf import DictConfig, OmegaConf
+
+from optrun.config import saved, store
+from optrun.config.groups import GROUPS
+from optrun.config.hydra_internals import Hydra
+from optrun.config.keys import node_at, open_prefix
+from optrun.config.kind import KIND, saved_kind
+from optrun.config.original_cwd import is_path, path_keys
+from optrun.config.overrides import parse
+from optrun.config.request import DEFAULT_CONFIG
+from optrun.errors import ConfigError
+
+KEY = "branch_from"
+
+_OWN = (KEY, "branch_schedule", "resume", "run_name")
+"""Keys that belong to one run, and are not taken from its trunk."""
+_GOES_WITH = {"optimizer": ("lr",), "distributed": ("training.nproc_per_node",)}
+"""Keys of the trunk that mean nothing any more where another choice of a group takes its place."""
+_EITHER = {"training.max_steps": "training.num_train_epochs", "training.num_train_epochs": "training.max_steps"}
+"""Of two lengths of a run one is given."""
+_PLACE = ("seed", "training.per_device_train_batch_size", "training.group_by_length")
+_BATCH = ("training.gradient_accumulation_steps", "training.global_batch_size")
+_HARMLESS = ("task.prompt", "task.sample_tokens", "task.metrics")
+
+
+def is_branch(token: str) -> bool:
+    """Whether an override is `branch_from=...`.
+
+    Example:
+        >>> is_branch("branch_from=outputs/run"), is_branch("branch_schedule=restart")
+        (True, False)
+    """
+    return token.split("=", 1)[0].lstrip("+~") == KEY
+
+
+def as_overrides(hydra: Hydra, values: Mapping[str, Any], where: str) -> list[str]:
+    """Write a resolved configuration as overrides of the default one.
+
+    Values that stand in the configuration files, or follow from others, are left to these, so that the default lr of
+    another optimizer is its own.
+
+    Args:
+        hydra: Composes.
+        values: Of a run, every key of today in it.
+        where: What it is, for messages.
+
+    Raises:
+        ConfigError: A value that cannot be written on a command line.
+    """
+    wanted = {key: value for key, value in values.items() if key not in _OWN}
+    choices = {group: saved_kind(group, schemas, wanted[group]) for group, schemas in GROUPS.items()}
+    tokens = [f"{group}={choice}" for group, choice in choices.items()]
+    for step in ("plain", "top", "all", "end"):  # what follows from another value is looked at once that one is set
+        composed = store.without_hydra(store.compose(hydra, DEFAULT_CONFIG, tokens))
+        left = list(_differing(saved.plain(composed), wanted))
+        if not left:
+            return tokens
+        for key, value in left:
+            follows = bool(_interpolated(composed, key))
+            if not follows or step == "all" or (step == "top" and "." not in key):
+                plus = "++" if open_prefix(composed, key) is not None or _is_open(composed, key) else ""
+                tokens.append(f"~{key}" if value is _GONE else f"{plus}{key}={_written(value)}")
+    key, value = left[0]
+    raise ConfigError(f"{where}: {key}={value}: a branch cannot be begun from this value: no override writes it.")
+
+
+_GONE = object()
+
+
+def _differing(base: Mapping[str, Any], wanted: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Dotted keys whose values are others, with those that are wanted."""
+    for name in dict.fromkeys([*base, *wanted]):
+        key = f"{prefix}{name}"
+        if key in _OWN or (name == KIND and prefix):
+            continue
+        if name not in wanted:
+            yield key, _GONE
+        elif isinstance(base.get(name), Mapping) and isinstance(wanted[name], Mapping) and base[name] and wanted[name]:
+            yield from _differing(base[name], wanted[name], f"{key}.")
+        elif name not in base or not saved.same(base[name], wanted[name]):
+            yield key, wanted[name]
+
+
+def _is_open(composed: DictConfig, key: str) -> bool:
+    """Whether a key holds a mapping that any key may be put into."""
+    node = node_at(composed, key)
+    return isinstance(node, DictConfig) and OmegaConf.get_type(node) is dict
+
+
+def _interpolated(composed: DictConfig, key: str) -> bool:
+    node = node_at(composed, key)
+    return node is not None and bool(node._is_interpolation())
+
+
+def _written(value: Any) -> str:
+    """Write a value in Hydra's grammar.
+
+    Example:
+        >>> _written({"a": [1, 2.5, True, None, "text"]})
+        "{a:[1,2.5,true,null,'text']}"
+    """
+    if value is None:
+        return "null"
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, str):
+        return "'" + value.replace("\\", "\\\\").replace("'", "\\'") + "'"
+    if isinstance(value, list | tuple):
+        return f"[{','.join(map(_written, value))}]"
+    if isinstance(value, Mapping):
+        return "{" + ",".join(f"{key}:{_written(item)}" for key, item in value.items()) + "}"
+    return repr(value)
+
+
+def under(trunk: Sequence[str], values: Mapping[str, Any], typed: Sequence[str]) -> list[str]:
+    """Put the overrides of a trunk under those that were typed.
+
+    Args:
+        trunk: Its configuration, by `as_overrides`.
+        values: The same, resolved.
+        typed: Overrides of the command line; they win. A choice that the trunk has already changes nothing, another
+            one comes with values of its own.
+
+    Returns:
+        The overrides of the branch.
+    """
+    kept, given = list(trunk), list(typed)
+    for token, override in zip(typed, parse(typed), strict=True):
+        key = override.key_or_group
+        if key in GROUPS:
+            if _is_choice_of(values[key], key, override):
+                given.remove(token)
+                continue
+            kept = [own for own in kept if not _below(own, (key, *_GOES_WITH.get(key, ())))]
+        else:
+            dropped = (key, *((_EITHER[key],) if key in _EITHER else ()))
+            kept = [own for own in kept if not _below(own, dropped)]
+            if key == "training.num_train_epochs":
+                kept.append("training.max_steps=null")
+    chosen = [own for own in kept if _key(own) in GROUPS]
+    return [*chosen, *(own for own in kept if own not in chosen), *given]
+
+
+def _is_choice_of(section: Mapping[str, Any], group: str, override: Override) -> bool:
+    """Whether the one choice that was typed is the one there is already."""
+    if override.is_sweep_override():
+        return False
+    typed, name, kind = str(override.value()), section["name"], section.get(KIND, section["name"])
+    if typed == name:
+        return kind == name or name not in GROUPS[group]  # one of ours has that name, too
+    return typed == kind and getattr(GROUPS[group][kind], "named_by_library", False)
+
+
+def _key(token: str) -> str:
+    return token.split("=", 1)[0].lstrip("+~")
+
+
+def _below(token: str, keys: Sequence[str]) -> bool:
+    key = _key(token)
+    return any(key == one or key.startswith(f"{one}.") for one in keys)
+
+
+def refuse_other_place(trunk: Mapping[str, Any], values: Mapping[str, Any], where: str) -> None:
+    """Refuse what would not be the same model at the same place in the same data.
+
+    Files are judged by what they hold, when they are read.
+
+    Args:
+        trunk: Resolved values of the trunk.
+        values: Those of the branch.
+        where: The trunk, for the message.
+
+    Raises:
+        ConfigError: With every such key, its value and the trunk's.
+    """
+    alone = all(config["distributed"]["name"] == "none" for config in (trunk, values))
+    keys = (*_PLACE, *(_BATCH if alone else ()))
+    found, paths = saved.differences(trunk, values), path_keys(values)
+    fixed = {
+        key: pair
+        for key, pair in found.items()
+        if (key in keys or key.startswith(("model.", "task.", "data.")))
+        and not key.startswith(_HARMLESS)
+        and not is_path(key, paths)
+    }
+    if fixed:
+        listed = ", ".join(f"{key}={_shown(now)} (the trunk: {_shown(before)})" for key, (before, now) in fixed.items())
+        raise ConfigError(
+            f"{listed}: a branch has the model of its trunk and its place in the data, and takes both from {where}. "
+            "Leave it out, or start a new run without branch_from."
+        )
+
+
+def refuse_ended(where: str, step: int, total: int, key: str) -> None:
+    """Refuse a branch without a step of its own.
+
+    Args:
+        where: The trunk, for the message.
+        step: At which it stands.
+        total: Steps of the whole run.
+        key: What says so, with its value.
+
+    Raises:
+        ConfigError: The trunk is there already.
+    """
+    if step >= total:
+        raise ConfigError(
+            f"{key}: {total:,} steps in all, and the trunk {where} is at step {step:,}: nothing would be trained. "
+            f"Expected more than {step:,}, such as training.max_steps={step + max(step // 10, 1)}."
+        )
+
+
+def _shown(value: Any) -> str:
+    return "null" if value is None else str(value)

@@ -1,0 +1,32 @@
+"""Takes over the state of another run's optimizer where it is of the same kind; says what became of it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from torch import Tensor
+from torch.optim import Optimizer
+
+from optrun.optimizer.state import load_named_state
+
+
+def inherit_state(optimizer: Optimizer, tensors: Mapping[str, Tensor], meta: Mapping[str, Any]) -> tuple[bool, str]:
+    """Load the state by parameter name, where class and settings fit; otherwise leave the optimizer as it was built.
+
+    Args:
+        optimizer: Built with named parameters.
+        tensors: As for `load_named_state`; on the meta device, to learn whether they would fit.
+        meta: What came with them.
+
+    Returns:
+        Whether the state was taken over, and a clause that says so or why not.
+    """
+    before, now = meta.get("optimizer"), type(optimizer).__name__
+    if before != now:
+        return False, f"anew: the trunk's is of {before}, this one is {now}"
+    try:
+        load_named_state(optimizer, tensors, meta)
+    except (ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
+        return False, f"anew: the trunk's does not fit: {error}"
+    return True, f"the trunk's, by parameter name ({now})"

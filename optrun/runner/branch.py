@@ -1,0 +1,199 @@
+"""Starts a branch: the trunk's weights, generators and place in the data; its optimizer state where that fits."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from optrun.artifacts.checkpoint import Snapshot
+from optrun.artifacts.metadata import CheckpointMetadata
+from optrun.artifacts.provenance import config_digest
+from optrun.artifacts.trunk import Trunk
+from optrun.config.saved import plain, with_schemas
+from optrun.config.schema.run import BranchSchedule
+from optrun.errors import ConfigError
+from optrun.optimizer.inherited import inherit_state
+from optrun.runner.resume.config_diff import Changes
+from optrun.runner.resume.restore import (
+    refuse_mutated_optimizer,
+    restore_scaler,
+    restore_schedule,
+    restore_weights,
+    train_state,
+)
+from optrun.scheduler.build import schedule_in_words
+from optrun.training.state import TrainState
+from optrun.training.step import TrainStep
+
+_OWN = ("branch_from", "branch_schedule", "run_name")
+"""Keys that belong to one run: no change against its trunk."""
+_PLAN = (
+    "data.",
+    "training.per_device_train",
+    "training.gradient_acc",
+    "training.global_batch",
+    "training.nproc_per_node",
+)
+"""Begin the keys that the steps of an epoch depend on."""
+
+
+@dataclass
+class Branch:
+    """How a branch left its trunk."""
+
+    trunk: Trunk
+    run_id: str | None
+    """Of the trunk."""
+    step: int
+    schedule_from: int
+    """The step that the schedule counts from."""
+    trunk_config: str
+    """Digest of the trunk's configuration but for the seed: trunks that differ in no more are of one kind."""
+    changes: dict[str, tuple[Any, Any]] = field(default_factory=dict)
+    """Keys whose values are others than the trunk's, with both."""
+    optimizer_state: str = ""
+    """What became of the trunk's, in words."""
+    schedule: str = ""
+    """Where the schedule stands, in words."""
+
+    def metadata(self) -> dict[str, Any]:
+        """What every checkpoint of the branch says of it."""
+        return {
+            "folder": str(self.trunk.folder),
+            "digest": self.trunk.digest,
+            "run_id": self.run_id,
+            "step": self.step,
+            "schedule_from": self.schedule_from,
+            "trunk_config": self.trunk_config,
+        }
+
+    def summary(self) -> dict[str, Any]:
+        """What `summary.json` says of it."""
+        return {
+            **self.metadata(),
+            "optimizer_state": self.optimizer_state,
+            "schedule": self.schedule,
+            "changes": {key: list(pair) for key, pair in self.changes.items()},
+        }
+
+    def notes(self) -> list[str]:
+        """What the user is told before the first step."""
+        place = f"branch: {self.trunk.folder}, step {self.step:,}: its weights, generators and place in the data"
+        return [place, f"optimizer state: {self.optimizer_state}", f"schedule: {self.schedule}"]
+
+
+def schedule_from(saved: CheckpointMetadata, schedule: BranchSchedule) -> int:
+    """Tell which step of the run is the first of the schedule: the trunk's own, or the branch's.
+
+    Args:
+        saved: Of the trunk.
+        schedule: `branch_schedule`.
+    """
+    if schedule is BranchSchedule.restart:
+        return saved.global_step
+    return int((saved.branch or {}).get("schedule_from", 0))
+
+
+def begin_branch(
+    trunk: Trunk, saved: CheckpointMetadata, now: CheckpointMetadata, changes: Changes, schedule: BranchSchedule
+) -> tuple[Branch, TrainState]:
+    """Take the counters of the trunk, where the branch stands at the same place in the same data.
+
+    What the trunk was best at, and when, stays with the trunk.
+
+    Args:
+        trunk: Where it lies.
+        saved: Of its checkpoint.
+        now: As the first checkpoint of the branch will say it.
+        changes: Between the two configurations.
+        schedule: `branch_schedule`.
+
+    Raises:
+        ConfigError: The data, the order or the batch is another one.
+        CheckpointError: A newer version saved the counters.
+    """
+    own = {key: pair for key, pair in changes.items() if key not in _OWN and not _follows(key, changes)}
+    _refuse_other_plan(saved.plan, now.plan, own, trunk)
+    state = train_state(saved)
+    state.best, state.ranking, state.last = {}, {}, {}
+    first = schedule_from(saved, schedule)
+    return Branch(trunk, saved.run_id, saved.global_step, first, _kind(saved), own), state
+
+
+def _kind(saved: CheckpointMetadata) -> str:
+    """Digest the configuration of a trunk but for the seed, with keys that came later, and that of its own trunk."""
+    values = plain(with_schemas(saved.config, "the trunk"))
+    kept = {key: value for key, value in values.items() if key not in ("seed", "branch_from")}
+    before = saved.branch or {}
+    return config_digest({**kept, "trunk": [before.get("trunk_config"), before.get("step")]})
+
+
+def _follows(key: str, changes: Changes) -> bool:
+    """Whether a key only says what another choice of its group brings along."""
+    name = f"{key.partition('.')[0]}.name"
+    return key != name and name in changes
+
+
+def _refuse_other_plan(before: Mapping[str, Any], now: Mapping[str, Any], changes: Changes, trunk: Trunk) -> None:
+    """Refuse another order or size of the steps: the branch would not stand where the trunk stood.
+
+    Raises:
+        ConfigError: With the keys that were changed, and both values of what came of it.
+    """
+    if before.keys() == {"fingerprint"}:
+        raise ConfigError(
+            f"branch_from={trunk.folder}: this checkpoint is of the first format, which does not say where in the data "
+            "it stands. Go on with its run once (resume=RUN_DIR), and branch from a checkpoint of that."
+        )
+    before = {**now, "ordering": "permutation", **before}  # an older format says less of it
+    other = [key for key in now if key != "fingerprint" and before[key] != now[key]]
+    named = ", ".join(f"{key}={value}" for key, (_, value) in changes.items() if key == "seed" or key.startswith(_PLAN))
+    if before["fingerprint"].split("-")[0] != now["fingerprint"].split("-")[0]:
+        raise ConfigError(
+            f"{named or 'the data'}: the training examples are not those of the trunk {trunk.folder} (fingerprint "
+            f"{now['fingerprint']}, the trunk: {before['fingerprint']}), so that its place in them means nothing. "
+            "Restore them, or start a new run without branch_from."
+        )
+    if other:
+        words = {"batch_size": "examples a micro-batch", "accumulation": "micro-batches a step over all ranks"}
+        words |= {"ordering": "order of the examples", "grouped": "grouped by length"}
+        listed = ", ".join(f"{words.get(key, key)}: {now[key]} (the trunk: {before[key]})" for key in other)
+        raise ConfigError(
+            f"{named or 'distributed'}: {listed}: a branch takes the steps of its trunk {trunk.folder}. Choose "
+            "training.per_device_train_batch_size and training.gradient_accumulation_steps so that they agree."
+        )
+
+
+def restore_branch(
+    branch: Branch, snapshot: Snapshot, model: torch.nn.Module, train_step: TrainStep, total: int
+) -> list[str]:
+    """Load the trunk's weights, and of its optimizer and schedule what goes on; `branch` says what that is.
+
+    Args:
+        branch: Its words are filled in.
+        snapshot: Of the trunk, verified.
+        model: Built from the configuration of the branch.
+        train_step: The same.
+        total: Steps of the whole run.
+
+    Returns:
+        Notes for the user.
+
+    Raises:
+        ConfigError: A change made the weights unfit.
+        CheckpointError: As `restore_state`.
+    """
+    snapshot = restore_weights(snapshot, model, branch.changes)
+    taken, branch.optimizer_state = inherit_state(train_step.optimizer, snapshot.optimizer, snapshot.metadata.optimizer)
+    if taken:
+        refuse_mutated_optimizer(snapshot, train_step)
+    notes = []
+    if branch.schedule_from != branch.step:
+        notes = restore_schedule(snapshot.metadata.scheduler, train_step)
+    name = str(train_step.scheduler.state_dict()["name"])
+    branch.schedule = schedule_in_words(name, branch.schedule_from, branch.step, total)
+    restore_scaler(snapshot, train_step)
+    return [*branch.notes(), *notes]

@@ -1,0 +1,127 @@
+"""Branches of a trunk in a report: one line that forks, one seed for one trunk."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from optrun.report.branches import draw_trunks, fork_of, joined, trunk_line
+from optrun.report.collect import Run, load_run, load_runs
+from optrun.report.figures import pictures
+from optrun.report.findings import find
+from optrun.report.tables import run_facts, runs_table
+from optrun.report.theme import LIGHT, new_figure
+from optrun.report.warnings import find_warnings
+from tests.unit.report.conftest import write_run
+
+FORK = 100
+
+
+def branch(path: Path, trunk: Path, optimizer: str, *, seed: int = 0, step: int = FORK, kind: str = "k") -> Path:
+    """A run from a step of a trunk on: its metrics have no line before."""
+    folder = trunk / "checkpoints" / f"step-{step:08d}"
+    said: dict[str, Any] = {"folder": str(folder), "run_id": trunk.name, "step": step, "trunk_config": kind}
+    said |= {"optimizer_state": "anew: the trunk's is of AdamW", "schedule": "wsd goes on", "digest": "d"}
+    write_run(
+        path,
+        optimizer=optimizer,
+        seed=seed,
+        config={"branch_from": f"{folder}@{seed:016x}", "branch_schedule": "continue"},
+        summary={"branch": said},
+    )
+    lines = [line for line in (path / "metrics.jsonl").read_text().splitlines() if json.loads(line)["step"] > step]
+    (path / "metrics.jsonl").write_text("\n".join(lines) + "\n")
+    return path
+
+
+@pytest.fixture(scope="module")
+def grove(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Trunks of three seeds, and from each a branch of two optimizers."""
+    folder = tmp_path_factory.mktemp("grove")
+    for seed in range(3):
+        trunk = write_run(folder / "trunks" / f"oak{seed}", seed=seed, summary={"run_id": f"oak{seed}"})
+        for optimizer in ("adamw", "lamb"):
+            branch(folder / "branches" / f"{optimizer}{seed}", trunk, optimizer, seed=seed)
+    return folder
+
+
+def of(run: Path) -> Run:
+    return load_run(run)
+
+
+def test_the_line_of_a_branch_begins_where_its_trunk_ends(grove: Path) -> None:
+    run, trunk = of(grove / "branches/lamb0"), of(grove / "trunks/oak0")
+    x, y = trunk_line(run, "eval/loss", "step")
+    steps, values = trunk.series("eval/loss")
+    np.testing.assert_array_equal(x, steps[steps <= FORK])
+    np.testing.assert_array_equal(y, values[steps <= FORK])
+    own = run.series("eval/loss")
+    longer, _ = joined(run, "eval/loss", "step", own)
+    np.testing.assert_array_equal(longer, [x[-1], *own[0]])
+    np.testing.assert_array_equal(joined(trunk, "eval/loss", "step", (steps, values))[0], steps)
+    assert trunk_line(run, "eval/loss", "time")[0][-1] == pytest.approx(trunk.elapsed(np.array([FORK]))[0])
+
+
+def test_a_trunk_is_drawn_once(grove: Path) -> None:
+    ax = new_figure(4, 3, LIGHT).add_subplot()
+    runs = [of(grove / "branches" / name) for name in ("adamw0", "lamb0", "adamw1")]
+    draw_trunks(ax, runs, "eval/loss", "step", LIGHT)
+    lines = [line for line in ax.get_lines() if line.get_linewidth() > 0]
+    assert len(lines) == 2, "of two seeds"
+    assert lines[0].get_label() == "2 trunks"
+    assert {float(np.asarray(line.get_xdata())[-1]) for line in lines} == {FORK}
+
+
+def test_a_trunk_that_is_gone_or_another_run_now_is_not_drawn(tmp_path: Path) -> None:
+    gone = branch(tmp_path / "gone", tmp_path / "nowhere", "lamb")
+    assert len(trunk_line(of(gone), "eval/loss", "step")[0]) == 0
+    other = write_run(tmp_path / "other", summary={"run_id": "another"})
+    assert len(trunk_line(of(branch(tmp_path / "b", other, "lamb")), "eval/loss", "step")[0]) == 0
+    assert find([of(gone)]).rows[0].rank == 1
+
+
+def test_branches_of_several_trunks_are_tested_over_their_seeds(grove: Path) -> None:
+    findings = find(load_runs([grove / "branches"]))
+    assert findings.keys == ["optimizer.name"], "which of the seeds' trunks it was is no setting"
+    assert [sorted(row.arm.scores) for row in findings.rows] == [[0, 1, 2]] * 2
+    kinds = [warning.kind for warning in find_warnings(findings)]
+    assert "trunk" not in kinds
+    assert "few-seeds" not in kinds
+    assert {picture.name for picture in pictures(findings)} >= {"metric", "time", "train-loss"}
+
+
+def test_branches_of_one_trunk_share_its_luck(grove: Path) -> None:
+    findings = find([of(grove / "branches" / name) for name in ("adamw0", "lamb0")])
+    assert [len(row.arm.scores) for row in findings.rows] == [1, 1]
+    found = {warning.kind: warning.text for warning in find_warnings(findings)}
+    for fact in ("oak0 step 100", "one seed", "branch_from="):
+        assert fact in found["trunk"]
+    assert "seed=0,1" not in found["few-seeds"], "a branch has the seed of its trunk"
+
+
+def test_steps_and_trunks_are_what_is_compared(grove: Path, tmp_path: Path) -> None:
+    trunks = [grove / "trunks/oak0", write_run(tmp_path / "elm", lr=2e-3, summary={"run_id": "elm"})]
+    early = of(branch(tmp_path / "early", trunks[0], "lamb", step=50))
+    labels = [row.name for row in find([early, of(grove / "branches/lamb0")]).rows]
+    assert sorted(labels) == ["branch_from step 100", "branch_from step 50"]
+    elm = of(branch(tmp_path / "elm-lamb", trunks[1], "lamb", kind="other"))
+    labels = [row.name for row in find([elm, of(grove / "branches/lamb0")]).rows]
+    assert sorted(labels) == ["branch_from elm step 100", "branch_from oak0 step 100"]
+    old = of(write_run(tmp_path / "old"))
+    assert (
+        "branch_schedule" not in find([old, of(write_run(tmp_path / "x", config={"branch_schedule": "continue"}))]).keys
+    )
+
+
+def test_the_tables_name_trunk_and_step(grove: Path) -> None:
+    run = of(grove / "branches/lamb0")
+    assert fork_of(run) is not None
+    table = runs_table([run], [], "eval/loss", "min")
+    assert "oak0 step 100" in table.rows[0][-1]
+    facts = {row[0]: row[1] for row in run_facts(run, "eval/loss", "min").rows}
+    assert "step-00000100" in facts["trunk"]
+    assert facts["schedule"] == "wsd goes on"
