@@ -30,7 +30,7 @@ def test_it_says_what_was_done(tmp_path: Path, make_run: MakeRun) -> None:
     make_run(tmp_path / "cut", optimizer="lamb", lr=0.5, max_steps=20, global_step=5, status="interrupted")
     told = methods(find(load_runs([tmp_path])), [], "optrun report here")
     for fact in ("2 contenders (", "causal lm", "gpt_tiny", "stdlib", "14 training runs of 20 optimizer steps each",
-                 "adamw 2", "lamb 3", "2 to 3 configurations", "learning rates from 1e-3 to 1", "lowest mean eval/loss",
+                 "adamw 2", "lamb 4", "2 to 4 configurations", "learning rates from 1e-3 to 1", "lowest mean eval/loss",
                  "200 evaluation examples", "seeds 0, 1, 2", "1 diverged", "1 did not finish", "paired t tests",
                  "Holm", "all pairs", "at 5 %; as these seeds chose the configurations, too,",
                  "265 optimizer steps", "torch 2.13.0", "commit abc123"):  # fmt: skip
