@@ -226,8 +226,15 @@ def projected(tensor: Tensor, bases: Bases, *, back: bool = False) -> Tensor:
 
 
 def eigenvectors(matrix: Tensor) -> Tensor:
-    """Of a symmetric matrix, one a column, that of the largest eigenvalue first."""
-    values, vectors = torch.linalg.eigh(matrix)
+    """Of a symmetric matrix, one a column, that of the largest eigenvalue first.
+
+    LAPACK gives up on some float32 matrices that are nearly empty, as an embedding's after its first gradient; float64
+    takes them, as in the authors' code.
+    """
+    try:
+        values, vectors = torch.linalg.eigh(matrix)
+    except torch.linalg.LinAlgError:  # type: ignore[attr-defined]  # documented, and not in torch's own list
+        values, vectors = (found.to(matrix.dtype) for found in torch.linalg.eigh(matrix.double()))
     return _completed(vectors.flip(1), values.flip(0))
 
 

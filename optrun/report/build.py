@@ -17,6 +17,7 @@ from optrun.artifacts.atomic import replace_text
 from optrun.artifacts.run_dir import RunDir
 from optrun.artifacts.run_manifest import recorded
 from optrun.errors import ConfigError, StorageError
+from optrun.report import workloads_figures, workloads_page
 from optrun.report.collect import NOT_STARTED, Run, load_runs
 from optrun.report.confirmation import Confirmed, confirmations, judge, label
 from optrun.report.curves import curves_figure, run_title
@@ -29,6 +30,7 @@ from optrun.report.table import filled, to_rich
 from optrun.report.tables import CSV_MARK, runs_csv, runs_table, terminal_table
 from optrun.report.theme import LIGHT, PAGE, SOFTWARE, Theme, new_figure, save_png, write
 from optrun.report.warnings import Warning, find_warnings
+from optrun.report.workloads import Overview, over_workloads
 
 _REPORTS = Path("outputs", "reports")
 
@@ -43,6 +45,8 @@ class Report:
     """Pages, then pictures, then the data of the pictures."""
     confirmed: list[Confirmed] = field(default_factory=list)
     """What confirmations beneath the directories found."""
+    overview: Overview | None = None
+    """Of runs of several workloads; then `findings` ranks nothing."""
 
 
 def report(
@@ -62,7 +66,7 @@ def report(
         out: Where to write; default: the first directory, or where that is one run of several, `outputs/reports/` and
             date and time. Made where missing.
         baseline: The contender to test the others against; default: the best one.
-        metric: The metric to compare by; default: the main metric of the runs.
+        metric: The metric to compare by; default: the main metric of the runs, of several workloads that of each.
         by: Configuration keys that separate contenders; default: all that differ, but for lr and the optimizer's own.
         target: Level of the metric for times to target and lr basins; default: one that the contenders reach.
         console: Where the table is printed; None prints nothing.
@@ -85,18 +89,27 @@ def report(
     if not runs:
         listed = ", ".join(str(directory) for directory in dirs)
         raise ConfigError(f"report {listed}: no run found here or beneath (a run has metrics.jsonl or summary.json)")
-    findings = find(runs, metric=metric, baseline=baseline, by=by, target=target)
-    cautions = find_warnings(findings)
-    single = len(runs) == 1
-    drawn = [_run_picture(runs[0])] if single else pictures(findings)
+    overview = over_workloads(runs, metric=metric, baseline=baseline, by=by)
+    if overview is not None:
+        if target is not None:
+            raise ConfigError(
+                f"target={target}: {len(overview.workloads)} workloads have a metric each, and no level in common. "
+                "Leave it out, or make a report of each workload by itself."
+            )
+        findings = find(runs, metric=metric, by=by)
+        cautions, drawn = workloads_page.cautions(overview, findings), workloads_figures.pictures(overview)
+    else:
+        findings = find(runs, metric=metric, baseline=baseline, by=by, target=target)
+        cautions = find_warnings(findings)
+        drawn = [_run_picture(runs[0])] if len(runs) == 1 else pictures(findings)
     folder = out if out is not None else _folder_for(dirs[0], runs)
     same = all(one.metric == findings.metric for one in planned.values())
     confirmed = judge(planned, dirs, target=findings.target if same and math.isfinite(findings.target) else None)
     options = {"baseline": baseline, "metric": metric, "by": ",".join(by), "target": target}
     typed = [f"{key}={given}" for key, given in options.items() if given not in (None, "")]
     command = shlex.join(["optrun", "report", *map(str, dirs), *typed])
-    files = _write(folder, findings, cautions, drawn, confirmed, command)
-    result = Report(findings, cautions, files, confirmed)
+    files = _write(folder, findings, cautions, drawn, confirmed, command, overview)
+    result = Report(findings, cautions, files, confirmed, overview)
     if console is not None:
         print_report(result, console)
     return result
@@ -121,11 +134,15 @@ def print_report(made: Report, console: Console) -> None:
     if len(findings.runs) == 1:
         console.print(to_rich(facts_of(findings)))
     else:
-        console.print(Text(verdict_line(findings, made.confirmed), style="bold"))
+        if made.overview is not None:
+            _print_overview(made.overview, console)
+        else:
+            console.print(Text(verdict_line(findings, made.confirmed), style="bold"))
         for one in made.confirmed:
             title = f"Confirmed on fresh seeds {label(one.plan.seeds)}"
             console.print(to_rich(terminal_table(one.findings), title=title, width=console.width))
-        console.print(to_rich(terminal_table(findings), width=console.width))
+        if made.overview is None:
+            console.print(to_rich(terminal_table(findings), width=console.width))
         begun = [run for run in findings.runs if run.status != NOT_STARTED]
         rest = [run for run in begun if not run.finished or run.diverged]
         if rest:
@@ -141,6 +158,15 @@ def print_report(made: Report, console: Console) -> None:
         console.print(Text.assemble(("wrote ", "dim"), str(path)), soft_wrap=True)
 
 
+def _print_overview(overview: Overview, console: Console) -> None:
+    """Print what holds over all workloads, then the verdict within each."""
+    console.print(Text(workloads_page.lead(overview), style="bold"))
+    console.print(to_rich(workloads_page.table(overview), width=console.width))
+    for each in overview.workloads:
+        console.print(Text(each.name, style="bold"))
+        console.print(to_rich(terminal_table(each.findings), width=console.width))
+
+
 def _write(
     folder: Path,
     findings: Findings,
@@ -148,6 +174,7 @@ def _write(
     drawn: Sequence[Picture],
     confirmed: Sequence[Confirmed],
     command: str,
+    overview: Overview | None,
 ) -> list[Path]:
     """Write all files, none of them over a person's own."""
     images = {picture: folder / f"report-{picture.name}.png" for picture in drawn}
@@ -160,7 +187,7 @@ def _write(
                 raise ConfigError(
                     f"{path} exists and was not written by optrun report: move it away, or write elsewhere with out=DIR"
                 )
-        contents = [*render(findings, cautions, images, confirmed, command), runs_csv(findings)]
+        contents = [*render(findings, cautions, images, confirmed, command, overview), runs_csv(findings)]
         texts = dict(zip(pages, contents, strict=True)) | {path: data().to_csv() for path, data in numbers.items()}
         with recorded(*pages, *images.values(), *numbers):
             for path, content in texts.items():

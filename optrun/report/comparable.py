@@ -33,6 +33,11 @@ def incomparable(runs: Sequence[Run]) -> str:
     return ""
 
 
+def workload_of(run: Run) -> tuple[object, ...]:
+    """Collect what says that two runs may stand in one ranking: the task, and which rows are evaluation rows."""
+    return (_task(run) if run.config.get("task.name") else "", *_rows(run))
+
+
 def _task(run: Run) -> str:
     kind = run.config.get("task.problem_type")
     return plain(str(run.config["task.name"]) + (f" ({kind})" if kind is not None else ""))
@@ -67,9 +72,9 @@ def _rows(run: Run) -> tuple[object, ...]:
     """Collect the configuration that says which rows are evaluation rows."""
     config = run.config
     if config.get("data.eval") is not None:
-        source = [str(config["data.eval"])]
+        source = [str(run.setting("data.eval"))]
     else:
-        source = [str(config.get(key)) for key in ("data.train", "data.train_split", "data.eval_fraction")]
+        source = [str(run.setting(key)) for key in ("data.train", "data.train_split", "data.eval_fraction")]
     return (*source, *(str(config.get(f"data.{key}")) for key in _SOURCE))
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from markupsafe import Markup
 
+from optrun.report import workloads_page
 from optrun.report.confirmation import Confirmed, label
 from optrun.report.findings import Findings
 from optrun.report.methods import methods
@@ -24,6 +25,7 @@ from optrun.report.tables import (
 from optrun.report.templating import fill_html, fill_markdown
 from optrun.report.theme import DARK, LIGHT, PAGE, css_variables
 from optrun.report.warnings import Warning
+from optrun.report.workloads import Overview
 
 HTML_MARK = '<meta name="generator" content="optrun report">'
 MARKDOWN_MARK = "<!-- optrun report -->"
@@ -36,6 +38,7 @@ def render(
     drawn: Mapping[Picture, Path],
     confirmed: Sequence[Confirmed] = (),
     command: str = "",
+    overview: Overview | None = None,
 ) -> Iterator[str]:
     """Render HTML whose content policy forbids every request to anywhere, then Markdown that refers to the pictures.
 
@@ -45,6 +48,7 @@ def render(
         drawn: The pictures, and the files that Markdown shows.
         confirmed: Confirmations of it.
         command: What makes the report again.
+        overview: Of runs of several workloads: what is said in place of a ranking of all.
     """
     single = len(findings.runs) == 1
     content = {
@@ -59,6 +63,7 @@ def render(
             (f"Confirmed on fresh seeds {label(one.plan.seeds)}", headline(one.findings), ranking_table(one.findings))
             for one in confirmed
         ],
+        "result": "The choice" if confirmed else "Result",
         "ranking": ranking_table(findings),
         "sections": [] if single else sections(findings),
         "methods": None if single else methods(findings, confirmed, command),
@@ -66,12 +71,15 @@ def render(
         "runs": runs_table(findings.runs, findings.keys, findings.metric, findings.mode),
         "notes": notes(findings),
     }
+    switches = [] if single else [row.name for row in drawn_rows(findings.rows)]
+    if overview is not None:
+        content |= workloads_page.content(overview, findings)
+        switches = workloads_page.switches(overview)
     # The pictures are markup of our own.
     inline = [
         (one, Markup(to_svg(one.draw(PAGE), name=one.name, label=one.title)), data_file(one, path))
         for one, path in drawn.items()
     ]
-    switches = [] if single else [row.name for row in drawn_rows(findings.rows)]
     colours = {"light": css_variables(LIGHT), "dark": css_variables(DARK)}
     yield fill_html("report.html", pictures=inline, switches=switches, **colours, **content)
     shown = [(one, path.name, data_file(one, path)) for one, path in drawn.items()]

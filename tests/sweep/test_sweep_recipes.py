@@ -9,25 +9,33 @@ import pytest
 from omegaconf import OmegaConf
 
 from optrun.config import store
+from optrun.config.hydra_internals import Hydra
 from optrun.report.collect import load_runs
+from optrun.report.workloads import split
 from optrun.sweeper.jobs import Composer, Job, build_jobs, combinations, merged, param_overrides
 from tests.running import TINY_GPT, optrun, records
 from tests.sweep.forked import jobs, result
 
 
-def expanded(name: str, *words: str) -> list[Job]:
-    """The jobs of a recipe."""
-    hydra = store.open_hydra()
+def points(hydra: Hydra, name: str, *words: str) -> list[list[str]]:
+    """The overrides of each job of a recipe."""
     node = OmegaConf.to_container(store.compose(hydra, name, ["hydra.mode=MULTIRUN"]).hydra.sweeper)
     below = param_overrides(node["params"])
     grids = [merged(below, [*param_overrides(grid), *words]) for grid in node["grids"] or [{}]]
-    return build_jobs(Composer(hydra, name), (line for grid in grids for line in combinations(hydra, grid)))
+    return [line for grid in grids for line in combinations(hydra, grid)]
+
+
+def expanded(name: str, *words: str) -> list[Job]:
+    """The jobs of a recipe."""
+    hydra = store.open_hydra()
+    return build_jobs(Composer(hydra, name), points(hydra, name, *words))
 
 
 @pytest.mark.parametrize(
     ("name", "count", "words"),
     [
         ("compare_optimizers", 7 * 4 * 5, []),
+        pytest.param("optimizer_benchmark", 5 * 7 * 3 * 3, [], marks=pytest.mark.slow),  # composes 35 times
         ("lamb_batch_scaling", 4 * 5, []),
         ("layer_decay_minilm", 3 * 4 * 3, ["model.path=somewhere", "data.train=a.tsv"]),
     ],
@@ -37,6 +45,22 @@ def test_expands(name: str, count: int, words: list[str]) -> None:
     assert len({job.digest for job in found}) == len({job.name for job in found}) == count
 
 
+def test_a_benchmark_is_tuned_equally() -> None:
+    """Each optimizer has the same learning rates, as many as every other one, and the same seeds on each workload."""
+    tried: dict[str, dict[str, set[tuple[float, int]]]] = {}
+    for line in points(store.open_hydra(), "optimizer_benchmark"):
+        job = dict(token.split("=") for token in line)
+        by_task = tried.setdefault(job["optimizer"], {})
+        by_task.setdefault(job["task"], set()).add((float(job["lr"]), int(job["seed"])))
+    assert {task for by_task in tried.values() for task in by_task} == {
+        "causal_lm", "masked_lm", "sequence_classification", "token_classification", "image_classification"
+    }  # fmt: skip
+    for by_task in tried.values():
+        assert len(by_task) == 5
+        assert len({frozenset(points) for points in by_task.values()}) == 1
+    assert {len(points) for by_task in tried.values() for points in by_task.values()} == {9}
+
+
 def test_batches_see_the_same_examples() -> None:
     """Batch x2, lr x sqrt(2), half the steps."""
     for job in expanded("lamb_batch_scaling"):
@@ -44,6 +68,18 @@ def test_batches_see_the_same_examples() -> None:
         assert job.values["lr"] == pytest.approx(0.02 * (batch / 16) ** 0.5, rel=5e-3)
         assert job.values["scheduler"]["warmup_ratio"] == pytest.approx(0.05 * batch / 16)
         assert job.values["data"]["max_train_examples"] % batch == 0
+
+
+@pytest.mark.slow
+def test_every_workload_runs(place: Path) -> None:
+    """One optimizer in each; a report tells them apart."""
+    words = ["training.max_steps=2", "data.max_train_examples=32", "data.max_eval_examples=16", "optimizer=adamw"]
+    assert optrun("-cn", "optimizer_benchmark", *words, "lr=1e-3", "seed=0", "hydra.sweep.dir=sweep") == 0
+    assert [row["status"] for row in result().values()] == ["finished"] * 5
+    assert sorted(split(load_runs([Path("sweep")]))) == [
+        "causal_lm on stdlib", "image_classification on digits", "masked_lm on stdlib",
+        "sequence_classification on stdlib_statements", "token_classification on stdlib_tokens",
+    ]  # fmt: skip
 
 
 @pytest.mark.slow

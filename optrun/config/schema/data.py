@@ -49,6 +49,21 @@ class StdlibConfig(DataConfig):
 
 
 @dataclass(kw_only=True)
+class StdlibTokensConfig(DataConfig):
+    """Lines of that source, each token with its kind, for token_classification."""
+
+
+@dataclass(kw_only=True)
+class StdlibStatementsConfig(DataConfig):
+    """Statements of it without the keyword they begin with, which is the label, for sequence_classification."""
+
+
+@dataclass(kw_only=True)
+class DigitsConfig(DataConfig):
+    """Handwritten digits that scikit-learn ships, for image_classification."""
+
+
+@dataclass(kw_only=True)
 class ColumnsConfig(DataConfig):
     """Sources with named columns. Null: found by itself where there is only one possibility."""
 
@@ -178,6 +193,9 @@ SCHEMAS: dict[str, type[DataConfig]] = registry.own(
     "data",
     {
         "stdlib": (StdlibConfig, "optrun.data.stdlib:load_stdlib"),
+        "stdlib_tokens": (StdlibTokensConfig, "optrun.data.stdlib_lines:load_stdlib_tokens"),
+        "stdlib_statements": (StdlibStatementsConfig, "optrun.data.stdlib_lines:load_stdlib_statements"),
+        "digits": (DigitsConfig, "optrun.data.sklearn_digits:load_sklearn_digits"),
         "files": (FilesConfig, "optrun.data.files:load_files"),
         "hub": (HubConfig, "optrun.data.hub:load_hub"),
         "tokens": (TokensConfig, "optrun.data.tokens:load_tokens"),

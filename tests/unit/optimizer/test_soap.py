@@ -36,6 +36,20 @@ def test_a_basis_is_orthogonal_and_sorted_whatever_the_rank(rank: int) -> None:
         torch.testing.assert_close((one.T @ other).abs(), torch.eye(7, dtype=torch.float64), rtol=0, atol=1e-9)
 
 
+def test_a_matrix_that_float32_cannot_take_is_taken_in_float64() -> None:
+    """The first gradient of an embedding: few rows, of many sizes. LAPACK gives up on it here, in float32."""
+    random = torch.Generator().manual_seed(0)
+    rows = torch.zeros(512, 64)
+    seen = torch.randint(512, (200,), generator=random)
+    rows[seen] = torch.randn(200, 64, generator=random) * 10 ** (-4 * torch.rand(1, generator=random)).item()
+    rows *= torch.rand(512, 1, generator=random) ** 6
+    basis = eigenvectors(0.05 * rows @ rows.T)
+    assert basis.dtype == torch.float32
+    torch.testing.assert_close(basis.T @ basis, torch.eye(512), rtol=0, atol=1e-5)
+    sizes = (rows.T @ basis).norm(dim=0)
+    torch.testing.assert_close(sizes[:64], torch.linalg.svdvals(rows)[:64], rtol=0, atol=1e-4)
+
+
 def trained(steps: int, noise: float = 0.0, **options: Any) -> tuple[Tensor, Soap]:
     weight = torch.nn.Parameter(drawn(6, 9))
     optimizer = Soap([("w", weight)], lr=0.05, **options)

@@ -1,0 +1,45 @@
+"""Handwritten digits that scikit-learn ships: 1,797 grey images of 8 by 8 pixels, no download."""
+
+from __future__ import annotations
+
+import io
+
+from optrun.config.schema.data import ColumnsConfig, DigitsConfig
+from optrun.data.images import need_pillow
+from optrun.data.source import Source, Split, cut
+from optrun.errors import ConfigError
+
+
+def load_sklearn_digits(config: DigitsConfig, *, documents: bool) -> Source:
+    """Read the images and their labels; those to evaluate on are the same ones for every seed.
+
+    Raises:
+        ConfigError: scikit-learn or Pillow is not installed.
+
+    Source: Alpaydin and Kaynak 1998, Optical Recognition of Handwritten Digits (test set), UCI, doi:10.24432/C50P49.
+    """
+    import datasets
+
+    try:
+        from sklearn.datasets import load_digits
+    except ImportError as error:
+        raise ConfigError(
+            f"data={config.name}: the images lie in scikit-learn, which is not installed. "
+            "pip install 'optrun[benchmark]'"
+        ) from error
+    library = need_pillow()
+    found = load_digits()
+    images = []
+    for pixels in found.images:  # shades from 0 to 16
+        file = io.BytesIO()
+        library.fromarray((pixels * (255 / 16)).round().astype("uint8")).save(file, format="PNG")
+        images.append({"bytes": file.getvalue(), "path": None})
+    features = datasets.Features(image=datasets.Image(), label=datasets.Value("string"))
+    columns = {"image": images, "label": [str(label) for label in found.target]}
+    every = Split(datasets.Dataset.from_dict(columns, features), f"data={config.name}")
+    named = ColumnsConfig(name=config.name, image_column="image", label_column="label")
+    if not config.eval_fraction:
+        return Source(every, {}, named)
+    train, held, _ = cut(every, config.eval_fraction, seed=0, documents=documents)
+    note = f"{len(train.rows):,} images to train on, {len(held.rows):,} others to evaluate on"
+    return Source(train, {"": held}, named, cut_from_train=True, notes=[note])
