@@ -11,6 +11,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+from optrun.config import overrides
 from optrun.config.schema.sweeper import ConfirmConfig, OptunaConfig, Pruner, Sampler
 from optrun.config.store import open_hydra
 from optrun.sweeper.contenders import contenders_of
@@ -133,7 +134,8 @@ def _composer() -> Composer:
 @functools.cache
 def search_of(own: tuple[str, ...], common: tuple[str, ...], changed: tuple[tuple[str, Any], ...]) -> Search:
     """A search, of which every start is the first: what it has open is opened anew."""
-    contenders = contenders_of(_composer().hydra, "config", merged(["training.max_steps=4"], common), own)
+    check = functools.partial(overrides.checked, _composer().hydra, "config", sweep=True)
+    contenders = contenders_of(_composer().hydra, check, merged(["training.max_steps=4"], common), own)
     return Search(_composer().hydra, _composer(), options(**dict(changed)), contenders)
 
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from pathlib import Path
 
 import optuna
 import pytest
 
+from optrun.config import overrides
 from optrun.config.store import open_hydra
 from optrun.errors import ConfigError
 from optrun.sweeper.contenders import contenders_of, search_overrides
@@ -24,9 +26,14 @@ def studies(folder: Path) -> dict[str, list[optuna.trial.FrozenTrial]]:
     return {name.removeprefix("optrun:"): optuna.load_study(study_name=name, storage=storage).trials for name in names}
 
 
+def check(tokens: Sequence[str]) -> list[str]:
+    """Check overrides of a sweep by name."""
+    return overrides.checked(open_hydra(), "config", tokens, sweep=True)
+
+
 def test_what_is_given_for_one_wins_over_what_holds_for_all() -> None:
     own = ["search.adamw.lr=1e-3", "search.lamb.optimizer.betas=[0.9,0.99],[0.8,0.9]"]
-    found = contenders_of(open_hydra(), "config", ["lr=2e-3,4e-3", "seed=0"], own)
+    found = contenders_of(open_hydra(), check, ["lr=2e-3,4e-3", "seed=0"], own)
     assert {each.name: list(each.overrides) for each in found} == {
         "adamw": ["optimizer=adamw", "seed=0", "lr=1e-3"],
         "lamb": ["optimizer=lamb", "lr=2e-3,4e-3", "seed=0", "optimizer.betas=[0.9,0.99],[0.8,0.9]"],
@@ -48,7 +55,7 @@ def test_what_is_given_for_one_wins_over_what_holds_for_all() -> None:
 )
 def test_a_space_that_cannot_be_is_refused_by_name(common: list[str], own: list[str], facts: tuple[str, ...]) -> None:
     with pytest.raises(ConfigError) as refused:
-        contenders_of(open_hydra(), "config", common, own)
+        contenders_of(open_hydra(), check, common, own)
     for fact in facts:
         assert fact in str(refused.value)
 
