@@ -100,8 +100,8 @@ def expected_best(scores: Sequence[float]) -> tuple[Array, Array, Array]:
         of that size was seen, so nothing is known of its spread.
 
     Example:
-        >>> [each.tolist() for each in expected_best([1.0, 2.0, 3.0])]
-        [[2.0, 1.3333333333333333, 1.0], [1.0, 1.0, 1.0], [3.0, 2.0, 1.0]]
+        >>> [each.round(4).tolist() for each in expected_best([1.0, 2.0, 3.0])]
+        [[2.0, 1.3333, 1.0], [1.0, 1.0, 1.0], [3.0, 2.0, 1.0]]
     """
     values = np.asarray(scores, dtype=np.float64)
     n, rising = len(values), np.argsort(values, kind="stable")

@@ -12,7 +12,6 @@ import yaml
 
 from optrun.config import store
 from optrun.config.overrides import checked
-from optrun.config.schema.sweeper import OptunaConfig, Sampler
 from optrun.registry import plugins
 from tests.docs.commands import commands
 from tests.running import TINY_BERT, optrun, records, sentence, summary, write_labelled
@@ -91,15 +90,14 @@ def test_a_task(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_a_search_knows_the_direction() -> None:
     pytest.importorskip("optuna")
+    from optrun.sweeper.contenders import Contender
     from optrun.sweeper.jobs import Composer
     from optrun.sweeper.search import Search
+    from tests.sweep.stand_in import options as searching
 
     plugins.load("multiple_choice.py")
     plugins.load("balanced_error.py")
-    options = OptunaConfig(
-        name="optuna", params={}, retry_failed=False, max_batch_size=None, rungs=[], reduction_factor=2, n_trials=1,
-        n_jobs=1, sampler=Sampler.tpe, seed=0, storage=None, devices=None,
-    )  # fmt: skip
+    options = searching(n_trials=1)
     hydra = store.open_hydra()
     for chosen, mode in (
         ([], "max"),
@@ -107,7 +105,9 @@ def test_a_search_knows_the_direction() -> None:
         (["checkpoint.metric=eval/dev/loss"], "min"),
     ):
         given = ["task=multiple_choice", "data=files", "data.train=x.jsonl", "lr=1e-3,1e-2", *chosen]
-        search = Search(hydra, Composer(hydra, "config"), options, checked(hydra, "config", given, sweep=True))
+        search = Search(
+            hydra, Composer(hydra, "config"), options, [Contender("", checked(hydra, "config", given, sweep=True))]
+        )
         assert search.mode() == mode
 
 

@@ -9,10 +9,10 @@ from pathlib import Path
 import optuna
 import pytest
 
-from optrun.config.schema.sweeper import OptunaConfig, Sampler
 from optrun.errors import ConfigError, OptrunError, StorageError
 from optrun.sweeper.storage import open_storage, told_by_name
 from optrun.sweeper.study import open_study
+from tests.sweep.stand_in import options
 
 SPACE = {"lr": optuna.distributions.FloatDistribution(0.0, 1.0)}
 
@@ -113,7 +113,4 @@ def test_one_message(
 
 def test_neither_a_url_nor_a_journal() -> None:
     with pytest.raises(ConfigError, match=r"storage=study\.db: expected a URL.*sqlite:///.*journal:"):
-        OptunaConfig(
-            name="optuna", params={}, retry_failed=False, max_batch_size=None, devices=None, rungs=[],
-            reduction_factor=2, n_trials=1, n_jobs=1, sampler=Sampler.tpe, seed=0, storage="study.db",
-        )  # fmt: skip
+        options(storage="study.db")
