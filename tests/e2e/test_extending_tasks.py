@@ -108,7 +108,7 @@ def test_a_search_knows_the_direction() -> None:
         search = Search(
             hydra, Composer(hydra, "config"), options, [Contender("", checked(hydra, "config", given, sweep=True))]
         )
-        assert search.mode() == mode
+        assert [study.mode() for study in search.studies] == [mode]
 
 
 @pytest.mark.slow
