@@ -148,10 +148,11 @@ def small(arguments: list[str]) -> list[str]:
     if verb or {"--help", "--version", "--cfg", "--info", "-sc"} & set(arguments):
         return arguments
     resumed = any(one.startswith("resume=") for one in arguments)
-    resumed |= any(one.startswith("branch_from=") for one in arguments)
+    branches = any(one.startswith("branch_from=") for one in arguments)
+    resumed |= branches
     put = {} if resumed and not any(one.startswith("training.max_steps=") for one in arguments) else dict(SMALL)
     if resumed and put:
-        put = {"training.max_steps": "4"}
+        put = {"training.max_steps": "8" if branches else "4"}  # beyond the trunk, which another command resumed
     kept = [one for one in arguments if one.partition("=")[0] not in put]
     if "-m" in arguments:
         kept = swept(kept, 2, 1)

@@ -299,7 +299,8 @@ def test_a_second_signal_ends_at_once(straight: Straight, start: Start, tmp_path
     for number in (signal.SIGSTOP, signal.SIGINT, signal.SIGTERM, signal.SIGCONT):  # both are there when it wakes
         process.send_signal(number)
     said, _ = process.communicate(timeout=60)
-    assert process.returncode == 143, said
+    # Which of two pending signals a process with several threads hears first is the kernel's choice.
+    assert process.returncode in (130, 143), said
     assert "stopped at once" in said
     end = time.monotonic() + 10
     while members(process.pid) and time.monotonic() < end:

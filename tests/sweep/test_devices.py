@@ -84,6 +84,10 @@ def two(place: Path, machine: list[str], monkeypatch: pytest.MonkeyPatch) -> Pat
     return place
 
 
+LINGER = 0.0
+"""Seconds by which each job is longer."""
+
+
 @contextmanager
 def span(path: Path, job: str) -> Iterator[None]:
     """Record when a job began and ended, one line each; one that is killed has no end."""
@@ -97,6 +101,7 @@ def span(path: Path, job: str) -> Iterator[None]:
     try:
         yield
     finally:
+        time.sleep(LINGER)
         tell("end")
 
 
@@ -125,8 +130,9 @@ def two_terminals(*words: str, folders: Sequence[str] = ("sweep", "sweep")) -> N
 
 
 @pytest.mark.slow
-def test_two_terminals_share_two_devices(two: Path) -> None:
+def test_two_terminals_share_two_devices(two: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Eight jobs: each once, pinned, never two on one device at one time, on both devices."""
+    monkeypatch.setattr("tests.sweep.test_devices.LINGER", 1.5)  # or they pass by each other between two starts
     two_terminals(*GRID, TWO, "training.max_steps=4")
     assert len(jobs()) == 8
     assert all(whole(job, 4) for job in jobs())
