@@ -231,6 +231,7 @@ def test_no_run_there(tmp_path: Path) -> None:
         report([])
 
 
+@pytest.mark.slow
 def test_a_thousand_runs_in_seconds(tmp_path: Path, make_run: MakeRun) -> None:
     base = make_run(tmp_path / "base", max_steps=300)
     metrics = (base / "metrics.jsonl").read_text()
