@@ -60,6 +60,10 @@ def load_tokens(config: TokensConfig, *, documents: bool) -> Source:  # noqa: AR
         else:
             notes.append("data.eval_fraction=0: trained on all tokens, evaluated on none")
     split = _split(train, config, "data.train", 0, border)
+    for each in (split, *sets.values()):
+        rows: Any = each.rows
+        if rows.left_out and len(rows):
+            notes.append(f"{each.key}: its last {rows.left_out:,} tokens fill no block, and are left out")
     return Source(split, sets, columns=None, cut_from_train=config.eval is None, notes=notes)
 
 

@@ -20,6 +20,10 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 
+_LOOKED_AT = 1000
+"""Blocks of token ids in which the end of a document is looked for, evenly spread."""
+
+
 class CausalLm(LanguageModel):
     """Each token from the ones before it.
 
@@ -51,6 +55,12 @@ class CausalLm(LanguageModel):
         if not isinstance(rows, TokenBlocks):
             return super().read(source, split, tokenizer, limit, seed)
         rows.expect_ids_below(1 + max(tokenizer.get_vocab().values()), split.key)
+        looked_at = range(0, len(rows), max(1, len(rows) // _LOOKED_AT))
+        if self.config.document_masking and not any(self.separator in rows[at]["input_ids"] for at in looked_at):
+            self.notes.append(
+                f"warning: {split.key}: task.document_masking finds no documents to keep apart: none of "
+                f"{len(looked_at):,} blocks holds the id {self.separator}, which ends one by the tokenizer"
+            )
         return limited(rows, limit, seed=seed)
 
     def collate(self, examples: list[Example]) -> Batch:

@@ -63,12 +63,14 @@ def _around(tokenizer: PreTrainedTokenizerBase) -> tuple[list[int], list[int]]:
     return before, whole[len(before) + len(plain) :]
 
 
-def _whole_row(text: str, tokenizer: PreTrainedTokenizerBase, before: list[int], after: list[int]) -> np.ndarray:
-    if is_long(text, tokenizer):
-        ids = long_ids(text, tokenizer)
-    else:
-        ids = np.asarray(tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"], dtype=np.int32)
-    return np.concatenate([np.asarray(before, np.int32), ids, np.asarray(after, np.int32)])
+def _whole_rows(
+    texts: list[str], tokenizer: PreTrainedTokenizerBase, before: list[int], after: list[int]
+) -> list[np.ndarray]:
+    """Ids of texts of which some are long: these in pieces, the others together."""
+    short = [text for text in texts if not is_long(text, tokenizer)]
+    encoded = iter(tokenizer(short, add_special_tokens=False, verbose=False)["input_ids"] if short else [])
+    rows = (long_ids(text, tokenizer) if is_long(text, tokenizer) else next(encoded) for text in texts)
+    return [np.concatenate([np.asarray(part, dtype=np.int32) for part in (before, row, after)]) for row in rows]
 
 
 def _split_examples(
@@ -88,7 +90,7 @@ def _split_examples(
 
     def encoder(batch: list[str], cut: bool) -> dict[str, list[Any]]:
         if longest is None and any(is_long(text, tokenizer) for text in batch):
-            return {"input_ids": [_whole_row(text, tokenizer, *around) for text in batch]}
+            return {"input_ids": _whole_rows(batch, tokenizer, *around)}
         cut = cut and longest is not None
         encoded = tokenizer(
             batch,

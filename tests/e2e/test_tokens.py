@@ -16,7 +16,9 @@ EVERY = ["scheduler=constant", "training.logging_steps=1", "checkpoint.save_step
 
 
 @pytest.mark.usefixtures("no_pictures")
-def test_tokens_train_as_their_text_does(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tokens_train_as_their_text_does(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     monkeypatch.chdir(tmp_path)
     text = write_text(tmp_path)
     small, whole = [*TINY_GPT, *EVERY], "training.max_steps=4"
@@ -35,6 +37,15 @@ def test_tokens_train_as_their_text_does(tmp_path: Path, monkeypatch: pytest.Mon
     assert optrun("resume=cut", whole) == 0
     assert tensors(Path("cut"), 4) == tensors(Path("straight"), 4)
     assert [record["step"] for record in records(Path("cut"))] == [1, 2, 3, 4]
+
+    masked = ["data=tokens", "model.tokenizer=text/tokenizer", "task.document_masking=true", *small]
+    for name, found, told in (("two", [*ids[:40], ids[-1], *ids[40:-1]], False), ("one", ids[:-1], True)):
+        np.array(found, dtype="<u2").tofile(f"{name}.bin")
+        words = [f"data.train={name}.bin", f"data.eval={name}.bin", "training.max_steps=1", f"hydra.run.dir={name}"]
+        assert optrun(*masked, *words) == 0
+        said = " ".join(capsys.readouterr().out.split())
+        assert ("finds no documents to keep apart" in said) is told
+        assert "fill no block, and are left out" in said
 
     np.array(ids[::-1][: len(ids) - third], dtype="<u2").tofile("part_1.bin")
     assert optrun("resume=cut", "training.max_steps=6") == 2, "the data is not what the run was started with"
