@@ -12,6 +12,7 @@ CONFIG = "config.yaml"
 METRICS = "metrics.jsonl"
 SUMMARY = "summary.json"
 CURVES = "curves.png"
+SAMPLES = "samples.jsonl"
 CHECKPOINTS = "checkpoints"
 MODEL = "model"
 TOKENIZER = "tokenizer"
@@ -88,6 +89,11 @@ class RunDir:
     def curves(self) -> Path:
         """The picture of the run."""
         return self.path / CURVES
+
+    @property
+    def samples(self) -> Path:
+        """What the model answered at each evaluation, a JSON object each."""
+        return self.path / SAMPLES
 
     @property
     def checkpoints(self) -> Path:

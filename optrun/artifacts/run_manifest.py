@@ -37,7 +37,7 @@ ALWAYS_GROWING = (names.LOG, f"{names.LOGS}/*", names.LOCK)
 """A process that was refused the run has its say in the log, too."""
 GROWING = (names.METRICS, "tensorboard/*", *ALWAYS_GROWING)
 FLEETING = (
-    *(names.SUMMARY, names.CURVES, names.TRACKING, "nonfinite/*", *_POINTERS),
+    *(names.SUMMARY, names.CURVES, names.SAMPLES, names.TRACKING, "nonfinite/*", *_POINTERS),
     *("report.html", "report.md", "report.csv", "report-*.png", "report-*.csv"),
 )
 """Written over while a run goes on: sealed when it ends."""

@@ -72,7 +72,7 @@ def _advice(name: str, value: Any) -> str:
     if isinstance(value, list) and value and isinstance(value[0], dict):
         if any(keys <= set(value[0]) for keys in _CHAT):
             return (
-                f"{name} holds chats, which no task reads as they are. Write each as one text, for instance with "
+                f"{name} holds chats, which task=sft reads. For another task write each as one text, for instance with "
                 f"tokenizer.apply_chat_template(row[{name!r}], tokenize=False) (task=causal_lm), or question and "
                 "answer as text and target (task=seq2seq_lm)."
             )

@@ -37,12 +37,14 @@ class Sampled:
         eval_rows: Likewise, of all evaluation sets; held back from the training rows where none are named.
         looked_at: How many of both were looked at.
         facts: Of those; None where they are images, or single texts that are too long.
+        example: One of the training rows as it is learnt; None where there is nothing to read.
     """
 
     train_rows: int
     eval_rows: int
     looked_at: tuple[int, int]
     facts: DataFacts | None
+    example: str | None = None
 
 
 def look_at(config: RunConfig, notes: list[str]) -> Sampled | None:
@@ -62,8 +64,7 @@ def look_at(config: RunConfig, notes: list[str]) -> Sampled | None:
     if reason is None or reason:
         notes += [reason] if reason else []
         return None
-    documents = bool(getattr(config.task, "packing", False))
-    source = load_source(config.data, seed=config.seed, documents=documents)
+    source = load_source(config.data, seed=config.seed, documents=config.task.joins_documents)
     sizes = _sizes(source)
     if config.task.PROCESSOR != "AutoTokenizer":
         return Sampled(*sizes, looked_at=(0, 0), facts=None)
@@ -75,7 +76,7 @@ def look_at(config: RunConfig, notes: list[str]) -> Sampled | None:
         return Sampled(*sizes, looked_at=(0, 0), facts=None)
     whole = looked_at == sizes
     try:
-        facts = _facts(config, source if whole else some)
+        facts, example = _facts(config, source if whole else some)
     except ConfigError as error:
         if whole:
             raise
@@ -84,7 +85,7 @@ def look_at(config: RunConfig, notes: list[str]) -> Sampled | None:
     if not whole:
         unknown = {name: replace(split, known=None) for name, split in facts.eval_sets.items()}
         facts = replace(facts, eval_sets=unknown)
-    return Sampled(*sizes, looked_at=looked_at, facts=facts)
+    return Sampled(*sizes, looked_at=looked_at, facts=facts, example=example)
 
 
 def _left_to_the_run(config: RunConfig) -> str | None:
@@ -137,11 +138,12 @@ def _characters(value: Any) -> int:
     return len(value) if isinstance(value, str) else 0
 
 
-def _facts(config: RunConfig, source: Source) -> DataFacts:
+def _facts(config: RunConfig, source: Source) -> tuple[DataFacts, str | None]:
     kind = task_class(config.task)
     tokenizer = load_tokenizer(config.model, words=kind.reads_words)
     if tokenizer is None:
         assert isinstance(config.model, FromConfigConfig)
         size = config.model.vocab_size
         tokenizer = train_tokenizer(lambda: kind.vocabulary(source), vocab_size=size, kind=kind.text_kind)
-    return data_facts(build_task(config.task, config.data, source, tokenizer, seed=config.seed), source, tokenizer)
+    task = build_task(config.task, config.data, source, tokenizer, seed=config.seed)
+    return data_facts(task, source, tokenizer), task.shown(tokenizer)

@@ -75,7 +75,18 @@ def _data(facts: Facts) -> list[str]:
         return ["", line]
     if data.looked_at != sizes:
         line += "; of {:,} and {:,} of them:".format(*data.looked_at)
-    return ["", line, *data_check(data.facts)]
+    return ["", line, *data_check(data.facts), *_example(data.example)]
+
+
+def _example(text: str | None) -> list[str]:
+    """Write an example out, its lines set off."""
+    if text is None:
+        return []
+    return [
+        "",
+        "the first training row; what carries loss stands between « and »:",
+        *(f"  {line}" for line in text.splitlines()),
+    ]
 
 
 def _headline(facts: Facts) -> RenderableType:

@@ -12,12 +12,11 @@ from optrun.model.forward import lean_forward
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-_KEY = "task.document_masking=true"
 _NEAR = 1e-4
 """How far logits may differ, in units of their spread: other shapes are summed in another order."""
 
 
-def expect_apart(model: PreTrainedModel) -> None:
+def expect_apart(model: PreTrainedModel, key: str = "task.document_masking=true") -> None:
     """Refuse a model whose tokens of one document see another one, or know where in a block they stand.
 
     transformers builds a block-diagonal mask where position ids that begin anew come without an attention mask; not
@@ -26,6 +25,7 @@ def expect_apart(model: PreTrainedModel) -> None:
 
     Args:
         model: In any mode; put back into it. On any device, with real weights.
+        key: What asks for it, for messages.
 
     Raises:
         ConfigError: With the model's class and what it does.
@@ -42,18 +42,18 @@ def expect_apart(model: PreTrainedModel) -> None:
     except (TypeError, ValueError, RuntimeError, NotImplementedError) as error:
         words = " ".join(str(error).split())[:200]
         raise ConfigError(
-            f"{_KEY}: {name} takes no positions that begin anew with each document: {words}. Leave it false."
+            f"{key}: {name} takes no positions that begin anew with each document: {words}. Leave it false."
         ) from error
     finally:
         model.train(training)
+    instead = "Leave it false." if "packing" in key else "Leave it false, or take task.packing=false."
     spread = float(alone.float().std()) or 1.0
     if float((first - second).abs().max()) > _NEAR * spread:
         raise ConfigError(
-            f"{_KEY}: tokens of {name} see the documents before their own in a block, whatever their positions. Leave "
-            "it false, or take task.packing=false."
+            f"{key}: tokens of {name} see the documents before their own in a block, whatever their positions. "
+            f"{instead}"
         )
     if float((first - alone).abs().max()) > _NEAR * spread:
         raise ConfigError(
-            f"{_KEY}: {name} computes something else for a document in a block than for the document alone. Leave it "
-            "false, or take task.packing=false."
+            f"{key}: {name} computes something else for a document in a block than for the document alone. {instead}"
         )

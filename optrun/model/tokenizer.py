@@ -24,6 +24,7 @@ _SPECIAL = {
     "stream": ["<|endoftext|>", "<|pad|>"],
     "pair": ["[PAD]", "[CLS]", "[SEP]", "[MASK]"],
     "seq2seq": ["<pad>", "</s>"],
+    "chat": ["<|endoftext|>", "<|pad|>", "<|im_start|>", "<|im_end|>"],
 }
 
 
@@ -149,7 +150,7 @@ def train_tokenizer(texts: Callable[[], Iterator[str]], *, vocab_size: int, kind
     Args:
         texts: Gives the training texts anew at each call; the first 16 million characters count.
         vocab_size: Entries at most, 256 bytes and special tokens included.
-        kind: Which special tokens stand around a text: `stream`, `pair` or `seq2seq` (see `task.TextKind`).
+        kind: Which special tokens stand around a text: `stream`, `pair`, `seq2seq` or `chat` (see `task.TextKind`).
 
     Returns:
         A transformers tokenizer. The same text gives the same vocabulary.
@@ -196,6 +197,8 @@ def _train(texts: Iterator[str], vocab_size: int, kind: str, folder: Path) -> No
     options: dict[str, Any]
     if kind == "stream":
         options = {"eos_token": special[0], "bos_token": special[0], "pad_token": special[1]}
+    elif kind == "chat":
+        options = {"eos_token": "<|im_end|>", "pad_token": "<|pad|>"}
     elif kind == "pair":
         tokenizer.post_processor = processors.TemplateProcessing(
             single="[CLS] $A [SEP]",

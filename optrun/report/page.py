@@ -7,6 +7,8 @@ from pathlib import Path
 
 from markupsafe import Markup
 
+from optrun.artifacts.run_dir import RunDir
+from optrun.artifacts.samples import SampleLine, read_samples
 from optrun.report import workloads_page
 from optrun.report.confirmation import Confirmed, label
 from optrun.report.findings import Findings
@@ -57,6 +59,7 @@ def render(
         "warnings": warnings,
         "commands": commands(findings),
         "footer": footer(findings),
+        "samples": last_samples(findings) if single else [],
         "facts": facts_of(findings) if single else None,
         "headline": "" if single else verdict_line(findings, confirmed),
         "confirmed": [
@@ -90,6 +93,12 @@ def facts_of(findings: Findings) -> Table:
     """Tabulate the one run of a report."""
     target = findings.target if findings.chosen_target else None
     return run_facts(findings.runs[0], findings.metric, findings.mode, target=target)
+
+
+def last_samples(findings: Findings) -> list[SampleLine]:
+    """Read what the one run of a report answered at its last evaluation."""
+    found = read_samples(RunDir(findings.runs[0].path).samples)
+    return [line for line in found if line.step == found[-1].step]
 
 
 def data_file(picture: Picture, image: Path) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from optrun.artifacts.checkpoint import Snapshot
@@ -10,8 +10,10 @@ from optrun.distributed.shard import is_sharded
 from optrun.runner.assemble import Assembled
 from optrun.runner.callbacks import build_callbacks
 from optrun.runner.resume.restore import go_back, stop_request
+from optrun.runner.samples import SampleWriter
 from optrun.runner.session import Session
 from optrun.runner.snapshot import Snapshots
+from optrun.task.base import Answer
 from optrun.tracking import Tracker, build_tracker
 from optrun.training.callback import Callback, TrainingContext
 from optrun.training.checkpointing import Bystander, CheckpointManager
@@ -45,7 +47,13 @@ class TrackerCallback(Callback):
         self.tracker.close(status)
 
 
-def build_loop(session: Session, assembled: Assembled, snapshot: Snapshot | None, stop_at: int | None) -> Loop:
+def build_loop(
+    session: Session,
+    assembled: Assembled,
+    snapshot: Snapshot | None,
+    stop_at: int | None,
+    answers: Callable[[Any], Iterable[Answer]] | None = None,
+) -> Loop:
     """Build the loop with everything that hears of its steps.
 
     Args:
@@ -53,6 +61,7 @@ def build_loop(session: Session, assembled: Assembled, snapshot: Snapshot | None
         assembled: What is trained.
         snapshot: Of the checkpoint that training goes on from; None: from the start.
         stop_at: Pause after this many optimizer steps.
+        answers: Asks the model after each evaluation; None: nobody does.
 
     Raises:
         ConfigError: A tracker or a callback cannot start.
@@ -64,7 +73,7 @@ def build_loop(session: Session, assembled: Assembled, snapshot: Snapshot | None
     sync: Callable[[], None] = _nothing
     if world.is_main:
         metrics_log = MetricsLogger(session.manifest, storage_policy(config.checkpoint.on_storage_error, note))
-        components, sync = _writers(session, setup, metrics_log), metrics_log.sync
+        components, sync = _writers(session, setup, metrics_log, answers), metrics_log.sync
     if config.training.early_stopping_patience is not None:  # every rank comes to the same verdict
         components.append(EarlyStopping(config.training, setup.ranking))
     training = TrainingContext(setup, run, note, session.summary.command)
@@ -116,7 +125,12 @@ def _nothing() -> None:
     """A rank that writes no lines has none to flush."""
 
 
-def _writers(session: Session, setup: TrainingSetup, metrics_log: MetricsLogger) -> list[Callback]:
+def _writers(
+    session: Session,
+    setup: TrainingSetup,
+    metrics_log: MetricsLogger,
+    answers: Callable[[Any], Iterable[Answer]] | None,
+) -> list[Callback]:
     """What writes or shows each line; a line is on the disk before anybody else hears of it."""
     config, note = session.config, session.display.note
     tracker = build_tracker(
@@ -127,8 +141,10 @@ def _writers(session: Session, setup: TrainingSetup, metrics_log: MetricsLogger)
         start=setup.state.global_step,
         note=note,
     )
+    refused = storage_policy(config.checkpoint.on_storage_error, note)
     return [
         metrics_log,
+        *([] if answers is None else [SampleWriter(session.run, answers, refused)]),
         DisplayCallback(session.display),
         TrackerCallback(tracker),
         session.summary.as_callback(metrics_log.refused),

@@ -71,8 +71,7 @@ def prepare(config: RunConfig, artifacts: TrainedArtifacts | None = None, *, met
     tokenizer: Any = (
         load_tokenizer(config.model, words=kind.reads_words) if on_text else load_image_preparation(config.model)
     )
-    packing = bool(getattr(config.task, "packing", False))
-    source = load_source(config.data, seed=config.seed, documents=packing)
+    source = load_source(config.data, seed=config.seed, documents=config.task.joins_documents)
     source.classes = None if artifacts is None else artifacts.classes
     if tokenizer is None and artifacts is not None and artifacts.tokenizer is not None:
         tokenizer = saved_tokenizer(artifacts.tokenizer)
@@ -96,7 +95,7 @@ def prepare(config: RunConfig, artifacts: TrainedArtifacts | None = None, *, met
     )
     torch.manual_seed(config.seed)
     model, notes = build_model(config.model, spec, meta=meta)
-    if getattr(config.task, "document_masking", False) and not meta:
-        expect_apart(model)
+    if config.task.keeps_apart is not None and not meta:
+        expect_apart(model, config.task.keeps_apart)
     notes = [*cached, *other_ids(config.model, tokenizer), *source.notes, *task.notes, *notes]
     return Prepared(task, tokenizer, model, notes, source.cut_from_train, facts)

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -26,6 +27,7 @@ from optrun.config.schema.run import RunConfig
 from optrun.config.schema.training import OnNonfinite
 from optrun.data.cache import discarded
 from optrun.distributed.heartbeat import Phase, beat
+from optrun.distributed.shard import is_sharded
 from optrun.distributed.world import ALONE, World
 from optrun.errors import EXIT_DONE, EXIT_FAILED, ConfigError, StoppedEarly
 from optrun.model.forward import lean_forward
@@ -50,6 +52,7 @@ from optrun.runner.session import Session
 from optrun.runner.summary import Summary
 from optrun.runner.whole_model import whole_model
 from optrun.task import Task
+from optrun.task.base import Answer
 from optrun.task.data_check import data_check
 from optrun.tracking import require_tracker
 from optrun.training.device import pick_device
@@ -189,7 +192,7 @@ def _train(session: Session, resume: ResumePoint | None, stop_at: int | None) ->
     else:
         # The line of an unfinished step is still to be written; those of the end of a shorter run go.
         take_up(session.run.metrics, state.global_step - state.unfinished, session.manifest.replace)
-    loop = build_loop(session, assembled, snapshot, stop_at)
+    loop = build_loop(session, assembled, snapshot, stop_at, _answers(prepared, display))
     if snapshot is not None:
         restore_random_states(snapshot.metadata.random, device)
         snapshot.model, snapshot.optimizer = {}, {}  # they are in use as copies
@@ -208,6 +211,16 @@ def _train(session: Session, resume: ResumePoint | None, stop_at: int | None) ->
     stop = loop.training.stop if state.global_step < total else None
     summary.finish(stop)
     return Outcome(session.run, summary.values, sample)
+
+
+def _answers(prepared: Prepared, display: Display) -> Callable[[Any], Iterator[Answer]] | None:
+    """What asks the model at each evaluation; None where the task wants no samples, or no rank has the whole model."""
+    if not getattr(prepared.task.config, "samples", 0):
+        return None
+    if is_sharded(prepared.model):
+        display.note("task.samples: no rank has the whole model with distributed=fsdp; no samples are written")
+        return None
+    return partial(prepared.task.answers, tokenizer=prepared.tokenizer)
 
 
 def _refuse_early(config: RunConfig) -> None:

@@ -34,6 +34,8 @@ class TextKind:
     """[CLS] text [SEP] pair [SEP]."""
     SEQ2SEQ = "seq2seq"
     """text </s>."""
+    CHAT = "chat"
+    """None around it; `<|im_start|>` and `<|im_end|>`, which ends a text, for chats."""
 
 
 @dataclass
@@ -44,6 +46,17 @@ class ModelNeeds:
     """Values of the transformers configuration that the data decides, such as `id2label`."""
     max_length: int | None = None
     """Positions it must have room for."""
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What a model makes of a row."""
+
+    prompt: str
+    """As the model reads it."""
+    reference: str | None
+    """What the row says; None: nothing."""
+    generated: str
 
 
 class Task(ABC):
@@ -235,6 +248,14 @@ class Task(ABC):
 
     def sample(self, model: PreTrainedModel, tokenizer: Any, *, seed: int) -> tuple[str, str] | None:  # noqa: ARG002
         """A prompt and its continuation, which show a person what was learnt; None: there is no such thing."""
+        return None
+
+    def answers(self, model: PreTrainedModel, tokenizer: Any) -> Iterator[Answer]:  # noqa: ARG002
+        """What a model makes of some evaluation rows, without chance; random states are left as they were."""
+        return iter(())
+
+    def shown(self, tokenizer: Any) -> str | None:  # noqa: ARG002
+        """A training example as a person reads it, its targets marked; None: there is nothing to read."""
         return None
 
 

@@ -30,7 +30,7 @@ def data_check(facts: DataFacts) -> list[str]:
         lines.append(f"{name:<{widest}}  {line}")
         for cut in split.cuts:
             rest = f"{percent(cut.share)} of all tokens are lost; the longest has {cut.longest:,}"
-            lines.append(f"{name:<{widest}}  {cut.limit} cuts {cut.rows:,} of {split.examples:,} examples: {rest}")
+            lines.append(f"{name:<{widest}}  {cut.limit} cuts {cut.rows:,} of {split.texts:,} examples: {rest}")
         if split.unknown is not None and split.unknown > TOLD_UNKNOWN:
             lines.append(f"warning: {percent(split.unknown)} of the tokens of {split.key} are unknown to the tokenizer")
     for split in facts.eval_sets.values():

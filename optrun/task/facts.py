@@ -104,14 +104,15 @@ def data_facts(task: Task, source: Source, tokenizer: Any) -> DataFacts:
 def _split_facts(task: Task, examples: Any, key: str, tokenizer: Any, trained: np.ndarray | None) -> SplitFacts:
     hashes = getattr(examples, "hashes", None)
     lengths = getattr(examples, "lengths", None)
-    ids = _flat(examples, "input_ids")
+    documents = getattr(examples, "documents", examples)  # of blocks in which none was cut
+    ids = _flat(documents, "input_ids")
     labels, span = _labels(task, examples)
     return SplitFacts(
         key=key,
         examples=len(examples),
         texts=len(examples) if hashes is None else len(hashes),
         tokens=None if lengths is None else int(lengths.sum()),
-        cuts=list(_cuts(task, examples)),
+        cuts=list(_cuts(task, documents)),
         unknown=None if ids is None else _unknown(ids, tokenizer),
         labels=labels,
         span=span,

@@ -59,6 +59,11 @@ class StdlibStatementsConfig(DataConfig):
 
 
 @dataclass(kw_only=True)
+class StdlibChatConfig(DataConfig):
+    """Questions about its functions, answered by a rule, for sft."""
+
+
+@dataclass(kw_only=True)
 class DigitsConfig(DataConfig):
     """Handwritten digits that scikit-learn ships, for image_classification."""
 
@@ -195,6 +200,7 @@ SCHEMAS: dict[str, type[DataConfig]] = registry.own(
         "stdlib": (StdlibConfig, "optrun.data.stdlib:load_stdlib"),
         "stdlib_tokens": (StdlibTokensConfig, "optrun.data.stdlib_lines:load_stdlib_tokens"),
         "stdlib_statements": (StdlibStatementsConfig, "optrun.data.stdlib_lines:load_stdlib_statements"),
+        "stdlib_chat": (StdlibChatConfig, "optrun.data.stdlib_chat:load_stdlib_chat"),
         "digits": (DigitsConfig, "optrun.data.sklearn_digits:load_sklearn_digits"),
         "files": (FilesConfig, "optrun.data.files:load_files"),
         "hub": (HubConfig, "optrun.data.hub:load_hub"),

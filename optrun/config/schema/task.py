@@ -18,6 +18,22 @@ class ProblemType(Enum):
     regression = "regression"
 
 
+class ChatLayout(Enum):
+    """How rows hold chats."""
+
+    messages = "messages"
+    prompt_completion = "prompt_completion"
+    alpaca = "alpaca"
+    sharegpt = "sharegpt"
+
+
+class OverlongRows(Enum):
+    """What becomes of rows of which no target is left within data.max_length."""
+
+    refuse = "refuse"
+    drop = "drop"
+
+
 @dataclass(kw_only=True)
 class TaskConfig:
     """What every task has, and what others than the task itself need to know of it, without torch."""
@@ -73,6 +89,16 @@ class TaskConfig:
     def own_metrics(self) -> tuple[str, ...]:
         """Registered metrics that are reported without being asked for."""
         return self.METRICS
+
+    @property
+    def joins_documents(self) -> bool:
+        """Whether rows are joined before they are cut: a text file is then one row."""
+        return bool(getattr(self, "packing", False))
+
+    @property
+    def keeps_apart(self) -> str | None:
+        """The key by which documents of a block are to see nothing of each other; None: they may."""
+        return None
 
     def positions(self, max_length: int) -> int:
         """Positions that the model must have room for, given `data.max_length`."""
@@ -142,6 +168,63 @@ class CausalLmConfig(TaskConfig):
             "false with task.packing=false",
             "Each row is an example of its own there.",
         )
+
+    @property
+    def keeps_apart(self) -> str | None:
+        """By positions that begin anew."""
+        return "task.document_masking=true" if self.document_masking else None
+
+
+@dataclass(kw_only=True)
+class SftConfig(TaskConfig):
+    """Supervised fine-tuning on chats, or on prompts and completions."""
+
+    AUTO_CLASS: ClassVar[str] = "AutoModelForCausalLM"
+    TITLE: ClassVar[str] = "chat"
+    PIPELINE_TAG: ClassVar[str] = "text-generation"
+    PATHS: ClassVar[tuple[str, ...]] = ("chat_template",)
+    USAGE: ClassVar[tuple[str, ...]] = (
+        'chat = [{"role": "user", "content": "What is a generator?"}]',
+        'asked = {"add_generation_prompt": True, "return_dict": True, "return_tensors": "pt"}',
+        "inputs = tokenizer.apply_chat_template(chat, **asked)",
+        "made = model.generate(**inputs, max_new_tokens=50)[0, inputs.input_ids.shape[1] :]",
+        "print(tokenizer.decode(made, skip_special_tokens=True))",
+    )
+
+    layout: ChatLayout | None
+    """How the rows hold chats; null: by the names of their columns."""
+    chat_template: str | None
+    """A named template, or a jinja file; null: the tokenizer's own."""
+    assistant_only_loss: bool
+    """Loss on the assistant's turns alone: by the template's generation marks, or by prefix where it has none."""
+    completion_only_loss: bool | None
+    """Loss on completions alone; null: true where rows have prompt and completion."""
+    packing: bool
+    """Several rows in a block of data.max_length, none cut, by best fit; they see nothing of each other."""
+    overlong_rows: OverlongRows
+    """Rows of which no target is left within data.max_length: refuse the data, or leave them out and say how many."""
+    samples: int
+    """Rows of the first evaluation set that are answered at each evaluation, into samples.jsonl."""
+    sample_tokens: int
+    """Tokens of each answer, at most."""
+
+    def __post_init__(self) -> None:
+        """Refuse negative numbers, and answers without a token."""
+        super().__post_init__()
+        expect_not_negative("task.samples", self.samples)
+        expect(
+            self.sample_tokens > 0, "task.sample_tokens", self.sample_tokens, "1 or more; task.samples=0: no answers"
+        )
+
+    @property
+    def joins_documents(self) -> bool:
+        """Rows are chats, packed or not."""
+        return False
+
+    @property
+    def keeps_apart(self) -> str | None:
+        """By positions that begin anew."""
+        return "task.packing=true" if self.packing else None
 
 
 @dataclass(kw_only=True)
@@ -265,6 +348,7 @@ SCHEMAS: dict[str, type[TaskConfig]] = registry.own(
     "task",
     {
         "causal_lm": (CausalLmConfig, "optrun.task.causal_lm:CausalLm"),
+        "sft": (SftConfig, "optrun.task.sft:Sft"),
         "masked_lm": (MaskedLmConfig, "optrun.task.masked_lm:MaskedLm"),
         "sequence_classification": (
             SequenceClassificationConfig,

@@ -22,6 +22,7 @@ from optrun.artifacts.run_dir import (
     MANIFEST,
     METRICS,
     MODEL,
+    SAMPLES,
     SUMMARY,
     TOKENIZER,
     RunDir,
@@ -119,7 +120,7 @@ def open_manifest(run: RunDir, note: Callable[[str], None]) -> tuple[RunManifest
         CheckpointError: The metrics, or what Hydra noted of the start, were changed: nothing is written behind them.
     """
     refuse_damaged(run, METRICS, f"{HYDRA}/hydra.yaml")
-    wrong = check_run(run, (SUMMARY, f"{TOKENIZER}/*", f"{MODEL}/*", LOG, CURVES)).wrong
+    wrong = check_run(run, (SUMMARY, f"{TOKENIZER}/*", f"{MODEL}/*", LOG, CURVES, SAMPLES)).wrong
     for name, fault in wrong.items():
         note(f"warning: {fault} {'They are taken as they are.' if name == MANIFEST else 'Nothing of it is used.'}")
     return RunManifest(run, read_run_manifest(run)), SUMMARY not in wrong

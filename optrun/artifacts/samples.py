@@ -1,0 +1,55 @@
+"""`samples.jsonl`: what a model answered at each evaluation, written and read."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from optrun.artifacts.atomic import replace_text
+
+
+@dataclass(frozen=True)
+class SampleLine:
+    """One answer."""
+
+    step: int
+    """Optimizer steps before it."""
+    prompt: str
+    reference: str | None
+    """What the row says; None: nothing."""
+    generated: str
+
+
+def write_samples(path: Path, lines: Sequence[SampleLine]) -> None:
+    """Replace the file by one rename.
+
+    Raises:
+        OSError: The disk refused; the file is the old one.
+    """
+    replace_text(path, "".join(json.dumps(asdict(line), ensure_ascii=False) + "\n" for line in lines))
+
+
+def read_samples(path: Path) -> list[SampleLine]:
+    """Every line that is whole; nothing where there is no such file."""
+    found = []
+    try:
+        text = path.read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return []
+    for line in text.splitlines():
+        try:
+            values = json.loads(line)
+            reference = values["reference"]
+            found.append(
+                SampleLine(
+                    int(values["step"]),
+                    str(values["prompt"]),
+                    None if reference is None else str(reference),
+                    str(values["generated"]),
+                )
+            )
+        except (ValueError, KeyError, TypeError):
+            continue
+    return found

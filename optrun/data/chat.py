@@ -1,0 +1,311 @@
+"""Rows of chats in the layouts that are usual: turns, prompt and completion, Alpaca's columns, ShareGPT's lists."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from optrun.config.schema.task import ChatLayout
+from optrun.data.columns import named
+from optrun.data.shapes import columns_in_words
+from optrun.errors import ConfigError, did_you_mean
+
+if TYPE_CHECKING:
+    from optrun.data.source import Source, Split
+
+Message = dict[str, Any]
+"""`role`, `content`, and whatever else a template reads, such as `tool_calls`."""
+
+ASSISTANT = "assistant"
+ROLES = frozenset({"system", "developer", "user", ASSISTANT, "tool", "function"})
+"""Roles that rows may have, besides those that a template names."""
+_SHAREGPT = {
+    "human": "user", "user": "user", "gpt": ASSISTANT, "assistant": ASSISTANT, "chatgpt": ASSISTANT, "model": ASSISTANT,
+    "system": "system", "tool": "tool", "observation": "tool", "function_response": "tool",
+}  # fmt: skip
+_COLUMNS = {
+    ChatLayout.messages: ("messages",),
+    ChatLayout.prompt_completion: ("prompt", "completion"),
+    ChatLayout.alpaca: ("instruction", "output"),
+    ChatLayout.sharegpt: ("conversations",),
+}
+_MORE = {ChatLayout.alpaca: ("input", "system")}
+_TOOLS = "tools"
+
+
+@dataclass(frozen=True, slots=True)
+class Chat:
+    """One conversation."""
+
+    turns: list[Message]
+    given: int | None
+    """How many turns are the prompt; None: the row does not say."""
+    tools: list[dict[str, Any]] | None
+    row: int = field(repr=False)
+    """Where it stands in its split; no part of what it is."""
+
+    def until_answer(self) -> tuple[list[Message], str | None]:
+        """The turns that are to be answered, and the text of the answer; None where the last turn asks."""
+        at = self.given
+        if at is None:
+            at = len(self.turns) - (self.turns[-1]["role"] == ASSISTANT)
+        return self.turns[:at], str(self.turns[at]["content"]) if at < len(self.turns) else None
+
+
+@dataclass(frozen=True, slots=True)
+class Plain:
+    """A prompt and what follows it, as texts."""
+
+    prompt: str
+    completion: str
+    row: int = field(repr=False)
+
+
+@dataclass(frozen=True)
+class ChatColumns:
+    """Where the chats of a split stand."""
+
+    layout: ChatLayout
+    names: tuple[str, ...]
+    """Of the columns that the layout needs."""
+    more: tuple[str, ...]
+    """Of those that it takes in where they are there."""
+
+
+def chat_columns(source: Source, split: Split, wanted: ChatLayout | None) -> ChatColumns:
+    """Find the columns of chats: as named, else by the names that are usual.
+
+    `data.text_column` names the column of turns, or with `data.target_column` those of prompts and completions.
+
+    Args:
+        source: Carries the names.
+        split: Where the columns must be.
+        wanted: The layout, where it is given.
+
+    Raises:
+        ConfigError: No such column, none at all, or those of several layouts.
+    """
+    if not len(split.rows):  # nothing to evaluate on has the columns of the training rows
+        split = source.train
+    text = named(source.columns, "eval_text_column", split) if split is not source.train else None
+    text = text or named(source.columns, "text_column", split)
+    target = named(source.columns, "target_column", split)
+    there = split.rows.column_names
+    if target is not None:
+        _expect_layout(wanted, ChatLayout.prompt_completion, f"data.target_column={target}")
+        if text is None and "prompt" not in there:
+            raise ConfigError(f"data.text_column is needed: {split.key} has no column called prompt.")
+        return _found(ChatLayout.prompt_completion, (text or "prompt", target), there)
+    if text is not None:
+        layout = wanted if wanted is ChatLayout.sharegpt else ChatLayout.messages
+        _expect_layout(wanted, layout, f"data.text_column={text}")
+        return _found(layout, (text,), there)
+    fitting = [layout for layout, names in _COLUMNS.items() if set(names) <= set(there)]
+    if wanted is not None:
+        if wanted not in fitting:
+            lacking = " and ".join(name for name in _COLUMNS[wanted] if name not in there)
+            raise ConfigError(
+                f"task.layout={wanted.value}: {split.key} has no column {lacking}. {columns_in_words(split.rows)}"
+            )
+        fitting = [wanted]
+    if not fitting:
+        known = "; ".join(" and ".join(names) for names in _COLUMNS.values())
+        raise ConfigError(
+            f"{split.key} has no chats that task=sft knows by their columns: {known}. {columns_in_words(split.rows)} "
+            "data.text_column names a column of turns, with data.target_column those of prompts and completions."
+        )
+    if len(fitting) > 1:
+        words = ", ".join(f"{layout.value} ({' and '.join(_COLUMNS[layout])})" for layout in fitting)
+        raise ConfigError(f"{split.key} has the columns of several layouts: {words}. Say which: task.layout=NAME.")
+    return _found(fitting[0], _COLUMNS[fitting[0]], there)
+
+
+def _expect_layout(wanted: ChatLayout | None, found: ChatLayout, key: str) -> None:
+    if wanted not in (None, found):
+        assert wanted is not None
+        raise ConfigError(f"task.layout={wanted.value}: {key} names a column of the layout {found.value}.")
+
+
+def _found(layout: ChatLayout, names: tuple[str, ...], there: Sequence[str]) -> ChatColumns:
+    more = tuple(name for name in (*_MORE.get(layout, ()), _TOOLS) if name in there and name not in names)
+    return ChatColumns(layout, names, more)
+
+
+def chats(split: Split, columns: ChatColumns, roles: frozenset[str] = ROLES) -> Iterator[Chat | Plain]:
+    """Each row as a conversation, or as two texts where prompt and completion are texts.
+
+    Args:
+        split: The rows.
+        columns: Where they have it.
+        roles: That a turn may have.
+
+    Raises:
+        ConfigError: With the first row that has no assistant's turn, an unknown role, an empty completion, or cells of
+            another kind.
+    """
+    row = -1
+    for batch in split.rows.select_columns([*columns.names, *columns.more]).iter(batch_size=1000):
+        cells = [batch[name] for name in columns.names]
+        more = {name: batch[name] for name in columns.more}
+        for at, values in enumerate(zip(*cells, strict=True)):
+            row += 1
+            try:
+                yield _read(columns.layout, row, values, {name: held[at] for name, held in more.items()}, roles)
+            except _Unreadable as error:
+                raise ConfigError(f"{split.key}: row {split.number(row)} {error}") from None
+
+
+def strings(source: Source, split: Split) -> Iterator[str]:
+    """Every text in columns that may hold chats, whatever the layout: what a vocabulary is learnt from.
+
+    Raises:
+        ConfigError: There is no such column.
+    """
+    there = set(split.rows.column_names)
+    named_here = {named(source.columns, key, split) for key in ("text_column", "target_column")}
+    usual = {name for layout, names in _COLUMNS.items() for name in (*names, *_MORE.get(layout, ()), _TOOLS)}
+    names = sorted((named_here - {None}) | (usual & there))
+    if not names:
+        chat_columns(source, split, None)
+    for batch in split.rows.select_columns(names).iter(batch_size=1000):
+        for name in names:
+            for value in batch[name]:
+                yield from _leaves(value)
+
+
+def _leaves(value: Any) -> Iterator[str]:
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, Mapping | list):
+        for inner in value.values() if isinstance(value, Mapping) else value:
+            yield from _leaves(inner)
+
+
+class _Unreadable(Exception):
+    """What is wrong with a row, as the end of a sentence that begins with its number."""
+
+
+def _read(
+    layout: ChatLayout, row: int, values: tuple[Any, ...], more: Mapping[str, Any], roles: frozenset[str]
+) -> Chat | Plain:
+    tools = _tools(more.get(_TOOLS))
+    if layout is ChatLayout.prompt_completion:
+        prompt, completion = values
+        if isinstance(prompt, str) or isinstance(completion, str):
+            return _plain(prompt, completion, row)
+        turns, answer = _turns(prompt, roles, "prompt"), _turns(completion, roles, "completion")
+        if not answer:
+            raise _Unreadable("has an empty completion: nothing to learn from it. Leave such rows out.")
+        _expect_answers(answer, "completion")
+        return Chat([*turns, *answer], len(turns), tools, row)
+    if layout is ChatLayout.alpaca:
+        return _alpaca(values, more, tools, row)
+    turns = _turns(values[0], roles, "chat")
+    if not turns:
+        raise _Unreadable("has no turns at all. Leave such rows out.")
+    _expect_answers(turns, "chat")
+    return Chat(turns, None, tools, row)
+
+
+def _plain(prompt: Any, completion: Any, row: int) -> Plain:
+    for name, value in (("prompt", prompt), ("completion", completion)):
+        if value is not None and not isinstance(value, str):
+            raise _Unreadable(f"has a text and a list of turns: its {name} is {_short(value)}. Write both alike.")
+    if not completion:
+        raise _Unreadable("has an empty completion: nothing to learn from it. Leave such rows out.")
+    return Plain(prompt or "", completion, row)
+
+
+def _alpaca(values: tuple[Any, ...], more: Mapping[str, Any], tools: Any, row: int) -> Chat:
+    instruction, output = values
+    if not isinstance(instruction, str) or not isinstance(output or "", str):
+        raise _Unreadable(f"has {_short(values)} as instruction and output, where texts are expected.")
+    if not output:
+        raise _Unreadable("has an empty output: nothing to learn from it. Leave such rows out.")
+    question: Message = {"role": "user", "content": instruction}
+    if more.get("input"):
+        question = {
+            "role": "user",
+            "content": f"{instruction}\n\n{more['input']}",
+            "instruction": instruction,
+            "input": more["input"],
+        }
+    system = [{"role": "system", "content": more["system"]}] if more.get("system") else []
+    return Chat([*system, question, {"role": ASSISTANT, "content": output}], len(system) + 1, tools, row)
+
+
+def _turns(value: Any, roles: frozenset[str], what: str) -> list[Message]:
+    if isinstance(value, Mapping):
+        value = [value]
+    if not isinstance(value, list | type(None)):
+        raise _Unreadable(f"has {_short(value)} as its {what}, where a list of turns is expected.")
+    return [_turn(turn, number, roles) for number, turn in enumerate(value or [], start=1)]
+
+
+def _turn(value: Any, number: int, roles: frozenset[str]) -> Message:
+    if not isinstance(value, Mapping) or not ({"role", "from"} & set(value)):
+        raise _Unreadable(f'has no turn {number} as {{"role": ..., "content": ...}}: {_short(value)}.')
+    turn: dict[str, Any] = _without_nulls(value)
+    if "role" in turn:
+        role = turn.pop("role")
+    else:
+        said = str(turn.pop("from", None))
+        role = _SHAREGPT.get(said, said if said in roles else None)
+        if role is None:
+            raise _Unreadable(f"has an unknown speaker in turn {number}: {_known(said, [*_SHAREGPT, *roles])}")
+        turn["content"] = turn.pop("value", "")
+    if role not in roles:
+        raise _Unreadable(f"has an unknown role in turn {number}: {_known(str(role), roles)}")
+    content = _text(turn.pop("content", ""), number)
+    if role == ASSISTANT and not content.strip() and not turn.get("tool_calls"):
+        raise _Unreadable(f"has an empty answer in turn {number}: nothing to learn from it. Leave such rows out.")
+    return {"role": role, "content": content, **turn}
+
+
+def _known(name: str, names: Any) -> str:
+    return f"{name!r}. {did_you_mean(name, sorted(set(names)))}"
+
+
+def _text(content: Any, number: int) -> str:
+    """The text of a turn; of one in parts, their texts joined."""
+    if isinstance(content, list):
+        parts = [part.get("text") if isinstance(part, Mapping) else part for part in content]
+        if not all(isinstance(part, str) for part in parts):
+            raise _Unreadable(f"has something else than text in turn {number}: {_short(content)}.")
+        return "".join(parts)
+    if not isinstance(content, str):
+        raise _Unreadable(f"has {_short(content)} as the content of turn {number}, where a text is expected.")
+    return content
+
+
+def _expect_answers(turns: list[Message], what: str) -> None:
+    if not any(turn["role"] == ASSISTANT for turn in turns):
+        have = ", ".join(dict.fromkeys(turn["role"] for turn in turns))
+        raise _Unreadable(f"has no turn of the assistant in its {what}, only {have}: nothing to learn. Leave it out.")
+
+
+def _tools(value: Any) -> list[dict[str, Any]] | None:
+    if isinstance(value, str):
+        try:
+            value = json.loads(value) if value.strip() else None
+        except ValueError:
+            raise _Unreadable(f"has tools that are no JSON: {_short(value)}.") from None
+    if not value:
+        return None
+    if not isinstance(value, list) or not all(isinstance(tool, Mapping) for tool in value):
+        raise _Unreadable(f"has {_short(value)} as tools, where a list of JSON schemas is expected.")
+    return [_without_nulls(tool) for tool in value]
+
+
+def _without_nulls(value: Any) -> Any:
+    """A cell as it was written: where rows differ in their keys, Arrow fills the missing ones with nulls."""
+    if isinstance(value, Mapping):
+        return {key: _without_nulls(inner) for key, inner in value.items() if inner is not None}
+    return [_without_nulls(inner) for inner in value] if isinstance(value, list) else value
+
+
+def _short(value: Any) -> str:
+    shown = repr(value)
+    return f"{shown if len(shown) <= 60 else shown[:60] + '...'} ({type(value).__name__})"

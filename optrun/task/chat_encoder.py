@@ -1,0 +1,144 @@
+"""Chats and plain prompts with completions to token ids, and which of these carry loss."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from optrun.config.schema.task import SftConfig
+from optrun.data.cache import digest
+from optrun.data.chat import Chat, Plain
+from optrun.data.source import Split
+from optrun.errors import ConfigError
+from optrun.task.chat_template import NAMES, ChatTemplate, Span, TemplateFailed
+from optrun.task.tokens import tokenizer_key
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+TARGETS = "targets"
+"""1 where a token carries loss, else 0."""
+
+
+class ChatEncoder:
+    """Rows to `input_ids` and `targets`.
+
+    Args:
+        config: Says what carries loss.
+        template: Of conversations; None: the rows are plain texts.
+        split: The rows, for messages.
+        tokenizer: Has the template in use.
+        max_length: Tokens after which rows are cut.
+    """
+
+    def __init__(
+        self,
+        config: SftConfig,
+        template: ChatTemplate | None,
+        split: Split,
+        tokenizer: PreTrainedTokenizerBase,
+        max_length: int,
+    ) -> None:
+        self.config = config
+        self.template = template
+        self.split = split
+        self.tokenizer = tokenizer
+        self.max_length = max_length
+
+    def key(self) -> str:
+        """A digest of tokenizer, template and settings."""
+        config, template = self.config, self.template
+        settings = f"{config.assistant_only_loss} {config.completion_only_loss} {self.tokenizer.eos_token}"
+        written = "" if template is None else template.key()
+        return digest("sft-1", tokenizer_key(self.tokenizer), written, settings, str(self.max_length))
+
+    def __call__(self, batch: list[Chat | Plain], cut: bool) -> dict[str, list[Any]]:
+        """Encode rows of one kind."""
+        ids, targets = self._plain(batch) if isinstance(batch[0], Plain) else self._chats(batch)
+        length = self.max_length if cut else None
+        return {"input_ids": [row[:length] for row in ids], TARGETS: [row[:length] for row in targets]}
+
+    def _plain(self, batch: Sequence[Any]) -> tuple[list[list[int]], list[np.ndarray]]:
+        end = self.tokenizer.eos_token or ""
+        texts = [row.completion if row.completion.endswith(end) else row.completion + end for row in batch]
+        whole = self._ids([row.prompt + text for row, text in zip(batch, texts, strict=True)], special=True)
+        targets = [np.ones(len(row), dtype=np.int64) for row in whole]
+        if self.config.completion_only_loss is not False:
+            prompts = self._ids([row.prompt for row in batch], special=True)
+            for mask, row, prompt in zip(targets, whole, prompts, strict=True):
+                mask[: _common(prompt, row)] = 0
+        return whole, targets
+
+    def _chats(self, batch: Sequence[Any]) -> tuple[list[list[int]], list[np.ndarray]]:
+        template, config = self.template, self.config
+        assert template is not None
+        texts: list[str] = []
+        spans: list[list[Span]] = []
+        prompts: list[str] = []
+        for row in batch:
+            try:
+                if config.assistant_only_loss:
+                    text, found = template.answers(row.turns, row.tools)
+                    spans.append(found)
+                else:
+                    text = template.text(row.turns, row.tools)
+                texts.append(text)
+                if row.given is not None and config.completion_only_loss is not False:
+                    prompts.append(template.text(row.turns[: row.given], row.tools, opening=True))
+            except TemplateFailed as error:
+                raise unwritten(template, self.split, row.row, error) from error
+        if spans:
+            whole, targets = self._told_apart(texts, spans)
+        else:
+            whole = self._ids(texts, special=False)
+            targets = [np.ones(len(row), dtype=np.int64) for row in whole]
+        if prompts:
+            for mask, row, prompt in zip(targets, whole, self._ids(prompts, special=False), strict=True):
+                mask[: _common(prompt, row)] = 0
+        return whole, targets
+
+    def _ids(self, texts: list[str], *, special: bool) -> list[list[int]]:
+        found: list[list[int]] = self.tokenizer(
+            texts, add_special_tokens=special, return_attention_mask=False, return_token_type_ids=False, verbose=False
+        )["input_ids"]
+        return found
+
+    def _told_apart(self, texts: list[str], spans: list[list[Span]]) -> tuple[list[list[int]], list[np.ndarray]]:
+        """Ids, and 1 where a token has a character of a span."""
+        if not self.tokenizer.is_fast:
+            raise ConfigError(
+                f"task.assistant_only_loss=true: {type(self.tokenizer).__name__} does not say where in a text its "
+                "tokens stand. Take a fast tokenizer, or rows of prompt and completion."
+            )
+        encoded = self.tokenizer(
+            texts,
+            add_special_tokens=False,
+            return_offsets_mapping=True,
+            return_attention_mask=False,
+            return_token_type_ids=False,
+            verbose=False,
+        )
+        targets = []
+        for offsets, found in zip(encoded["offset_mapping"], spans, strict=True):
+            places = np.array(offsets, dtype=np.int64).reshape(-1, 2)
+            mask = np.zeros(len(places), dtype=np.int64)
+            for begin, end in found:
+                mask[(places[:, 0] < end) & (places[:, 1] > begin)] = 1
+            targets.append(mask)
+        return encoded["input_ids"], targets
+
+
+def _common(one: Sequence[int], other: Sequence[int]) -> int:
+    """How many tokens two sequences begin with alike."""
+    return next((at for at, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other)))
+
+
+def unwritten(template: ChatTemplate, split: Split, row: int, error: TemplateFailed) -> ConfigError:
+    """The refusal of a row that the template cannot write, or not so that its answers are found."""
+    marked = f"task.chat_template={'|'.join(NAMES)} have marks, and a jinja file of your own can."
+    return ConfigError(
+        f"{template.origin}: row {split.number(row)} of {split.key} {error}. "
+        + (marked if error.lacks_marks else f"Other templates: {', '.join(NAMES)}, or a jinja file.")
+    )

@@ -1,0 +1,201 @@
+"""How a conversation becomes one text: by the tokenizer's own template, a named one, or a jinja file of the user's."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from optrun.data.cache import digest
+from optrun.data.chat import ASSISTANT, ROLES, Message
+from optrun.errors import ConfigError, did_you_mean
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+_FOLDER = Path(__file__).parent / "templates"
+NAMES = tuple(sorted(path.stem for path in _FOLDER.glob("*.jinja")))
+"""Templates that come with optrun, each with generation marks."""
+_KEY = "task.chat_template"
+_MARK = re.compile(r"\{%-?\s*generation\s*-?%\}")
+_CONTROL = re.compile(r"<\|[\w-]+\|>")
+_QUOTED = re.compile(r"""['"](\w+)['"]""")
+_PROBE = "zqxprobe"
+
+Span = tuple[int, int]
+"""First character and the one after the last."""
+
+
+class TemplateFailed(Exception):
+    """A template cannot render a conversation; or what the assistant says in it cannot be found."""
+
+    lacks_marks = False
+
+
+class UnmarkedAnswers(TemplateFailed):
+    """A template without generation marks changes what was there before where more follows."""
+
+    lacks_marks = True
+
+
+@dataclass(frozen=True)
+class ChatTemplate:
+    """The template of a tokenizer, which has it in use.
+
+    Args:
+        tokenizer: Has `chat_template`.
+        origin: How messages call it, such as `task.chat_template=chatml`.
+    """
+
+    tokenizer: PreTrainedTokenizerBase
+    origin: str
+
+    @property
+    def source(self) -> str:
+        """All of it as text, of several the names too."""
+        return json.dumps(self.tokenizer.chat_template, sort_keys=True)
+
+    @cached_property
+    def marked(self) -> bool:
+        """Whether it says itself what the assistant generates."""
+        return bool(_MARK.search(self._of(None)))
+
+    @property
+    def roles(self) -> frozenset[str]:
+        """Roles that rows may have: the usual ones, and what it names in quotes."""
+        return ROLES | frozenset(_QUOTED.findall(self._of(None)))
+
+    def key(self) -> str:
+        """A digest of everything that decides the text of a conversation."""
+        return digest(self.source, json.dumps({key: str(token) for key, token in self._tokens().items()}))
+
+    def unknown_tokens(self) -> list[str]:
+        """Control tokens of its text that the tokenizer takes apart."""
+        vocabulary = self.tokenizer.get_vocab()
+        found = dict.fromkeys(_CONTROL.findall(self._of(None)))
+        return [token for token in found if token not in vocabulary]
+
+    def text(self, turns: Sequence[Message], tools: Any = None, *, opening: bool = False) -> str:
+        """Render a conversation.
+
+        Args:
+            turns: Of the conversation.
+            tools: JSON schemas of functions; None: there are none.
+            opening: Whether the beginning of an answer follows, for the model to go on from.
+
+        Raises:
+            TemplateFailed: The template refuses it, or fails.
+        """
+        return self._rendered(turns, tools, opening=opening)[0]
+
+    def answers(self, turns: Sequence[Message], tools: Any = None) -> tuple[str, list[Span]]:
+        """Render a conversation, and say which of its characters the assistant makes.
+
+        By the template's generation marks. Where it has none, an answer is what the text up to and with its turn has
+        more than the text before it with the opening of an answer: if each is the beginning of the whole text.
+
+        Raises:
+            TemplateFailed: Also where what comes later changes what was there before.
+        """
+        if self.marked:
+            return self._rendered(turns, tools, marks=True)
+        whole, spans = self.text(turns, tools), list[Span]()
+        for at, turn in enumerate(turns):
+            if turn["role"] == ASSISTANT:
+                before = self.text(turns[:at], tools, opening=True)
+                after = whole if at + 1 == len(turns) else self.text(turns[: at + 1], tools)
+                if not (whole.startswith(before) and whole.startswith(after) and len(before) < len(after)):
+                    raise UnmarkedAnswers(
+                        f"reads otherwise up to turn {at + 1} than as a whole, and the template has no "
+                        "{% generation %} marks, so nothing says which of its tokens are the assistant's"
+                    )
+                spans.append((len(before), len(after)))
+        return whole, spans
+
+    def knows(self, turns: Sequence[Message], tools: Any, role: str) -> bool:
+        """Whether what a role says in a conversation stands in its text."""
+        own = ("instruction", "input")  # of Alpaca's rows, where a template writes them in place of the content
+        plain = [{key: value for key, value in turn.items() if key not in own} for turn in turns]
+        probed = [turn | {"content": _PROBE} if turn["role"] == role else turn for turn in plain]
+        return _PROBE in self.text(probed, tools)
+
+    def _of(self, tools: Any) -> str:
+        found: str = self.tokenizer.get_chat_template(None, tools)
+        return found
+
+    def _tokens(self) -> dict[str, Any]:
+        found: dict[str, Any] = self.tokenizer.special_tokens_map
+        return found
+
+    def _rendered(
+        self, turns: Sequence[Message], tools: Any, *, opening: bool = False, marks: bool = False
+    ) -> tuple[str, list[Span]]:
+        from jinja2 import TemplateError
+        from transformers.utils.chat_template_utils import render_jinja_template
+
+        try:
+            texts, spans = render_jinja_template(
+                conversations=[list(turns)],
+                tools=tools,
+                chat_template=self._of(tools),
+                return_assistant_tokens_mask=marks,
+                add_generation_prompt=opening,
+                **self._tokens(),
+            )
+        except (TemplateError, TypeError, ValueError, KeyError, AttributeError, IndexError) as error:
+            words = " ".join(str(error).split())[:200] or type(error).__name__
+            raise TemplateFailed(f"cannot be written by the chat template: {words}") from error
+        return texts[0], [(int(begin), int(end)) for begin, end in spans[0]] if marks else []
+
+
+def use_template(tokenizer: PreTrainedTokenizerBase, wanted: str | None) -> ChatTemplate | None:
+    """Put the wanted template into a tokenizer, which is saved with it.
+
+    Args:
+        tokenizer: Of the model.
+        wanted: `task.chat_template`: a name, or a file; None: the tokenizer's own.
+
+    Returns:
+        None where none is wanted, and the tokenizer has none.
+
+    Raises:
+        ConfigError: No such name or file, or no template in it.
+    """
+    if wanted is None:
+        return ChatTemplate(tokenizer, "the tokenizer's chat template") if tokenizer.chat_template else None
+    from jinja2 import TemplateSyntaxError
+
+    tokenizer.chat_template = _read(wanted)
+    template = ChatTemplate(tokenizer, f"{_KEY}={wanted}")
+    try:
+        template.text([{"role": "user", "content": "a"}, {"role": ASSISTANT, "content": "b"}])
+    except TemplateFailed as error:
+        if isinstance(error.__cause__, TemplateSyntaxError):
+            where = f"line {error.__cause__.lineno}: {error.__cause__.message}"
+            raise ConfigError(f"{_KEY}={wanted}: no jinja template: {where}") from error
+    return template
+
+
+def _read(wanted: str) -> str:
+    path = _FOLDER / f"{wanted}.jinja" if wanted in NAMES else Path(wanted).expanduser()
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        file = "no such file" if isinstance(error, FileNotFoundError) else f"no text can be read from it ({error})"
+        raise ConfigError(
+            f"{_KEY}={wanted}: no template of this name, and {file}. {did_you_mean(wanted, NAMES)} Or give a "
+            "jinja file."
+        ) from error
+    return text.removesuffix("\n") if wanted in NAMES else text
+
+
+def no_template(why: str) -> ConfigError:
+    """The refusal of conversations where nothing says how to write them as one text."""
+    return ConfigError(
+        f"{_KEY}=null: {why}, and the tokenizer has no chat template. Name one: {_KEY}={'|'.join(NAMES)}, or a jinja "
+        f"file: {_KEY}=FILE.jinja."
+    )

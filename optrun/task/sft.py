@@ -1,0 +1,288 @@
+"""Supervised fine-tuning: next-token prediction on chats, or prompts and completions, with loss on what is learnt."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from optrun.config.schema.task import OverlongRows
+from optrun.data.chat import ROLES, Chat, ChatColumns, Plain, chat_columns, chats, strings
+from optrun.data.examples import Example, Examples, Selected, chosen, encode
+from optrun.data.loader import Batch, ExampleSource
+from optrun.data.packing import SIZES, Packed
+from optrun.data.source import Source, Split
+from optrun.errors import ConfigError
+from optrun.task.base import Answer, Task, TextKind, pad
+from optrun.task.chat_encoder import TARGETS, ChatEncoder, unwritten
+from optrun.task.chat_template import NAMES, ChatTemplate, TemplateFailed, no_template, use_template
+from optrun.task.evaluation import IGNORED, MetricAccumulator, TokenMetrics
+from optrun.task.generation import continued
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+_LONGEST_SHOWN = 4000
+"""Characters of a training example that a person reads."""
+
+
+class Sft(Task):
+    """Each token from those before it, with loss on all of them, on the assistant's, or on the completion.
+
+    Masks, the end of a plain completion, and what is cut are those of TRL's `SFTTrainer`: a completion begins where the
+    tokens of the prompt alone, with the opening of an answer, and those of the whole diverge.
+
+    Raises:
+        ConfigError: No chats, or some that cannot be read, a template that fails, rows of which nothing is left.
+    """
+
+    columns = ("text_column", "eval_text_column", "target_column")
+    shift = True
+    text_kind = TextKind.CHAT
+
+    @classmethod
+    def vocabulary(cls, source: Source) -> Iterator[str]:
+        """Everything that is said in the training rows."""
+        return strings(source, source.train)
+
+    def inspect(self, source: Source, tokenizer: PreTrainedTokenizerBase) -> None:
+        """Find the columns, the template, and what carries loss."""
+        self.template = use_template(tokenizer, self.config.chat_template)
+        self.places: dict[str, ChatColumns] = {}
+        self.known_roles: set[str] = set()
+        self.asked: list[tuple[list[int], str, str | None]] = []
+        for split in source.splits:
+            self.places[split.key] = chat_columns(source, split, self.config.layout)
+            first = next(self._rows(split), None) if len(split.rows) else None
+            if isinstance(first, Plain):
+                self._expect_texts_to_fit(split)
+            elif first is not None:
+                self._expect_chats_to_fit(split, first)
+        self._note_template(tokenizer)
+
+    def _expect_texts_to_fit(self, split: Split) -> None:
+        """Refuse a loss on an assistant that texts do not have."""
+        if self.config.assistant_only_loss:
+            raise ConfigError(
+                f"task.assistant_only_loss=true: prompts and completions of {split.key} are plain texts, without an "
+                "assistant. Leave it false: the loss is on completions (task.completion_only_loss)."
+            )
+
+    def _expect_chats_to_fit(self, split: Split, first: Chat) -> None:
+        """Refuse chats without a template, and a loss on completions that whole chats do not have."""
+        if self.template is None:
+            raise no_template(f"{split.key} has conversations")
+        if first.given is None and self.config.completion_only_loss:
+            raise ConfigError(
+                f"task.completion_only_loss=true: the rows of {split.key} are whole chats, without a completion. "
+                "task.assistant_only_loss=true puts the loss on the assistant's turns."
+            )
+
+    def _note_template(self, tokenizer: PreTrainedTokenizerBase) -> None:
+        template = self.template
+        if template is None:
+            return
+        if strange := template.unknown_tokens():
+            others = ", ".join(name for name in NAMES if name not in ("chatml", "llama3"))
+            self.notes.append(
+                f"warning: {template.origin}: {', '.join(strange)}: no tokens of this tokenizer, which takes them "
+                f"apart; {others} end a turn with its own {tokenizer.eos_token}"
+            )
+        if "strftime_now" in template.source:
+            self.notes.append(f"warning: {template.origin} writes today's date: tomorrow the examples are others")
+        if self.config.assistant_only_loss and not template.marked:
+            self.notes.append(f"{template.origin} has no generation marks: answers are told apart by prefix")
+
+    # Examples -----------------------------------------------------------------------------------------------------
+
+    def _rows(self, split: Split) -> Iterator[Chat | Plain]:
+        """The chats of a split, all of one kind, of roles that the template knows."""
+        first: Chat | Plain | None = None
+        roles = ROLES if self.template is None else self.template.roles
+        for row in chats(split, self.places[split.key], roles):
+            first = row if first is None else first
+            if type(row) is not type(first):
+                raise ConfigError(
+                    f"{split.key}: row {split.number(row.row)} has {_kind(row)}, row {split.number(0)} {_kind(first)}. "
+                    "Write all of them alike."
+                )
+            if isinstance(row, Chat) and self.template is not None:
+                self._expect_known_roles(split, row, self.template)
+            yield row
+
+    def _expect_known_roles(self, split: Split, row: Chat, template: ChatTemplate) -> None:
+        """Refuse a role of which the template writes nothing; each is tried in the first row that has it."""
+        for role in dict.fromkeys(turn["role"] for turn in row.turns):
+            if role in self.known_roles:
+                continue
+            self.known_roles.add(role)
+            try:
+                known = template.knows(row.turns, row.tools, role)
+            except TemplateFailed as error:
+                raise unwritten(template, split, row.row, error) from error
+            if not known:
+                raise ConfigError(
+                    f"{split.key}: row {split.number(row.row)}: {template.origin} does not know the role {role!r}: "
+                    f"nothing of what it says is written. Take another template ({'|'.join(NAMES)}, or a jinja file), "
+                    "or leave such turns out."
+                )
+
+    def read(
+        self, source: Source, split: Split, tokenizer: PreTrainedTokenizerBase, limit: int | None, seed: int | None
+    ) -> ExampleSource:
+        """Examples with `input_ids` and `targets`: a row each, or several in a block."""
+        part = split.take(chosen(len(split.rows), limit, seed=seed))
+        if not len(part.rows):
+            return Examples(np.zeros(1, dtype=np.int64), {})
+        if split is not source.train and not self.asked:
+            self.asked = list(self._questions(part, tokenizer))
+        encoder = ChatEncoder(self.config, self.template, part, tokenizer, self.max_length)
+        examples = encode(lambda: self._rows(part), encoder, encoder.key(), longest=self.max_length)
+        kept = self._with_targets(examples, part)
+        return Packed(kept, self.max_length) if self.config.packing else kept
+
+    def _with_targets(self, examples: Examples, split: Split) -> Examples | Selected:
+        """Refuse, or leave out, rows of which nothing is learnt.
+
+        Raises:
+            ConfigError: With the first of them, how many there are, and how long they are.
+        """
+        sums = np.concatenate([[0], np.cumsum(examples.flat(TARGETS), dtype=np.int64)])
+        first, last = examples.offsets[:-1], examples.offsets[1:]
+        begun = np.minimum(first + 1, last)  # nothing is before the first token to predict it from
+        empty = np.flatnonzero(sums[last] == sums[begun])
+        if not len(empty):
+            return examples
+        assert examples.lost is not None
+        row = int(empty[0])
+        whole = examples.lengths[empty] + examples.lost[empty]
+        which = f"{len(empty):,} of {len(examples):,} rows of {split.key}"
+        if not examples.lost[row]:
+            raise ConfigError(
+                f"{split.key}: row {split.number(row)} has no token to learn: "
+                + (
+                    "the template writes nothing of its answer."
+                    if len(examples[row]["input_ids"]) > 1
+                    else "too short."
+                )
+                + f" So have {which}. Leave such rows out."
+            )
+        if self.config.overlong_rows is OverlongRows.refuse:
+            raise ConfigError(
+                f"data.max_length={self.max_length}: row {split.number(row)} of {split.key} has {int(whole[0]):,} "
+                f"tokens, and all that carry loss are cut off: its prompt is longer. So are {which}, up to "
+                f"{int(whole.max()):,} tokens. Raise data.max_length, or leave them out: task.overlong_rows=drop."
+            )
+        if len(empty) == len(examples):
+            raise ConfigError(
+                f"data.max_length={self.max_length}: every row of {split.key} has a longer prompt: nothing is left. "
+                f"Raise data.max_length; the longest row has {int(whole.max()):,} tokens."
+            )
+        self.notes.append(
+            f"{which} left out: data.max_length={self.max_length} cuts off all that carries loss "
+            "(task.overlong_rows=drop)"
+        )
+        return Selected(examples, np.setdiff1d(np.arange(len(examples)), empty))
+
+    # Batches ------------------------------------------------------------------------------------------------------
+
+    def collate(self, examples: list[Example]) -> Batch:
+        """`input_ids` and `labels` of shape (batch, longest), with `attention_mask`; packed, with `position_ids`.
+
+        Positions begin anew with each document, by which models of transformers keep documents apart; a document's
+        first token has no label, and what is padded is documents of one token.
+        """
+        rows = [example["input_ids"] for example in examples]
+        marked = [np.where(example[TARGETS] != 0, row, IGNORED) for example, row in zip(examples, rows, strict=True)]
+        batch = {"input_ids": pad(rows, self.padding), "labels": pad(marked, IGNORED)}
+        if SIZES not in examples[0]:
+            batch["attention_mask"] = pad((np.ones_like(row) for row in rows), 0)
+            return batch
+        places = [np.concatenate([np.arange(size) for size in example[SIZES]]) for example in examples]
+        batch["position_ids"] = pad(places, 0)
+        batch["labels"][batch["position_ids"] == 0] = IGNORED
+        return batch
+
+    def sizes(self, batch: Batch) -> tuple[int, int]:
+        """Tokens without padding, and rows; of blocks the documents in them, each of two tokens at least."""
+        if "position_ids" not in batch:
+            return super().sizes(batch)
+        places = batch["position_ids"]
+        documents = int((places == 1).sum())
+        return places.numel() - int((places == 0).sum()) + documents, documents
+
+    def running_metrics(self) -> MetricAccumulator:
+        """Loss, perplexity, accuracy over target tokens."""
+        return TokenMetrics(shift=True)
+
+    # For people ---------------------------------------------------------------------------------------------------
+
+    def _questions(
+        self, split: Split, tokenizer: PreTrainedTokenizerBase
+    ) -> Iterator[tuple[list[int], str, str | None]]:
+        """Ids, text and answer of some rows, spread evenly over a split."""
+        count = min(self.config.samples, len(split.rows))
+        some = split.take(np.arange(count, dtype=np.int64) * len(split.rows) // max(count, 1))
+        for row in self._rows(some):
+            if isinstance(row, Plain):
+                yield list(tokenizer(row.prompt, verbose=False)["input_ids"]), row.prompt, row.completion
+                continue
+            assert self.template is not None
+            turns, answer = row.until_answer()
+            try:
+                text = self.template.text(turns, row.tools, opening=True)
+            except TemplateFailed as error:
+                raise unwritten(self.template, some, row.row, error) from error
+            yield list(tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]), text, answer
+
+    def answers(self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> Iterator[Answer]:
+        """The most probable continuation of the first `task.samples` rows that were chosen."""
+        for ids, text, reference in self.asked:
+            made = continued(model, tokenizer, ids, self.config.sample_tokens, ends=self._ends(tokenizer))
+            yield Answer(text, reference, made)
+
+    def sample(
+        self,
+        model: PreTrainedModel,
+        tokenizer: PreTrainedTokenizerBase,
+        *,
+        seed: int,  # noqa: ARG002
+    ) -> tuple[str, str] | None:
+        """The first of the answers."""
+        first = next(self.answers(model, tokenizer), None)
+        return None if first is None else (first.prompt, first.generated)
+
+    def _ends(self, tokenizer: PreTrainedTokenizerBase) -> list[int]:
+        """Tokens that end an answer: that of the tokenizer, and what the template writes behind one."""
+        ends = [] if tokenizer.eos_token_id is None else [int(tokenizer.eos_token_id)]
+        if self.template is not None:
+            mark = "zqx"
+            turns = [{"role": "user", "content": "a"}, {"role": "assistant", "content": mark}]
+            try:
+                behind = self.template.text(turns).rpartition(mark)[2].strip()
+            except TemplateFailed:
+                return ends
+            ids = tokenizer(behind, add_special_tokens=False, verbose=False)["input_ids"] if behind else []
+            ends += ids if len(ids) == 1 else []
+        return list(dict.fromkeys(ends))
+
+    def shown(self, tokenizer: PreTrainedTokenizerBase) -> str | None:
+        """The first training row with its targets between « and »."""
+        examples: Any = self.train.documents if isinstance(self.train, Packed) else self.train
+        if not len(examples):
+            return None
+        example = examples[0]
+        pieces = []
+        marks = example[TARGETS].copy()
+        marks[0] = 0
+        for target, group in itertools.groupby(zip(marks, example["input_ids"], strict=True), key=lambda pair: pair[0]):
+            text = tokenizer.decode([int(number) for _, number in group])
+            pieces.append(f"«{text}»" if target else text)
+        text = "".join(pieces)
+        return text if len(text) <= _LONGEST_SHOWN else f"{text[:_LONGEST_SHOWN]} ..."
+
+
+def _kind(row: Chat | Plain) -> str:
+    return "texts" if isinstance(row, Plain) else "turns"

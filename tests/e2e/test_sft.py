@@ -1,0 +1,134 @@
+"""Fine-tuning on chats as a user types it: packed, resumed to the bit, its answers kept, and what is refused."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from transformers import AutoTokenizer
+
+from tests.running import TINY_GPT, optrun, records, sentence, summary, tensors
+
+SMALL = [
+    *(word for word in TINY_GPT if not word.startswith(("data.", "task."))),
+    "task=sft", "data=files", "data.max_length=64", "task.chat_template=chatml", "task.assistant_only_loss=true",
+    "task.sample_tokens=3", "task.samples=2", "scheduler=constant", "training.logging_steps=1",
+    "training.per_device_train_batch_size=2",
+]  # fmt: skip
+
+
+def write_chats(folder: Path, rows: int = 24, name: str = "chats.jsonl") -> Path:
+    path = folder / name
+    with path.open("w") as file:
+        for row in range(rows):
+            turns = [
+                {"role": role, "content": sentence(row + at)}
+                for at, role in enumerate(("user", "assistant") * (1 + row % 2))
+            ]
+            file.write(json.dumps({"messages": turns}) + "\n")
+    return path
+
+
+@pytest.fixture
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    write_chats(tmp_path)
+    return tmp_path
+
+
+def said_in(folder: str) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (Path(folder) / "samples.jsonl").read_text().splitlines()]
+
+
+@pytest.mark.usefixtures("no_pictures")
+def test_a_packed_run_goes_on_where_it_stopped(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = [*SMALL, "data.train=chats.jsonl", "task.packing=true", "training.eval_steps=2", "checkpoint.save_steps=1"]
+    workers = "training.dataloader_num_workers=2"
+    assert optrun(*words, "training.max_steps=4", "hydra.run.dir=straight") == 0
+    assert optrun(*words, "training.max_steps=3", "hydra.run.dir=cut") == 0
+    assert optrun("resume=cut", "training.max_steps=4", workers) == 0
+    assert tensors(Path("cut"), 4) == tensors(Path("straight"), 4)
+    assert [record["step"] for record in records(Path("cut"))] == [1, 2, 3, 4]
+    assert {"eval/loss", "eval/accuracy", "eval/perplexity"} <= set(records(Path("straight"))[-1])
+    assert [line["step"] for line in said_in("straight")] == [2, 2, 4, 4]
+    assert [line for line in said_in("cut") if line["step"] != 3] == said_in("straight")
+    assert all(line["prompt"].endswith("<|im_start|>assistant\n") and line["reference"] for line in said_in("straight"))
+    capsys.readouterr()
+
+    saved = AutoTokenizer.from_pretrained("straight/model")
+    assert (
+        saved.apply_chat_template([{"role": "user", "content": "a"}], tokenize=False)
+        == "<|im_start|>user\na<|im_end|>\n"
+    )
+    assert "apply_chat_template" in Path("straight/model/README.md").read_text()
+    assert optrun("export", "straight", "there") == 0
+    assert AutoTokenizer.from_pretrained("there").chat_template == saved.chat_template
+    assert optrun("evaluate", "straight") == 0
+    assert optrun("verify", "straight") == 0
+    assert optrun("report", "straight") == 0
+    last = said_in("straight")[-1]
+    assert last["reference"] in Path("straight/report.md").read_text()
+    assert "Answers at step 4" in Path("straight/report.html").read_text()
+
+
+def test_explain_marks_what_carries_loss(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert optrun("explain", *SMALL, "data.train=chats.jsonl", "training.max_steps=3") == 0
+    said = capsys.readouterr().out
+    assert "what carries loss" in said
+    assert "<|im_start|>assistant\n" in said.replace("\n  ", "\n")
+    assert "«" in said.partition("<|im_start|>assistant")[2]
+    assert optrun("explain", *SMALL, "data.train=chats.jsonl", "training.max_steps=3", "--json") == 0
+    assert "«" in json.loads(capsys.readouterr().out)["data"]["example"]
+
+
+USER, BOT = {"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Ho"}
+GOOD = [{"messages": [USER, BOT]}] * 6
+
+
+@pytest.mark.parametrize(
+    ("rows", "words", "facts"),
+    [
+        ([*GOOD, {"messages": [USER, {"role": "bot", "content": "Ho"}]}], [], ["data.train", "row 7", "'bot'"]),
+        ([*GOOD, {"messages": [USER]}], [], ["row 7", "no turn of the assistant"]),
+        ([*GOOD, {"messages": [USER, {"role": "tool", "content": "Ho"}, BOT]}], ["task.chat_template=zephyr"],
+         ["row 7", "zephyr", "tool"]),
+        ([*GOOD, {"messages": [{"role": "user", "content": sentence(3) * 9}, BOT]}], [],
+         ["data.max_length=64", "row 7", "task.overlong_rows=drop"]),
+        ([{"prompt": "a", "completion": "b"}] * 6 + [{"prompt": "a", "completion": ""}],
+         ["task.assistant_only_loss=false"], ["row 7", "empty completion"]),
+        (GOOD, ["task.chat_template=null"], ["task.chat_template=null", "alpaca|chatml"]),
+        (GOOD, ["task.chat_template=own.jinja"], ["row 1", "no {% generation %} marks", "task.chat_template"]),
+        (GOOD, ["task.layout=alpaca"], ["task.layout=alpaca", "instruction"]),
+        (GOOD, ["task.layout=chat"], ["task.layout", "chat"]),
+        (GOOD, ["task.samples=-1"], ["task.samples=-1"]),
+        (GOOD, ["task.max_length=64"], ["data.max_length"]),
+        ([{"text": "a"}] * 6, [], ["task=sft", "messages", "Columns: text"]),
+        (GOOD, ["task.packing=true", "model=from_config", "model.model_type=bloom", "model.vocab_size=320",
+                "model.config.hidden_size=16", "model.config.n_layer=1", "model.config.n_head=2"],
+         ["task.packing=true", "Bloom"]),
+    ],
+)  # fmt: skip
+def test_wrong(
+    rows: list[Any], words: list[str], facts: list[str], place: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    Path("rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    Path("own.jinja").write_text(
+        "{% for m in messages %}{{ m.content[:loop.index] }}{% if loop.last %}!{% endif %}{% endfor %}"
+    )
+    given = [word for word in SMALL if not (words and word.startswith("model.config") and "model=from_config" in words)]
+    assert optrun(*given, "data.train=rows.jsonl", "data.eval=rows.jsonl", "hydra.run.dir=run", *words) == 2
+    told = " ".join(capsys.readouterr().err.split())
+    for fact in facts:
+        assert fact in told
+    assert told.count("optrun:") <= 1
+    assert not (place / "run" / "metrics.jsonl").exists()
+
+
+def test_the_recipe_learns_from_the_standard_library(small_library: None, place: Path) -> None:
+    words = ["training.max_steps=2", "data.max_train_examples=40", "data.max_eval_examples=8", "task.sample_tokens=3"]
+    model = ["model.config.n_layer=1", "model.config.n_embd=32", "model.config.n_head=2"]
+    assert optrun("-cn", "sft_tiny", *words, *model, "hydra.run.dir=run") == 0
+    assert summary(Path("run"))["config_name"] == "sft_tiny"
+    assert said_in("run")

@@ -1,0 +1,128 @@
+"""Rows of chats in their layouts."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from datasets import Dataset
+
+from optrun.config.choice import choice
+from optrun.config.schema.data import SCHEMAS as DATA
+from optrun.config.schema.task import ChatLayout
+from optrun.data.chat import Chat, Plain, chat_columns, chats, strings
+from optrun.data.source import Source, Split
+from optrun.errors import ConfigError
+
+USER, BOT = {"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Ho"}
+
+
+def source_of(*rows: dict[str, Any], **options: Any) -> Source:
+    data: Any = choice("data", DATA, "files", {"train": "x", **options})
+    return Source(Split(Dataset.from_list(list(rows)), "data.train"), {}, data)
+
+
+def read(*rows: dict[str, Any], layout: ChatLayout | None = None, **options: Any) -> list[Any]:
+    source = source_of(*rows, **options)
+    return list(chats(source.train, chat_columns(source, source.train, layout)))
+
+
+def test_turns_and_what_arrow_filled_in() -> None:
+    call = {"type": "function", "function": {"name": "add", "arguments": '{"a": 1}'}}
+    tool = '[{"type": "function", "function": {"name": "add"}}]'
+    rows = read(
+        {"messages": [USER, BOT], "tools": None},
+        {
+            "messages": [USER, {"role": "assistant", "tool_calls": [call]}, {"role": "tool", "content": "2"}, BOT],
+            "tools": tool,
+        },
+    )
+    assert rows[0] == Chat([USER, BOT], None, None, 0)
+    assert rows[1].turns[1] == {"role": "assistant", "content": "", "tool_calls": [call]}
+    assert rows[1].tools == [{"type": "function", "function": {"name": "add"}}]
+    assert [row.row for row in rows] == [0, 1]
+    assert repr(rows[0]) == repr(Chat([USER, BOT], None, None, 7)), "where it stands is no part of it"
+
+
+def test_content_in_parts() -> None:
+    parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
+    assert read({"messages": [{"role": "user", "content": parts}, {"role": "assistant", "content": parts}]})[0].turns[
+        1
+    ] == {"role": "assistant", "content": "ab"}
+
+
+@pytest.mark.parametrize(
+    ("row", "options"),
+    [
+        ({"prompt": [USER], "completion": [BOT]}, {}),
+        ({"question": [USER], "answer": [BOT]}, {"text_column": "question", "target_column": "answer"}),
+        ({"instruction": "Hi", "output": "Ho"}, {}),
+        ({"messages": "other", "instruction": "Hi", "output": "Ho", "input": ""}, {"layout": ChatLayout.alpaca}),
+    ],
+)
+def test_prompt_and_completion(row: dict[str, Any], options: dict[str, Any]) -> None:
+    assert read(row, **options) == [Chat([USER, BOT], 1, None, 0)]
+
+
+def test_plain_texts() -> None:
+    assert read({"prompt": "Hi", "completion": " Ho"}) == [Plain("Hi", " Ho", 0)]
+    assert read({"q": None, "completion": "Ho"}, text_column="q", target_column="completion") == [Plain("", "Ho", 0)]
+
+
+def test_alpaca_with_input_and_system() -> None:
+    (row,) = read({"instruction": "Add", "input": "1, 2", "output": "3", "system": "Be brief"})
+    assert [turn["content"] for turn in row.turns] == ["Be brief", "Add\n\n1, 2", "3"]
+    assert (row.given, row.turns[1]["input"]) == (2, "1, 2")
+
+
+@pytest.mark.parametrize("name", ["conversations", "dialog"])
+def test_sharegpt(name: str) -> None:
+    said = [{"from": "system", "value": "S"}, {"from": "human", "value": "Hi"}, {"from": "gpt", "value": "Ho"}]
+    options = {} if name == "conversations" else {"text_column": name}
+    (row,) = read({name: said}, **options)
+    assert row.turns == [{"role": "system", "content": "S"}, USER, BOT]
+
+
+def test_what_is_to_be_answered() -> None:
+    def of(*turns: dict[str, str], given: int | None = None) -> Any:
+        return Chat(list(turns), given, None, 0).until_answer()
+
+    assert of(USER, BOT, USER, BOT) == ([USER, BOT, USER], "Ho")
+    assert of(USER, BOT, USER) == ([USER, BOT, USER], None)
+    assert of(USER, BOT, USER, BOT, given=1) == ([USER], "Ho")
+
+
+def test_a_vocabulary_is_learnt_from_all_that_is_said() -> None:
+    source = source_of({"messages": [USER, BOT], "other": "unsaid"})
+    assert set(strings(source, source.train)) == {"user", "Hi", "assistant", "Ho"}
+
+
+@pytest.mark.parametrize(
+    ("row", "options", "facts"),
+    [
+        ({"text": "a"}, {}, ["messages; prompt and completion; instruction and output; conv", "Columns: text"]),
+        ({"messages": [USER, BOT], "prompt": "a", "completion": "b"}, {}, ["several layouts", "task.layout"]),
+        ({"messages": [USER, BOT]}, {"layout": ChatLayout.alpaca}, ["task.layout=alpaca", "instruction and output"]),
+        ({"messages": [USER, BOT]}, {"target_column": "messages"}, ["data.text_column is needed", "prompt"]),
+        ({"messages": [USER]}, {}, ["row 1", "no turn of the assistant", "user"]),
+        ({"messages": []}, {}, ["row 1", "no turns"]),
+        ({"messages": ["a"]}, {}, ["row 1", "turn 1", "'a' (str)"]),
+        ({"messages": "a"}, {}, ["row 1", "list of turns"]),
+        ({"messages": [{"role": "asistant", "content": "a"}]}, {}, ["row 1", "'asistant'", "Did you mean assistant?"]),
+        ({"conversations": [{"from": "humn", "value": "a"}]}, {}, ["row 1", "'humn'", "Did you mean human?"]),
+        ({"messages": [USER, {"role": "assistant", "content": " "}]}, {}, ["row 1", "empty answer in turn 2"]),
+        ({"messages": [USER, {"role": "assistant", "content": 3}]}, {}, ["row 1", "3 (int)", "turn 2"]),
+        ({"prompt": "a", "completion": ""}, {}, ["row 1", "empty completion"]),
+        ({"prompt": "a", "completion": [BOT]}, {}, ["row 1", "a text and a list of turns"]),
+        ({"prompt": [USER], "completion": []}, {}, ["row 1", "empty completion"]),
+        ({"prompt": [USER], "completion": [USER]}, {}, ["row 1", "no turn of the assistant in its completion"]),
+        ({"instruction": "a", "output": ""}, {}, ["row 1", "empty output"]),
+        ({"messages": [USER, BOT], "tools": "[{"}, {}, ["row 1", "no JSON"]),
+        ({"messages": [USER, BOT], "tools": [1]}, {}, ["row 1", "tools", "JSON schemas"]),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_read(row: dict[str, Any], options: dict[str, Any], facts: list[str]) -> None:
+    with pytest.raises(ConfigError) as refused:
+        read(row, **options)
+    for fact in facts:
+        assert fact in str(refused.value)

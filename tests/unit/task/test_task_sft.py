@@ -1,0 +1,237 @@
+"""Fine-tuning on chats: which tokens carry loss, what is cut, and packed rows that are as each alone."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from optrun.errors import ConfigError
+from optrun.task.chat_template import NAMES
+from optrun.task.evaluation import IGNORED
+from tests.unit.task.test_document_masking import decoder, total_loss
+
+Make = Callable[..., Any]
+
+UNMARKED = (
+    "{% for m in messages %}[{{ m.role }}] {{ m.content }}{{ eos_token }}{% endfor %}"
+    "{% if add_generation_prompt %}[assistant] {% endif %}"
+)
+FORGETFUL = "{% for m in messages if m.role != 'system' %}{{ m.content }}{% endfor %}"
+CHANGING = (
+    "{% for m in messages %}[{{ m.role }}] {{ m.content if loop.last else m.content[:2] }}{% endfor %}"
+    "{% if add_generation_prompt %}[assistant] {% endif %}"
+)
+
+
+def said(*contents: str, system: str = "") -> list[dict[str, str]]:
+    turns = [{"role": ("user", "assistant")[number % 2], "content": text} for number, text in enumerate(contents)]
+    return [{"role": "system", "content": system}, *turns] if system else turns
+
+
+CHATS = [
+    said("Hi", "the cat"),
+    said("a mat?", "yes", "why?", "unbelievable things", system="Bob"),
+    said("Paris", "Berlin"),
+]
+
+
+def learnt(task: Any, tokenizer: Any, index: int = 0) -> list[str]:
+    """The texts of the runs of tokens that carry loss."""
+    task_shown = task.shown(tokenizer) if index == 0 else None
+    assert task_shown is not None
+    return re.findall(r"«(.*?)»", task_shown, flags=re.DOTALL)
+
+
+@pytest.fixture
+def bpe(tokenizer: Make) -> Any:
+    return tokenizer("chat")
+
+
+def test_chatml_by_its_marks(make_source: Make, make_task: Make, bpe: Any) -> None:
+    rows = {"messages": [CHATS[1]]}
+    options = {"chat_template": "chatml", "samples": 0}
+    task = make_task("sft", make_source(rows, max_length=200), bpe, assistant_only_loss=True, **options)
+    assert learnt(task, bpe) == ["yes<|im_end|>", "unbelievable things<|im_end|>"]
+    assert task.shown(bpe).startswith("<|im_start|>system\nBob<|im_end|>\n<|im_start|>user\na mat?<|im_end|>\n")
+    batch = task.collate([task.train[0]])
+    assert int((batch["labels"] != IGNORED).sum()) == task.count(batch)
+    everything = make_task("sft", make_source(rows, max_length=200), bpe, **options)
+    assert everything.count(everything.collate([everything.train[0]])) == len(everything.train[0]["input_ids"]) - 1
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_marks_of_our_templates_are_what_is_generated(make_source: Make, make_task: Make, bpe: Any, name: str) -> None:
+    """What is learnt begins where the opening of an answer ends."""
+    chat = said("Hi", "the cat", "so", "a dog")
+    task = make_task("sft", make_source({"messages": [chat]}, max_length=500), bpe,
+                     chat_template=name, assistant_only_loss=True, samples=0)  # fmt: skip
+    text, spans = task.template.answers(chat)
+    assert [text[begin:end].strip()[:5] for begin, end in spans] == ["the c", "a dog"]
+    for turns, (begin, _) in zip((chat[:1], chat[:3]), spans, strict=True):
+        assert task.template.text(turns, opening=True) == text[:begin]
+    assert not task.notes or "no tokens of this tokenizer" in task.notes[0]
+
+
+def test_tools_and_calls(make_source: Make, make_task: Make, bpe: Any) -> None:
+    call = {"type": "function", "function": {"name": "add", "arguments": '{"a": 1}'}}
+    chat = [*said("add"), {"role": "assistant", "content": "", "tool_calls": [call]}, {"role": "tool", "content": "2"},
+            {"role": "assistant", "content": "two"}]  # fmt: skip
+    rows = {"messages": [chat], "tools": ['[{"function": {"name": "add"}}]']}
+    task = make_task("sft", make_source(rows, max_length=900), bpe,
+                     chat_template="chatml", assistant_only_loss=True, samples=0)  # fmt: skip
+    call_text, answer = learnt(task, bpe)
+    assert call_text == '\n<tool_call>\n{"name": "add", "arguments": {"a": 1}}\n</tool_call><|im_end|>'
+    assert answer == "two<|im_end|>"
+    assert '<tools>\n{"function": {"name": "add"}}\n</tools>' in task.shown(bpe)
+
+
+def test_by_prefix(make_source: Make, make_task: Make, bpe: Any, tmp_path: Path) -> None:
+    file = tmp_path / "mine.jinja"
+    file.write_text(UNMARKED)
+    task = make_task("sft", make_source({"messages": [CHATS[1]]}, max_length=200), bpe,
+                     chat_template=str(file), assistant_only_loss=True, samples=0)  # fmt: skip
+    assert learnt(task, bpe) == ["yes<|im_end|>", "unbelievable things<|im_end|>"]
+    assert any("by prefix" in note for note in task.notes)
+    assert bpe.chat_template == UNMARKED, "it is saved with the model"
+
+
+@pytest.mark.parametrize(
+    ("column", "options", "expected"),
+    [
+        ({}, {}, ["the cat<|im_end|>\n"]),
+        ({}, {"assistant_only_loss": True}, ["the cat<|im_end|>"]),
+        ({}, {"completion_only_loss": False, "assistant_only_loss": True}, ["Ho<|im_end|>", "the cat<|im_end|>"]),
+    ],
+)
+def test_completions(make_source: Make, make_task: Make, bpe: Any, column: Any, options: Any, expected: Any) -> None:
+    rows = {"prompt": [said("Hi", "Ho", "so")], "completion": [[{"role": "assistant", "content": "the cat"}]]}
+    task = make_task("sft", make_source(rows, max_length=200), bpe, chat_template="chatml", samples=0, **options)
+    assert learnt(task, bpe) == expected
+
+
+def test_plain_completions_end(make_source: Make, make_task: Make, bpe: Any) -> None:
+    rows = {"prompt": ["the cat", "a"], "completion": [" sat on a mat", " dog<|im_end|>"]}
+    task = make_task("sft", make_source(rows, max_length=200), bpe, samples=2)
+    assert learnt(task, bpe) == [" sat on a mat<|im_end|>"]
+    assert bpe.decode(task.train[1]["input_ids"]) == "a dog<|im_end|>", "what ends is not ended again"
+    assert [asked[1:] for asked in task.asked] == [("the cat", " sat on a mat"), ("a", " dog<|im_end|>")]
+
+
+@pytest.mark.parametrize("kind", ["gpt2", "llama"])
+def test_packed_rows_are_what_they_are_alone(make_source: Make, make_task: Make, bpe: Any, kind: str) -> None:
+    rows = {"messages": CHATS * 3}
+    options = {"chat_template": "chatml", "assistant_only_loss": True, "samples": 0}
+    alone = make_task("sft", make_source(rows, max_length=150), bpe, **options)
+    packed = make_task("sft", make_source(rows, max_length=150), bpe, packing=True, **options)
+    assert 1 < len(packed.train) < len(alone.train) / 2
+    blocks = [packed.train[number] for number in range(len(packed.train))]
+    assert len({len(block["input_ids"]) for block in blocks}) > 1, "something is padded"
+    batch = packed.collate(blocks)
+    assert set(batch) == {"input_ids", "labels", "position_ids"}
+    assert packed.sizes(batch) == (int(alone.train.lengths.sum()), len(CHATS) * 3)
+    sums, grads = [], []
+    for batches in ([alone.collate([alone.train[index]]) for index in range(len(alone.train))], [batch]):
+        model = decoder(kind)
+        found = [total_loss(model, each) for each in batches]
+        total = torch.stack([loss for loss, _ in found]).sum()
+        total.backward()
+        sums.append((float(total.detach()), sum(count for _, count in found)))
+        grads.append([param.grad for param in model.parameters() if param.grad is not None])
+    assert sums[1] == (pytest.approx(sums[0][0], rel=1e-6), sums[0][1])
+    for a, b in zip(*grads, strict=True):
+        assert torch.allclose(a, b, rtol=1e-5, atol=1e-5 * float(a.abs().max()))
+
+
+def test_a_padded_batch_is_its_rows(make_source: Make, make_task: Make, bpe: Any) -> None:
+    task = make_task("sft", make_source({"messages": CHATS}, max_length=150), bpe, chat_template="chatml", samples=0)
+    batch = task.collate([task.train[index] for index in range(3)])
+    lengths = task.train.lengths.tolist()
+    assert batch["attention_mask"].sum(1).tolist() == lengths
+    for row, length in zip(batch["labels"], lengths, strict=True):
+        assert (row[length:] == IGNORED).all()
+
+
+def test_what_is_cut_is_told(make_source: Make, make_task: Make, bpe: Any) -> None:
+    task = make_task("sft", make_source({"messages": CHATS}, max_length=40), bpe, chat_template="chatml",
+                     assistant_only_loss=True, samples=0)  # fmt: skip
+    assert (task.train.lost > 0).tolist() == [False, True, False]
+    packed = make_task("sft", make_source({"messages": CHATS}, max_length=40), bpe, chat_template="chatml",
+                       assistant_only_loss=True, samples=0, packing=True)  # fmt: skip
+    assert (packed.train.documents.lost > 0).tolist() == [False, True, False]
+
+
+def test_rows_without_a_target_are_left_out_where_that_is_asked_for(
+    make_source: Make, make_task: Make, bpe: Any
+) -> None:
+    long = said("the cat sat on a mat " * 5, "yes")
+    rows = {"messages": [CHATS[0], long, CHATS[2]]}
+    options = {"chat_template": "chatml", "assistant_only_loss": True, "samples": 0}
+    with pytest.raises(ConfigError) as refused:
+        make_task("sft", make_source(rows, max_length=40), bpe, **options)
+    for fact in ("data.max_length=40", "row 2", "1 of 3 rows", "task.overlong_rows=drop"):
+        assert fact in str(refused.value)
+    task = make_task("sft", make_source(rows, max_length=40), bpe, overlong_rows="drop", **options)
+    assert len(task.train) == 2
+    assert any("1 of 3 rows" in note and "data.max_length=40" in note for note in task.notes)
+    with pytest.raises(ConfigError, match=r"every row of data\.train"):
+        make_task("sft", make_source({"messages": [long]}, max_length=40), bpe, overlong_rows="drop", **options)
+
+
+@pytest.mark.parametrize(
+    ("rows", "options", "facts"),
+    [
+        ({"messages": [CHATS[0]]}, {}, ["task.chat_template=null", "conversations", "chatml", "zephyr", "FILE.jinja"]),
+        ({"messages": [CHATS[0]]}, {"chat_template": "chatlm"}, ["task.chat_template=chatlm", "Did you mean chatml?"]),
+        ({"messages": [CHATS[0]]}, {"chat_template": "chatml", "completion_only_loss": True},
+         ["task.completion_only_loss=true", "task.assistant_only_loss=true"]),
+        ({"prompt": ["a"], "completion": ["b"]}, {"assistant_only_loss": True},
+         ["task.assistant_only_loss=true", "plain texts"]),
+        ({"messages": [[*said("a"), {"role": "tool", "content": "2"}, *said("a", "b")]]}, {"chat_template": "zephyr"},
+         ["task.chat_template=zephyr", "row 1", "not tool", "chatml"]),
+        ({"messages": [CHATS[0]], "tools": ['[{"a": 1}]']}, {"chat_template": "alpaca"}, ["no place for tools"]),
+        ({"messages": [CHATS[1]]}, {"chat_template": CHANGING, "assistant_only_loss": True},
+         ["row 1", "generation", "chatml"]),
+        ({"messages": [CHATS[0]]}, {"chat_template": "{% if %}"}, ["no jinja template", "line 1"]),
+        ({"messages": [CHATS[1]]}, {"chat_template": FORGETFUL},
+         ["does not know the role 'system'", "row 1"]),
+    ],
+)  # fmt: skip
+def test_what_is_refused(
+    make_source: Make, make_task: Make, bpe: Any, tmp_path: Path, rows: Any, options: Any, facts: list[str]
+) -> None:
+    if "{" in options.get("chat_template", ""):
+        (tmp_path / "own.jinja").write_text(options["chat_template"])
+        options = options | {"chat_template": str(tmp_path / "own.jinja")}
+    with pytest.raises(ConfigError) as refused:
+        make_task("sft", make_source(rows, max_length=200), bpe, **options)
+    for fact in facts:
+        assert fact in str(refused.value)
+
+
+def test_answers_are_repeatable_and_leave_no_trace(make_source: Make, make_task: Make, bpe: Any) -> None:
+    task = make_task("sft", make_source({"messages": CHATS}, max_length=150), bpe, chat_template="chatml",
+                     samples=2, sample_tokens=5)  # fmt: skip
+    model = decoder("gpt2").float().train()
+    before = torch.get_rng_state()
+    first, second = list(task.answers(model, bpe)), list(task.answers(model, bpe))
+    assert first == second
+    assert model.training
+    assert torch.equal(torch.get_rng_state(), before)
+    assert [answer.reference for answer in first] == ["the cat", "unbelievable things"]
+    assert first[1].prompt.endswith("<|im_start|>user\nwhy?<|im_end|>\n<|im_start|>assistant\n")
+
+
+def test_limits_pick_rows_before_they_are_packed(make_source: Make, make_task: Make, bpe: Any) -> None:
+    options = {"chat_template": "chatml", "samples": 0}
+    few = make_source({"messages": CHATS * 4}, max_length=150, max_train_examples=5)
+    packed = make_task("sft", few, bpe, packing=True, **options)
+    alone = make_task("sft", make_source({"messages": CHATS * 4}, max_length=150, max_train_examples=5), bpe, **options)
+    assert len(alone.train) == 5
+    assert int(packed.train.lengths.sum()) == int(alone.train.lengths.sum())
+    assert np.array_equal(packed.train.hashes, alone.train.hashes)
