@@ -114,10 +114,10 @@ def test_wrong(
     rows: list[Any], words: list[str], facts: list[str], place: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     Path("rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    Path("own.jinja").write_text(
-        "{% for m in messages %}{{ m.content[:loop.index] }}{% if loop.last %}!{% endif %}{% endfor %}"
-    )
-    given = [word for word in SMALL if not (words and word.startswith("model.config") and "model=from_config" in words)]
+    Path("own.jinja").write_text("{% for m in messages %}{{ m.content }}{% if loop.last %}!{% endif %}{% endfor %}")
+    named = {word.partition("=")[0] for word in words}
+    named |= {word.partition("=")[0] for word in SMALL if "model=from_config" in words and word.startswith("model.")}
+    given = [word for word in SMALL if word.partition("=")[0] not in named]
     assert optrun(*given, "data.train=rows.jsonl", "data.eval=rows.jsonl", "hydra.run.dir=run", *words) == 2
     told = " ".join(capsys.readouterr().err.split())
     for fact in facts:

@@ -111,7 +111,7 @@ def test_a_vocabulary_is_learnt_from_all_that_is_said() -> None:
         ({"messages": [{"role": "asistant", "content": "a"}]}, {}, ["row 1", "'asistant'", "Did you mean assistant?"]),
         ({"conversations": [{"from": "humn", "value": "a"}]}, {}, ["row 1", "'humn'", "Did you mean human?"]),
         ({"messages": [USER, {"role": "assistant", "content": " "}]}, {}, ["row 1", "empty answer in turn 2"]),
-        ({"messages": [USER, {"role": "assistant", "content": 3}]}, {}, ["row 1", "3 (int)", "turn 2"]),
+        ({"messages": [{"role": "assistant", "content": 3}]}, {}, ["row 1", "3 (int)", "turn 1"]),
         ({"prompt": "a", "completion": ""}, {}, ["row 1", "empty completion"]),
         ({"prompt": "a", "completion": [BOT]}, {}, ["row 1", "a text and a list of turns"]),
         ({"prompt": [USER], "completion": []}, {}, ["row 1", "empty completion"]),

@@ -19,12 +19,12 @@ from tests.unit.task.test_document_masking import decoder, total_loss
 Make = Callable[..., Any]
 
 UNMARKED = (
-    "{% for m in messages %}[{{ m.role }}] {{ m.content }}{{ eos_token }}{% endfor %}"
-    "{% if add_generation_prompt %}[assistant] {% endif %}"
+    "{% for m in messages %}[{{ m.role }}]\n{{ m.content }}{{ eos_token }}{% endfor %}"
+    "{% if add_generation_prompt %}[assistant]\n{% endif %}"
 )
 FORGETFUL = "{% for m in messages if m.role != 'system' %}{{ m.content }}{% endfor %}"
 CHANGING = (
-    "{% for m in messages %}[{{ m.role }}] {{ m.content if loop.last else m.content[:2] }}{% endfor %}"
+    "{% for m in messages %}[{{ m.role }}] {{ m.content }}{% if loop.last %}.{% endif %}{% endfor %}"
     "{% if add_generation_prompt %}[assistant] {% endif %}"
 )
 

@@ -46,6 +46,7 @@ CASES = {
     "sequence_classification": ["data=files", "data.train={}/labelled.jsonl", *BERT],
     "token_classification": ["data=files", "data.train={}/words.jsonl", *BERT],
     "seq2seq_lm": ["data=files", "data.train={}/pairs.jsonl", "model=from_config", "model.model_type=t5", *T5],
+    "sft": ["data=files", "data.train={}/pairs.jsonl", "data.text_column=text", "data.target_column=target"],
     "image_classification": ["data=hub", "data.path={}/images", "model=vit_tiny", "model.config.image_size=8"],
 }
 
