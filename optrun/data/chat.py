@@ -164,9 +164,9 @@ def strings(source: Source, split: Split) -> Iterator[str]:
         ConfigError: There is no such column.
     """
     there = set(split.rows.column_names)
-    named_here = {named(source.columns, key, split) for key in ("text_column", "target_column")}
+    given = [named(source.columns, key, split) for key in ("text_column", "target_column")]
     usual = {name for layout, names in _COLUMNS.items() for name in (*names, *_MORE.get(layout, ()), _TOOLS)}
-    names = sorted((named_here - {None}) | (usual & there))
+    names = sorted({name for name in given if name is not None} | (usual & there))
     if not names:
         chat_columns(source, split, None)
     for batch in split.rows.select_columns(names).iter(batch_size=1000):
@@ -272,9 +272,10 @@ def _text(content: Any, number: int) -> str:
     """The text of a turn; of one in parts, their texts joined."""
     if isinstance(content, list):
         parts = [part.get("text") if isinstance(part, Mapping) else part for part in content]
-        if not all(isinstance(part, str) for part in parts):
+        texts = [part for part in parts if isinstance(part, str)]
+        if len(texts) < len(parts):
             raise _Unreadable(f"has something else than text in turn {number}: {_short(content)}.")
-        return "".join(parts)
+        return "".join(texts)
     if not isinstance(content, str):
         raise _Unreadable(f"has {_short(content)} as the content of turn {number}, where a text is expected.")
     return content
