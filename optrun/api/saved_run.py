@@ -84,15 +84,16 @@ class Run:
         """
         with isolated():
             run = RunDir(self.path)
-            if checkpoint is None and run.model.is_dir():
+            if checkpoint is None and (run.model / "config.json").is_file():
                 refuse_damaged(run, f"{MODEL}/*")
                 return _from_pretrained(run.model)
+            from optrun.artifacts.checkpoint import read_state
             from optrun.runner.export import export
             from optrun.runner.resume.target import checkpoint_of
 
             owner, folder = checkpoint_of(str(self.path if checkpoint is None else checkpoint))
             with tempfile.TemporaryDirectory(prefix="optrun-") as temporary:
-                export(owner, folder, Path(temporary))
+                export(owner, folder, Path(temporary), merged=read_state(folder).get("adapter") is not None)
                 return _from_pretrained(Path(temporary))
 
     def resume(self, overrides: Sequence[str] = (), *, quiet: bool = False) -> Result:

@@ -59,6 +59,9 @@ class CheckpointMetadata:
     """Of transformers."""
     model_config: dict[str, Any] = ABSENT
     """Of transformers, after JSON."""
+    adapter: dict[str, Any] | None = None
+    """`base`, a digest of the frozen weights, which are not saved; `target_modules` and `modules_to_save`, the
+    modules it was put into. None: all weights are saved."""
     total_steps: int | None = None
     parameters: list[str] | None = None
     trainable: list[str] | None = None

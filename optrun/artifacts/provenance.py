@@ -123,7 +123,9 @@ def identity(values: Mapping[str, Any]) -> dict[str, Any]:
             if distributed.get("name", "none") != "none":  # each rank adds to the batch
                 training["ranks"] = [values["training"].get("nproc_per_node"), distributed.get("nnodes")]
         kept["training"] = training
-    aside = {"optimizer": {"default_lr"}, "model": {"default_lr_factor"}}
+    if kept.get("adapter") == {"name": "none"}:
+        del kept["adapter"]  # digests of before there were adapters hold
+    aside = {"optimizer": {"default_lr"}, "model": {"default_lr_factor"}, "adapter": {"default_lr_factor"}}
     if isinstance(kept.get("optimizer"), Mapping) and kept["optimizer"].get("kind") == "pytorch_optimizer":
         aside["optimizer"].add("kind")  # its keys tell the library's kind, too: digests of before kinds were saved hold
     for group, names in aside.items():

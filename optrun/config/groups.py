@@ -11,6 +11,7 @@ from optrun.bounded_yaml import yaml_mapping
 from optrun.config.dialects import own_default
 from optrun.config.paths import config_dir
 from optrun.config.schema import (
+    adapter,
     checkpoint,
     clip,
     data,
@@ -30,6 +31,7 @@ GROUPS: dict[str, dict[str, type[Any]]] = {
     "task": task.SCHEMAS,
     "data": data.SCHEMAS,
     "model": model.SCHEMAS,
+    "adapter": adapter.SCHEMAS,
     "param_groups": param_groups.SCHEMAS,
     "optimizer": optimizer.SCHEMAS,
     "scheduler": scheduler.SCHEMAS,

@@ -21,8 +21,8 @@ from optrun.config.request import DEFAULT_CONFIG
 from optrun.config.schema.run import RunConfig
 from optrun.errors import ConfigError
 
-_LATER_GROUPS = {"distributed": {"name": "none"}}
-"""What an older run, which has no such group, was."""
+_LATER_GROUPS = {"distributed": {"name": "none"}, "adapter": {"name": "none"}}
+"""What an older run, which has no such groups, was."""
 
 
 def read_config(path: Path) -> dict[str, Any]:

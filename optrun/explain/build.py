@@ -48,14 +48,15 @@ def explain(config: RunConfig, model: nn.Module | None = None, trunk: TrunkState
     """
     notes: list[str] = []
     if model is None:
-        model, model_notes = build_model(config.model, model_spec(config, notes), meta=True)
+        model, model_notes = build_model(config.model, model_spec(config, notes), adapter=config.adapter, meta=True)
         notes += model_notes
     notes += [note for note in [config.default_lr_note(), config.schedule_note()] if note is not None]
     sampled = look_at(config, notes)
     notes += discarded()
     known, steps_from = _steps(config, sampled)
     decay = getattr(config.optimizer, "weight_decay", None)
-    groups = build_param_groups(model, config.param_groups, lr=config.lr, weight_decay=decay)
+    ratio = getattr(config.adapter, "loraplus_lr_ratio", None)
+    groups = build_param_groups(model, config.param_groups, lr=config.lr, weight_decay=decay, loraplus_lr_ratio=ratio)
     schedules = [config_of_group(group, config.scheduler) for group in groups]
     steps = assumed_steps(schedules) if known is None else known
     if trunk is not None:

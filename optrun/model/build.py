@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 
+from optrun.config.schema.adapter import AdapterConfig, LoraConfig
 from optrun.config.schema.model import ModelConfig, PretrainedConfig
 from optrun.errors import ConfigError
+from optrun.model.adapter import inject
 from optrun.model.configuration import ModelSpec, configuration, refuse_long, special_ids
+from optrun.model.folder import refuse_broken_weights, refuse_no_model
 from optrun.model.tokenizer import in_one_line
 
 if TYPE_CHECKING:
+    from transformers import PretrainedConfig as TransformersConfig
     from transformers import PreTrainedModel
 
 __all__ = ["ModelSpec", "build_model", "special_ids"]
@@ -21,12 +26,15 @@ _LEAST_USED, _USUALLY_USED = 0.5, 0.9
 """Shares of an embedding that a tokenizer reaches: T5 and Qwen leave 1 % as room, ByT5, with 256 bytes, 33 %."""
 
 
-def build_model(config: ModelConfig, spec: ModelSpec, *, meta: bool = False) -> tuple[PreTrainedModel, list[str]]:
+def build_model(
+    config: ModelConfig, spec: ModelSpec, *, adapter: AdapterConfig | None = None, meta: bool = False
+) -> tuple[PreTrainedModel, list[str]]:
     """Build the model in float32 on the CPU.
 
     Args:
         config: The model choice.
         spec: What it must be.
+        adapter: What is put into it; None: nothing.
         meta: True: shapes alone, on the meta device, whatever its size; no weights are read.
 
     Returns:
@@ -34,7 +42,8 @@ def build_model(config: ModelConfig, spec: ModelSpec, *, meta: bool = False) -> 
 
     Raises:
         ConfigError: An unknown architecture, path or configuration value; weights that are no safetensors; a model with
-            too few positions, with no head for the task, or with one that sees the tokens it should predict.
+            too few positions, with no head for the task, or with one that sees the tokens it should predict; an adapter
+            that does not fit it.
     """
     import transformers
 
@@ -43,6 +52,7 @@ def build_model(config: ModelConfig, spec: ModelSpec, *, meta: bool = False) -> 
     auto = getattr(transformers, spec.auto_class)
     values, from_scratch = configuration(config, spec)
     notes: list[str] = []
+    new: list[str] = []
     options: dict[str, Any] = {}
     if config.attn_implementation is not None:
         options["attn_implementation"] = config.attn_implementation
@@ -65,7 +75,7 @@ def build_model(config: ModelConfig, spec: ModelSpec, *, meta: bool = False) -> 
                 **options,
             )
             _refuse_strangers(config, model, report)
-            notes = _loading_notes(report)
+            notes, new = _loading_notes(report), _new_names(report)
     except ConfigError:
         raise
     except Exception as error:  # each architecture refuses in its own way
@@ -75,7 +85,54 @@ def build_model(config: ModelConfig, spec: ModelSpec, *, meta: bool = False) -> 
     _refuse_padded_positions(config, model, spec)
     if spec.auto_class == "AutoModelForCausalLM" and not meta:
         _refuse_seer(config, model)
+    if isinstance(adapter, LoraConfig):
+        base = _origin(config)
+        notes += inject(adapter, model, spec.auto_class, _parameters(model, new), base=base, meta=meta)
+        if base is None and not meta:
+            notes.append(
+                f"warning: model={config.name} starts from scratch: what adapter={adapter.name} freezes is random"
+            )
     return model, notes
+
+
+def weights_of(config: ModelConfig, kind: type[Any], values: TransformersConfig) -> tuple[PreTrainedModel, str | None]:
+    """Build a model whose class and configuration are known, with the weights that it started with.
+
+    Args:
+        config: The model choice.
+        kind: Class of transformers.
+        values: Its configuration.
+
+    Returns:
+        The model, and where its weights lie; None: they were made from the seed of torch's generator.
+
+    Raises:
+        ConfigError: There are no such weights.
+    """
+    if not isinstance(config, PretrainedConfig):
+        return kind(values), None
+    refuse_no_model(config.path)
+    refuse_broken_weights(config.path)
+    path = str(Path(config.path).expanduser())
+    options: dict[str, Any] = {"use_safetensors": True, "dtype": torch.float32, "ignore_mismatched_sizes": True}
+    try:
+        model = kind.from_pretrained(path, config=values, revision=config.revision, **options)
+    except Exception as error:  # OSError, ValueError, and the hub client's own
+        raise ConfigError(f"model.path={config.path}: the base cannot be loaded: {in_one_line(error)}") from error
+    return model, _origin(config)
+
+
+def _origin(config: ModelConfig) -> str | None:
+    """Where others find the weights that a model starts with; None from scratch."""
+    if not isinstance(config, PretrainedConfig):
+        return None
+    folder = Path(config.path).expanduser()
+    return str(folder.resolve()) if folder.is_dir() else config.path
+
+
+def _parameters(model: PreTrainedModel, names: Iterable[str]) -> list[str]:
+    wanted = set(names)
+    return [name for name, _ in model.named_parameters() if name in wanted]
 
 
 def _vocabulary_notes(config: ModelConfig, model: PreTrainedModel, spec: ModelSpec) -> list[str]:
@@ -138,8 +195,7 @@ def _refuse_seer(config: ModelConfig, model: PreTrainedModel) -> None:
 
 def _refuse_strangers(config: PretrainedConfig, model: PreTrainedModel, report: dict[str, Any]) -> None:
     """A head may be new; a model that is new for the most part was not loaded at all."""
-    mismatched = [str(entry[0] if isinstance(entry, tuple) else entry) for entry in report.get("mismatched_keys", ())]
-    fresh = {*map(str, report.get("missing_keys", ())), *mismatched}
+    mismatched, fresh = _mismatched(report), set(_new_names(report))
     names = [name for name, _ in model.named_parameters()]
     new = [name for name in names if name in fresh]
     if 2 * len(new) > len(names):
@@ -152,14 +208,22 @@ def _refuse_strangers(config: PretrainedConfig, model: PreTrainedModel, report: 
         )
 
 
+def _mismatched(report: dict[str, Any]) -> list[str]:
+    """Names in the weights whose shape is another."""
+    return [str(entry[0] if isinstance(entry, tuple) else entry) for entry in report.get("mismatched_keys", ())]
+
+
+def _new_names(report: dict[str, Any]) -> list[str]:
+    """Names of what starts from scratch, because the weights do not have it."""
+    return [*map(str, report.get("missing_keys", ())), *_mismatched(report)]
+
+
 def _loading_notes(report: dict[str, Any]) -> list[str]:
     notes = []
     fresh = sorted({*map(str, report.get("missing_keys", ()))})
     if fresh:
         notes.append(f"new, not in the weights: {_some(fresh)}")
-    mismatched = sorted(
-        str(entry[0] if isinstance(entry, tuple) else entry) for entry in report.get("mismatched_keys", ())
-    )
+    mismatched = sorted(_mismatched(report))
     if mismatched:
         notes.append(f"new, since the weights have another shape: {_some(mismatched)}")
     unused = sorted({*map(str, report.get("unexpected_keys", ()))})

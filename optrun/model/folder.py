@@ -51,11 +51,14 @@ def _no_model(folder: Path, path: str) -> str | None:
         return None
     if (folder / "manifest.json").is_file() and (folder / "state.json").is_file():
         return f"this is a checkpoint of optrun. Make a model of it: optrun export {path} DIR, and take model.path=DIR."
+    if (folder / "model" / "adapter_config.json").is_file():
+        return f"this is a run with an adapter. Make a model of it: optrun export {path} DIR merge=true, and take DIR."
     if (folder / "model" / "config.json").is_file():
         return f"this folder has no config.json; its folder model has: model.path={folder / 'model'}."
     if (folder / "adapter_config.json").is_file():
         return (
-            "this is an adapter (peft), no model. Merge it into its base model and save that: "
+            "this is an adapter (peft), no model. Merge it into its base model and save that: of a run of optrun's, "
+            "optrun export RUN_DIR DIR merge=true; of another, "
             "PeftModel.from_pretrained(...).merge_and_unload().save_pretrained(DIR)."
         )
     return "this folder has no config.json, so it holds no transformers model."

@@ -8,10 +8,13 @@ from typing import Any
 import torch
 
 from optrun.errors import CheckpointError
+from optrun.model.adapter import injected
 
 
 def model_tensors(model: Any) -> dict[str, torch.Tensor]:
     """Weights and persistent buffers by name; a tied tensor once, under its parameter's name.
+
+    Of a model with an adapter, those of the adapter: its base is frozen, and lies where it came from.
 
     Args:
         model: A module.
@@ -27,7 +30,8 @@ def model_tensors(model: Any) -> dict[str, torch.Tensor]:
             continue
         seen.add(_place(tensor))
         found[name] = tensor.detach()
-    return found
+    adapter = injected(model)
+    return found if adapter is None else {name: found[name] for name in found if name in adapter.names}
 
 
 def _place(tensor: torch.Tensor) -> tuple[int, tuple[int, ...], tuple[int, ...]]:

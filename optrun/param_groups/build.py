@@ -15,7 +15,7 @@ from optrun.errors import ConfigError
 from optrun.param_groups.layer_map import Place, heads_of, places_of_tree, scale_of, with_final_norm
 from optrun.param_groups.layerwise import NamedParam, SetParamLrFun
 from optrun.param_groups.name_dict import places_of_names, structured_names
-from optrun.param_groups.roles import BIAS, EMBEDDING, HEAD, NORM, VECTOR, roles_of, roles_of_names
+from optrun.param_groups.roles import BIAS, EMBEDDING, HEAD, NORM, VECTOR, is_lora_b, roles_of, roles_of_names
 from optrun.param_groups.rules import claims, overrides
 
 ModelOrParameters: TypeAlias = nn.Module | Iterable[tuple[str, Tensor]]
@@ -32,6 +32,7 @@ def build_param_groups(
     lr: float | None = None,
     weight_decay: float | None = None,
     set_param_lr_fun: SetParamLrFun | None = None,
+    loraplus_lr_ratio: float | None = None,
     **options: Any,
 ) -> list[dict[str, Any]]:
     """Group the trainable parameters of a model by what an optimizer should do with them.
@@ -46,6 +47,8 @@ def build_param_groups(
             `(decay_rate, name_dict, n_layers, param) -> scale`, such as `layerwise_lr_decay`. `name_dict` gives it
             `encoder.layers.<number>...`, `embeddings` or `head` for each parameter of any model, or what the user's
             own `name_dict` says.
+        loraplus_lr_ratio: LoRA+: factor B of each low-rank pair takes the lr of its place times this, unless a rule
+            says its lr. None: 1. Source: Hayou et al. 2024, arXiv:2402.12354.
         **options: Beside a name: keys of that choice, such as `decay_rate=0.8`.
 
     Returns:
@@ -81,7 +84,8 @@ def build_param_groups(
         rule_index = taken.get(name)
         rule = {} if rule_index is None else config.rules[rule_index]
         role, place = roles[name], places.get(name)
-        scale = float(rule.get("lr_scale", scales.get(name, 1.0)))
+        ratio = loraplus_lr_ratio if loraplus_lr_ratio is not None and is_lora_b(name) else 1.0
+        scale = float(rule.get("lr_scale", scales.get(name, 1.0) * ratio))
         if rule.get("freeze") or ("lr" not in rule and scale < (getattr(config, "no_opt_scale", None) or 0.0)):
             param.requires_grad_(False)
         if not param.requires_grad:
@@ -94,7 +98,8 @@ def build_param_groups(
                 "layer_id": None if place is None else place.layer_id,
                 "layer": "all" if place is None else place.label,
                 "role": role,
-                "rule": _reason(config, place, rule_index, rule),
+                "rule": _reason(config, place, rule_index, rule)
+                + ("" if rule or ratio == 1 else f", LoRA+ x{ratio:g}"),
             }
         groups[key]["params"].append((name, param))
     if not groups:

@@ -72,6 +72,17 @@ def is_lora(name: str) -> bool:
     return _LORA_NAME.search(name) is not None
 
 
+def is_lora_b(name: str) -> bool:
+    """Whether a parameter is the second factor of a pair, the one that starts at zero.
+
+    Example:
+        >>> is_lora_b("layers.0.q_proj.lora_B.default.weight"), is_lora_b("layers.0.q_proj.lora_A.default.weight")
+        (True, False)
+    """
+    found = _LORA_NAME.search(name)
+    return found is not None and found[0].strip(".").lower().endswith("b")
+
+
 def role_of(leaf: str, param: Tensor, module: nn.Module | None) -> str:
     """Role of one parameter.
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import yaml  # type: ignore[import-untyped,unused-ignore]
@@ -18,7 +18,7 @@ from optrun.report.templating import fill_markdown
 _METRIC_TYPES = {"accuracy", "f1", "perplexity", "mcc", "matthews_correlation", "pearson", "pearsonr", "spearman",
                  "spearmanr", "precision", "recall", "loss", "mse", "mae", "rmse"}  # fmt: skip
 _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
-_HYPER_PARAMETERS = ("optimizer", "scheduler", "param_groups", "clip")
+_HYPER_PARAMETERS = ("optimizer", "scheduler", "param_groups", "clip", "adapter")
 _TRAINING = (
     "max_steps", "num_train_epochs", "per_device_train_batch_size", "gradient_accumulation_steps", "precision",
 )  # fmt: skip
@@ -37,6 +37,12 @@ class TaskCard:
     processor: str = "AutoTokenizer"
     usage: Sequence[str] = ()
     """Lines of code that use `model` and `tokenizer` (or `processor`)."""
+    classifies: bool = False
+    """Whether the data decides how many labels the model has."""
+    base: str = ""
+    """Of an adapter: a hub name or a folder where the weights lie that it stands beside; empty: it is no adapter."""
+    arguments: Mapping[str, Any] = field(default_factory=dict)
+    """What the base is loaded with."""
 
 
 def model_card(
@@ -60,7 +66,7 @@ def model_card(
     weights, stopped = _completeness(summary)
     return fill_markdown(
         "card.md",
-        metadata=Markup(_metadata(summary, config, heading, task, facts.pipeline_tag)),
+        metadata=Markup(_metadata(summary, config, heading, task, facts)),
         heading=heading,
         kind=_text(summary, "model", "class"),
         parameters=count(parameters) if isinstance(parameters, int) else "",
@@ -79,10 +85,11 @@ def model_card(
     )
 
 
-def _metadata(summary: Mapping[str, Any], config: Mapping[str, Any], heading: str, task: str, tag: str) -> str:
+def _metadata(summary: Mapping[str, Any], config: Mapping[str, Any], heading: str, task: str, facts: TaskCard) -> str:
     """Make the YAML that the hub reads."""
     optimizer = str(_get(config, "optimizer", "name") or "")
-    metadata: dict[str, Any] = {"library_name": "transformers"}
+    tag = facts.pipeline_tag
+    metadata: dict[str, Any] = {"library_name": "peft" if facts.base else "transformers"}
     if tag:
         metadata["pipeline_tag"] = tag
     metadata["tags"] = [word for word in ("optrun", optimizer, task.replace("_", "-")) if word]
@@ -162,6 +169,14 @@ def _usage(task: TaskCard) -> str:
         f"model = {task.auto_class}.from_pretrained(folder)",
         *task.usage,
     ]
+    if task.base:
+        given = "".join(f", {key}={item!r}" for key, item in task.arguments.items())
+        name = task.base if _HUB_NAME.fullmatch(task.base) else task.base.rpartition("/")[2]
+        lines[0:0] = ["from peft import PeftModel"]
+        lines[5:6] = [
+            f"base = {task.auto_class}.from_pretrained({name!r}{given})  # the weights that this adapter stands beside",
+            "model = PeftModel.from_pretrained(base, folder)",
+        ]
     return "\n".join(lines)
 
 

@@ -31,6 +31,7 @@ from optrun.optimizer.kernels.report import kernel_of, refuse_different
 from optrun.optimizer.sparse import refuse_sparse_gradients
 from optrun.param_groups import block_paths, build_param_groups
 from optrun.registry.origins import records, require
+from optrun.runner.adapter_base import adapter_facts, refuse_other_adapter
 from optrun.runner.branch import Branch, begin_branch, restore_branch
 from optrun.runner.prepare import Prepared
 from optrun.runner.resume.config_diff import changes_since, table
@@ -122,7 +123,10 @@ def assemble(
         plugins=records(values),
         model_class=type(model).__name__,
         model_config=json.loads(model.config.to_json_string(use_diff=False)),
+        adapter=adapter_facts(model),
     )
+    if snapshot is not None:
+        refuse_other_adapter(snapshot.metadata, constants.adapter, config)
     state = TrainState()
     notes: list[str] = []
     changes: dict[str, tuple[Any, Any]] = {}
@@ -272,7 +276,10 @@ def _train_step(
             model.gradient_checkpointing_enable(gradient_checkpointing_kwargs=options)
     model.train()
     weight_decay = getattr(config.optimizer, "weight_decay", None)
-    groups = build_param_groups(model, config.param_groups, lr=config.lr, weight_decay=weight_decay)
+    ratio = getattr(config.adapter, "loraplus_lr_ratio", None)
+    groups = build_param_groups(
+        model, config.param_groups, lr=config.lr, weight_decay=weight_decay, loraplus_lr_ratio=ratio
+    )
     refuse_sparse_gradients(model, config.distributed.name, device.type)
     forward, gradient_sync = distribute(model, config.distributed, world, device, block_paths(model))
     params = dict(model.named_parameters())  # the same, or the shards that took their place

@@ -13,6 +13,7 @@ from optrun.config.schema.run import RunConfig
 from optrun.errors import ConfigError
 from optrun.model.forward import lean_forward
 from optrun.model.weights import load_model_tensors
+from optrun.runner.adapter_base import adapter_facts, refuse_other_adapter
 from optrun.runner.assemble import build_loaders
 from optrun.runner.prepare import TrainedArtifacts, prepare
 from optrun.runner.resume.data_position import class_names, not_held_back, refuse_other_tokenizer
@@ -66,6 +67,7 @@ def evaluate_checkpoint(config: RunConfig, run: RunDir, checkpoint: Path) -> Eva
             + (f"evaluate on. Name rows it has not seen: {named}." if named else f"evaluate on: {config.data.name}.")
         )
     warning = not_held_back(snapshot.metadata, task.eval) if prepared.cut_from_train else None
+    refuse_other_adapter(snapshot.metadata, adapter_facts(prepared.model), config)
     load_model_tensors(prepared.model, snapshot.model)
     model = prepared.model.to(device)
     _, loaders = build_loaders(config, task, device)

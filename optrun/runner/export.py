@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import copy
 import os
 import re
 import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +21,10 @@ from optrun.artifacts.run_manifest import RunManifest, recorded
 from optrun.config.kind import saved_kind
 from optrun.config.schema.task import SCHEMAS as TASKS
 from optrun.errors import CheckpointError, ConfigError
+from optrun.model.adapter import ADAPTER, injected, merge
 from optrun.model.weights import load_model_tensors
 from optrun.report.card import TaskCard, model_card
+from optrun.runner.adapter_base import rebuilt
 from optrun.runner.resume.data_position import vocabulary_digest
 from optrun.runner.resume.state_file import refuse_garbage
 
@@ -33,7 +37,9 @@ def write_model(
     config: Mapping[str, Any],
     sample: tuple[str, str] | None = None,
 ) -> None:
-    """`save_pretrained` form: configuration, safetensors, tokenizer, model card.
+    """`save_pretrained` form: configuration, safetensors, tokenizer, model card; of an adapter, that of peft.
+
+    An adapter beside weights that were made from a seed is merged into them: nobody could load it otherwise.
 
     Args:
         folder: New or empty.
@@ -46,13 +52,42 @@ def write_model(
     import transformers
 
     transformers.utils.logging.disable_progress_bar()  # the verbs say what they do in one line
-    model.save_pretrained(str(folder))
+    facts = task_card(config)
+    adapter = injected(model)
+    if adapter is not None and adapter.base is not None:
+        write_adapter(folder, model)
+        arguments = {"num_labels": model.config.num_labels} if facts is not None and facts.classifies else {}
+        facts = replace(facts or TaskCard(), base=adapter.base, arguments=arguments)
+    elif adapter is not None:  # nobody else has its base
+        model = copy.deepcopy(model)
+        merge(model)
+        model.save_pretrained(str(folder))
+    else:
+        model.save_pretrained(str(folder))
     if tokenizer is not None:
         tokenizer.save_pretrained(str(folder))
-    card = model_card(summary, config, task_card(config))
+    card = model_card(summary, config, facts)
     if sample is not None:
         card += f"\n## Sample\n\nThe prompt\n\n{_fenced(sample[0])}\n\nwas continued with\n\n{_fenced(sample[1])}\n"
     (folder / "README.md").write_text(card, encoding="utf-8")
+
+
+def write_adapter(folder: Path, model: Any) -> None:
+    """Write an adapter as peft does: `adapter_model.safetensors` and `adapter_config.json`.
+
+    Args:
+        folder: New or empty.
+        model: With an adapter; it is not changed.
+    """
+    from peft import get_peft_model_state_dict
+    from safetensors.torch import save_file
+
+    config = copy.deepcopy(model.peft_config[ADAPTER])
+    config.inference_mode = True
+    config.save_pretrained(str(folder))
+    tensors = get_peft_model_state_dict(model, adapter_name=ADAPTER, save_embedding_layers=False)
+    whole = {f"base_model.model.{name}": tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
+    save_file(whole, folder / "adapter_model.safetensors", metadata={"format": "pt"})
 
 
 def task_card(config: Mapping[str, Any]) -> TaskCard | None:
@@ -64,7 +99,14 @@ def task_card(config: Mapping[str, Any]) -> TaskCard | None:
         return None
     if schema is None:
         return None
-    return TaskCard(schema.TITLE, schema.PIPELINE_TAG, schema.AUTO_CLASS, schema.PROCESSOR, schema.USAGE)
+    return TaskCard(
+        schema.TITLE,
+        schema.PIPELINE_TAG,
+        schema.AUTO_CLASS,
+        schema.PROCESSOR,
+        schema.USAGE,
+        classifies=bool(schema.COUNTED_FROM_DATA),
+    )
 
 
 def _fenced(text: str) -> str:
@@ -117,18 +159,20 @@ def _replacing(manifest: RunManifest, folder: Path) -> Iterator[Path]:
         raise
 
 
-def export(run: RunDir, checkpoint: Path, destination: Path) -> str:
-    """Write the model of a checkpoint in `save_pretrained` form.
+def export(run: RunDir, checkpoint: Path, destination: Path, *, merged: bool = False) -> str:
+    """Write the model of a checkpoint in `save_pretrained` form; an adapter in that of peft.
 
     Args:
         run: The run it belongs to; lends the tokenizer and the numbers of the card, where they are there.
         checkpoint: Whole.
         destination: New or empty.
+        merged: Write an adapter and its base as one model.
 
     Returns:
-        Name of the transformers class that loads it.
+        Name of the transformers class that loads it, or its base.
 
     Raises:
+        ConfigError: A merge of what has no adapter; the base of an adapter is not where it was, or another one.
         CheckpointError: The checkpoint, or what is taken from the run, is damaged, or its model class is not one of
             this transformers.
         StorageError: The disk refused.
@@ -141,14 +185,26 @@ def export(run: RunDir, checkpoint: Path, destination: Path) -> str:
     refuse_garbage(checkpoint, snapshot.metadata)
     values = dict(snapshot.metadata.model_config)
     name = snapshot.metadata.model_class
+    if merged and snapshot.metadata.adapter is None:
+        raise ConfigError(f"merge=true: {checkpoint} has no adapter: all its weights trained, and are exported whole.")
     kind = getattr(transformers, name, None)
     if kind is None or values.get("model_type") not in transformers.CONFIG_MAPPING:
         raise CheckpointError(
             f"{checkpoint}: its model class {name} is not one of this transformers ({transformers.__version__})."
         )
     config = transformers.AutoConfig.for_model(values.pop("model_type"), **values)
-    model = kind(config)
-    load_model_tensors(model, snapshot.model)
+    if snapshot.metadata.adapter is None:
+        model = kind(config)
+        load_model_tensors(model, snapshot.model)
+    else:
+        model = rebuilt(run, checkpoint, snapshot, kind, config)
+        adapter = injected(model)
+        if not merged and adapter is not None and adapter.base is None:
+            raise ConfigError(
+                f"{checkpoint}: an adapter whose base was made from a seed, so nobody else has it. Give merge=true."
+            )
+        if merged:
+            merge(model)
     tokenizer = _tokenizer(run)
     if tokenizer is not None and snapshot.metadata.tokenizer not in (None, vocabulary_digest(tokenizer)):
         raise CheckpointError(

@@ -13,6 +13,7 @@ from optrun.config.schema.run import RunConfig
 from optrun.data import hub_access as hub
 from optrun.data.build import load_source
 from optrun.data.images import need_pillow
+from optrun.model.adapter import require_adapter
 from optrun.model.build import ModelSpec, build_model, special_ids
 from optrun.model.configuration import refuse_unknown
 from optrun.model.documents import expect_apart
@@ -58,6 +59,7 @@ def prepare(config: RunConfig, artifacts: TrainedArtifacts | None = None, *, met
     Raises:
         ConfigError: Anything in data or model that does not fit.
     """
+    require_adapter(config.adapter)
     kind, auto_class = task_class(config.task), config.task.AUTO_CLASS
     cached = hub.from_cache(
         getattr(part, key, None)
@@ -94,7 +96,7 @@ def prepare(config: RunConfig, artifacts: TrainedArtifacts | None = None, *, met
         special_ids=special_ids(tokenizer) if on_text else {},
     )
     torch.manual_seed(config.seed)
-    model, notes = build_model(config.model, spec, meta=meta)
+    model, notes = build_model(config.model, spec, adapter=config.adapter, meta=meta)
     if config.task.keeps_apart is not None and not meta:
         expect_apart(model, config.task.keeps_apart)
     notes = [*cached, *other_ids(config.model, tokenizer), *source.notes, *task.notes, *notes]

@@ -6,12 +6,13 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
 
+from optrun.config.schema.adapter import AdapterConfig, LoraConfig
 from optrun.config.schema.callbacks import callback_configs
 from optrun.config.schema.checkpoint import CheckpointConfig
 from optrun.config.schema.checks import expect
 from optrun.config.schema.clip import ClipConfig
 from optrun.config.schema.data import DataConfig
-from optrun.config.schema.distributed import DistributedConfig
+from optrun.config.schema.distributed import DistributedConfig, FsdpConfig
 from optrun.config.schema.model import ModelConfig, PretrainedConfig
 from optrun.config.schema.optimizer import OptimizerConfig
 from optrun.config.schema.param_groups import ParamGroupsConfig
@@ -35,6 +36,7 @@ class RunConfig:
     run_name: str | None
     resume: str | None
     model: ModelConfig
+    adapter: AdapterConfig
     task: TaskConfig
     data: DataConfig
     param_groups: ParamGroupsConfig
@@ -80,6 +82,13 @@ class RunConfig:
             f"0 with task={self.task.name}" + (" and numbers as labels" if self.task.of_numbers else ""),
             "There are no classes to spread a target over.",
         )
+        expect(
+            not (isinstance(self.adapter, LoraConfig) and isinstance(self.distributed, FsdpConfig)),
+            "distributed",
+            self.distributed.name,
+            f"ddp or none with adapter={self.adapter.name}",
+            "Frozen weights take no gradients and no optimizer state, which is most of what shards would save.",
+        )
 
     def _expect_reader_of_tokens(self) -> None:
         """Refuse token ids where texts are read, and ids of no known vocabulary."""
@@ -97,15 +106,18 @@ class RunConfig:
         )
 
     def default_lr_note(self) -> str | None:
-        """Say where the lr of a pretrained model came from; None where it was given, or weights start from scratch."""
-        factor = getattr(self.model, "default_lr_factor", None)
+        """Say where the lr of a pretrained model or an adapter came from; None where it was given, or all is new."""
+        of, group = (
+            ("the factors", "adapter") if isinstance(self.adapter, LoraConfig) else ("pretrained weights", "model")
+        )
+        factor = getattr(getattr(self, group), "default_lr_factor", None)
         if factor is None or not math.isclose(self.lr, self.optimizer.default_lr * factor):
             return None
         climbs = self.scheduler.num_warmup_steps is not None or self.scheduler.warmup_ratio is not None
         warmup = "" if climbs else ". No warm-up is set: scheduler.warmup_ratio=0.1 is usual here"
         return (
             f"lr={self.lr:g} is the default of optimizer={self.optimizer.name}, {self.optimizer.default_lr:g}, times "
-            f"model.default_lr_factor={factor:g} for pretrained weights; lr=VALUE sets another{warmup}"
+            f"{group}.default_lr_factor={factor:g} for {of}; lr=VALUE sets another{warmup}"
         )
 
     def schedule_note(self) -> str | None:

@@ -1,0 +1,91 @@
+"""Few new weights that train beside frozen ones; names as in peft."""
+
+import math
+import re
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any, ClassVar
+
+from optrun.config.schema.checks import expect, expect_fraction, expect_positive
+from optrun.errors import ConfigError
+
+
+class Bias(Enum):
+    """Biases that train beside the factors."""
+
+    none = "none"
+    all = "all"
+    lora_only = "lora_only"
+    """Those of the modules that have factors."""
+
+
+@dataclass(kw_only=True)
+class AdapterConfig:
+    """What every choice has."""
+
+    package: ClassVar[str | None] = None
+    """Package of Python's that it needs."""
+
+    name: str
+
+
+@dataclass(kw_only=True)
+class NoAdapterConfig(AdapterConfig):
+    """Every weight trains."""
+
+
+@dataclass(kw_only=True)
+class LoraConfig(AdapterConfig):
+    """`adapter=lora`: W + s B A, where W is frozen; s is `lora_alpha` over `r`."""
+
+    package = "peft"
+
+    r: int
+    """Rank of B A."""
+    lora_alpha: float
+    lora_dropout: float
+    target_modules: Any
+    """Names of modules, or ends of names at a dot, or one regular expression that fits whole names. Null: every linear
+    module (transformers' Conv1D among them) but the head."""
+    modules_to_save: list[str] | None
+    """Names, or ends of them, of modules that train whole, and are saved with the factors. Null: the head that the task
+    puts on the model, unless it is one of language modelling, which comes with the weights."""
+    bias: Bias
+    use_rslora: bool
+    use_dora: bool
+    loraplus_lr_ratio: float | None
+    """What the lr of B is multiplied by; null: 1."""
+    default_lr_factor: float | None
+    """Where the top-level `lr` is not set, it is the optimizer's `default_lr` times this, of any model; null: 1."""
+
+    def __post_init__(self) -> None:
+        """Refuse ranks and factors that are none, and names that cannot be names."""
+        expect(self.r >= 1, "adapter.r", self.r, "1 or more")
+        expect_positive("adapter.lora_alpha", self.lora_alpha)
+        expect_fraction("adapter.lora_dropout", self.lora_dropout)
+        for key in ("loraplus_lr_ratio", "default_lr_factor"):
+            value = getattr(self, key)
+            expect(value is None or 0 < value < math.inf, f"adapter.{key}", value, "a number above 0, or null")
+        _expect_names("adapter.target_modules", self.target_modules, pattern=True)
+        _expect_names("adapter.modules_to_save", self.modules_to_save, pattern=False)
+
+
+def _expect_names(key: str, value: Any, *, pattern: bool) -> None:
+    if value is None:
+        return
+    if pattern and isinstance(value, str):
+        try:
+            re.compile(value)
+        except re.error as error:
+            raise ConfigError(f"{key}={value}: not a regular expression: {error}.") from error
+        expect(bool(value), key, "''", "module names, or null")
+        return
+    either = "a list of module names, a regular expression, or null" if pattern else "a list of module names, or null"
+    names = isinstance(value, list | tuple) and all(isinstance(name, str) and name for name in value)
+    expect(names and (bool(value) or not pattern), key, value, either)
+
+
+SCHEMAS: dict[str, type[AdapterConfig]] = {
+    "none": NoAdapterConfig,
+    "lora": LoraConfig,
+}

@@ -1,0 +1,276 @@
+"""Low-rank factors beside frozen weights: peft's layers, put into a transformers model in place.
+
+The model stays what it was: its class, its forward pass, the names of what was not touched. A matrix `query.weight` is
+`query.base_layer.weight` afterwards, and beside it train `query.lora_A.default.weight` and `query.lora_B...`: names of
+peft's, by which groups, state and checkpoints know them.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import warnings
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from torch import Tensor, nn
+
+from optrun.config.schema.adapter import AdapterConfig, LoraConfig
+from optrun.errors import ConfigError
+from optrun.model.adapter_places import Places, head_modules, linear_modules, matched, shared_modules
+from optrun.model.tokenizer import in_one_line
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+ADAPTER = "default"
+"""What peft calls the only adapter of a model."""
+_MARK = "_optrun_adapter"
+_OF_LANGUAGE = ("AutoModelForCausalLM", "AutoModelForMaskedLM", "AutoModelForSeq2SeqLM")
+"""Classes whose head comes with the weights, and is often the embedding itself."""
+_TASK_TYPES = {
+    "AutoModelForSequenceClassification": "SEQ_CLS",
+    "AutoModelForTokenClassification": "TOKEN_CLS",
+    "AutoModelForCausalLM": "CAUSAL_LM",
+    "AutoModelForSeq2SeqLM": "SEQ_2_SEQ_LM",
+}
+"""peft's words for them."""
+
+
+@dataclass(frozen=True)
+class Injected:
+    """What was put into a model.
+
+    Attributes:
+        names: Parameters and buffers that the adapter has, or trains; the others are the base.
+        places: Modules with factors, and modules that train whole.
+        base: Where others find the base: a hub name or a folder; None: its weights were made from a seed.
+    """
+
+    names: frozenset[str]
+    places: Places
+    base: str | None = None
+
+
+def injected(model: Any) -> Injected | None:
+    """What was put into a model; None for one that trains whole."""
+    found = getattr(model, _MARK, None)
+    return found if isinstance(found, Injected) else None
+
+
+def require_adapter(config: AdapterConfig) -> None:
+    """Refuse an adapter whose package is missing, before anything is loaded.
+
+    Raises:
+        ConfigError: With the command that installs it.
+    """
+    if config.package is not None and importlib.util.find_spec(config.package) is None:
+        raise ConfigError(
+            f"adapter={config.name}: the package {config.package} is not installed. pip install 'optrun[lora]'"
+        )
+
+
+def inject(
+    config: LoraConfig,
+    model: PreTrainedModel,
+    auto_class: str,
+    new: Iterable[str] = (),
+    *,
+    base: str | None = None,
+    meta: bool = False,
+) -> list[str]:
+    """Freeze a model, and put factors beside its matrices.
+
+    Args:
+        config: Which, where and how large.
+        model: Changed in place.
+        auto_class: The transformers class it was asked for by: whether its head is a task's own.
+        new: Names of parameters that no file of weights had; what is frozen must not be random.
+        base: Where its weights come from; None: from a seed.
+        meta: Make factors without memory.
+
+    Returns:
+        Notes for the user.
+
+    Raises:
+        ConfigError: peft is missing; names that match nothing, or only what they must not; a model that a frozen base
+            would not stay frozen in.
+    """
+    require_adapter(config)
+    import peft
+
+    _refuse_running_statistics(model)
+    saved = _modules_to_save(config, model, auto_class, list(new))
+    targets = _targets(config, model, saved, auto_class)
+    options: dict[str, Any] = {
+        "r": config.r,
+        "lora_alpha": config.lora_alpha,
+        "lora_dropout": config.lora_dropout,
+        "target_modules": list(targets),
+        "modules_to_save": saved or None,
+        "bias": config.bias.value,
+        "use_rslora": config.use_rslora,
+        "use_dora": config.use_dora,
+        "task_type": _TASK_TYPES.get(auto_class),
+        "base_model_name_or_path": base,
+    }
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of Conv1D, whose weight lies the other way round, which peft sees itself
+            peft.inject_adapter_in_model(peft.LoraConfig(**options), model, ADAPTER, low_cpu_mem_usage=meta)
+    except (ValueError, TypeError, NotImplementedError, AttributeError) as error:
+        raise ConfigError(f"adapter={config.name}: peft cannot take this model: {in_one_line(error)}") from error
+    places = _places(model)
+    _refuse_other_places(places, Places(targets, saved))
+    setattr(model, _MARK, Injected(_names(model, places), places, base))
+    return [_note(config, model, places)]
+
+
+def base_tensors(model: Any) -> dict[str, Tensor]:
+    """Weights and persistent buffers of the frozen base, under the names they had before."""
+    adapter = injected(model)
+    assert adapter is not None
+    found: dict[str, Tensor] = {}
+    inside = tuple(f"{path}." for path in adapter.places.saved)
+    for name, tensor in [*model.named_parameters(), *model.state_dict().items()]:
+        plain = name.replace(".base_layer.", ".")
+        if name not in adapter.names and not name.startswith(inside) and plain not in found:
+            found[plain] = tensor.detach()
+    return found
+
+
+def merge(model: Any) -> None:
+    """Add the factors to the weights they stand beside, in place: afterwards the model is a plain one."""
+    from peft.tuners.tuners_utils import BaseTunerLayer
+    from peft.utils import ModulesToSaveWrapper
+
+    for path, module in list(model.named_modules()):
+        parent, _, leaf = path.rpartition(".")
+        if isinstance(module, BaseTunerLayer):
+            module.merge(safe_merge=True)
+            setattr(model.get_submodule(parent), leaf, module.get_base_layer())
+        elif isinstance(module, ModulesToSaveWrapper):
+            setattr(model.get_submodule(parent), leaf, module.modules_to_save[ADAPTER])
+    for left in ("peft_config", _MARK):
+        delattr(model, left)
+    model.requires_grad_(True)
+
+
+def _modules_to_save(config: LoraConfig, model: PreTrainedModel, auto_class: str, new: list[str]) -> list[str]:
+    """Modules that train whole: those that were asked for, or the task's head and whatever else is new."""
+    modules = {name for name, module in model.named_modules() if name and any(True for _ in module.parameters())}
+    key = "adapter.modules_to_save"
+    if config.modules_to_save is not None:
+        saved = matched(key, config.modules_to_save, modules)
+        shared = shared_modules(model)
+        for path in saved:
+            if path in shared:
+                raise ConfigError(
+                    f"{key}: {path} shares its weight with {shared[path]}: a copy of it would train apart."
+                )
+        random = [name for name in new if not any(_inside(name, path) for path in saved)]
+        if random:
+            holder = random[0].rpartition(".")[0]
+            raise ConfigError(
+                f"{key}={config.modules_to_save}: {random[0]} is not in the model's weights, so it would stay random. "
+                f"Name its module, too, such as {holder}, or leave {key} null."
+            )
+        return saved
+    saved = [] if auto_class in _OF_LANGUAGE else head_modules(model)
+    holders = dict.fromkeys(name.rpartition(".")[0] for name in new if not any(_inside(name, path) for path in saved))
+    return [*saved, *holders]
+
+
+def _targets(config: LoraConfig, model: PreTrainedModel, saved: Sequence[str], auto_class: str) -> list[str]:
+    key, asked = "adapter.target_modules", config.target_modules
+    if asked is None:
+        aside = [*saved, *(head_modules(model) if auto_class in _OF_LANGUAGE else [])]
+        targets = [path for path in linear_modules(model) if not any(_inside(path, above) for above in aside)]
+        if not targets:
+            raise ConfigError(f"{key}=null: {type(model).__name__} has no linear module besides its head. Name others.")
+        return targets
+    modules = {name: module for name, module in model.named_modules() if name}
+    found = [
+        path
+        for path in matched(key, asked, modules, linear_modules(model))
+        if not any(_inside(path, above) for above in saved)
+    ]
+    if not found:
+        raise ConfigError(
+            f"{key}={asked}: matches only modules that train whole ({', '.join(saved)}): factors would stand beside "
+            "nothing that is frozen. Name others, or take them out by adapter.modules_to_save."
+        )
+    shared = shared_modules(model)
+    for path in found:
+        if path in shared:
+            raise ConfigError(
+                f"{key}={asked}: {path} shares its weight with {shared[path]}: factors beside one of them would make "
+                "two weights of one."
+            )
+    return found
+
+
+def _inside(name: str, path: str) -> bool:
+    return name == path or name.startswith(f"{path}.")
+
+
+def _refuse_running_statistics(model: nn.Module) -> None:
+    for path, module in model.named_modules():
+        if isinstance(module, nn.modules.batchnorm._NormBase) and module.track_running_stats:
+            raise ConfigError(
+                f"adapter=lora: {path} is a {type(module).__name__}, whose running statistics change with every batch, "
+                "so that the base would not stay frozen. Train this model with adapter=none."
+            )
+
+
+def _places(model: nn.Module) -> Places:
+    """Where peft put its layers, under the names from before."""
+    from peft.tuners.tuners_utils import BaseTunerLayer
+    from peft.utils import ModulesToSaveWrapper
+
+    kinds: dict[type[Any], list[str]] = {BaseTunerLayer: [], ModulesToSaveWrapper: []}
+    for path, module in model.named_modules():
+        for kind, paths in kinds.items():
+            if isinstance(module, kind):
+                paths.append(path)
+    return Places(kinds[BaseTunerLayer], kinds[ModulesToSaveWrapper])
+
+
+def _refuse_other_places(found: Places, wanted: Places) -> None:
+    """Refuse an end of a name that peft takes for more modules than it was meant for.
+
+    Raises:
+        ConfigError: With the first of them.
+    """
+    for key, there, asked in (
+        ("target_modules", found.targets, wanted.targets),
+        ("modules_to_save", found.saved, wanted.saved),
+    ):
+        other = set(there) ^ set(asked)
+        if other:
+            raise ConfigError(
+                f"adapter.{key}: peft takes {min(other)} for one of {', '.join(list(asked)[:4])}, by the end of its "
+                "name. Give names that no other module ends with."
+            )
+
+
+def _names(model: nn.Module, places: Places) -> frozenset[str]:
+    """What the adapter holds: all that trains now, and the buffers of modules that train whole."""
+    trained = {name for name, param in model.named_parameters() if param.requires_grad}
+    copies = tuple(f"{path}.modules_to_save.{ADAPTER}." for path in places.saved)
+    return frozenset(trained | {name for name in model.state_dict() if copies and name.startswith(copies)})
+
+
+def _note(config: LoraConfig, model: nn.Module, places: Places) -> str:
+    kinds = list(dict.fromkeys(path.rpartition(".")[2] for path in places.targets))
+    listed = ", ".join(kinds[:6]) + (", ..." if len(kinds) > 6 else "")
+    trained = sum(param.numel() for param in model.parameters() if param.requires_grad)
+    copies = sum(
+        param.numel() for path in places.saved for param in model.get_submodule(f"{path}.original_module").parameters()
+    )
+    total = sum(param.numel() for param in model.parameters()) - copies
+    whole = f"; {', '.join(places.saved)} trains whole" if places.saved else ""
+    return (
+        f"adapter={config.name}: factors of rank {config.r} beside {len(places.targets)} modules ({listed}){whole}: "
+        f"{trained:,} of {total:,} parameters train, {trained / total:.2%}"
+    )

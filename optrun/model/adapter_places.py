@@ -1,0 +1,123 @@
+"""Where an adapter goes: the linear modules of a model, its head, and names that people give of either."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from torch import nn
+
+from optrun.config.names import near_names
+from optrun.errors import ConfigError
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+_HEAD_NAME = re.compile(r"head|classif|score|logits|predict|^cls$|qa_outputs|pooler")
+"""Of modules beside the layers, in the models that have no module for the model without head."""
+
+
+@dataclass(frozen=True)
+class Places:
+    """Dotted names of modules.
+
+    Attributes:
+        targets: With factors.
+        saved: Trained whole.
+    """
+
+    targets: Sequence[str]
+    saved: Sequence[str]
+
+
+def linear_modules(model: PreTrainedModel) -> list[str]:
+    """Names of all linear maps that are called as modules and share their weight with no other.
+
+    transformers' `Conv1D`, which is GPT-2's linear map, is one. The projections of `nn.MultiheadAttention` are none: it
+    reads their weights and never calls them.
+    """
+    from transformers.pytorch_utils import Conv1D
+
+    shared = shared_modules(model)
+    held = [f"{path}." for path, module in model.named_modules() if isinstance(module, nn.MultiheadAttention)]
+    return [
+        path
+        for path, module in model.named_modules()
+        if isinstance(module, nn.Linear | Conv1D) and path not in shared and not path.startswith(tuple(held))
+    ]
+
+
+def head_modules(model: PreTrainedModel) -> list[str]:
+    """Names of the modules that a task puts on a model: those beside the model without head, and its output layer."""
+    children = {name: child for name, child in model.named_children() if any(True for _ in child.parameters())}
+    base = children.get(type(model).base_model_prefix)
+    if base is not None:
+        return [name for name, child in children.items() if child is not base]
+    outputs = model.get_output_embeddings()
+    return [
+        name
+        for name, child in children.items()
+        if _HEAD_NAME.search(name) or (outputs is not None and any(part is outputs for part in child.modules()))
+    ]
+
+
+def shared_modules(model: nn.Module) -> dict[str, str]:
+    """Modules with a parameter that another module has, too -> the name it has there."""
+    names: dict[int, list[str]] = {}
+    for name, param in model.named_parameters(remove_duplicate=False):
+        names.setdefault(id(param), []).append(name)
+    owners = {id(module): path for path, module in reversed(list(model.named_modules(remove_duplicate=False)))}
+    first = set(owners.values())
+    found: dict[str, str] = {}
+    for several in names.values():
+        apart = [name for name in several if name.rpartition(".")[0] in first]
+        for name in apart if len(apart) > 1 else ():
+            found[name.rpartition(".")[0]] = next(other for other in apart if other != name)
+    return found
+
+
+def matched(key: str, asked: Any, modules: Iterable[str], shown: Iterable[str] | None = None) -> list[str]:
+    r"""Names of modules that a list of names or ends of names, or one regular expression, stands for; as peft reads it.
+
+    Args:
+        key: For messages.
+        asked: What was given.
+        modules: All there are.
+        shown: Those that a message suggests; None: all.
+
+    Returns:
+        In the order of the model.
+
+    Raises:
+        ConfigError: One of them matches nothing.
+
+    Example:
+        >>> matched("key", ["query"], ["layer.0", "layer.0.query", "layer.0.key"])
+        ['layer.0.query']
+        >>> matched("key", r"layer\.\d+\.(query|key)", ["layer.0.query", "layer.0.key", "layer.0"])
+        ['layer.0.query', 'layer.0.key']
+    """
+    every = list(modules)
+    near = every if shown is None else list(shown)
+    if isinstance(asked, str):
+        found = [name for name in every if re.fullmatch(asked, name)]
+        if not found:
+            raise ConfigError(f"{key}={asked}: no module has such a name as a whole. {near_names(asked, near)}")
+        return found
+    taken: set[str] = set()
+    for end in asked:
+        fitting = {name for name in every if name == end or name.endswith(f".{end}")}
+        if not fitting:
+            raise ConfigError(
+                f"{key}={list(asked)}: {end} is the name of no module, nor the end of one. {_ends(end, near)}"
+            )
+        taken |= fitting
+    return [name for name in every if name in taken]
+
+
+def _ends(end: str, names: Sequence[str]) -> str:
+    """Suggest last pieces of names, which is what people write."""
+    pieces = dict.fromkeys(name.rpartition(".")[2] for name in names)
+    return near_names(end, pieces if "." not in end else names)

@@ -1,0 +1,121 @@
+"""The frozen base of an adapter: which one it is, and that a checkpoint meets no other."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from optrun.artifacts.checkpoint import Snapshot
+from optrun.artifacts.metadata import CheckpointMetadata
+from optrun.artifacts.run_dir import RunDir
+from optrun.artifacts.tensor_file import tensor_digest
+from optrun.config.original_cwd import original_cwd, rebase_paths
+from optrun.config.safety import refuse_stored_trust
+from optrun.config.saved import with_schemas
+from optrun.config.schema.adapter import LoraConfig
+from optrun.config.schema.run import RunConfig
+from optrun.config.store import typed
+from optrun.errors import CheckpointError, ConfigError
+from optrun.model.adapter import base_tensors, inject, injected
+from optrun.model.build import weights_of
+from optrun.model.weights import load_model_tensors
+
+if TYPE_CHECKING:
+    from transformers import PretrainedConfig, PreTrainedModel
+
+
+def adapter_facts(model: Any) -> dict[str, Any] | None:
+    """What checkpoints say of an adapter, which hold no base; None for a model that trains whole."""
+    adapter = injected(model)
+    if adapter is None:
+        return None
+    return {
+        "base": base_digest(model),
+        "target_modules": list(adapter.places.targets),
+        "modules_to_save": list(adapter.places.saved),
+    }
+
+
+def base_digest(model: Any) -> str:
+    """Digest of the frozen weights: equal digests mean equal names, shapes and values; 32 hexadecimal digits."""
+    total = hashlib.sha256()
+    for name, tensor in sorted(base_tensors(model).items()):
+        total.update(f"{name} {tensor.dtype} {tuple(tensor.shape)} {tensor_digest(tensor)}\n".encode())
+    return total.hexdigest()[:32]
+
+
+def refuse_other_adapter(saved: CheckpointMetadata, here: Mapping[str, Any] | None, config: RunConfig) -> None:
+    """Refuse a checkpoint of other weights than those that train: an adapter beside another base, or none at all.
+
+    Args:
+        saved: Of the checkpoint.
+        here: Facts of the adapter in the model that was built; None: it has none.
+        config: What it was built from.
+
+    Raises:
+        ConfigError: With the key, and the way there is.
+    """
+    before, name = saved.adapter, config.adapter.name
+    if before is None and here is not None:
+        raise ConfigError(
+            f"adapter={name}: the checkpoint is of a run that trained all weights: it holds no factors, and its "
+            "optimizer state is not theirs. Make a model of it (optrun export CHECKPOINT DIR), and begin a new run "
+            f"with model=pretrained model.path=DIR adapter={name}."
+        )
+    if before is not None and here is None:
+        raise ConfigError(
+            f"adapter={name}: the checkpoint holds an adapter ({saved.config.get('adapter', {}).get('name')}) and no "
+            "other weights. Leave adapter as it was; or make a model of both (optrun export CHECKPOINT DIR merge=true) "
+            "and begin a new run with model=pretrained model.path=DIR."
+        )
+    if before is not None and here is not None and before.get("base") != here["base"]:
+        model = saved.config.get("model", {})
+        old = _origin(model.get("path"), model.get("name", ""), saved.config.get("seed", 0))
+        new = _origin(getattr(config.model, "path", None), config.model.name, config.seed)
+        moved = f"{new} (it was {old})" if old != new else new
+        raise ConfigError(
+            f"{moved}: the checkpoint holds an adapter, and these are not the weights that it was trained beside: "
+            f"their digest is {here['base']}, that of the run's base {before.get('base')}. Give the base as it was."
+        )
+
+
+def rebuilt(
+    run: RunDir, checkpoint: Path, snapshot: Snapshot, kind: type[Any], values: PretrainedConfig
+) -> PreTrainedModel:
+    """Build the model of an adapter's checkpoint: its base from where it lies, the factors of the checkpoint beside it.
+
+    Args:
+        run: The run it belongs to.
+        checkpoint: For messages.
+        snapshot: What it holds.
+        kind: Its class, of transformers.
+        values: Its configuration, of transformers.
+
+    Raises:
+        ConfigError: The base is not where it was, or another one.
+        CheckpointError: The checkpoint says of no adapter where it was put.
+    """
+    saved = snapshot.metadata
+    tree = with_schemas(saved.config, str(checkpoint))
+    rebase_paths(tree, original_cwd(run.hydra))
+    refuse_stored_trust(tree, [])
+    config = typed(tree)
+    facts = saved.adapter
+    if not isinstance(config.adapter, LoraConfig) or facts is None:
+        raise CheckpointError(f"{checkpoint}: its configuration has no adapter, and its weights are one.")
+    torch.manual_seed(config.seed)
+    model, base = weights_of(config.model, kind, values)
+    places = {key: list(facts[key]) for key in ("target_modules", "modules_to_save")}
+    inject(replace(config.adapter, **places), model, config.task.AUTO_CLASS, base=base)
+    refuse_other_adapter(saved, adapter_facts(model), config)
+    load_model_tensors(model, snapshot.model)
+    return model
+
+
+def _origin(path: str | None, name: str, seed: int) -> str:
+    return f"model={name} with seed={seed}" if path is None else f"model.path={path}"

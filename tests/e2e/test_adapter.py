@@ -1,0 +1,182 @@
+"""What a user does with adapter=lora: train, stop, resume, evaluate, export, branch; and what is refused."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from safetensors.torch import load_file
+
+from tests.running import TINY_BERT, TINY_GPT, optrun, records, state, summary, tensors, write_labelled, write_text
+
+TASK = ["task=sequence_classification", "data=files", "data.train=train.csv", "data.max_length=32"]
+BASE = ["model=pretrained", "model.path=encoder/model"]
+LORA = [*TASK, *BASE, "adapter=lora", "adapter.lora_dropout=0.1", "training.max_steps=4", "checkpoint.save_steps=2"]
+LORA += ["training.eval_steps=2", "training.logging_steps=1", "checkpoint.keep_last=9"]
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a base, another one, rows, and a run with an adapter."""
+    folder = tmp_path_factory.mktemp("adapter")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        write_labelled(folder, 60)
+        words = [*TINY_BERT, "task=masked_lm", "data=files", f"data.train={write_text(folder, 60)}"]
+        words += ["data.max_length=32", "training.max_steps=1", "checkpoint=none"]
+        for seed, name in enumerate(("encoder", "other")):
+            assert optrun(*words, f"hydra.run.dir={name}", f"seed={seed}") == 0
+        assert optrun(*LORA, "hydra.run.dir=run") == 0
+    return folder
+
+
+@pytest.fixture
+def place(made: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(made)
+    return made
+
+
+def logits(model: Any, folder: str) -> torch.Tensor:
+    """Of some rows, by a model in evaluation mode."""
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
+    rows = tokenizer(["the quick brown fox", "seven wizards"], padding=True, return_tensors="pt")
+    with torch.no_grad():
+        found: torch.Tensor = model.eval()(**rows).logits
+    return found
+
+
+def test_checkpoints_hold_the_adapter_alone(place: Path) -> None:
+    held = load_file("run/checkpoints/step-00000004/model.safetensors")
+    assert all(".lora_" in name or name.startswith("classifier.modules_to_save.default.") for name in held)
+    facts = state(Path("run"), 4)["adapter"]
+    assert facts["modules_to_save"] == ["classifier"]
+    assert "bert.encoder.layer.1.output.dense" in facts["target_modules"]
+    assert set(state(Path("run"), 4)["trainable"]) == held.keys()
+    told = summary(Path("run"))["model"]
+    assert told["trainable_parameters"] == sum(tensor.numel() for tensor in held.values()) < told["parameters"] / 2
+
+
+def test_a_resumed_run_is_the_uninterrupted_one(place: Path) -> None:
+    first = [*LORA, "hydra.run.dir=resumed"]
+    assert optrun(*first, "training.max_steps=2", "scheduler=constant") == 0
+    assert optrun("resume=resumed", "training.max_steps=4") == 0
+    assert optrun(*LORA, "scheduler=constant", "hydra.run.dir=straight") == 0
+    assert tensors(Path("resumed"), 4) == tensors(Path("straight"), 4)
+    assert records(Path("resumed")) == records(Path("straight"))
+
+
+def test_an_evaluation_finds_the_frozen_base(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The base of the run's end is the one on the disk: else the loss would be another."""
+    last = [record for record in records(Path("run")) if "eval/loss" in record][-1]
+    capsys.readouterr()
+    assert optrun("evaluate", "run", "--json") == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["eval/loss"] == last["eval/loss"]
+    assert optrun("evaluate", "run", "model.path=other/model") == 2
+    said = capsys.readouterr().err
+    assert all(fact in said for fact in ("model.path=other/model (it was model.path=encoder/model)", "digest")), said
+
+
+def test_exports_load_in_peft_and_in_transformers(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    import peft
+
+    assert optrun("export", "run", "adapter") == 0
+    assert "peft.PeftModel.from_pretrained" in capsys.readouterr().out
+    assert optrun("export", "run", "merged", "merge=true") == 0
+    base = transformers.AutoModelForSequenceClassification.from_pretrained("encoder/model", num_labels=2)
+    model = peft.PeftModel.from_pretrained(base, "adapter")
+    merged = transformers.AutoModelForSequenceClassification.from_pretrained("merged")
+    torch.testing.assert_close(logits(merged, "merged"), logits(model, "adapter"), rtol=1e-5, atol=1e-6)
+    assert merged.config.id2label == {0: "even", 1: "odd"}
+    for folder in ("adapter", "run/model"):
+        held = load_file(f"{folder}/adapter_model.safetensors")
+        saved = load_file("run/checkpoints/step-00000004/model.safetensors")
+        assert sorted(map(tuple, (tensor.flatten().tolist() for tensor in held.values()))) == sorted(
+            map(tuple, (tensor.flatten().tolist() for tensor in saved.values()))
+        )
+        card = Path(folder, "README.md").read_text()
+        assert all(line in card for line in ("library_name: peft", "PeftModel.from_pretrained(base, folder)"))
+    assert optrun(*TASK, "model=pretrained", "model.path=merged", "training.max_steps=1", "hydra.run.dir=next") == 0
+
+
+def test_a_branch_goes_on_with_the_adapter(place: Path) -> None:
+    words = ["branch_from=run/checkpoints/step-00000002", "lr=1e-3", "training.max_steps=4", "hydra.run.dir=branch"]
+    assert optrun(*words) == 0
+    before, after = tensors(Path("run"), 2), tensors(Path("branch"), 4)
+    assert before.keys() == after.keys()
+    assert tensors(Path("branch"), 2) == before
+
+
+def test_from_scratch_the_model_is_published_merged(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = [*TINY_GPT, "data=files", f"data.train={place / 'corpus.txt'}", "adapter=lora", "training.max_steps=2"]
+    assert optrun(*words, "checkpoint.save_steps=2", "hydra.run.dir=gpt") == 0
+    assert "what adapter=lora freezes is random" in capsys.readouterr().err
+    published = load_file("gpt/model/model.safetensors")
+    assert not [name for name in published if "lora" in name]
+    assert optrun("export", "gpt", "whole", "merge=true") == 0
+    exported = load_file("whole/model.safetensors")
+    assert all(torch.equal(exported[name], published[name]) for name in published)
+    assert optrun("export", "gpt", "apart") == 2
+    assert "merge=true" in capsys.readouterr().err
+
+
+WRONG = [
+    # words, pieces of the message
+    (["adapter=lorra"], ["adapter=lorra", "lora"]),
+    (["adapter.r=4"], ["adapter.r", "belongs to adapter=lora"]),
+    (["adapter=lora", "adapter.rank=4"], ["adapter.rank", "adapter=lora has"]),
+    (["adapter=lora", "adapter.r=0"], ["adapter.r=0", "1 or more"]),
+    (["adapter=lora", "distributed=fsdp"], ["distributed=fsdp", "ddp or none with adapter=lora"]),
+    ([*LORA, "adapter.target_modules=[qury]"], ["adapter.target_modules=['qury']", "Did you mean query?"]),
+    ([*LORA, "adapter.modules_to_save=[clasifier]"], ["adapter.modules_to_save", "clasifier", "mean classifier?"]),
+    ([*LORA, "adapter.modules_to_save=[]"], ["classifier.weight is not in the model's weights", "null"]),
+    ([*LORA, "optimizer=muon"], ["optimizer=muon", "factors of a LoRA", "nothing is left"]),
+    ([*TASK, "model=pretrained", "model.path=run/model"], ["an adapter (peft)", "merge=true"]),
+    ([*TASK, "model=pretrained", "model.path=run"], ["a run with an adapter", "optrun export run DIR merge=true"]),
+    (["resume=run", "adapter=none", "training.max_steps=6"], ["adapter=none", "holds an adapter (lora)"]),
+    (["resume=run", "adapter.r=4", "training.max_steps=6"], ["adapter.r=4", "lora_A", "shape (8, 32)"]),
+    (["resume=run", "model.path=other/model", "training.max_steps=6"], ["model.path=other/model (it was", "digest"]),
+    (["resume=full", "adapter=lora", "training.max_steps=6"], ["adapter=lora", "trained all weights", "optrun export"]),
+    (["branch_from=full", "adapter=lora", "training.max_steps=6"], ["adapter=lora", "trained all weights"]),
+    (["export", "full", "to", "merge=true"], ["merge=true", "has no adapter"]),
+    (["export", "run", "to", "merge=yes"], ["merge=yes", "true or false"]),
+    (["export", "run", "to", "merg=true"], ["merg=true", "Did you mean merge?"]),
+]
+
+
+@pytest.fixture(scope="module")
+def full(made: Path) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(made)
+        assert optrun(*TASK, *BASE, "training.max_steps=2", "checkpoint.save_steps=2", "hydra.run.dir=full") == 0
+
+
+@pytest.mark.parametrize(("words", "facts"), WRONG, ids=lambda value: str(value)[-40:])
+def test_wrong(words: list[str], facts: list[str], place: Path, full: None, capsys: pytest.CaptureFixture[str]) -> None:
+    before = tensors(Path("run"), 4)
+    capsys.readouterr()
+    fresh = [] if words[0].startswith(("resume", "export")) else ["hydra.run.dir=wrong"]
+    assert optrun(*words, *fresh) == 2
+    said = capsys.readouterr().err
+    assert said.count("optrun: ") >= 1
+    assert all(fact in said for fact in facts), said
+    assert tensors(Path("run"), 4) == before
+    assert not Path("to").exists()
+
+
+def test_explain_tells_what_trains(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = [*TASK, *BASE, "adapter=lora", "adapter.loraplus_lr_ratio=16", "param_groups=layerwise"]
+    assert optrun("explain", *words, "param_groups.decay_rate=0.5") == 0
+    said = " ".join(capsys.readouterr().out.split())
+    for fact in ("factors of rank 8", "classifier trains whole", "% ", "adapter.default_lr_factor=0.5", "LoRA+ x16"):
+        assert fact in said, said
+    assert optrun("explain", *words, "--json") == 0
+    facts = json.loads(capsys.readouterr().out)
+    assert facts["lr"] == 5e-4
+    peaks = {tensor["name"]: tensor["lr_peak"] for tensor in facts["tensors"]}
+    query = "bert.encoder.layer.1.attention.self.query.lora_{}.default.weight"
+    assert peaks[query.format("B")] == 16 * peaks[query.format("A")] == 16 * 2.5e-4
