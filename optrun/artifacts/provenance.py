@@ -125,6 +125,8 @@ def identity(values: Mapping[str, Any]) -> dict[str, Any]:
         kept["training"] = training
     if kept.get("adapter") == {"name": "none"}:
         del kept["adapter"]  # digests of before there were adapters hold
+    if isinstance(kept.get("model"), Mapping) and kept["model"].get("dtype") == "float32":
+        kept["model"] = {key: value for key, value in kept["model"].items() if key != "dtype"}  # likewise
     aside = {"optimizer": {"default_lr"}, "model": {"default_lr_factor"}, "adapter": {"default_lr_factor"}}
     if isinstance(kept.get("optimizer"), Mapping) and kept["optimizer"].get("kind") == "pytorch_optimizer":
         aside["optimizer"].add("kind")  # its keys tell the library's kind, too: digests of before kinds were saved hold

@@ -97,6 +97,7 @@ def explain(config: RunConfig, model: nn.Module | None = None, trunk: TrunkState
         frozen=list(frozen),
         frozen_parameters=sum(param.numel() for param in frozen.values()),
         curves=curves,
+        weight_dtype=config.model.dtype.value,
         weight_bytes=sum(param.numel() * param.itemsize for param in params.values()),
         gradient_bytes=sum(param.numel() * param.itemsize for param in params.values() if param.requires_grad),
         state_bytes=total([tensor.state_bytes for tensor in tensors]),

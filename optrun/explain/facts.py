@@ -67,7 +67,7 @@ class RankMemory:
         distributed: The choice, `ddp` or `fsdp`.
         ranks: All there are, over all machines.
         shards: Ranks that share one model; 1 where each holds the whole.
-        weight_bytes: Of its pieces of all parameters, float32.
+        weight_bytes: Of its pieces of all parameters.
         gradient_bytes: Of those that train.
         state_bytes: Of the optimizer; None where it is not known.
     """
@@ -93,7 +93,8 @@ class Facts:
             they are shares of a run of any length.
         kernel: What steps the optimizer, and why it is nothing faster.
         frozen: Names of parameters that do not train.
-        weight_bytes: Of all parameters, float32.
+        weight_dtype: Of the parameters, those apart that an adapter trains.
+        weight_bytes: Of all parameters.
         gradient_bytes: Of the trainable ones.
         state_bytes: Of the optimizer; None where it is not known.
         rank_memory: What each rank holds of that; None in one process.
@@ -121,6 +122,7 @@ class Facts:
     frozen: list[str]
     frozen_parameters: int
     curves: list[CurveFacts]
+    weight_dtype: str
     weight_bytes: int
     gradient_bytes: int
     state_bytes: int | None

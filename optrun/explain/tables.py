@@ -324,7 +324,7 @@ def _memory(facts: Facts) -> Table:
         beside = Text("" if held is None else f"{size(piece)} per rank")
         grid.add_row(name, size(amount), Text(share, style="cyan"), beside)
     whole = "" if held is None else f"{size(sum(piece or 0 for piece in of_rank))} per rank"
-    note = Text("float32, without activations", style="dim")
+    note = Text(f"{facts.weight_dtype}, without activations", style="dim")
     grid.add_row("memory", Text(size(total), style="bold"), note, Text(whole, style="bold"))
     return grid
 

@@ -120,6 +120,9 @@ def inject(
             peft.inject_adapter_in_model(peft.LoraConfig(**options), model, ADAPTER, low_cpu_mem_usage=meta)
     except (ValueError, TypeError, NotImplementedError, AttributeError) as error:
         raise ConfigError(f"adapter={config.name}: peft cannot take this model: {in_one_line(error)}") from error
+    for param in model.parameters():
+        if param.requires_grad:  # what trains is float32, whatever it stands beside
+            param.data = param.data.float()
     places = _places(model)
     _refuse_other_places(places, Places(targets, saved))
     setattr(model, _MARK, Injected(_names(model, places), places, base))

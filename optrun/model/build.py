@@ -29,7 +29,7 @@ _LEAST_USED, _USUALLY_USED = 0.5, 0.9
 def build_model(
     config: ModelConfig, spec: ModelSpec, *, adapter: AdapterConfig | None = None, meta: bool = False
 ) -> tuple[PreTrainedModel, list[str]]:
-    """Build the model in float32 on the CPU.
+    """Build the model on the CPU.
 
     Args:
         config: The model choice.
@@ -54,6 +54,7 @@ def build_model(
     notes: list[str] = []
     new: list[str] = []
     options: dict[str, Any] = {}
+    dtype = _dtype(config)
     if config.attn_implementation is not None:
         options["attn_implementation"] = config.attn_implementation
     if isinstance(config, PretrainedConfig):
@@ -61,7 +62,7 @@ def build_model(
     try:
         if from_scratch or meta:
             with torch.device("meta" if meta else "cpu"):
-                model = auto.from_config(values, dtype=torch.float32, **options)
+                model = auto.from_config(values, dtype=dtype, **options)
         else:
             assert isinstance(config, PretrainedConfig)
             model, report = auto.from_pretrained(
@@ -69,7 +70,7 @@ def build_model(
                 config=values,
                 revision=config.revision,
                 use_safetensors=True,
-                dtype=torch.float32,
+                dtype=dtype,
                 ignore_mismatched_sizes=True,
                 output_loading_info=True,
                 **options,
@@ -110,16 +111,21 @@ def weights_of(config: ModelConfig, kind: type[Any], values: TransformersConfig)
         ConfigError: There are no such weights.
     """
     if not isinstance(config, PretrainedConfig):
-        return kind(values), None
+        return kind._from_config(values, dtype=_dtype(config)), None
     refuse_no_model(config.path)
     refuse_broken_weights(config.path)
     path = str(Path(config.path).expanduser())
-    options: dict[str, Any] = {"use_safetensors": True, "dtype": torch.float32, "ignore_mismatched_sizes": True}
+    options: dict[str, Any] = {"use_safetensors": True, "dtype": _dtype(config), "ignore_mismatched_sizes": True}
     try:
         model = kind.from_pretrained(path, config=values, revision=config.revision, **options)
     except Exception as error:  # OSError, ValueError, and the hub client's own
         raise ConfigError(f"model.path={config.path}: the base cannot be loaded: {in_one_line(error)}") from error
     return model, _origin(config)
+
+
+def _dtype(config: ModelConfig) -> torch.dtype:
+    found: torch.dtype = getattr(torch, config.dtype.value)
+    return found
 
 
 def _origin(config: ModelConfig) -> str | None:
@@ -183,7 +189,8 @@ def _refuse_seer(config: ModelConfig, model: PreTrainedModel) -> None:
         raise ConfigError(f"model={config.name}: it cannot run on eight tokens: {in_one_line(error)}") from error
     finally:
         model.train(training)
-    if float((first - second).abs().max()) > 1e-5 * max(1.0, float(first.abs().max())):
+    rounding = 1e-5 if model.dtype is torch.float32 else 1e-2
+    if float((first - second).abs().max()) > rounding * max(1.0, float(first.abs().max())):
         knowingly = (
             "" if getattr(model.config, "is_decoder", None) is not False else " or model.config.is_decoder=true,"
         )

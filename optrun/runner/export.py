@@ -194,7 +194,8 @@ def export(run: RunDir, checkpoint: Path, destination: Path, *, merged: bool = F
         )
     config = transformers.AutoConfig.for_model(values.pop("model_type"), **values)
     if snapshot.metadata.adapter is None:
-        model = kind(config)
+        dtype = next((tensor.dtype for tensor in snapshot.model.values() if tensor.is_floating_point()), None)
+        model = kind._from_config(config, dtype=dtype)
         load_model_tensors(model, snapshot.model)
     else:
         model = rebuilt(run, checkpoint, snapshot, kind, config)

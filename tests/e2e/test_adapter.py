@@ -15,8 +15,10 @@ from tests.running import TINY_BERT, TINY_GPT, optrun, records, state, summary, 
 
 TASK = ["task=sequence_classification", "data=files", "data.train=train.csv", "data.max_length=32"]
 BASE = ["model=pretrained", "model.path=encoder/model"]
-LORA = [*TASK, *BASE, "adapter=lora", "adapter.lora_dropout=0.1", "training.max_steps=4", "checkpoint.save_steps=2"]
-LORA += ["training.eval_steps=2", "training.logging_steps=1", "checkpoint.keep_last=9"]
+FULL = [*TASK, *BASE, "checkpoint.save_steps=2", "checkpoint.keep_last=9", "scheduler=constant"]
+FULL += ["training.eval_steps=2", "training.logging_steps=1"]
+LORA = [*FULL, "adapter=lora", "adapter.lora_dropout=0.1"]
+FOUR = "training.max_steps=4"
 
 
 @pytest.fixture(scope="module")
@@ -30,7 +32,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
         words += ["data.max_length=32", "training.max_steps=1", "checkpoint=none"]
         for seed, name in enumerate(("encoder", "other")):
             assert optrun(*words, f"hydra.run.dir={name}", f"seed={seed}") == 0
-        assert optrun(*LORA, "hydra.run.dir=run") == 0
+        assert optrun(*LORA, FOUR, "hydra.run.dir=run") == 0
     return folder
 
 
@@ -61,12 +63,10 @@ def test_checkpoints_hold_the_adapter_alone(place: Path) -> None:
 
 
 def test_a_resumed_run_is_the_uninterrupted_one(place: Path) -> None:
-    first = [*LORA, "hydra.run.dir=resumed"]
-    assert optrun(*first, "training.max_steps=2", "scheduler=constant") == 0
-    assert optrun("resume=resumed", "training.max_steps=4") == 0
-    assert optrun(*LORA, "scheduler=constant", "hydra.run.dir=straight") == 0
-    assert tensors(Path("resumed"), 4) == tensors(Path("straight"), 4)
-    assert records(Path("resumed")) == records(Path("straight"))
+    assert optrun(*LORA, "training.max_steps=2", "hydra.run.dir=resumed") == 0
+    assert optrun("resume=resumed", FOUR) == 0
+    assert tensors(Path("resumed"), 4) == tensors(Path("run"), 4)
+    assert records(Path("resumed"))[-1] == records(Path("run"))[-1]
 
 
 def test_an_evaluation_finds_the_frozen_base(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -104,7 +104,7 @@ def test_exports_load_in_peft_and_in_transformers(place: Path, capsys: pytest.Ca
 
 
 def test_a_branch_goes_on_with_the_adapter(place: Path) -> None:
-    words = ["branch_from=run/checkpoints/step-00000002", "lr=1e-3", "training.max_steps=4", "hydra.run.dir=branch"]
+    words = ["branch_from=run/checkpoints/step-00000002", "lr=1e-3", FOUR, "hydra.run.dir=branch"]
     assert optrun(*words) == 0
     before, after = tensors(Path("run"), 2), tensors(Path("branch"), 4)
     assert before.keys() == after.keys()
@@ -122,6 +122,33 @@ def test_from_scratch_the_model_is_published_merged(place: Path, capsys: pytest.
     assert all(torch.equal(exported[name], published[name]) for name in published)
     assert optrun("export", "gpt", "apart") == 2
     assert "merge=true" in capsys.readouterr().err
+
+
+HALF = ["model.dtype=bfloat16", "training.precision=bf16"]
+
+
+MASTERS = [*FULL, "optimizer=lamb", "optimizer.master_weights=true"]
+
+
+@pytest.mark.parametrize(("name", "words"), [("factors", LORA), ("masters", MASTERS)])
+def test_weights_of_16_bits(name: str, words: list[str], place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """What trains is float32, factors or copies; a stopped run is the straight one; others load what it made."""
+    assert optrun(*words, *HALF, FOUR, f"hydra.run.dir={name}") == 0
+    assert optrun(*words, *HALF, "training.max_steps=2", f"hydra.run.dir={name}-stopped") == 0
+    assert optrun(f"resume={name}-stopped", FOUR) == 0
+    folder = Path(name, "checkpoints", "step-00000004")
+    for file in ("model.safetensors", "optimizer.safetensors"):
+        other = load_file(Path(f"{name}-stopped") / folder.relative_to(name) / file)
+        assert all(torch.equal(tensor, other[key]) for key, tensor in load_file(folder / file).items())
+    held = {tensor.dtype for tensor in load_file(folder / "model.safetensors").values()}
+    assert held == {torch.float32 if name == "factors" else torch.bfloat16}
+    assert {tensor.dtype for tensor in load_file(folder / "optimizer.safetensors").values()} == {torch.float32}
+    capsys.readouterr()
+    assert optrun("evaluate", name, "--json") == 0
+    found = json.loads(capsys.readouterr().out)["eval/loss"]
+    assert found == [record for record in records(Path(name)) if "eval/loss" in record][-1]["eval/loss"]
+    assert optrun("export", name, f"{name}-whole", *(["merge=true"] if name == "factors" else [])) == 0
+    assert torch.bfloat16 in {tensor.dtype for tensor in load_file(f"{name}-whole/model.safetensors").values()}
 
 
 WRONG = [
@@ -142,6 +169,11 @@ WRONG = [
     (["resume=run", "model.path=other/model", "training.max_steps=6"], ["model.path=other/model (it was", "digest"]),
     (["resume=full", "adapter=lora", "training.max_steps=6"], ["adapter=lora", "trained all weights", "optrun export"]),
     (["branch_from=full", "adapter=lora", "training.max_steps=6"], ["adapter=lora", "trained all weights"]),
+    (["model.dtype=float16"], ["model.dtype=float16", "float32, bfloat16"]),
+    (["model.dtype=bfloat16"], ["training.precision=fp32", "bf16 with model.dtype=bfloat16"]),
+    (HALF, ["model.dtype=bfloat16", "optimizer=adamw", "optimizer=lamb optimizer.master_weights=true", "adapter=lora"]),
+    ([*HALF, "optimizer=lamb"], ["optimizer=lamb", "Give optimizer.master_weights=true"]),
+    ([*HALF, "adapter=none", "distributed=fsdp"], ["distributed=fsdp", "distributed.param_dtype=bfloat16"]),
     (["export", "full", "to", "merge=true"], ["merge=true", "has no adapter"]),
     (["export", "run", "to", "merge=yes"], ["merge=yes", "true or false"]),
     (["export", "run", "to", "merg=true"], ["merg=true", "Did you mean merge?"]),
@@ -152,7 +184,7 @@ WRONG = [
 def full(made: Path) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(made)
-        assert optrun(*TASK, *BASE, "training.max_steps=2", "checkpoint.save_steps=2", "hydra.run.dir=full") == 0
+        assert optrun(*FULL, "training.max_steps=2", "hydra.run.dir=full") == 0
 
 
 @pytest.mark.parametrize(("words", "facts"), WRONG, ids=lambda value: str(value)[-40:])

@@ -2,10 +2,18 @@
 
 import math
 from dataclasses import dataclass
+from enum import Enum
 from typing import Any
 
 from optrun.config.schema.checks import expect
 from optrun.errors import refuse_url
+
+
+class WeightDtype(Enum):
+    """Floating types of weights."""
+
+    float32 = "float32"
+    bfloat16 = "bfloat16"
 
 
 @dataclass(kw_only=True)
@@ -19,6 +27,8 @@ class ModelConfig:
     """Hub name or local folder of a tokenizer; null: the model's own, or one trained on the training text."""
     attn_implementation: str | None
     """`sdpa`, `eager`, ...; null: what transformers picks."""
+    dtype: WeightDtype
+    """Of the weights. Of `bfloat16` those that an adapter trains are float32 all the same."""
 
     def __post_init__(self) -> None:
         """Refuse what is no name and no folder."""

@@ -13,13 +13,13 @@ from optrun.config.schema.checks import expect
 from optrun.config.schema.clip import ClipConfig
 from optrun.config.schema.data import DataConfig
 from optrun.config.schema.distributed import DistributedConfig, FsdpConfig
-from optrun.config.schema.model import ModelConfig, PretrainedConfig
+from optrun.config.schema.model import ModelConfig, PretrainedConfig, WeightDtype
 from optrun.config.schema.optimizer import OptimizerConfig
 from optrun.config.schema.param_groups import ParamGroupsConfig
 from optrun.config.schema.scheduler import ConstantConfig, SchedulerConfig
 from optrun.config.schema.task import TaskConfig
 from optrun.config.schema.tracking import TrackingConfig
-from optrun.config.schema.training import TrainingConfig
+from optrun.config.schema.training import Precision, TrainingConfig
 
 # Written as a call because one of its words is Python's too.
 BranchSchedule = Enum("BranchSchedule", {"continue": "continue", "restart": "restart"})
@@ -88,6 +88,38 @@ class RunConfig:
             self.distributed.name,
             f"ddp or none with adapter={self.adapter.name}",
             "Frozen weights take no gradients and no optimizer state, which is most of what shards would save.",
+        )
+
+        if self.model.dtype is WeightDtype.bfloat16:
+            self._expect_room_for_small_steps()
+
+    def _expect_room_for_small_steps(self) -> None:
+        """Refuse weights of 8 bits of mantissa where a step below 1/256 of a weight would be lost."""
+        dtype, key = self.model.dtype.value, "model.dtype"
+        expect(
+            self.training.precision is Precision.bf16,
+            "training.precision",
+            self.training.precision.value,
+            f"bf16 with {key}={dtype}",
+        )
+        expect(
+            not isinstance(self.distributed, FsdpConfig),
+            key,
+            dtype,
+            "float32 with distributed=fsdp",
+            "distributed.param_dtype=bfloat16 computes in bfloat16 from float32 shards.",
+        )
+        others = [str(rule["optimizer"]) for rule in self.param_groups.rules if "optimizer" in rule]
+        kept = getattr(self.optimizer, "master_weights", False) and not others
+        has = hasattr(self.optimizer, "master_weights")
+        way = "optimizer.master_weights=true" if has else "optimizer=lamb optimizer.master_weights=true"
+        expect(
+            kept or isinstance(self.adapter, LoraConfig),
+            key,
+            dtype,
+            f"float32 with optimizer={others[0] if others else self.optimizer.name}, which keeps no float32 copy of "
+            "what it steps: a step below 1/256 of a weight would be lost",
+            f"Give {way} (adamwdl and schedule_free have it, too), or adapter=lora, whose factors are float32.",
         )
 
     def _expect_reader_of_tokens(self) -> None:
