@@ -126,7 +126,8 @@ def inject(
     places = _places(model)
     _refuse_other_places(places, Places(targets, saved))
     setattr(model, _MARK, Injected(_names(model, places), places, base))
-    return [_note(config, model, places)]
+    unread = "; so does what its weights lack, which are not read here" if meta and base is not None else ""
+    return [_note(config, model, places) + unread]
 
 
 def base_tensors(model: Any) -> dict[str, Tensor]:
@@ -272,8 +273,11 @@ def _note(config: LoraConfig, model: nn.Module, places: Places) -> str:
         param.numel() for path in places.saved for param in model.get_submodule(f"{path}.original_module").parameters()
     )
     total = sum(param.numel() for param in model.parameters()) - copies
-    whole = f"; {', '.join(places.saved)} trains whole" if places.saved else ""
+    verb = "trains" if len(places.saved) == 1 else "train"
+    whole = f"; {', '.join(places.saved)} {verb} whole" if places.saved else ""
+    ratio = config.loraplus_lr_ratio
+    plus = "" if ratio is None else f"; B at {ratio:g} times the lr of A"
     return (
         f"adapter={config.name}: factors of rank {config.r} beside {len(places.targets)} modules ({listed}){whole}: "
-        f"{trained:,} of {total:,} parameters train, {trained / total:.2%}"
+        f"{trained:,} of {total:,} parameters train, {trained / total:.2%}{plus}"
     )

@@ -19,6 +19,10 @@ _HEAD_NAME = re.compile(r"head|classif|score|logits|predict|^cls$|qa_outputs|poo
 """Of modules beside the layers, in the models that have no module for the model without head."""
 
 
+_NO_OUT_PROJ = ("falcon_h1", "mamba", "mamba2", "falcon_mamba", "nemotron_h")
+"""Architectures of which peft takes no `out_proj`."""
+
+
 @dataclass(frozen=True)
 class Places:
     """Dotted names of modules.
@@ -35,8 +39,8 @@ class Places:
 def linear_modules(model: PreTrainedModel) -> list[str]:
     """Names of all linear maps that are called as modules and share their weight with no other.
 
-    transformers' `Conv1D`, which is GPT-2's linear map, is one. The projections of `nn.MultiheadAttention` are none: it
-    reads their weights and never calls them.
+    transformers' `Conv1D`, which is GPT-2's linear map, is one. The projections of `nn.MultiheadAttention` are none,
+    nor are two of a Mamba block: their weights are read, and they are never called.
     """
     from transformers.pytorch_utils import Conv1D
 
@@ -46,7 +50,17 @@ def linear_modules(model: PreTrainedModel) -> list[str]:
         path
         for path, module in model.named_modules()
         if isinstance(module, nn.Linear | Conv1D) and path not in shared and not path.startswith(tuple(held))
+        if not _read_by_kernel(model, path)
     ]
+
+
+def _read_by_kernel(model: PreTrainedModel, path: str) -> bool:
+    parent, _, leaf = path.rpartition(".")
+    if leaf not in ("dt_proj", "out_proj"):
+        return False
+    block = type(model.get_submodule(parent)).__name__.lower()
+    refused = leaf == "out_proj" and getattr(model.config, "model_type", None) in _NO_OUT_PROJ
+    return "mamba" in block or refused
 
 
 def head_modules(model: PreTrainedModel) -> list[str]:

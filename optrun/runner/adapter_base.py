@@ -110,8 +110,10 @@ def rebuilt(
         raise CheckpointError(f"{checkpoint}: its configuration has no adapter, and its weights are one.")
     torch.manual_seed(config.seed)
     model, base = weights_of(config.model, kind, values)
-    places = {key: list(facts[key]) for key in ("target_modules", "modules_to_save")}
-    inject(replace(config.adapter, **places), model, config.task.AUTO_CLASS, base=base)
+    adapter = replace(
+        config.adapter, target_modules=list(facts["target_modules"]), modules_to_save=list(facts["modules_to_save"])
+    )
+    inject(adapter, model, config.task.AUTO_CLASS, base=base)
     refuse_other_adapter(saved, adapter_facts(model), config)
     load_model_tensors(model, snapshot.model)
     return model

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -53,9 +54,9 @@ def logits(model: Any, folder: str) -> torch.Tensor:
 
 def test_checkpoints_hold_the_adapter_alone(place: Path) -> None:
     held = load_file("run/checkpoints/step-00000004/model.safetensors")
-    assert all(".lora_" in name or name.startswith("classifier.modules_to_save.default.") for name in held)
+    assert all(".lora_" in name or ".modules_to_save.default." in name for name in held)
     facts = state(Path("run"), 4)["adapter"]
-    assert facts["modules_to_save"] == ["classifier"]
+    assert set(facts["modules_to_save"]) == {"classifier", "bert.pooler.dense"}  # the base had neither
     assert "bert.encoder.layer.1.output.dense" in facts["target_modules"]
     assert set(state(Path("run"), 4)["trainable"]) == held.keys()
     told = summary(Path("run"))["model"]
@@ -88,7 +89,9 @@ def test_exports_load_in_peft_and_in_transformers(place: Path, capsys: pytest.Ca
     assert "peft.PeftModel.from_pretrained" in capsys.readouterr().out
     assert optrun("export", "run", "merged", "merge=true") == 0
     base = transformers.AutoModelForSequenceClassification.from_pretrained("encoder/model", num_labels=2)
-    model = peft.PeftModel.from_pretrained(base, "adapter")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of names of transformers' that will be others
+        model = peft.PeftModel.from_pretrained(base, "adapter")
     merged = transformers.AutoModelForSequenceClassification.from_pretrained("merged")
     torch.testing.assert_close(logits(merged, "merged"), logits(model, "adapter"), rtol=1e-5, atol=1e-6)
     assert merged.config.id2label == {0: "even", 1: "odd"}
@@ -114,7 +117,7 @@ def test_a_branch_goes_on_with_the_adapter(place: Path) -> None:
 def test_from_scratch_the_model_is_published_merged(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
     words = [*TINY_GPT, "data=files", f"data.train={place / 'corpus.txt'}", "adapter=lora", "training.max_steps=2"]
     assert optrun(*words, "checkpoint.save_steps=2", "hydra.run.dir=gpt") == 0
-    assert "what adapter=lora freezes is random" in capsys.readouterr().err
+    assert "what adapter=lora freezes is random" in capsys.readouterr().out
     published = load_file("gpt/model/model.safetensors")
     assert not [name for name in published if "lora" in name]
     assert optrun("export", "gpt", "whole", "merge=true") == 0
@@ -160,7 +163,7 @@ WRONG = [
     (["adapter=lora", "distributed=fsdp"], ["distributed=fsdp", "ddp or none with adapter=lora"]),
     ([*LORA, "adapter.target_modules=[qury]"], ["adapter.target_modules=['qury']", "Did you mean query?"]),
     ([*LORA, "adapter.modules_to_save=[clasifier]"], ["adapter.modules_to_save", "clasifier", "mean classifier?"]),
-    ([*LORA, "adapter.modules_to_save=[]"], ["classifier.weight is not in the model's weights", "null"]),
+    ([*LORA, "adapter.modules_to_save=[]"], ["is not in the model's weights", "leave adapter.modules_to_save null"]),
     ([*LORA, "optimizer=muon"], ["optimizer=muon", "factors of a LoRA", "nothing is left"]),
     ([*TASK, "model=pretrained", "model.path=run/model"], ["an adapter (peft)", "merge=true"]),
     ([*TASK, "model=pretrained", "model.path=run"], ["a run with an adapter", "optrun export run DIR merge=true"]),
@@ -202,9 +205,16 @@ def test_wrong(words: list[str], facts: list[str], place: Path, full: None, caps
 
 def test_explain_tells_what_trains(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
     words = [*TASK, *BASE, "adapter=lora", "adapter.loraplus_lr_ratio=16", "param_groups=layerwise"]
-    assert optrun("explain", *words, "param_groups.decay_rate=0.5") == 0
+    words.append("param_groups.decay_rate=0.5")
+    assert optrun("explain", *words) == 0
     said = " ".join(capsys.readouterr().out.split())
-    for fact in ("factors of rank 8", "classifier trains whole", "% ", "adapter.default_lr_factor=0.5", "LoRA+ x16"):
+    for fact in (
+        "factors of rank 8",
+        "classifier trains whole",
+        "% ",
+        "adapter.default_lr_factor=0.5",
+        "B at 16 times",
+    ):
         assert fact in said, said
     assert optrun("explain", *words, "--json") == 0
     facts = json.loads(capsys.readouterr().out)
