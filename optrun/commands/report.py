@@ -4,18 +4,23 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from optrun.commands.parser import VerbParser
+from optrun.config.schema.objective import read_objectives
 from optrun.errors import EXIT_DONE, ConfigError, refuse_url
 
-KEYS = ("baseline", "by", "metric", "out", "target")
+if TYPE_CHECKING:
+    from optrun.artifacts.objective import Objective
+
+KEYS = ("baseline", "by", "metric", "objectives", "out", "target")
 
 
 def parser() -> VerbParser:
     """Build the parser of the verb."""
     return VerbParser(
         "report",
-        "DIR [DIR ...] [out=DIR] [baseline=NAME] [metric=NAME] [by=KEY,KEY] [target=LEVEL]",
+        "DIR [DIR ...] [out=DIR] [baseline=NAME] [metric=NAME] [by=KEY,KEY] [target=LEVEL] [objectives=NAME,NAME]",
         """
 Compares runs, sweeps, or folders of them: a ranked table here, report.html, report.md and report.csv on disk (in the
 first DIR; where that is one run of several, in outputs/reports/DATE/TIME; or in out). Reads files only.
@@ -24,6 +29,8 @@ first DIR; where that is one run of several, in outputs/reports/DATE/TIME; or in
   metric    the metric to compare by, such as eval/loss; else the main metric of the runs
   by        configuration keys that tell contenders apart; else all that differ, but lr and the optimizer's own
   target    the level of the metric to which steps, tokens and time are counted; else one that all contenders reach
+  objectives  numbers to weigh against each other, such as eval/loss,perf/tokens_per_second: the configurations that no
+            other is better than in all; else those of the sweep
 """,
         keys=KEYS,
     )
@@ -58,9 +65,17 @@ def run(argv: list[str]) -> int:
         metric=given.get("metric"),
         by=[key for key in given.get("by", "").split(",") if key],
         target=_level(given["target"]) if "target" in given else None,
+        objectives=_objectives(given.get("objectives", "")),
         console=Console(),
     )
     return EXIT_DONE
+
+
+def _objectives(text: str) -> list[Objective]:
+    from optrun.artifacts.objective import Objective
+
+    named = [part for part in text.split(",") if part]
+    return [Objective(name, mode) for name, mode in read_objectives(named, "optrun report objectives")]
 
 
 def _level(text: str) -> float:

@@ -277,6 +277,7 @@ def _plain_grid(
         params=params or {},
         search={},
         confirm=ConfirmConfig(seeds=None, power=None, baseline=None),
+        objectives=[],
         timeout=timeout,
         retry_failed=retry_failed,
         max_batch_size=max_batch_size,

@@ -14,6 +14,7 @@ from rich.console import Console
 from rich.text import Text
 
 from optrun.artifacts.atomic import replace_text
+from optrun.artifacts.objective import Objective
 from optrun.artifacts.run_dir import RunDir
 from optrun.artifacts.run_manifest import recorded
 from optrun.errors import ConfigError, StorageError
@@ -25,12 +26,13 @@ from optrun.report.figures import pictures
 from optrun.report.findings import Findings, find
 from optrun.report.narrative import verdict_line
 from optrun.report.page import HTML_MARK, MARKDOWN_MARK, facts_of, render
+from optrun.report.pareto import expected, pareto_table
 from optrun.report.picture import Data, Picture
 from optrun.report.spent import budget_line
 from optrun.report.table import filled, to_rich
 from optrun.report.tables import CSV_MARK, runs_csv, runs_table, terminal_table
 from optrun.report.theme import LIGHT, PAGE, SOFTWARE, Theme, new_figure, save_png, write
-from optrun.report.tuned import tuned_keys
+from optrun.report.tuned import objectives_of, tuned_keys
 from optrun.report.warnings import Warning, find_warnings
 from optrun.report.workloads import Overview, over_workloads
 
@@ -59,6 +61,7 @@ def report(
     metric: str | None = None,
     by: Sequence[str] = (),
     target: float | None = None,
+    objectives: Sequence[Objective] = (),
     console: Console | None = None,
 ) -> Report:
     """Compare the runs at or beneath some directories.
@@ -71,13 +74,14 @@ def report(
         metric: The metric to compare by; default: the main metric of the runs, of several workloads that of each.
         by: Configuration keys that separate contenders; default: all that differ, but for lr and the optimizer's own.
         target: Level of the metric for times to target and lr basins; default: one that the contenders reach.
+        objectives: Two or more numbers to weigh against each other; default: those of the sweeps.
         console: Where the table is printed; None prints nothing.
 
     Returns:
         The findings, the warnings and the files.
 
     Raises:
-        ConfigError: No run there; an unknown metric, baseline or key; a file of a person's own in the way.
+        ConfigError: No run there; an unknown metric, objective, baseline or key; a file of a person's own in the way.
         StorageError: A file cannot be written.
     """
     dirs = [Path(directory) for directory in dirs]
@@ -92,6 +96,7 @@ def report(
         listed = ", ".join(str(directory) for directory in dirs)
         raise ConfigError(f"report {listed}: no run found here or beneath (a run has metrics.jsonl or summary.json)")
     tuned = tuned_keys(runs)
+    weighed = expected(objectives, runs) or objectives_of(runs)
     overview = over_workloads(runs, metric=metric, baseline=baseline, by=by)
     if overview is not None:
         if target is not None:
@@ -102,13 +107,14 @@ def report(
         findings = find(runs, metric=metric, by=by, tuned=tuned)
         cautions, drawn = workloads_page.cautions(overview, findings), workloads_figures.pictures(overview)
     else:
-        findings = find(runs, metric=metric, baseline=baseline, by=by, tuned=tuned, target=target)
+        findings = find(runs, metric=metric, baseline=baseline, by=by, tuned=tuned, target=target, objectives=weighed)
         cautions = find_warnings(findings)
         drawn = [_run_picture(runs[0])] if len(runs) == 1 else pictures(findings)
     folder = out if out is not None else _folder_for(dirs[0], runs)
     same = all(one.metric == findings.metric for one in planned.values())
     confirmed = judge(planned, dirs, target=findings.target if same and math.isfinite(findings.target) else None)
     options = {"baseline": baseline, "metric": metric, "by": ",".join(by), "target": target}
+    options["objectives"] = ",".join(f"{each.name}:{each.mode}" for each in objectives)
     typed = [f"{key}={given}" for key, given in options.items() if given not in (None, "")]
     command = shlex.join(["optrun", "report", *map(str, dirs), *typed])
     files = _write(folder, findings, cautions, drawn, confirmed, command, overview)
@@ -148,6 +154,8 @@ def print_report(made: Report, console: Console) -> None:
             console.print(to_rich(terminal_table(findings), width=console.width))
             if budget := budget_line(findings):
                 console.print(budget, markup=False, highlight=False)
+            if (front := pareto_table(findings)) is not None:
+                console.print(to_rich(front, title="Pareto front", width=console.width))
         begun = [run for run in findings.runs if run.status != NOT_STARTED]
         rest = [run for run in begun if not run.finished or run.diverged]
         if rest:

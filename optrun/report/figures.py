@@ -15,6 +15,8 @@ from optrun.report.basin_figure import basin_data, draw_basins
 from optrun.report.budget_figure import budget_data, draw_budget
 from optrun.report.chart import Chart, of_series
 from optrun.report.findings import Findings, Row
+from optrun.report.pareto import points
+from optrun.report.pareto_figure import draw_pareto, pareto_data
 from optrun.report.picture import WIDTH, Data, Picture, drawn_rows, series_colour, short_name
 from optrun.report.searched import searched_keys
 from optrun.report.searched_figure import MOST, draw_slice, searched_data, slice_title
@@ -69,6 +71,16 @@ def pictures(findings: Findings) -> list[Picture]:
         )
         title = f"Final {metric} against learning rate"
         add("basin", title, caption, lambda to: draw_basins(rows, findings, to), lambda: basin_data(rows, metric))
+    if findings.objectives and points(findings):
+        caption = (
+            "A dot is a configuration, the mean over its seeds; those joined by the line are on the front: no other is "
+            "better in one number and at least as good in all."
+        )
+        if len(findings.objectives) > 2:
+            caption += f" The first two of {len(findings.objectives)} are drawn: the line may bend back."
+        first, second = findings.objectives[:2]
+        title = f"{second.name} against {first.name}"
+        add("pareto", title, caption, lambda to: draw_pareto(rows, findings, to), lambda: pareto_data(findings))
     if any(row.rank and row.budget.tried > 1 for row in rows):
         caption = (
             "The best mean that so many of a contender's configurations would have given, in random order: the line is "

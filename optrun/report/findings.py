@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from optrun.artifacts.objective import Objective
 from optrun.errors import ConfigError, did_you_mean
 from optrun.report.arms import (
     Arm,
@@ -89,6 +90,8 @@ class Findings:
     """Bootstrap intervals by `id` of the arm."""
     incomparable: str = ""
     """Why nothing is ranked although there are scores; empty where that is not so."""
+    objectives: Sequence[Objective] = ()
+    """Numbers that are weighed against each other; none: the metric alone."""
 
     def ranked_arms(self) -> list[Arm]:
         """Sort all arms, best mean first, those without a score last."""
@@ -104,6 +107,7 @@ def find(
     by: Sequence[str] = (),
     tuned: Collection[str] = (),
     target: float | None = None,
+    objectives: Sequence[Objective] = (),
 ) -> Findings:
     """Join, rank and test.
 
@@ -115,6 +119,7 @@ def find(
         tuned: Keys that separate none unless they stand in `by`, or nothing else does.
         target: Level of the metric for times to target and lr basins; default: see `targets.choose_target` and
             `level.common_level`.
+        objectives: What is weighed against each other.
 
     Raises:
         ConfigError: A metric no run has, a baseline or a key that is none here.
@@ -175,6 +180,7 @@ def find(
         level,
         intervals,
         apart,
+        objectives,
     )
 
 

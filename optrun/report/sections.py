@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from optrun.report.cost import cost_table
 from optrun.report.findings import Findings
+from optrun.report.pareto import pareto_sentence, pareto_table
 from optrun.report.table import Table
 from optrun.report.tables import speed_table, target_table
 
@@ -18,6 +19,11 @@ class Section:
     title: str
     paragraphs: Sequence[str] = ()
     tables: Sequence[Table] = ()
+
+
+def _pareto(findings: Findings) -> Section | None:
+    front = pareto_table(findings)
+    return None if front is None else Section("Pareto front", [pareto_sentence(findings)], [front])
 
 
 def _cost(findings: Findings) -> Section:
@@ -32,7 +38,7 @@ def _speed(findings: Findings) -> Section:
     return Section("Speed, memory, sensitivity", tables=[speed_table(findings)])
 
 
-SECTIONS: tuple[Callable[[Findings], Section | None], ...] = (_cost, _target, _speed)
+SECTIONS: tuple[Callable[[Findings], Section | None], ...] = (_pareto, _cost, _target, _speed)
 """In the order of the page, after the pictures; None: nothing to say."""
 
 

@@ -1,12 +1,24 @@
-"""Find what a sweep says that it tuned: keys that tell no contenders apart, whatever they are."""
+"""Find what a sweep says of itself: the keys that it tuned, and the objectives that it weighed."""
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import Iterable, Sequence
 
+from optrun.artifacts.objective import Objective
 from optrun.artifacts.run_dir import SWEEP
 from optrun.report.collect import Run
+
+
+def objectives_of(runs: Iterable[Run]) -> list[Objective]:
+    """Collect what the sweeps of some runs weighed against each other, in their order; nothing where none says so."""
+    found: dict[Objective, None] = {}
+    for sweep in dict.fromkeys(run.path.parent for run in runs):
+        with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+            for each in json.loads((sweep / SWEEP).read_text(encoding="utf-8"))["objectives"]:
+                found[Objective(str(each["name"]), "max" if each["mode"] == "max" else "min")] = None
+    return list(found)
 
 
 def tuned_keys(runs: Iterable[Run]) -> set[str]:

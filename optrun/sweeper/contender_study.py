@@ -22,8 +22,9 @@ from optrun.config.schema.task import SCHEMAS as TASKS
 from optrun.errors import ConfigError
 from optrun.sweeper import study as study_of
 from optrun.sweeper.contenders import Contender
-from optrun.sweeper.folder import JobState
+from optrun.sweeper.folder import JobState, SweepDir
 from optrun.sweeper.jobs import Composer, Job, build_jobs, label_of, parse
+from optrun.sweeper.objectives import KEY, objectives_of, values_of
 from optrun.sweeper.pruners import build_pruner, rungs
 from optrun.sweeper.samplers import build_sampler, is_hashed
 from optrun.sweeper.space import any_value, ends, space_of, written
@@ -94,6 +95,9 @@ class ContenderStudy:
         self.example = self._job({key: any_value(found) for key, found in self.space.items()})
         """A job that may never be: what is common to all can be seen in it."""
         self._pruner = build_pruner(options, self.example.values["training"]["max_steps"])
+        self.objectives = objectives_of(options.objectives)
+        """Empty: the main metric alone."""
+        self._sweep: SweepDir | None = None
         self._study: Any = None
         self._hashed = True
 
@@ -152,6 +156,7 @@ class ContenderStudy:
             **({"seed": ",".join(self.seeds)} if self.seeds else {}),
             "checkpoint.metric": metric if metric is None or "/" in metric else f"eval/{metric}",
             "checkpoint.mode": self.mode(),
+            **({KEY: [f"{each.name}:{each.mode}" for each in self.objectives]} if self.objectives else {}),
         }
 
     def mode(self) -> str:
@@ -163,17 +168,20 @@ class ContenderStudy:
             return metric_mode(str(saving["metric"]))
         return str(TASKS[saved_kind("task", TASKS, self.example.values["task"])].MODE)
 
-    def open(self, storage: Any, where: str) -> None:
+    def open(self, storage: Any, where: str, sweep: SweepDir) -> None:
         """Open the study, made where there is none.
 
         Args:
             storage: Of Optuna's.
             where: How a message names it.
+            sweep: Where its jobs write.
 
         Raises:
             ConfigError: It was begun over another space or configuration.
         """
-        self._study = study_of.open_study(storage, self.mode(), self.name)
+        self._sweep = sweep
+        modes = [each.mode for each in self.objectives] or [self.mode()]
+        self._study = study_of.open_study(storage, modes, self.name)
         self._study.pruner = self._pruner
         self._hashed = is_hashed(self._study)
         study_of.refuse_other(self._study, where, self.space, self.shared())
@@ -243,11 +251,9 @@ class ContenderStudy:
 
     def tell(self, trial: Trial, states: Mapping[str, JobState], resting: set[str]) -> None:
         """Let the study know how a trial ended, if it has."""
-        for job in trial.jobs:
-            self._check_mode(states[job.name])
-        value = trial.value(states)
-        if value is not None:
-            self._study.tell(trial.number, value, skip_if_finished=True)
+        values = self._values(trial, states)
+        if values is not None:
+            self._study.tell(trial.number, values, skip_if_finished=True)
         elif any(job.name in resting for job in trial.jobs):
             self._study.tell(trial.number, state=TrialState.PRUNED, skip_if_finished=True)
         elif all(states[job.name].ended for job in trial.jobs):
@@ -255,12 +261,18 @@ class ContenderStudy:
 
     def tell_late(self, frozen: FrozenTrial, states: Mapping[str, JobState]) -> None:
         """Let the study know of the result of a trial that had ended without one."""
-        trial = self.trial(frozen)
+        values = self._values(self.trial(frozen), states)
+        if values is not None:
+            study_of.tell_again(self._study, frozen, values)
+
+    def _values(self, trial: Trial, states: Mapping[str, JobState]) -> list[float] | None:
+        """Compute what a trial came to, a number for each objective; None where it has not finished with all."""
+        if self.objectives and self._sweep is not None:
+            return values_of(self._sweep, trial.jobs, states, self.objectives)
+        for job in trial.jobs:
+            self._check_mode(states[job.name])
         value = trial.value(states)
-        if value is not None:
-            for job in trial.jobs:
-                self._check_mode(states[job.name])
-            study_of.tell_again(self._study, frozen, value)
+        return None if value is None else [value]
 
     def _check_mode(self, state: JobState) -> None:
         if state.metric is not None and state.mode != self.mode():

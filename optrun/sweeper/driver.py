@@ -15,6 +15,7 @@ from optrun.sweeper import launch as launching
 from optrun.sweeper.command import SweepCommand
 from optrun.sweeper.folder import JobState, SweepDir
 from optrun.sweeper.jobs import Job
+from optrun.sweeper.objectives import objectives_of
 from optrun.sweeper.result import write_result
 from optrun.sweeper.stop import Stop
 from optrun.sweeper.view import Board, PlainView
@@ -387,4 +388,4 @@ class Driver:
 
     def write_result(self) -> None:
         """Write `sweep.json` anew."""
-        write_result(self.sweep, self.board, self.tuned)
+        write_result(self.sweep, self.board, self.tuned, objectives_of(self.options.objectives))

@@ -120,7 +120,7 @@ class Search:
             storage = optuna.storages.get_storage(storage)
             refuse_mixed(storage, where, self.apart)
             for study in self.studies:
-                study.open(storage, where)
+                study.open(storage, where, sweep)
             self._refuse_unequal()
 
     def _refuse_unequal(self) -> None:

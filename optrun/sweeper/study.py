@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import optuna
@@ -19,18 +19,18 @@ _AGAIN = "optrun:again"
 _SHOWN = 3
 
 
-def open_study(storage: Any, mode: str, contender: str = "") -> Any:
+def open_study(storage: Any, modes: Sequence[str], contender: str = "") -> Any:
     """The study of a contender, made where there is none.
 
     Args:
         storage: Of Optuna's.
-        mode: Which direction of the objective is better; one that is there keeps its own.
+        modes: Which direction of each objective is better; one that is there keeps its own.
         contender: Name of the optimizer; empty: all are searched as one.
     """
     return optuna.create_study(
         storage=storage,
         study_name=f"{_NAME}:{contender}" if contender else _NAME,
-        direction="minimize" if mode == "min" else "maximize",
+        directions=["minimize" if mode == "min" else "maximize" for mode in modes],
         load_if_exists=True,
     )
 
@@ -139,20 +139,20 @@ def described(found: Any) -> str:
     return f"tag(log, {text})" if found.log else text
 
 
-def tell_again(study: Any, trial: FrozenTrial, value: float) -> None:
+def tell_again(study: Any, trial: FrozenTrial, values: Sequence[float]) -> None:
     """Add the late result of a trial that ended without one, once; Optuna takes none for a trial that has ended.
 
     Args:
         study: Nobody else changes it meanwhile.
         trial: Failed or pruned.
-        value: What its job came to in the end.
+        values: What its job came to in the end, one for each objective.
     """
     repeated = {known.user_attrs.get(_AGAIN) for known in study.get_trials(deepcopy=False)}
     if trial.number in repeated or trial.state == TrialState.COMPLETE:
         return
     study.add_trial(
         optuna.trial.create_trial(
-            value=value,
+            values=list(values),
             params=trial.params,
             distributions=trial.distributions,
             user_attrs={_AGAIN: trial.number},

@@ -6,6 +6,7 @@ from enum import Enum
 from typing import Any
 
 from optrun.config.schema.checks import expect, expect_count, expect_positive
+from optrun.config.schema.objective import read_objectives
 from optrun.errors import ConfigError
 
 STORAGE = "hydra.sweeper.storage"
@@ -58,6 +59,9 @@ class SweeperConfig:
     """Optimizer to keys and values that are tried with it alone; on the command line `search.NAME.KEY=VALUES`."""
     confirm: ConfirmConfig
     """Confirm what was chosen on fresh seeds, in the same command."""
+    objectives: list[str]
+    """Two or more numbers to weigh against each other, such as [eval/loss,perf/tokens_per_second]; NAME:min or NAME:max
+    where the better direction is not known; empty: the main metric alone."""
     timeout: float | None
     """Seconds of wall clock for the whole command; then the running jobs save and end, and the same line goes on."""
     retry_failed: bool
@@ -80,10 +84,26 @@ class SweeperConfig:
         """Refuse rungs that are no ladder."""
         expect_count("hydra.sweeper.max_batch_size", self.max_batch_size)
         expect_positive("hydra.sweeper.timeout", self.timeout)
+        self._check_objectives()
         ascending = self.rungs == sorted(set(self.rungs)) and all(rung > 0 for rung in self.rungs)
         expect(ascending, "hydra.sweeper.rungs", self.rungs, "ascending steps above 0")
         expect(self.reduction_factor >= 2, "hydra.sweeper.reduction_factor", self.reduction_factor, "2 or more")
         self._check_devices()
+
+    def _check_objectives(self) -> None:
+        if not read_objectives(self.objectives, "hydra.sweeper.objectives"):
+            return
+        given = f"hydra.sweeper.objectives={self.objectives}"
+        if self.halves:
+            raise ConfigError(
+                f"{given}: rungs and pruners stop what is weaker in one number, and here are {len(self.objectives)}. "
+                "Leave hydra.sweeper.rungs and hydra.sweeper.pruner out."
+            )
+        if self.confirm.asked:
+            raise ConfigError(
+                f"{given}: a front has no single choice to confirm, so hydra.sweeper.confirm has nothing to run. "
+                "`optrun confirm SWEEP metric=NAME` confirms the best in one of them."
+            )
 
     def _check_devices(self) -> None:
         if self.devices is None:
@@ -139,6 +159,11 @@ class OptunaConfig(SweeperConfig):
         """Refuse a search of nothing."""
         super().__post_init__()
         self._check_pruner()
+        if self.objectives and self.sampler is Sampler.cmaes:
+            raise ConfigError(
+                f"hydra.sweeper.sampler=cmaes: goes for one objective, and hydra.sweeper.objectives={self.objectives}. "
+                "Choose tpe, gp, qmc or random."
+            )
         expect_count("hydra.sweeper.n_trials", self.n_trials)
         expect_count("hydra.sweeper.n_steps", self.n_steps)
         expect_count("hydra.sweeper.n_jobs", self.n_jobs)
