@@ -26,6 +26,8 @@ NOT_IDENTITY_OF_TRAINING = (
     "dataloader_timeout",
     "device",
     "nproc_per_node",
+    "profile",
+    "peak_flops",
 )
 """The same, below `training`."""
 

@@ -27,7 +27,7 @@ def missing(name: str) -> str | None:
     Args:
         name: A hub name, or a local path.
     """
-    return None if Path(name).expanduser().exists() or not may_be_name(name) else _silence()
+    return None if Path(name).expanduser().exists() or not may_be_name(name) else silence()
 
 
 def nowhere(missing: str | None) -> str:
@@ -87,8 +87,8 @@ def from_cache(names: Iterable[str | None]) -> list[str]:
 
 
 @functools.cache
-def _silence() -> str | None:
-    """What came in the place of the hub's answer; None: it answered.
+def silence() -> str | None:
+    """Tell what came in the place of the hub's answer; None: it answered.
 
     Left alone its client asks again and again, half a minute for every file. Where it gets no answer it is told to look
     into its cache alone, as HF_HUB_OFFLINE=1 does.

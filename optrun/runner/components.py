@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
 from typing import Any
+
+import torch
 
 from optrun.artifacts.checkpoint import Snapshot
 from optrun.distributed.shard import is_sharded
@@ -26,6 +30,7 @@ from optrun.training.loop import Loop
 from optrun.training.metrics_log import MetricsLogger, storage_policy
 from optrun.training.setup import TrainingSetup
 from optrun.training.state import RandomStates, TrainState
+from optrun.training.utilization import peak_flops
 
 
 class TrackerCallback(Callback):
@@ -74,6 +79,10 @@ def build_loop(
     if world.is_main:
         metrics_log = MetricsLogger(session.manifest, storage_policy(config.checkpoint.on_storage_error, note))
         components, sync = _writers(session, setup, metrics_log, answers), metrics_log.sync
+        if config.training.profile is not None:
+            from optrun.training.profiler import Profiler
+
+            components.append(Profiler(config.training.profile))
     if config.training.early_stopping_patience is not None:  # every rank comes to the same verdict
         components.append(EarlyStopping(config.training, setup.ranking))
     training = TrainingContext(setup, run, note, session.summary.command)
@@ -118,7 +127,36 @@ def build_loop(
         session.signal_handler,
         stop_at=stop_at,
         started=session.started,
+        samples_at_peak=_samples_at_peak(setup, note),
     )
+
+
+def _samples_at_peak(setup: TrainingSetup, note: Callable[[str], None]) -> float | None:
+    """Compute the samples per second of devices that are never idle, by the operations of the first micro-batch.
+
+    Returns:
+        None where the peak or the operations are not known.
+    """
+    step = setup.train_step
+    name = torch.cuda.get_device_name(step.device) if step.device.type == "cuda" else step.device.type
+    peak = setup.config.peak_flops or peak_flops(name, step.precision)
+    if peak is None:
+        return None
+    if is_sharded(setup.model):
+        note("perf/mfu is not measured: operations are counted on one device, and the model is spread over several.")
+        return None
+    from optrun.model.flops import step_flops
+
+    # Made here, not by the loader's workers, which belong to training.
+    with contextlib.closing(replace(setup.train_loader, workers=0).training(setup.plan, 0)) as batches:
+        batch = next(batches)[0]
+    try:
+        flops = step_flops(setup.model, step.to_device(batch), step.autocast())
+    except Exception as error:  # of a model's own code, in a pass that training does not need
+        note(f"perf/mfu is not measured: counting the operations of a batch failed: {error}")
+        return None
+    _, samples = step.sizes(batch)
+    return peak * step.world.size * samples / flops if flops and samples else None
 
 
 def _nothing() -> None:

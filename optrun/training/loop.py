@@ -43,6 +43,7 @@ class Loop:
         signal_handler: Requests by signal.
         stop_at: Pause after this many optimizer steps, evaluated and saved; None: go to the end.
         clock: Seconds, monotonic.
+        samples_at_peak: Samples per second of devices that are never idle, for `perf/mfu`; None: not known.
         started: When the run was started, on that clock; None: now. The time budget counts from there.
     """
 
@@ -58,6 +59,7 @@ class Loop:
         stop_at: int | None = None,
         clock: Callable[[], float] = time.monotonic,
         started: float | None = None,
+        samples_at_peak: float | None = None,
     ) -> None:
         self.setup = setup
         self.state = setup.state
@@ -71,7 +73,7 @@ class Loop:
         self.clock = clock
         self.device = setup.train_step.device
         self.world = setup.train_step.world
-        self.throughput = Throughput(clock)
+        self.throughput = Throughput(clock, samples_at_peak)
         self._started = clock() if started is None else started
         self._begun = clock()
         self._seconds_before = self.state.seconds

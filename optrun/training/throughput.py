@@ -10,10 +10,12 @@ class Throughput:
 
     Args:
         clock: Seconds, monotonic.
+        samples_at_peak: Samples per second of devices that are never idle; None: not known.
     """
 
-    def __init__(self, clock: Callable[[], float]) -> None:
+    def __init__(self, clock: Callable[[], float], samples_at_peak: float | None = None) -> None:
         self.clock = clock
+        self.samples_at_peak = samples_at_peak
         self.reset()
 
     def reset(self) -> None:
@@ -30,7 +32,10 @@ class Throughput:
         self.begun += seconds
 
     def rates(self) -> dict[str, float]:
-        """Tokens and samples per second, as metrics; nothing where there were none."""
+        """Tokens and samples per second, and model FLOPs utilization; nothing where there were none."""
         elapsed = max(self.clock() - self.begun, 1e-9)
         counted = {"perf/tokens_per_second": self.tokens, "perf/samples_per_second": self.samples}
-        return {name: count / elapsed for name, count in counted.items() if count}
+        found = {name: count / elapsed for name, count in counted.items() if count}
+        if self.samples and self.samples_at_peak:
+            found["perf/mfu"] = self.samples / elapsed / self.samples_at_peak
+        return found

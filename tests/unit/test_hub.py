@@ -20,9 +20,9 @@ from optrun.data import hub_access as hub
 @pytest.fixture(autouse=True)
 def _asked_anew(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
-    hub._silence.cache_clear()
+    hub.silence.cache_clear()
     yield
-    hub._silence.cache_clear()
+    hub.silence.cache_clear()
 
 
 def test_a_hub_that_answers_is_asked_once(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -67,6 +67,10 @@ class TrainingConfig:
     """`skip` gives up after this many in a row."""
     max_rollbacks: int
     """`rollback` gives up after this many in a run."""
+    profile: int | None
+    """Optimizer steps of this start to profile, after two that are not: a trace and a table in extra/."""
+    peak_flops: float | None
+    """FLOP/s of one device at its best, for perf/mfu; null: what is known of the GPU at hand."""
     early_stopping_patience: int | None
     """End after this many evaluations in a row without improvement of the main metric (`checkpoint.metric`)."""
     early_stopping_threshold: float
@@ -86,11 +90,13 @@ class TrainingConfig:
             "max_nonfinite_skips",
             "max_rollbacks",
             "early_stopping_patience",
+            "profile",
         ):
             expect_count(f"training.{key}", getattr(self, key))
         self._check_ranks()
         expect_fraction("training.label_smoothing_factor", self.label_smoothing_factor)
         expect_positive("training.max_seconds", self.max_seconds)
+        expect_positive("training.peak_flops", self.peak_flops)
         expect_not_negative("training.dataloader_num_workers", self.dataloader_num_workers)
         expect_not_negative("training.dataloader_timeout", self.dataloader_timeout)
         self._check_early_stopping()

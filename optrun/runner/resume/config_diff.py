@@ -24,6 +24,8 @@ _HARMLESS_TRAINING = {
         "dataloader_timeout",
         "max_seconds",
         "nproc_per_node",
+        "profile",
+        "peak_flops",
         "on_nonfinite",
         "max_nonfinite_skips",
         "max_rollbacks",

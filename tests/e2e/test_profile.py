@@ -1,0 +1,58 @@
+"""A profile of some steps, and the share of the device's peak that training uses."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from optrun.artifacts.metrics import read_metrics
+from tests.running import TINY_GPT, optrun, write_text
+
+
+def words(folder: Path, steps: int = 6) -> list[str]:
+    """Of a run."""
+    run = ["training.logging_steps=1", f"training.max_steps={steps}", "checkpoint=none", "training.eval_steps=100"]
+    return [*TINY_GPT, "data=files", f"data.train={write_text(folder)}", *run]
+
+
+def losses(run: Path) -> list[float]:
+    """Of training."""
+    return read_metrics(run / "metrics.jsonl").series("train/loss")[1]
+
+
+def test_a_trace_of_three_steps_and_the_same_losses(tmp_path: Path) -> None:
+    plain, watched = tmp_path / "plain", tmp_path / "watched"
+    assert optrun(*words(tmp_path), f"hydra.run.dir={plain}") == 0
+    more = ["training.profile=3", "training.peak_flops=1e12", f"hydra.run.dir={watched}"]
+    assert optrun(*words(tmp_path), *more) == 0
+    assert losses(plain) == losses(watched)
+    trace = json.loads((watched / "extra" / "trace-steps-3-5.json").read_text())
+    names = {event.get("name", "") for event in trace["traceEvents"]}
+    assert {f"ProfilerStep#{number}" for number in (0, 1, 2)} <= names
+    assert any("addmm" in name for name in names)
+    assert "Self CPU" in (watched / "extra" / "trace-steps-3-5.txt").read_text()
+    assert optrun("verify", str(watched)) == 0
+    log = read_metrics(watched / "metrics.jsonl")
+    share, speed = log.series("perf/mfu")[1], log.series("perf/samples_per_second")[1]
+    assert share[0] / speed[0] == pytest.approx(share[1] / speed[1])
+    assert 0 < share[0] < 1
+    assert "perf/mfu" not in read_metrics(plain / "metrics.jsonl").names()
+
+
+@pytest.mark.parametrize(
+    ("more", "facts"),
+    [
+        (["training.profile=5"], ("training.profile=5", "4 or fewer")),
+        (["training.profile=0"], ("training.profile", "1 or more")),
+        (["training.peak_flops=-1"], ("training.peak_flops", "above 0")),
+    ],
+)
+def test_what_cannot_be_profiled_is_refused(
+    more: list[str], facts: tuple[str, ...], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert optrun(*words(tmp_path), *more, f"hydra.run.dir={tmp_path / 'run'}") == 2
+    told = capsys.readouterr().err
+    for fact in facts:
+        assert fact in told
