@@ -6,7 +6,16 @@ from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
 
 import torch
-from torch.utils.flop_counter import FlopCounterMode
+from torch.utils.flop_counter import FlopCounterMode, sdpa_flop_count
+
+Shape = tuple[int, ...]
+
+
+def _attention(query: Shape, key: Shape, value: Shape, *_: object, **__: object) -> int:
+    return int(sdpa_flop_count(query, key, value))
+
+
+_NOT_COUNTED_BY_TORCH = {torch.ops.aten._scaled_dot_product_flash_attention_for_cpu: _attention}
 
 
 def step_flops(
@@ -32,7 +41,7 @@ def step_flops(
     """
     training = model.training
     devices = [batch_device(batch)] if batch_device(batch).type == "cuda" else []
-    counter = FlopCounterMode(display=False)
+    counter = FlopCounterMode(display=False, custom_mapping=_NOT_COUNTED_BY_TORCH)
     try:
         model.eval()  # the same operations but dropout, and running averages stay
         with torch.random.fork_rng(devices), torch.no_grad(), autocast or nullcontext(), counter:

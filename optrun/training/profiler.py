@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch.profiler import ProfilerActivity, profile
+from torch.profiler import ProfilerAction, ProfilerActivity, profile
 
 from optrun.artifacts.atomic import replace_text, storing
 from optrun.errors import ConfigError
@@ -58,12 +58,12 @@ class Profiler(Callback):
             activities = [ProfilerActivity.CPU]
             if training.setup.train_step.device.type == "cuda":
                 activities.append(ProfilerActivity.CUDA)
-            self._profile = profile(activities=activities, record_shapes=True)
+            self._profile = profile(activities=activities, record_shapes=True, schedule=lambda _: ProfilerAction.RECORD)
             self._profile.start()
-        elif self._profile is not None:
+        elif self._profile is not None and self._seen < SKIPPED + self.steps:
             self._profile.step()
-            if self._seen == SKIPPED + self.steps:
-                self._write(training)
+        elif self._profile is not None:
+            self._write(training)
 
     def on_train_end(self, training: TrainingContext, status: str) -> None:  # noqa: ARG002
         """Write what there is of a run that ended in between."""

@@ -55,7 +55,7 @@ class Hub(BaseHTTPRequestHandler):
             self._answer({"error": "You have no right to write here"}, 403)
         elif self.path == "/api/repos/create":
             self.made.append(json.loads(body))
-            self._answer({"url": f"{self.headers['Host']}/{NAME}", "id": NAME})
+            self._answer({"url": f"http://{self.headers['Host']}/{NAME}", "id": NAME})
         elif "/preupload/" in self.path:
             paths = [file["path"] for file in json.loads(body)["files"]]
             self._answer({"files": [{"path": path, "uploadMode": "regular", "shouldIgnore": False} for path in paths]})
@@ -63,7 +63,9 @@ class Hub(BaseHTTPRequestHandler):
             for line in map(json.loads, body.splitlines()):
                 if line["key"] == "file":
                     self.files[line["value"]["path"]] = base64.b64decode(line["value"]["content"])
-            self._answer({"success": True, "commitOid": "1" * 40, "commitUrl": f"http://hub/{NAME}/commit/1"})
+            self._answer(
+                {"success": True, "commitOid": "1" * 40, "commitUrl": f"http://{self.headers['Host']}/{NAME}/commit/1"}
+            )
         else:
             self._answer({})
 
@@ -103,7 +105,7 @@ def test_what_is_published_is_what_was_exported(trained: Path, tmp_path: Path, h
     folder = tmp_path / "exported"
     done = export(trained, str(folder), f"push_to_hub={NAME}", "private=true", env=hub)
     assert done.returncode == 0, done.stderr
-    assert f"published as {NAME}: http://hub/{NAME}/commit/1" in done.stdout
+    assert f"published as {NAME}: {hub['HF_ENDPOINT']}/{NAME}/commit/1" in done.stdout.replace("\n", "")
     assert [(made["name"], made.get("organization"), made["private"]) for made in Hub.made] == [
         ("my-model", "someone", True)
     ]
