@@ -60,7 +60,8 @@ def on_front(costs: NDArray[np.float64]) -> NDArray[np.bool_]:
     """
     no_worse = np.all(costs[:, None, :] <= costs[None, :, :], axis=2)
     lower = np.any(costs[:, None, :] < costs[None, :, :], axis=2)
-    return ~np.any(no_worse & lower, axis=0)
+    front: NDArray[np.bool_] = ~np.any(no_worse & lower, axis=0)
+    return front
 
 
 def points(findings: Findings) -> list[Point]:
