@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from optrun.artifacts.objective import Objective, known_objectives, objective_value
 from optrun.errors import ConfigError, did_you_mean
-from optrun.formatting import count, rate
+from optrun.formatting import count, duration, rate, size
 from optrun.report.arms import Arm
 from optrun.report.collect import Run
 from optrun.report.findings import Findings
@@ -121,13 +121,21 @@ def settings(point: Point) -> str:
 
 
 def shown(name: str, number: float) -> str:
-    """Format a value of an objective: metrics with decimals, counts and rates with a unit prefix."""
-    return value(number) if name.startswith(("eval/", "train/")) else count(number)
+    """Format a value of an objective: metrics with decimals, times, sizes and counts with a unit."""
+    if name.startswith(("eval/", "train/")):
+        return value(number)
+    if name.endswith("seconds"):
+        return duration(number)
+    return size(number) if name.endswith("_bytes") else count(float(f"{number:.4g}"))
 
 
 def _cells(point: Point, names: Sequence[str]) -> list[str]:
     cells = zip(names, point.values, point.spread, strict=True)
-    return [shown(name, mean) + ("" if math.isnan(sd) else f" ± {shown(name, sd)}") for name, mean, sd in cells]
+    return [shown(name, mean) + ("" if math.isnan(sd) else f" ± {_rounded(name, sd)}") for name, mean, sd in cells]
+
+
+def _rounded(name: str, sd: float) -> str:
+    return f"{sd:.2g}" if name.startswith(("eval/", "train/")) else shown(name, float(f"{sd:.2g}"))
 
 
 def _values(run: Run, objectives: Sequence[Objective]) -> list[float] | None:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
-from optrun.formatting import count
 from optrun.report.chart import Chart, of_series
 from optrun.report.findings import Findings, Row
 from optrun.report.pareto import Point, points, settings, shown
@@ -23,12 +23,12 @@ def pareto_data(findings: Findings) -> Data:
 
 
 def draw_pareto(rows: Sequence[Row], findings: Findings, theme: Theme) -> Chart:
-    """Draw the first two objectives; the arrows of the labels point to where each is better."""
+    """Draw the first two objectives; the labels say which direction of each is better."""
     figure = new_figure(WIDTH, 3.4 + 0.17 * len(rows), theme)
     ax = figure.add_subplot()
     first, second = findings.objectives[:2]
-    towards = {"min": ("←", "↓"), "max": ("→", "↑")}
-    across, up = f"{first.name}  {towards[first.mode][0]} better", f"{second.name}  {towards[second.mode][1]} better"
+    better = {"min": "lower", "max": "higher"}
+    across, up = (f"{each.name} ({better[each.mode]} is better)" for each in (first, second))
     style_axes(ax, theme, xlabel=across, ylabel=up)
     found = points(findings)
     kept = [each for each in found if each.front]
@@ -52,11 +52,15 @@ def draw_pareto(rows: Sequence[Row], findings: Findings, theme: Theme) -> Chart:
     for axis, objective in ((ax.xaxis, first), (ax.yaxis, second)):
         axis.set_major_locator(MaxNLocator(5))
         if not objective.name.startswith(("eval/", "train/")):
-            axis.set_major_formatter(FuncFormatter(lambda number, _: count(number)))
+            axis.set_major_formatter(FuncFormatter(partial(_tick, objective.name)))
     ax.margins(0.08)
     drawn = [series for series, row in enumerate(rows) if any(each.contender == row.name for each in found)]
     legend(ax, theme, below=True, series=drawn)
     return figure
+
+
+def _tick(name: str, number: float, _: int) -> str:
+    return shown(name, number)
 
 
 def _told(point: Point, findings: Findings) -> str:
