@@ -1,6 +1,6 @@
 """Questions about functions of the standard library, answered by a rule from signature and docstring: no download.
 
-The first answer has to be known, the others stand in the question: a small model learns to find them there.
+What a function does has to be known; the other answers stand in the question, where a small model learns to find them.
 """
 
 from __future__ import annotations
@@ -59,9 +59,9 @@ def load_stdlib_chat(config: StdlibChatConfig, *, documents: bool) -> Source:  #
 
 
 def chats_of(path: Path) -> Iterator[Turns]:
-    """Yield a chat about each function of a file that has parameters and a docstring.
+    """Yield a chat about each function of a file that has parameters.
 
-    Which questions follow the first depends on the place of the function in its file.
+    What is asked depends on the place of the function in its file, and what it does only where a docstring says it.
     """
     try:
         tree = ast.parse(path.read_text(encoding="utf-8", errors="replace"))
@@ -70,16 +70,20 @@ def chats_of(path: Path) -> Iterator[Turns]:
     functions = [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)]
     for number, node in enumerate(functions):
         names = [name for name in _parameters(node) if name not in _NOT_PARAMETERS]
-        summary = " ".join((ast.get_docstring(node) or "").split("\n\n")[0].split())
         signature = f"{node.name}({', '.join(names)})"
-        if not names or not 10 <= len(summary) <= _LONGEST or len(signature) > _LONGEST:
+        if not names or len(signature) > _LONGEST:
             continue
-        chat = [{"role": "system", "content": _SYSTEM}] if number % 2 else []
-        chat += _asked(f"What does {signature} do?", summary)
-        if number % 3 != 1:
+        summary = " ".join((ast.get_docstring(node) or "").split("\n\n")[0].split())
+        chat = [{"role": "system", "content": _SYSTEM}] if number % 3 == 0 else []
+        if 10 <= len(summary) <= _LONGEST:
+            chat += _asked(f"What does {signature} do?", summary)
             chat += _asked("Which parameters does it take?", f"{_joined(names)}.")
-        if number % 3 == 2:
-            chat += _asked("And how is it called?", f"By its name, {node.name}.")
+        elif number % 2:
+            chat += _asked(f"Which parameters does {signature} take?", f"{_joined(names)}.")
+            chat += _asked("How many are they?", f"{len(names)}.")
+        else:
+            chat += _asked(f"What is the first parameter of {signature}?", f"{names[0]}.")
+            chat += _asked("And the last?", f"{names[-1]}.")
         yield chat
 
 
