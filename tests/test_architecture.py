@@ -31,10 +31,11 @@ ALLOWED: dict[str, set[str]] = {
     "optimizer": {"config", "errors", "param_groups", "registry"},  # AdamWDL's ratio function, one pure function
     "testing": {"optimizer"},
     "task": {"config", "data", "errors", "formatting", "registry"},
+    "prediction": {"artifacts", "config", "data", "errors", "task"},
     "training": {"artifacts", "config", "data", "distributed", "errors", "formatting"},
     "runner": {
         "artifacts", "clip", "config", "data", "distributed", "errors", "formatting", "garbage", "model", "optimizer",
-        "param_groups", "registry", "report", "scheduler", "task", "tracking", "training",
+        "param_groups", "prediction", "registry", "report", "scheduler", "task", "tracking", "training",
     },
     "sweeper": {"artifacts", "config", "errors", "formatting", "registry", "runner", "training"},
     "explain": {

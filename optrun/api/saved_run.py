@@ -138,6 +138,29 @@ class Run:
             log.warning(found.warning)
         return found.metrics
 
+    def predict(self, overrides: Sequence[str], *, checkpoint: Location | None = None) -> Path:
+        """Predict the rows of a file, as `optrun predict`; what was stopped or killed is continued.
+
+        Args:
+            overrides: `data.eval=FILE`, `out=FILE`, and options such as `generation.max_new_tokens=40`.
+            checkpoint: One of this run; None: the newest whole one.
+
+        Returns:
+            The file that was written, absolute.
+
+        Raises:
+            ConfigError: A key that has no effect on a prediction, rows that do not fit, a file that is there already.
+            CheckpointError: There is no whole checkpoint.
+        """
+        tokens = list(command_line_of(overrides).overrides)
+        with isolated():
+            from optrun.commands.predict import predict
+
+            _, found = predict(str(self.path if checkpoint is None else checkpoint), tokens)
+        for note in found.notes:
+            log.info(note)
+        return found.out.resolve()
+
 
 @dataclass(frozen=True)
 class Result:

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from types import FrameType
 from typing import Self
 
-from optrun.errors import EXIT_STOPPED_EARLY, ConfigError, OptrunError, StorageError, printable
+from optrun.errors import EXIT_STOPPED_EARLY, ConfigError, OptrunError, StoppedEarly, StorageError, printable
 
 _STORAGE = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EROFS, errno.ESTALE}
 """What the operating system says of a disk, also where it names no file."""
@@ -34,7 +34,7 @@ def guarded(verb: Callable[[list[str]], int], argv: list[str]) -> int:
         except KeyboardInterrupt:
             pass
         except OptrunError as error:
-            if not interrupted.heard:
+            if not interrupted.heard or isinstance(error, StoppedEarly):
                 return say(error, argv)
         except (Exception, SystemExit) as error:
             if not interrupted.heard or not isinstance(error, OSError):

@@ -6,6 +6,7 @@ VERBS = {
     "evaluate": "optrun.commands.evaluate",
     "explain": "optrun.commands.explain",
     "export": "optrun.commands.export",
+    "predict": "optrun.commands.predict",
     "report": "optrun.commands.report",
     "verify": "optrun.commands.verify",
 }

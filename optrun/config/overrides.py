@@ -211,7 +211,7 @@ def _check_hydra_keys(full: DictConfig, parsed: list[Override]) -> None:
             continue
         if key in known:
             if not override.is_delete() and not override.is_sweep_override():
-                value = _plain(override.value())
+                value = plain_value(override.value())
                 assign(full, key, value, merge=isinstance(value, dict))  # as Hydra does
             continue
         raise unknown_hydra_key(known, key)
@@ -236,20 +236,21 @@ def _check_value(base: DictConfig, token: str, override: Override, *, sweep: boo
     if override.is_delete():
         raise ConfigError(f"{token}: {key} cannot be taken away; give it a value, or null where the comment allows it.")
     for value in _typed_values(override):
-        assign(base, key, _plain(value))
+        assign(base, key, plain_value(value))
     node = node_at(base, key)
     whole = isinstance(node, DictConfig) and OmegaConf.get_type(node) is dict  # open: Hydra adds to it, or refuses
     return f"{'++' if whole else ''}{key}={token.split('=', 1)[1]}"
 
 
-def _plain(value: Any) -> Any:
+def plain_value(value: Any) -> Any:
+    """A parsed value without what Hydra's grammar remembers of its quotes."""
     text = getattr(value, "text", None)  # a quoted string of Hydra's grammar
     if text is not None and not isinstance(value, str):
         return text
     if isinstance(value, list):
-        return [_plain(item) for item in value]
+        return [plain_value(item) for item in value]
     if isinstance(value, dict):
-        return {_plain(name): _plain(item) for name, item in value.items()}
+        return {plain_value(name): plain_value(item) for name, item in value.items()}
     return value
 
 

@@ -93,6 +93,25 @@ class PretrainedPreparation:
         self.processor.save_pretrained(folder)
 
 
+def saved_preparation(folder: Path) -> PretrainedPreparation:
+    """The preparation that a run saved beside its model.
+
+    Args:
+        folder: Where `save_pretrained` put it.
+
+    Raises:
+        ConfigError: It cannot be loaded.
+    """
+    from transformers import AutoImageProcessor
+
+    try:
+        return PretrainedPreparation(AutoImageProcessor.from_pretrained(str(folder), backend="pil"))
+    except Exception as error:  # OSError, ValueError, and what a damaged file brings
+        raise ConfigError(
+            f"{folder}: the image processor of the run cannot be loaded: {in_one_line(error)}. Restore the folder."
+        ) from error
+
+
 def load_image_preparation(config: ModelConfig) -> ScratchPreparation | PretrainedPreparation:
     """The preparation that the configuration names.
 

@@ -13,20 +13,16 @@ from pathlib import Path
 from typing import Any
 
 from optrun.artifacts.atomic import remove_folder, storing
-from optrun.artifacts.checkpoint import load_checkpoint
 from optrun.artifacts.metrics import read_summary
 from optrun.artifacts.run_check import refuse_damaged
 from optrun.artifacts.run_dir import SUMMARY, TOKENIZER, RunDir
 from optrun.artifacts.run_manifest import RunManifest, recorded
 from optrun.config.kind import saved_kind
 from optrun.config.schema.task import SCHEMAS as TASKS
-from optrun.errors import CheckpointError, ConfigError
+from optrun.errors import ConfigError
 from optrun.model.adapter import ADAPTER, injected, merge
-from optrun.model.weights import load_model_tensors
 from optrun.report.card import TaskCard, model_card
-from optrun.runner.adapter_base import rebuilt
-from optrun.runner.resume.data_position import vocabulary_digest
-from optrun.runner.resume.state_file import refuse_garbage
+from optrun.runner.trained import load_trained, refuse_other_vocabulary
 
 
 def write_model(
@@ -178,40 +174,20 @@ def export(run: RunDir, checkpoint: Path, destination: Path, *, merged: bool = F
         StorageError: The disk refused.
         LockedError: The destination lies in a run directory that another process writes.
     """
-    import transformers
-
     refuse_damaged(run, SUMMARY, f"{TOKENIZER}/*")
-    snapshot = load_checkpoint(checkpoint)
-    refuse_garbage(checkpoint, snapshot.metadata)
-    values = dict(snapshot.metadata.model_config)
-    name = snapshot.metadata.model_class
+    trained = load_trained(run, checkpoint)
+    model, snapshot = trained.model, trained.snapshot
     if merged and snapshot.metadata.adapter is None:
         raise ConfigError(f"merge=true: {checkpoint} has no adapter: all its weights trained, and are exported whole.")
-    kind = getattr(transformers, name, None)
-    if kind is None or values.get("model_type") not in transformers.CONFIG_MAPPING:
-        raise CheckpointError(
-            f"{checkpoint}: its model class {name} is not one of this transformers ({transformers.__version__})."
+    adapter = injected(model)
+    if not merged and adapter is not None and adapter.base is None:
+        raise ConfigError(
+            f"{checkpoint}: an adapter whose base was made from a seed, so nobody else has it. Give merge=true."
         )
-    config = transformers.AutoConfig.for_model(values.pop("model_type"), **values)
-    if snapshot.metadata.adapter is None:
-        dtype = next((tensor.dtype for tensor in snapshot.model.values() if tensor.is_floating_point()), None)
-        model = kind._from_config(config, dtype=dtype)
-        load_model_tensors(model, snapshot.model)
-    else:
-        model = rebuilt(run, checkpoint, snapshot, kind, config)
-        adapter = injected(model)
-        if not merged and adapter is not None and adapter.base is None:
-            raise ConfigError(
-                f"{checkpoint}: an adapter whose base was made from a seed, so nobody else has it. Give merge=true."
-            )
-        if merged:
-            merge(model)
+    if merged:
+        merge(model)
     tokenizer = _tokenizer(run)
-    if tokenizer is not None and snapshot.metadata.tokenizer not in (None, vocabulary_digest(tokenizer)):
-        raise CheckpointError(
-            f"{run.tokenizer}: another tokenizer than {checkpoint} was trained with: its weights would read other "
-            "words. Restore it from a copy."
-        )
+    refuse_other_vocabulary(run, checkpoint, snapshot, tokenizer)
     try:
         summary = read_summary(run.summary)
     except (OSError, ValueError):
@@ -231,7 +207,7 @@ def export(run: RunDir, checkpoint: Path, destination: Path, *, merged: bool = F
     except BaseException:
         shutil.rmtree(aside, ignore_errors=True)
         raise
-    return name
+    return trained.class_name
 
 
 def _tokenizer(run: RunDir) -> Any | None:

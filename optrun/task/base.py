@@ -87,6 +87,7 @@ class Task(ABC):
         unit: What a loss is averaged over: `tokens` or `examples`.
         label_smoothing: `training.label_smoothing_factor`.
         class_weights: Weight of each class in the loss, shape (classes,); None: all alike.
+        predictor: The class that predicts rows of a file, or its `module:attribute`; None: `optrun predict` is refused.
 
     Raises:
         ConfigError: Columns, labels or texts that do not fit the task.
@@ -99,6 +100,7 @@ class Task(ABC):
     reads_words: bool = False
     label_smoothing: float = 0.0
     class_weights: torch.Tensor | None = None
+    predictor: str | type[Any] | None = None
 
     def __init__(self, config: Any, data: DataConfig, source: Source, tokenizer: Any, *, seed: int) -> None:
         given: TaskConfig = config

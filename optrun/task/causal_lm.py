@@ -33,6 +33,7 @@ class CausalLm(LanguageModel):
 
     shift = True
     text_kind = TextKind.STREAM
+    predictor = "optrun.prediction.generation:TextGeneration"
 
     def inspect(self, source: Source, tokenizer: PreTrainedTokenizerBase) -> None:
         """Find what stands between documents, and the prompt."""

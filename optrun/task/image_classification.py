@@ -30,6 +30,7 @@ class ImageClassification(Task):
 
     columns = ("image_column", "label_column")
     unit = "examples"
+    predictor = "optrun.prediction.classification:ImageClasses"
 
     @classmethod
     def vocabulary(cls, source: Source) -> Iterator[str]:  # noqa: ARG003

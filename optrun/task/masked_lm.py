@@ -26,6 +26,8 @@ class MaskedLm(LanguageModel):
         ConfigError: No text, or a tokenizer without a mask token.
     """
 
+    predictor = "optrun.prediction.masked:MaskedTokens"
+
     def inspect(self, source: Source, tokenizer: PreTrainedTokenizerBase) -> None:  # noqa: ARG002
         """Find the mask, and the tokens that may stand in its place."""
         if tokenizer.mask_token_id is None:

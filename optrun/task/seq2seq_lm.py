@@ -31,6 +31,7 @@ class Seq2SeqLm(Task):
 
     columns = ("text_column", "eval_text_column", "target_column")
     text_kind = TextKind.SEQ2SEQ
+    predictor = "optrun.prediction.generation:TextToText"
 
     @classmethod
     def vocabulary(cls, source: Source) -> Iterator[str]:

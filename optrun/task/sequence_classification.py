@@ -33,6 +33,7 @@ class SequenceClassification(Task):
 
     columns = ("text_column", "eval_text_column", "text_pair_column", "label_column")
     unit = "examples"
+    predictor = "optrun.prediction.classification:TextClasses"
 
     @classmethod
     def vocabulary(cls, source: Source) -> Iterator[str]:

@@ -43,6 +43,7 @@ class TokenClassification(Task):
 
     columns = ("text_column", "eval_text_column", "label_column")
     reads_words = True
+    predictor = "optrun.prediction.tokens:WordLabels"
 
     @classmethod
     def vocabulary(cls, source: Source) -> Iterator[str]:

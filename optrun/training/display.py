@@ -233,20 +233,23 @@ def _columns() -> list[ProgressColumn]:
     ]
 
 
-def watched(items: Iterable[Item], total: int, *, console: Console | None = None) -> Iterator[Item]:
+def watched(
+    items: Iterable[Item], total: int, *, console: Console | None = None, what: str = "evaluation"
+) -> Iterator[Item]:
     """Items as they come, with a bar on a terminal while they do.
 
     Args:
         items: What is worked through, such as batches.
         total: How many there are.
         console: Where the bar is drawn; None: standard error, so that what a verb prints can be piped.
+        what: What is done, beside the bar.
     """
     console = console or Console(stderr=True)
     if not (console.is_terminal and console.is_interactive):
         yield from items
         return
     with Progress(*_columns(), console=console, transient=True) as progress:
-        yield from progress.track(items, total=total, description="evaluation")
+        yield from progress.track(items, total=total, description=what)
 
 
 def make_display(console: Console, title: str) -> Display:

@@ -157,17 +157,18 @@ def of_memory(global_step: int, micro_batches: list[Batch]) -> AbstractContextMa
     )
 
 
-def of_memory_in_evaluation(batch: Batch) -> AbstractContextManager[None]:
-    """Name the shapes and what to change where memory does not suffice for an evaluation batch.
+def of_memory_in_evaluation(batch: Batch, what: str = "evaluation") -> AbstractContextManager[None]:
+    """Name the shapes and what to change where memory does not suffice for a batch that is evaluated or predicted.
 
     Args:
-        batch: The one that is evaluated.
+        batch: The batch.
+        what: What is done with it.
 
     Raises:
         OptrunError: Instead of torch's error.
     """
     return _memory(
-        lambda: f"evaluation: out of memory with batches of {_shapes(batch)}",
+        lambda: f"{what}: out of memory with batches of {_shapes(batch)}",
         "Give a smaller training.per_device_eval_batch_size, or training.precision=bf16.",
     )
 

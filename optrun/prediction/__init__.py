@@ -1,0 +1,1 @@
+"""Rows of a file to predictions of a trained model: one file a kind, and how they are kept and written."""

@@ -1,0 +1,71 @@
+"""A checkpoint to the model that was trained, with what it was trained with, and without any data."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from optrun.artifacts.checkpoint import Snapshot, load_checkpoint
+from optrun.artifacts.run_dir import RunDir
+from optrun.errors import CheckpointError
+from optrun.model.weights import load_model_tensors
+from optrun.runner.adapter_base import rebuilt
+from optrun.runner.resume.data_position import vocabulary_digest
+from optrun.runner.resume.state_file import refuse_garbage
+
+
+@dataclass
+class TrainedModel:
+    """What a checkpoint holds, built."""
+
+    model: Any
+    """On the CPU, in evaluation mode."""
+    snapshot: Snapshot
+    class_name: str
+    """Name of the transformers class that loads it."""
+
+
+def load_trained(run: RunDir, checkpoint: Path) -> TrainedModel:
+    """Build the model of a checkpoint; an adapter beside its base.
+
+    Args:
+        run: The run it belongs to, which knows the base of an adapter.
+        checkpoint: Whole.
+
+    Raises:
+        ConfigError: The base of an adapter is not where it was, or another one.
+        CheckpointError: It is damaged, or its model class is not one of this transformers.
+    """
+    import transformers
+
+    snapshot = load_checkpoint(checkpoint)
+    refuse_garbage(checkpoint, snapshot.metadata)
+    values = dict(snapshot.metadata.model_config)
+    name = snapshot.metadata.model_class
+    kind = getattr(transformers, name, None)
+    if kind is None or values.get("model_type") not in transformers.CONFIG_MAPPING:
+        raise CheckpointError(
+            f"{checkpoint}: its model class {name} is not one of this transformers ({transformers.__version__})."
+        )
+    config = transformers.AutoConfig.for_model(values.pop("model_type"), **values)
+    if snapshot.metadata.adapter is None:
+        dtype = next((tensor.dtype for tensor in snapshot.model.values() if tensor.is_floating_point()), None)
+        model = kind._from_config(config, dtype=dtype)
+        load_model_tensors(model, snapshot.model)
+    else:
+        model = rebuilt(run, checkpoint, snapshot, kind, config)
+    return TrainedModel(model.eval(), snapshot, name)
+
+
+def refuse_other_vocabulary(run: RunDir, checkpoint: Path, snapshot: Snapshot, tokenizer: Any | None) -> None:
+    """Refuse a tokenizer of a run that is not the one its weights were trained with.
+
+    Raises:
+        CheckpointError: With the way out.
+    """
+    if tokenizer is not None and snapshot.metadata.tokenizer not in (None, vocabulary_digest(tokenizer)):
+        raise CheckpointError(
+            f"{run.tokenizer}: another tokenizer than {checkpoint} was trained with: its weights would read other "
+            "words. Restore it from a copy."
+        )
