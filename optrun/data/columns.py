@@ -15,9 +15,11 @@ if TYPE_CHECKING:
 
     from optrun.data.source import Source, Split
 
-ALL_KEYS = ("text_column", "eval_text_column", "text_pair_column", "label_column", "target_column", "image_column")
+ALL_KEYS = ("text_column", "eval_text_column", "text_pair_column", "label_column", "target_column", "image_column",
+            "label_columns", "choices_column")  # fmt: skip
 USUAL_LABELS = ("label", "labels")
 USUAL_WORDS = ("tokens", "words")
+USUAL_CHOICES = ("choices", "endings")
 
 
 def refuse_unused(columns: ColumnsConfig | None, used: Iterable[str], task: str) -> None:
@@ -32,8 +34,9 @@ def refuse_unused(columns: ColumnsConfig | None, used: Iterable[str], task: str)
     meanings: dict[str, str] = {}
     for key in ALL_KEYS:
         name = getattr(columns, key)
-        if name is not None and key != "eval_text_column" and meanings.setdefault(name, key) != key:
-            raise ConfigError(f"data.{key}={name}: data.{meanings[name]} is that column already. Give each its own.")
+        for one in name if isinstance(name, list | tuple) else [name]:
+            if one is not None and key != "eval_text_column" and meanings.setdefault(one, key) != key:
+                raise ConfigError(f"data.{key}={name}: data.{meanings[one]} is that column already. Give each its own.")
         if name is not None and key not in used:
             names = ", ".join(f"data.{name}" for name in used) or "none"
             raise ConfigError(f"data.{key}={name}: task={task} reads no such column. It reads: {names}.")
@@ -212,6 +215,31 @@ def target_column(source: Source, split: Split) -> str:
     raise ConfigError(
         f"data.target_column is needed: {split.key} has no column called target. {columns_in_words(split.rows)}"
     )
+
+
+def choices_column(source: Source, split: Split) -> str:
+    """The column of lists of texts to choose from: as named, else `choices` or `endings`.
+
+    Raises:
+        ConfigError: There is none, both, or it holds no lists of texts.
+    """
+    name = named(source.columns, "choices_column", split)
+    if name is None:
+        _refuse_plain_text(source, split, "choices")
+        usual = [column for column in USUAL_CHOICES if column in split.rows.column_names]
+        if len(usual) != 1:
+            raise ConfigError(
+                f"data.choices_column is needed: {split.key} has no single column called {' or '.join(USUAL_CHOICES)}. "
+                f"{columns_in_words(split.rows)}{_no_lists(split)}"
+            )
+        name = usual[0]
+    if not _holds_words(split.rows.features[name]):
+        refuse_mixed(split, name)
+        raise ConfigError(
+            f"data.choices_column={name}: {split.key} has no lists of texts there. {columns_in_words(split.rows)}"
+            f"{_no_lists(split)}"
+        )
+    return name
 
 
 def image_column(source: Source, split: Split) -> str:

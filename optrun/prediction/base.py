@@ -76,7 +76,8 @@ class Rows:
     def taken(self) -> list[str | None]:
         """Columns of the file that have labels or targets, and no texts to read."""
         own = self.columns
-        names = [own.label_column or "", own.target_column or "target", *([] if own.label_column else USUAL_LABELS)]
+        names = [own.label_column or "", own.target_column or "target", *(own.label_columns or ())]
+        names += [] if own.label_column else USUAL_LABELS
         return [name for name in names if name in self.split.rows.column_names]
 
 
@@ -128,6 +129,10 @@ class Predictor(ABC):
     @abstractmethod
     def encode(self, numbers: Sequence[int]) -> list[Inputs]:
         """Inputs of some rows, by their indices; those without `input_ids` are as long as each other."""
+
+    def length(self, one: Inputs) -> int:
+        """Tokens of one row, by which rows share a batch."""
+        return len(one["input_ids"]) if "input_ids" in one else 0
 
     @abstractmethod
     def predict(self, inputs: list[Inputs]) -> list[Values]:

@@ -10,7 +10,7 @@ import torch
 
 from optrun.data.columns import image_column, named
 from optrun.data.images import Images
-from optrun.prediction.base import Inputs, Predictor, Values, plain, probabilities
+from optrun.prediction.base import Inputs, Predictor, Values, plain, probabilities, sigmoids
 
 
 class ClassPredictor(Predictor):
@@ -34,19 +34,21 @@ class ClassPredictor(Predictor):
 
 
 class TextClasses(ClassPredictor):
-    """Texts, or pairs of texts, to labels, or to a number."""
+    """Texts, or pairs of texts, to a label, several labels, or a number."""
 
     columns: ClassVar[tuple[str, ...]] = ("text_column", "eval_text_column", "text_pair_column")
 
     def inspect(self) -> None:
         """Find the texts."""
-        self.regression = self.predicting.task.of_numbers
+        self.regression, self.several = self.predicting.task.of_numbers, self.predicting.task.of_sets
         self.pair = named(self.rows.columns, "text_pair_column", self.split)
         self.text = self.text_column(self.pair)
 
     @property
     def shape(self) -> dict[str, Any]:
         """A number, or labels."""
+        if self.several:
+            return {"prediction": [str], "probabilities": dict.fromkeys(self.labels, float)}
         return {"prediction": float} if self.regression else super().shape
 
     def encode(self, numbers: Sequence[int]) -> list[Inputs]:
@@ -70,7 +72,17 @@ class TextClasses(ClassPredictor):
         logits = self.predicting.forward(self.pad_inputs(inputs)).logits
         if self.regression:
             return [{"prediction": plain(number)} for number in logits.float().reshape(-1).cpu()]
-        return self.values(logits)
+        return self._sets(logits) if self.several else self.values(logits)
+
+    def _sets(self, logits: torch.Tensor) -> list[Values]:
+        """The labels with a probability above one half, and the probability of each."""
+        found = []
+        for row in sigmoids(logits):
+            shares = {label: plain(share) for label, share in zip(self.labels, row, strict=True)}
+            found.append(
+                {"prediction": [label for label in self.labels if shares[label] > 0.5], "probabilities": shares}
+            )
+        return found
 
 
 class ImageClasses(ClassPredictor):

@@ -158,7 +158,11 @@ def options_of(config: RunConfig) -> Mapping[str, Any]:
 
 def _named(columns: ColumnsConfig) -> dict[str, Any]:
     """Keys of columns to their names."""
-    return {one.name: getattr(columns, one.name) for one in fields(ColumnsConfig) if one.name.endswith("_column")}
+    return {
+        one.name: getattr(columns, one.name)
+        for one in fields(ColumnsConfig)
+        if one.name.endswith(("_column", "_columns"))
+    }
 
 
 def _columns(config: RunConfig, given: Mapping[str, str | None]) -> ColumnsConfig:
@@ -254,7 +258,7 @@ def predict_window(
         A prediction for each row, in order.
     """
     inputs = predictor.encode(window)
-    order = np.argsort([-_length(one) for one in inputs], kind="stable")
+    order = np.argsort([-predictor.length(one) for one in inputs], kind="stable")
     found: list[Values] = [{}] * len(inputs)
     with torch.no_grad():
         for number, begin in enumerate(range(0, len(inputs), batch_size)):
@@ -266,10 +270,6 @@ def predict_window(
             for member, one in zip(members, values, strict=True):
                 found[member] = one
     return found
-
-
-def _length(one: Inputs) -> int:
-    return len(one["input_ids"]) if "input_ids" in one else 0
 
 
 def _tensors(batch: list[Inputs]) -> Batch:

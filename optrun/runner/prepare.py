@@ -86,7 +86,9 @@ def prepare(config: RunConfig, artifacts: TrainedArtifacts | None = None, *, met
     facts = data_facts(task, source, tokenizer)
     task.label_smoothing = config.training.label_smoothing_factor
     if artifacts is None:  # else it is not trained, and its training rows may be others
-        task.class_weights = class_weights(getattr(config.task, "class_weights", None), task.labels, facts.train.labels)
+        weights, examples = getattr(config.task, "class_weights", None), facts.train.examples
+        several = examples if config.task.of_sets else None
+        task.class_weights = class_weights(weights, task.labels, facts.train.labels, several)
     needs = task.needs()
     spec = ModelSpec(
         auto_class=auto_class,

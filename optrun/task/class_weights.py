@@ -10,16 +10,20 @@ import torch
 from optrun.errors import ConfigError, did_you_mean
 
 
-def class_weights(given: Any, labels: Sequence[str], counts: Mapping[str, int]) -> torch.Tensor | None:
+def class_weights(
+    given: Any, labels: Sequence[str], counts: Mapping[str, int], examples: int | None = None
+) -> torch.Tensor | None:
     """Weights by class number.
 
     Args:
         given: As configured: `balanced`, a list, or a mapping from label to weight.
         labels: Names of the classes by number.
         counts: How often each stands in the training examples.
+        examples: How many there are, where each has any number of labels; None: each has one.
 
     Returns:
-        Shape (classes,), float32; None: all alike. `balanced` is scikit-learn's: examples / (classes * count).
+        Shape (classes,), float32; None: all alike. `balanced` is scikit-learn's: examples / (classes * count); of any
+        number of labels (examples - count) / count, what torch calls `pos_weight`.
 
     Raises:
         ConfigError: Weights that do not fit the classes.
@@ -35,6 +39,14 @@ def class_weights(given: Any, labels: Sequence[str], counts: Mapping[str, int]) 
                 "weights by hand, such as {" + missing[0] + ": 1.0}."
             )
         weights = [sum(counts.values()) / (len(labels) * counts[label]) for label in labels]
+        if examples is not None:
+            everywhere = [label for label in labels if counts[label] >= examples]
+            if everywhere:
+                raise ConfigError(
+                    f"task.class_weights=balanced: every training example has the label {everywhere[0]}, so there is "
+                    "nothing to balance it with. Give weights by hand, such as {" + everywhere[0] + ": 1.0}."
+                )
+            weights = [(examples - counts[label]) / counts[label] for label in labels]
     elif isinstance(given, Mapping):
         by_label = {str(label): float(weight) for label, weight in given.items()}
         unknown = next((label for label in by_label if label not in labels), None)

@@ -161,5 +161,7 @@ def _labels(task: Task, examples: Any) -> tuple[dict[str, int], tuple[float, flo
         return {}, None
     if not classes:
         return {}, (float(values.min()), float(values.mean()), float(values.max()))
+    if values.ndim == 2:  # of any number of labels, 0 or 1 each
+        return dict(zip(classes, map(int, values.sum(axis=0)), strict=True)), None
     counts = np.bincount(values[values != IGNORED], minlength=len(classes))
     return dict(zip(classes, map(int, counts), strict=True)), None

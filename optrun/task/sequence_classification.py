@@ -1,4 +1,4 @@
-"""A label, or a number, for a text or a pair of texts."""
+"""A label, several labels, or a number, for a text or a pair of texts."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
+from torch.nn import functional
 
 from optrun.data.cache import digest
 from optrun.data.columns import label_column, named, text_column, texts
@@ -16,6 +17,9 @@ from optrun.data.loader import Batch
 from optrun.data.source import Source, Split
 from optrun.errors import ConfigError
 from optrun.task.base import ModelNeeds, Task, pad_inputs
+from optrun.task.breakdown import Breakdown, LabelBreakdown
+from optrun.task.evaluation import MetricAccumulator
+from optrun.task.label_sets import LabelSetMetrics, label_columns, label_sets, row_sets
 from optrun.task.labels import label_config, numbers, row_classes
 from optrun.task.tokens import tokenizer_key
 
@@ -25,13 +29,13 @@ if TYPE_CHECKING:
 
 
 class SequenceClassification(Task):
-    """Texts, or pairs of texts, to classes or to a number.
+    """Texts, or pairs of texts, to a class, to any number of labels, or to a number.
 
     Raises:
         ConfigError: A missing column, a label unseen in training, text where numbers are expected.
     """
 
-    columns = ("text_column", "eval_text_column", "text_pair_column", "label_column")
+    columns = ("text_column", "eval_text_column", "text_pair_column", "label_column", "label_columns")
     unit = "examples"
     predictor = "optrun.prediction.classification:TextClasses"
 
@@ -46,11 +50,17 @@ class SequenceClassification(Task):
 
     def inspect(self, source: Source, tokenizer: PreTrainedTokenizerBase) -> None:  # noqa: ARG002
         """Find the classes and the number of each row's, or the numbers to predict."""
-        self.regression = self.config.of_numbers
+        self.regression, self.several = self.config.of_numbers, self.config.of_sets
+        given = None if source.columns is None else source.columns.label_columns
+        if given is not None and not self.several:
+            raise ConfigError(
+                f"data.label_columns={list(given)}: task.problem_type={self.config.problem_type.value} reads one "
+                "column of labels. Several are read by task.problem_type=multi_label_classification."
+            )
         if self.regression:
             self.numbers = {split: numbers(split, label_column(source, split)) for split in source.splits}
         else:
-            self.labels, self.numbers = row_classes(source)
+            self.labels, self.numbers = row_sets(source) if self.several else row_classes(source)
 
     def read(
         self, source: Source, split: Split, tokenizer: PreTrainedTokenizerBase, limit: int | None, seed: int | None
@@ -96,7 +106,13 @@ class SequenceClassification(Task):
         return ModelNeeds({**config, "problem_type": self.config.problem_type.value}, self.max_length)
 
     def collate(self, examples: list[Example]) -> Batch:
-        """`input_ids`, `attention_mask` (`token_type_ids`) of shape (batch, longest); `labels` of shape (batch,)."""
+        """`input_ids`, `attention_mask` (`token_type_ids`) of shape (batch, longest); `labels` of shape (batch,).
+
+        Of any number of labels these are 0 or 1, shape (batch, labels), float32, as transformers' own loss takes them.
+        """
+        if self.several:
+            sets = torch.from_numpy(np.stack([example["labels"] for example in examples]))
+            return {**pad_inputs(examples, self.padding), "labels": sets}
         dtype = torch.float32 if self.regression else torch.int64
         labels = torch.tensor([example["labels"].item() for example in examples], dtype=dtype)
         return {**pad_inputs(examples, self.padding), "labels": labels}
@@ -104,6 +120,25 @@ class SequenceClassification(Task):
     def count(self, batch: Batch) -> int:
         """Examples; -100 is a number like another."""
         return len(batch["labels"])
+
+    def weight(self, batch: Batch) -> float:
+        """Of any number of labels examples, whatever weights they have: `pos_weight` is no mean's."""
+        return self.count(batch) if self.several else super().weight(batch)
+
+    def loss(self, outputs: ModelOutput, batch: Batch) -> torch.Tensor:
+        """Of any number of labels the binary cross-entropy, a mean over examples and labels; shape ()."""
+        if not self.several or self.class_weights is None:
+            return super().loss(outputs, batch)
+        weights = self.class_weights.to(outputs.logits.device)
+        return functional.binary_cross_entropy_with_logits(outputs.logits.float(), batch["labels"], pos_weight=weights)
+
+    def running_metrics(self) -> MetricAccumulator:
+        """The loss; of any number of labels f1 and exact matches, too."""
+        return LabelSetMetrics(len(self.labels)) if self.several else super().running_metrics()
+
+    def breakdown(self) -> Breakdown | None:
+        """By class, or by label."""
+        return LabelBreakdown(self.labels, label_sets) if self.several else super().breakdown()
 
     def predictions(self, outputs: ModelOutput, batch: Batch) -> tuple[np.ndarray, np.ndarray]:
         """Classes, or numbers; shape (batch,) each."""
@@ -114,6 +149,6 @@ class SequenceClassification(Task):
 
 def _text_columns(source: Source, split: Split) -> tuple[str, str | None]:
     """Text and second text."""
-    label = label_column(source, split)
+    labels = label_columns(source, split)
     pair = named(source.columns, "text_pair_column", split)
-    return text_column(source, split, taken=(label, pair)), pair
+    return text_column(source, split, taken=(*labels, pair)), pair

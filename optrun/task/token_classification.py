@@ -16,6 +16,7 @@ from optrun.data.source import Source, Split
 from optrun.errors import ConfigError
 from optrun.task import entities, metrics
 from optrun.task.base import ModelNeeds, Task
+from optrun.task.breakdown import Breakdown, EntityBreakdown
 from optrun.task.evaluation import IGNORED, MetricAccumulator
 from optrun.task.labels import ClassNumbers, class_names, label_config, label_lists_of
 from optrun.task.tokens import tokenizer_key
@@ -135,6 +136,10 @@ class TokenClassification(Task):
     def running_metrics(self) -> MetricAccumulator:
         """Loss, accuracy over words, F1; of whole entities precision and recall, too."""
         return WordMetrics(self.labels, whole_entities=self.scheme)
+
+    def breakdown(self) -> Breakdown | None:
+        """Whole entities by type where the labels are IOB2, else words by label."""
+        return EntityBreakdown(self.labels) if self.scheme else super().breakdown()
 
 
 class WordMetrics(MetricAccumulator):

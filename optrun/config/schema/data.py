@@ -80,6 +80,11 @@ class ColumnsConfig(DataConfig):
     """Second text of an example."""
     label_column: str | None = None
     """Null: `label` or `labels`, if there is one; for token_classification also `tags` and `ner_tags`."""
+    label_columns: list[str] | None = None
+    """A column of 0 and 1 for each label (task.problem_type=multi_label_classification). Null: lists of labels in
+    label_column."""
+    choices_column: str | None = None
+    """Lists of texts to choose from (multiple_choice). Null: `choices` or `endings`, if there is one."""
     target_column: str | None = None
     """Text to produce (seq2seq_lm). Null: `target`."""
     image_column: str | None = None

@@ -76,10 +76,11 @@ class RunConfig:
             self._expect_reader_of_tokens()
         smoothing = self.training.label_smoothing_factor
         expect(
-            smoothing == 0 or (self.task.LABEL_SMOOTHING and not self.task.of_numbers),
+            smoothing == 0 or (self.task.LABEL_SMOOTHING and not self.task.of_numbers and not self.task.of_sets),
             "training.label_smoothing_factor",
             smoothing,
-            f"0 with task={self.task.name}" + (" and numbers as labels" if self.task.of_numbers else ""),
+            f"0 with task={self.task.name}"
+            + (" and numbers as labels" if self.task.of_numbers else " and any number of labels" * self.task.of_sets),
             "There are no classes to spread a target over.",
         )
         expect(

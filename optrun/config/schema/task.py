@@ -16,6 +16,7 @@ class ProblemType(Enum):
 
     single_label_classification = "single_label_classification"
     regression = "regression"
+    multi_label_classification = "multi_label_classification"
 
 
 class ChatLayout(Enum):
@@ -81,6 +82,11 @@ class TaskConfig:
         return False
 
     @property
+    def of_sets(self) -> bool:
+        """Whether an example has any number of labels, each with a probability of its own."""
+        return False
+
+    @property
     def main_metric(self) -> str:
         """The metric that says which checkpoint is best; its direction is `MODE`."""
         return self.MAIN_METRIC
@@ -119,7 +125,9 @@ class ClassesConfig(TaskConfig):
 
     class_weights: Any = None
     """Weight of each class in the training loss: `balanced` (inverse to how often it stands in the training rows), a
-    list by class number, or a mapping from label to weight (a label that is not named has 1); null: all alike."""
+    list by class number, or a mapping from label to weight (a label that is not named has 1); null: all alike. With
+    task.problem_type=multi_label_classification it weighs the examples that have the label, `balanced` by those that
+    have not for each that has."""
 
     def __post_init__(self) -> None:
         """Refuse weights of another form, or none above 0."""
@@ -252,7 +260,7 @@ class MaskedLmConfig(TaskConfig):
 
 @dataclass(kw_only=True)
 class SequenceClassificationConfig(ClassesConfig):
-    """A label, or a number, for a text or a pair of texts."""
+    """A label, several labels, or a number, for a text or a pair of texts."""
 
     AUTO_CLASS: ClassVar[str] = "AutoModelForSequenceClassification"
     METRICS: ClassVar[tuple[str, ...]] = ("accuracy", "f1", "mcc")
@@ -274,6 +282,13 @@ class SequenceClassificationConfig(ClassesConfig):
             self.class_weights,
             "null with task.problem_type=regression, which has no classes",
         )
+        expect(
+            not self.of_sets or not self.metrics,
+            "task.metrics",
+            self.metrics,
+            "[] with task.problem_type=multi_label_classification",
+            "It reports loss, f1_micro, f1_macro and exact_match.",
+        )
 
     @property
     def of_numbers(self) -> bool:
@@ -281,14 +296,19 @@ class SequenceClassificationConfig(ClassesConfig):
         return self.problem_type is ProblemType.regression
 
     @property
+    def of_sets(self) -> bool:
+        """Multi-label classification."""
+        return self.problem_type is ProblemType.multi_label_classification
+
+    @property
     def main_metric(self) -> str:
-        """Accuracy, or the linear correlation."""
-        return "pearson" if self.of_numbers else self.MAIN_METRIC
+        """Accuracy, the linear correlation, or f1 over all labels of all examples."""
+        return "pearson" if self.of_numbers else "f1_micro" if self.of_sets else self.MAIN_METRIC
 
     @property
     def own_metrics(self) -> tuple[str, ...]:
         """Of the problem type."""
-        return ("mse", "mae", "pearson", "spearman") if self.of_numbers else self.METRICS
+        return ("mse", "mae", "pearson", "spearman") if self.of_numbers else () if self.of_sets else self.METRICS
 
 
 @dataclass(kw_only=True)
@@ -302,6 +322,23 @@ class TokenClassificationConfig(ClassesConfig):
 
     label_all_pieces: bool
     """False: only the first piece of a word carries its label."""
+
+
+@dataclass(kw_only=True)
+class MultipleChoiceConfig(TaskConfig):
+    """Which of several texts goes with a text; data.choices_column holds lists of texts."""
+
+    AUTO_CLASS: ClassVar[str] = "AutoModelForMultipleChoice"
+    MAIN_METRIC: ClassVar[str] = "accuracy"
+    MODE: ClassVar[str] = "max"
+    METRICS: ClassVar[tuple[str, ...]] = ("accuracy",)
+    TITLE: ClassVar[str] = "multiple choice"
+    PIPELINE_TAG: ClassVar[str] = "multiple-choice"
+    USAGE: ClassVar[tuple[str, ...]] = (
+        'text, choices = "a text", ["one way to go on", "another one"]',
+        'inputs = tokenizer([text] * len(choices), choices, padding=True, return_tensors="pt")',
+        "print(choices[int(model(**{name: ids[None] for name, ids in inputs.items()}).logits.argmax())])",
+    )
 
 
 @dataclass(kw_only=True)
@@ -355,6 +392,7 @@ SCHEMAS: dict[str, type[TaskConfig]] = registry.own(
             "optrun.task.sequence_classification:SequenceClassification",
         ),
         "token_classification": (TokenClassificationConfig, "optrun.task.token_classification:TokenClassification"),
+        "multiple_choice": (MultipleChoiceConfig, "optrun.task.multiple_choice:MultipleChoice"),
         "seq2seq_lm": (Seq2SeqLmConfig, "optrun.task.seq2seq_lm:Seq2SeqLm"),
         "image_classification": (ImageClassificationConfig, "optrun.task.image_classification:ImageClassification"),
     },

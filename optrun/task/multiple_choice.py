@@ -1,0 +1,225 @@
+"""Which of several texts goes with a text: `AutoModelForMultipleChoice`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import chain
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+from optrun.data.cache import digest
+from optrun.data.columns import choices_column, label_column, named, text_column, texts
+from optrun.data.examples import Example, Examples, chosen, encode
+from optrun.data.loader import Batch
+from optrun.data.source import Source, Split
+from optrun.errors import ConfigError
+from optrun.task.base import ModelNeeds, Task, pad
+from optrun.task.tokens import tokenizer_key
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+Row = tuple[str, str]
+"""Context and one choice, behind the question where there is one."""
+
+
+class MultipleChoice(Task):
+    """A text, a question where there is one, and a list of choices; the label says which is right.
+
+    The label is the text of a choice, or its index from 0. All rows have as many choices.
+
+    Raises:
+        ConfigError: A missing column, a row with other choices than the first has, a label that is none of them.
+    """
+
+    columns = ("text_column", "eval_text_column", "text_pair_column", "choices_column", "label_column")
+    unit = "examples"
+    predictor = "optrun.prediction.choices:ChosenTexts"
+
+    @classmethod
+    def vocabulary(cls, source: Source) -> Iterator[str]:
+        """Contexts, questions and choices."""
+        split = source.train
+        text, pair, choices = _columns(source, split)
+        sides = [texts(split, text), *([] if pair is None else [texts(split, pair)])]
+        return chain(chain.from_iterable(zip(*sides, strict=True)), chain.from_iterable(_lists(split, choices)))
+
+    def inspect(self, source: Source, tokenizer: PreTrainedTokenizerBase) -> None:  # noqa: ARG002
+        """Look at the choices of each row, and find the number of the right one."""
+        self.numbers: dict[Split, np.ndarray] = {}
+        self.size = 0
+        for split in source.splits:
+            if not len(split.rows):
+                self.numbers[split] = np.zeros(0, dtype=np.int64)
+                continue
+            choices, label = choices_column(source, split), label_column(source, split)
+            self.size = self.size or count_choices(split, choices, None)
+            count_choices(split, choices, self.size)
+            rows = zip(_lists(split, choices), split.rows[label], strict=True)
+            found = [_number(split, row, label, listed, value) for row, (listed, value) in enumerate(rows)]
+            self.numbers[split] = np.array(found, dtype=np.int64)
+
+    def read(
+        self, source: Source, split: Split, tokenizer: PreTrainedTokenizerBase, limit: int | None, seed: int | None
+    ) -> Choices:
+        """One example a row."""
+        text, pair, choices = _columns(source, split)
+        indices = chosen(len(split.rows), limit, seed=seed)
+        part = split.take(indices)
+        key = digest(tokenizer_key(tokenizer), "choices", str(self.max_length), str(tokenizer.model_input_names))
+        longest = self.max_length
+
+        def encoder(batch: list[Row], cut: bool) -> dict[str, list[list[int]]]:
+            return encoded(tokenizer, batch, longest if cut else None)
+
+        examples = encode(lambda: pairs(part, text, pair, choices), encoder, key, longest=longest)
+        labels = self.numbers.pop(split)
+        return Choices(examples, self.size, labels if indices is None else labels[indices])
+
+    def needs(self) -> ModelNeeds:
+        """A head with one output, which scores a choice."""
+        return ModelNeeds({}, self.max_length)
+
+    def collate(self, examples: list[Example]) -> Batch:
+        """`input_ids`, `attention_mask` (`token_type_ids`), shape (batch, choices, longest); `labels`, shape (batch,)."""
+        labels = torch.tensor([int(example["labels"]) for example in examples])
+        return {**pad_choices(examples, self.padding), "labels": labels}
+
+    def sizes(self, batch: Batch) -> tuple[int, int]:
+        """Tokens of all choices, and examples."""
+        return int(batch["attention_mask"].sum()), len(batch["labels"])
+
+
+class Choices:
+    """Examples of several rows of ids each.
+
+    Args:
+        examples: The choices of all rows, one after another.
+        size: How many each row has.
+        labels: Number of the right one, shape (rows,), int64.
+    """
+
+    def __init__(self, examples: Examples, size: int, labels: np.ndarray) -> None:
+        self.examples = examples
+        self.size = size
+        self.labels = labels
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def __getitem__(self, index: int) -> Example:
+        rows = [self.examples[self.size * index + place] for place in range(self.size)]
+        return {**{name: [row[name] for row in rows] for name in rows[0]}, "labels": self.labels[index]}
+
+    def _summed(self, values: np.ndarray) -> np.ndarray:
+        found: np.ndarray = values.reshape(-1, self.size).sum(axis=1) if len(values) else values
+        return found
+
+    @property
+    def lengths(self) -> np.ndarray:
+        """Tokens of all choices of each row; shape (rows,), int64."""
+        return self._summed(self.examples.lengths)
+
+    @property
+    def lost(self) -> np.ndarray | None:
+        """Tokens that each row lost to its greatest length; shape (rows,), int64."""
+        return None if self.examples.lost is None else self._summed(self.examples.lost)
+
+    def fingerprint(self) -> str:
+        """Digest of ids and labels."""
+        return digest(self.examples.fingerprint(), str(self.size), np.ascontiguousarray(self.labels).tobytes())
+
+
+def pairs(split: Split, text: str, pair: str | None, choices: str) -> Iterator[Row]:
+    """Context and choice, for each choice of each row; a question stands before each choice."""
+    questions = iter(()) if pair is None else texts(split, pair)
+    for context, listed in zip(texts(split, text), _lists(split, choices), strict=True):
+        before = "" if pair is None else f"{next(questions)} "
+        for choice in listed:
+            yield context, f"{before}{choice}"
+
+
+def encoded(tokenizer: PreTrainedTokenizerBase, batch: list[Row], longest: int | None) -> dict[str, list[list[int]]]:
+    """Ids of contexts with choices; of what is too long the longer side is cut first.
+
+    Args:
+        tokenizer: Of the model.
+        batch: Contexts and choices.
+        longest: Tokens after which it cuts; None: it does not.
+    """
+    made = tokenizer(
+        [context for context, _ in batch],
+        [choice for _, choice in batch],
+        truncation=longest is not None,
+        max_length=longest,
+        return_attention_mask=False,
+        verbose=False,
+    )
+    return {name: made[name] for name in ("input_ids", "token_type_ids") if name in made}
+
+
+def pad_choices(examples: list[Example], padding: int) -> Batch:
+    """`input_ids`, `attention_mask` and, where the tokenizer makes them, `token_type_ids`; (batch, choices, longest)."""
+    rows = [row for example in examples for row in example["input_ids"]]
+    flat = {"input_ids": pad(rows, padding), "attention_mask": pad((np.ones_like(row) for row in rows), 0)}
+    if "token_type_ids" in examples[0]:
+        flat["token_type_ids"] = pad((row for example in examples for row in example["token_type_ids"]), 0)
+    return {name: values.unflatten(0, (len(examples), -1)) for name, values in flat.items()}
+
+
+def count_choices(split: Split, column: str, expected: int | None) -> int:
+    """How many choices each row has; all alike.
+
+    Raises:
+        ConfigError: The first row that has another number, fewer than two, or a choice that is no text.
+    """
+    for row, listed in enumerate(split.rows[column]):
+        where = f"{split.key}: row {split.number(row)}"
+        if listed is None or any(choice is None for choice in listed):
+            raise ConfigError(f"{where} has no value, or a missing choice, in column {column}.")
+        expected = len(listed) if expected is None else expected
+        if len(listed) < 2:
+            raise ConfigError(f"{where} has {len(listed)} choices in column {column}: expected two or more.")
+        if len(listed) != expected:
+            raise ConfigError(
+                f"{where} has {len(listed)} choices in column {column}, and the rows before it have {expected}. "
+                "Expected as many in all rows; fill up with empty texts where there are fewer."
+            )
+    return expected or 0
+
+
+def _columns(source: Source, split: Split) -> tuple[str, str | None, str]:
+    """The columns of contexts, questions and choices."""
+    if not len(split.rows):
+        split = source.train
+    pair = named(source.columns, "text_pair_column", split)
+    choices = choices_column(source, split)
+    return text_column(source, split, taken=(label_column(source, split), pair, choices)), pair, choices
+
+
+def _lists(split: Split, column: str) -> Iterator[list[str]]:
+    return (list(listed) for listed in split.rows[column])
+
+
+def _number(split: Split, row: int, column: str, choices: list[str], value: Any) -> int:
+    """The number of the right choice, from 0.
+
+    Raises:
+        ConfigError: It is no index of one, and no text of exactly one.
+    """
+    same = [number for number, choice in enumerate(choices) if choice == value]
+    if len(same) == 1:
+        return same[0]
+    try:
+        number = int(str(value)) if not isinstance(value, bool | float) or float(value).is_integer() else -1
+    except ValueError:
+        number = -1
+    if not same and not isinstance(value, bool) and 0 <= number < len(choices):
+        return number
+    why = "stands there more than once" if same else "is none of them"
+    raise ConfigError(
+        f"{split.key}: row {split.number(row)} has the label {value!r} in column {column}, which {why}. Expected the "
+        f"text of one of its {len(choices)} choices, or its index from 0 to {len(choices) - 1}."
+    )
