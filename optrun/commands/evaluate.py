@@ -7,7 +7,7 @@ import sys
 from typing import TYPE_CHECKING
 
 from optrun.commands.parser import VerbParser
-from optrun.errors import EXIT_DONE, CheckpointError, ConfigError
+from optrun.errors import EXIT_DONE, CheckpointError, ConfigError, refuse_url
 from optrun.registry.origins import require
 
 if TYPE_CHECKING:
@@ -30,13 +30,15 @@ def parser() -> VerbParser:
     """Build the parser of the verb."""
     made = VerbParser(
         "evaluate",
-        "RUN_DIR|CHECKPOINT [KEY=VALUE ...]",
+        "RUN_DIR|CHECKPOINT [out=DIR] [KEY=VALUE ...]",
         """
 Metrics of a checkpoint (of a run: its newest) on the evaluation split, with the configuration it was trained with and
-the changes given here, such as data.eval=other.tsv. Tokenizer and classes are those it was trained with. Nothing is
-written.
+the changes given here, such as data.eval=other.tsv. Tokenizer and classes are those it was trained with. Classes get
+precision, recall and f1 each, and which was taken for which; entities likewise. Nothing is written, but with out=DIR,
+new or empty: all figures as json and csv, and the confusion matrix as a picture.
 """,
         overrides=True,
+        keys=("out",),
     )
     made.add_argument("--json", action="store_true", help="print one JSON object")
     return made
@@ -55,19 +57,48 @@ def run(argv: list[str]) -> int:
         raise ConfigError(
             "optrun evaluate takes one run directory or checkpoint: optrun evaluate RUN_DIR [KEY=VALUE ...]"
         )
-    checkpoint, found = evaluate(arguments.positional[0], arguments.overrides)
+    out, overrides = _destination(arguments.overrides)
+    checkpoint, found = evaluate(arguments.positional[0], overrides)
     from optrun.data.cache import discarded
+    from optrun.runner.class_tables import as_values, write_folder
 
     for note in [*discarded(), *([] if found.warning is None else [found.warning])]:
         sys.stderr.write(f"optrun: {note}\n")
+    numbers = {"checkpoint": str(checkpoint), "step": found.step, "examples": found.examples, **found.metrics}
+    title = f"{checkpoint.parent.parent.name}, step {found.step:,}: {found.examples:,} examples"
+    files = [] if out is None else write_folder(out, numbers, found.tables, title)
     if arguments.options.json:
         from optrun.artifacts.metrics import to_json
 
-        numbers = {"checkpoint": str(checkpoint), "step": found.step, "examples": found.examples, **found.metrics}
+        numbers["tables"] = {name: as_values(table) for name, table in found.tables.items()}
         sys.stdout.write(json.dumps(to_json(numbers)) + "\n")
         return EXIT_DONE
     _show(checkpoint, found)
+    for file in files:
+        sys.stdout.write(f"{file}\n")
     return EXIT_DONE
+
+
+def _destination(overrides: list[str]) -> tuple[Path | None, list[str]]:
+    """Take `out=DIR` from the keys.
+
+    Raises:
+        ConfigError: It is given twice, or is no new or empty folder.
+    """
+    from pathlib import Path
+
+    given = [token.removeprefix("out=") for token in overrides if token.startswith("out=")]
+    if not given:
+        return None, overrides
+    if len(given) > 1:
+        raise ConfigError("out is given twice: which one is meant?")
+    refuse_url("out", given[0])
+    folder = Path(given[0]).expanduser()
+    if not given[0]:
+        raise ConfigError("out=: a value is missing: a new or empty folder.")
+    if folder.is_symlink() or (folder.exists() and (not folder.is_dir() or any(folder.iterdir()))):
+        raise ConfigError(f"out={folder}: is there already, and nothing is overwritten. Choose a new folder.")
+    return folder, [token for token in overrides if not token.startswith("out=")]
 
 
 def evaluate(path: str, overrides: list[str]) -> tuple[Path, Evaluated]:
@@ -133,6 +164,8 @@ def _show(checkpoint: Path, found: Evaluated) -> None:
     from rich.table import Table
 
     from optrun.formatting import number
+    from optrun.report.table import to_rich
+    from optrun.runner.class_tables import confusion_table, figures_table
 
     table = Table(
         title=f"{checkpoint} · step {found.step:,} · {found.examples:,} examples",
@@ -143,4 +176,10 @@ def _show(checkpoint: Path, found: Evaluated) -> None:
     table.add_column("value", justify="right")
     for name, value in found.metrics.items():
         table.add_row(name, number(value))
-    Console().print(table)
+    console = Console()
+    console.print(table)
+    for name, classes in found.tables.items():
+        console.print(to_rich(figures_table(classes), title=name or None))
+        confusion = confusion_table(classes)
+        if confusion is not None:
+            console.print(to_rich(confusion))

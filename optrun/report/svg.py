@@ -12,7 +12,7 @@ from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.figure import Figure
 
 from optrun.report.chart import KEY, SERIES, Chart, Mark
-from optrun.report.theme import PAGE, any_letters
+from optrun.report.theme import DARK, LIGHT, PAGE, any_letters, css_variables
 
 _VARIABLES = {
     PAGE.ink: "var(--ink)",
@@ -52,6 +52,22 @@ def to_svg(figure: Figure, *, name: str, label: str) -> str:
     text = re.sub(r'\s(?:width|height)="[\d.]+pt"', "", text, count=2)
     text = text.replace("<svg", f'<svg role="img" aria-label="{html.escape(label)}"', 1).strip()
     return text.removesuffix("</svg>") + _circles(figure.marks if isinstance(figure, Chart) else ()) + "</svg>"
+
+
+def standalone_svg(figure: Figure, *, name: str, label: str) -> str:
+    """Render the figure as a file of its own, light or dark as the reader's screen is.
+
+    Args:
+        figure: Drawn with the theme `PAGE`.
+        name: Keeps the ids of several pictures apart.
+        label: What a screen reader says.
+    """
+    style = (
+        f"<style>:root {{ {css_variables(LIGHT)} }} svg {{ background: var(--paper); }} "
+        f"@media (prefers-color-scheme: dark) {{ :root {{ {css_variables(DARK)} }} }}</style>"
+    )
+    head, _, body = to_svg(figure, name=name, label=label).partition(">")
+    return f'<?xml version="1.0" encoding="UTF-8"?>\n{head}>{style}{body}\n'
 
 
 def _group(found: re.Match[str]) -> str:

@@ -18,6 +18,8 @@ from optrun.runner.assemble import build_loaders
 from optrun.runner.prepare import TrainedArtifacts, prepare
 from optrun.runner.resume.data_position import class_names, not_held_back, refuse_other_tokenizer
 from optrun.runner.resume.state_file import refuse_garbage
+from optrun.task.breakdown import Breakdown, ClassTable
+from optrun.task.evaluation import MetricAccumulator, Observed
 from optrun.training.device import pick_device
 from optrun.training.display import watched
 from optrun.training.evaluate import evaluate_sets
@@ -32,6 +34,8 @@ class Evaluated:
     examples: int
     metrics: dict[str, float]
     """Names with prefix `eval/` to values."""
+    tables: dict[str, ClassTable]
+    """Figures of each class by evaluation set; the name of a single one is empty."""
     warning: str | None
 
 
@@ -72,15 +76,26 @@ def evaluate_checkpoint(config: RunConfig, run: RunDir, checkpoint: Path) -> Eva
     model = prepared.model.to(device)
     _, loaders = build_loaders(config, task, device)
     precision = Precision(device, config.training.precision.value)
+    made: list[Breakdown] = []
+
+    def metrics_of_a_set() -> MetricAccumulator:
+        breakdown = task.breakdown()
+        if breakdown is None:
+            return task.evaluation()
+        made.append(breakdown)
+        return Observed(task.evaluation(), breakdown.update)
+
     garbage.resume()
     with lean_forward(model):
         metrics = evaluate_sets(
             model,
             loaders,
             config.training.per_device_eval_batch_size,
-            task.evaluation,
+            metrics_of_a_set,
             lambda batches, before, total: watched(batches, total - before),
             to_device=precision.to_device,
             autocast=precision.autocast,
         )
-    return Evaluated(snapshot.global_step, examples, metrics, warning)
+    of_sets = made[-len(loaders) :]  # the first is asked for its properties alone
+    tables = {name: found.table() for name, found in zip(loaders, of_sets, strict=bool(of_sets))}
+    return Evaluated(snapshot.global_step, examples, metrics, tables, warning)

@@ -205,6 +205,29 @@ class EvaluationMetrics(MetricAccumulator):
         return values
 
 
+class Observed(MetricAccumulator):
+    """Metrics, and beside them what hears of the same batches; a process alone runs over all of them.
+
+    Args:
+        metrics: What is reported.
+        hears: Called with the outputs and the batch.
+    """
+
+    def __init__(self, metrics: MetricAccumulator, hears: Callable[[ModelOutput, Batch], None]) -> None:
+        self.metrics = metrics
+        self.hears = hears
+        self.names = metrics.names
+
+    def update(self, outputs: ModelOutput, batch: Batch) -> None:
+        """Take in one batch."""
+        self.metrics.update(outputs, batch)
+        self.hears(outputs, batch)
+
+    def compute(self) -> dict[str, float]:
+        """Of the metrics."""
+        return self.metrics.compute()
+
+
 def metric_functions(config: TaskConfig) -> dict[str, MetricFunction]:
     """The registered metrics of a task by name: those it always reports, then those of `task.metrics`.
 

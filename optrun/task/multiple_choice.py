@@ -83,7 +83,7 @@ class MultipleChoice(Task):
         return ModelNeeds({}, self.max_length)
 
     def collate(self, examples: list[Example]) -> Batch:
-        """`input_ids`, `attention_mask` (`token_type_ids`), shape (batch, choices, longest); `labels`, shape (batch,)."""
+        """Ids, masks (and token types) of shape (batch, choices, longest); `labels` of shape (batch,)."""
         labels = torch.tensor([int(example["labels"]) for example in examples])
         return {**pad_choices(examples, self.padding), "labels": labels}
 
@@ -161,7 +161,7 @@ def encoded(tokenizer: PreTrainedTokenizerBase, batch: list[Row], longest: int |
 
 
 def pad_choices(examples: list[Example], padding: int) -> Batch:
-    """`input_ids`, `attention_mask` and, where the tokenizer makes them, `token_type_ids`; (batch, choices, longest)."""
+    """Ids, masks and, where the tokenizer makes them, token types; shape (batch, choices, longest)."""
     rows = [row for example in examples for row in example["input_ids"]]
     flat = {"input_ids": pad(rows, padding), "attention_mask": pad((np.ones_like(row) for row in rows), 0)}
     if "token_type_ids" in examples[0]:
@@ -213,11 +213,11 @@ def _number(split: Split, row: int, column: str, choices: list[str], value: Any)
     if len(same) == 1:
         return same[0]
     try:
-        number = int(str(value)) if not isinstance(value, bool | float) or float(value).is_integer() else -1
-    except ValueError:
-        number = -1
-    if not same and not isinstance(value, bool) and 0 <= number < len(choices):
-        return number
+        number = float(value) if not same and not isinstance(value, bool) else -1.0
+    except (TypeError, ValueError):
+        number = -1.0
+    if 0 <= number < len(choices) and number.is_integer():
+        return int(number)
     why = "stands there more than once" if same else "is none of them"
     raise ConfigError(
         f"{split.key}: row {split.number(row)} has the label {value!r} in column {column}, which {why}. Expected the "

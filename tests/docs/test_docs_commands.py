@@ -107,6 +107,8 @@ def workplace(tmp_path_factory: pytest.TempPathFactory) -> Path:
         shutil.copy("my.txt", "shakespeare.txt")
         rows = [{"text": sentence(n), "endings": [sentence(n + 1), sentence(n + 2)], "label": n % 2} for n in range(60)]
         Path("endings.jsonl").write_text("\n".join(map(json.dumps, rows)) + "\n")
+        topics = [{"text": sentence(n), "label": ["even"] * (n % 2 == 0) + ["third"] * (n % 3 == 0)} for n in range(60)]
+        Path("topics.jsonl").write_text("\n".join(map(json.dumps, topics)) + "\n")
         Path("reviews.txt").write_text("\n".join(f"{n % 2} | {sentence(n)}" for n in range(60)) + "\n")
         tiny = ["data=files", "data.train=my.txt", *(f"{key}={value}" for key, value in SMALL.items())]
         assert optrun(*tiny, f"hydra.run.dir={RUN}") == 0

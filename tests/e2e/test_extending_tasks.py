@@ -48,7 +48,7 @@ def write_pipes(name: str, rows: int) -> str:
 
 
 def test_each_example_is_short() -> None:
-    assert set(FILES) == {"multiple_choice.py", "focal_classification.py", "balanced_error.py", "pipes.py"}
+    assert set(FILES) == {"best_ending.py", "focal_classification.py", "balanced_error.py", "pipes.py"}
     assert {name: text.count("\n") for name, text in FILES.items() if text.count("\n") >= 60} == {}
 
 
@@ -71,9 +71,9 @@ def through(capsys: pytest.CaptureFixture[str], plugin: list[str], words: list[s
 
 
 def test_a_task(capsys: pytest.CaptureFixture[str]) -> None:
-    plugin = ["--plugin", "multiple_choice.py"]
+    plugin = ["--plugin", "best_ending.py"]
     train, a, b = write_endings("train.jsonl", 24), write_endings("a.jsonl", 6, 50), write_endings("b.jsonl", 6, 60)
-    words = ["task=multiple_choice", "data=files", f"data.train={train}", f"data.eval={{dev: {a}, hard: {b}}}"]
+    words = ["task=best_ending", "data=files", f"data.train={train}", f"data.eval={{dev: {a}, hard: {b}}}"]
     assert optrun(*plugin, *words, *TINY_BERT, *SHORT, "task.endings_column=answers") == 2
     assert "task.endings_column=answers" in capsys.readouterr().err
     smoothed = [*words, "training.label_smoothing_factor=0.1"]
@@ -95,7 +95,7 @@ def test_a_search_knows_the_direction() -> None:
     from optrun.sweeper.search import Search
     from tests.sweep.stand_in import options as searching
 
-    plugins.load("multiple_choice.py")
+    plugins.load("best_ending.py")
     plugins.load("balanced_error.py")
     options = searching(n_trials=1)
     hydra = store.open_hydra()
@@ -104,7 +104,7 @@ def test_a_search_knows_the_direction() -> None:
         (["task.metrics=[balanced_error]", "checkpoint.metric=balanced_error"], "min"),
         (["checkpoint.metric=eval/dev/loss"], "min"),
     ):
-        given = ["task=multiple_choice", "data=files", "data.train=x.jsonl", "lr=1e-3,1e-2", *chosen]
+        given = ["task=best_ending", "data=files", "data.train=x.jsonl", "lr=1e-3,1e-2", *chosen]
         search = Search(
             hydra, Composer(hydra, "config"), options, [Contender("", checked(hydra, "config", given, sweep=True))]
         )
@@ -115,9 +115,9 @@ def test_a_search_knows_the_direction() -> None:
 def test_a_task_is_searched(capsys: pytest.CaptureFixture[str]) -> None:
     optuna = pytest.importorskip("optuna")
     search = ["-m", "hydra/sweeper=optuna", "hydra.sweeper.n_trials=2", "hydra.sweep.dir=sweep"]
-    words = ["task=multiple_choice", "data=files", f"data.train={write_endings('train.jsonl', 24)}"]
+    words = ["task=best_ending", "data=files", f"data.train={write_endings('train.jsonl', 24)}"]
     swept = [*search, *words, "lr=interval(1e-4,1e-2)", *TINY_BERT, *SHORT]
-    assert optrun("--plugin", "multiple_choice.py", *swept) == 0, capsys.readouterr().err
+    assert optrun("--plugin", "best_ending.py", *swept) == 0, capsys.readouterr().err
     (study,) = optuna.get_all_study_summaries("sqlite:///sweep/study.db")
     assert study.direction == optuna.study.StudyDirection.MAXIMIZE
     assert all(summary(path.parent)["status"] == "finished" for path in Path("sweep").glob("*/summary.json"))

@@ -1,0 +1,72 @@
+"""A text and choices: the batch, the loss and the labels are those of transformers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoModelForMultipleChoice, BertConfig
+
+from optrun.errors import ConfigError
+from optrun.task.facts import data_facts
+
+Make = Callable[..., Any]
+ROWS = {
+    "text": ["the cat sat", "Anna went to Paris and Berlin", "a mat"],
+    "choices": [["on a mat", "with Bob"], ["and Berlin", "on a mat with the cat"], ["a", "b"]],
+    "label": ["with Bob", "and Berlin", "b"],
+}
+
+
+def test_the_loss_is_that_of_transformers(make_task: Make, make_source: Make, tokenizer: Make) -> None:
+    source = make_source(ROWS)
+    task = make_task("multiple_choice", source)
+    assert [int(task.train[n]["labels"]) for n in range(3)] == [1, 0, 1]
+    batch = task.collate([task.train[n] for n in range(3)])
+    assert batch["input_ids"].shape[:2] == (3, 2)
+    torch.manual_seed(0)
+    config = BertConfig(
+        hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=16, vocab_size=320
+    )
+    model = AutoModelForMultipleChoice.from_config(config).eval()
+    outputs = model(**batch)
+    scores = []
+    for text, choices in zip(ROWS["text"], ROWS["choices"], strict=True):
+        alone = [tokenizer("pair")(text, choice, return_tensors="pt") for choice in choices]
+        scores.append([float(model(**{name: ids[None] for name, ids in one.items()}).logits) for one in alone])
+    assert outputs.logits.tolist() == [pytest.approx(row, abs=1e-6) for row in scores]
+    wanted = torch.nn.functional.cross_entropy(torch.tensor(scores), torch.tensor([1, 0, 1]))
+    assert float(task.loss(outputs, batch)) == pytest.approx(float(wanted), rel=1e-5)
+    assert task.weight(batch) == 3
+    predicted, there = task.predictions(outputs, batch)
+    assert (predicted.tolist(), there.tolist()) == (outputs.logits.argmax(1).tolist(), [1, 0, 1])
+    assert data_facts(task, source, tokenizer("pair")).train.examples == 3
+
+
+def test_a_question_stands_before_each_choice(make_task: Make, make_source: Make, tokenizer: Make) -> None:
+    rows = {**ROWS, "question": ["where", "what", "which"], "label": [0, 1, 0]}
+    task = make_task("multiple_choice", make_source(rows, text_column="text", text_pair_column="question"))
+    wanted = tokenizer("pair")("the cat sat", "where on a mat")["input_ids"]
+    assert task.train[0]["input_ids"][0].tolist() == wanted
+
+
+@pytest.mark.parametrize(
+    ("rows", "facts"),
+    [
+        ({"label": ["with Bob", "Berlin", "b"]}, ["row 2 has the label 'Berlin'", "is none of them", "from 0 to 1"]),
+        ({"label": [0, 2, 1]}, ["row 2 has the label 2", "from 0 to 1"]),
+        ({"label": [0, True, 1]}, ["label"]),
+        ({"choices": [["a", "b"], ["a", "b", "c"], ["a", "b"]]}, ["row 2 has 3 choices", "have 2"]),
+        ({"choices": [["a"], ["b"], ["c"]]}, ["row 1 has 1 choices", "two or more"]),
+        ({"choices": [["a", "b"], ["a", None], ["a", "b"]]}, ["row 2", "a missing choice"]),
+        ({"choices": ["a", "b", "c"]}, ["data.choices_column=choices", "no lists of texts"]),
+        ({"choices": [["a", "a"], ["a", "b"], ["a", "b"]], "label": ["a", "a", "a"]}, ["row 1", "more than once"]),
+    ],
+)
+def test_what_does_not_fit(rows: Any, facts: list[str], make_task: Make, make_source: Make) -> None:
+    with pytest.raises(ConfigError) as refused:
+        make_task("multiple_choice", make_source({**ROWS, "label": [0, 1, 0], **rows}))
+    for fact in facts:
+        assert fact in str(refused.value)
