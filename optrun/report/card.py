@@ -18,6 +18,7 @@ from optrun.report.templating import fill_markdown
 _METRIC_TYPES = {"accuracy", "f1", "perplexity", "mcc", "matthews_correlation", "pearson", "pearsonr", "spearman",
                  "spearmanr", "precision", "recall", "loss", "mse", "mae", "rmse"}  # fmt: skip
 _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
+_ABSOLUTE = re.compile(r"""(^|[\s='",:\[{(])(~?/[^\s'",\]})]+)""")
 _HYPER_PARAMETERS = ("optimizer", "scheduler", "param_groups", "clip", "adapter")
 _TRAINING = (
     "max_steps", "num_train_epochs", "per_device_train_batch_size", "gradient_accumulation_steps", "precision",
@@ -57,7 +58,8 @@ def model_card(
         name: Heading; default: made of model, optimizer and data.
 
     Returns:
-        Markdown with YAML metadata on top: library, tags, pipeline, base model where it is a hub name, metrics.
+        Markdown with YAML metadata on top: library, tags, pipeline, metrics, and base model and dataset where these are
+        names of the hub.
     """
     task = str(_get(config, "task", "kind") or _get(config, "task", "name") or "")
     facts = task_card or TaskCard()
@@ -79,7 +81,7 @@ def model_card(
         results=_results(summary),
         main_metric=_text(summary, "main_metric", "name"),
         usage=_usage(facts),
-        command=" ".join(_text(summary, "command").splitlines()),
+        command=relative_names(" ".join(_text(summary, "command").splitlines())),
         settings=_settings(config),
         facts=_facts(summary),
     )
@@ -95,6 +97,8 @@ def _metadata(summary: Mapping[str, Any], config: Mapping[str, Any], heading: st
     metadata["tags"] = [word for word in ("optrun", optimizer, task.replace("_", "-")) if word]
     if base := _base_model(config):
         metadata["base_model"] = base
+    if dataset := _hub_dataset(config):
+        metadata["datasets"] = [dataset]
     sets: dict[str, dict[str, float]] = {}
     for key, number in _evaluation(summary).items():
         prefix, _, metric = key.rpartition("/")
@@ -236,6 +240,22 @@ def _base_model(config: Mapping[str, Any]) -> str:
     """Find the hub name the model began as; nothing for a local folder, whose name means nothing to others."""
     path = _get(config, "model", "path")
     return str(path) if _origin(config) and _HUB_NAME.fullmatch(str(path)) else ""
+
+
+def _hub_dataset(config: Mapping[str, Any]) -> str:
+    """Find the hub name of the data; nothing for a local folder."""
+    path = _get(config, "data", "path")
+    return str(path) if _get(config, "data", "name") == "hub" and _HUB_NAME.fullmatch(str(path)) else ""
+
+
+def relative_names(command: str) -> str:
+    """A command whose absolute paths are their last piece: where files lay on one machine means nothing to others.
+
+    Example:
+        >>> relative_names("optrun data.train=/home/me/train.csv 'data.eval={dev: ~/data/dev.tsv}' lr=1e-3")
+        "optrun data.train=train.csv 'data.eval={dev: dev.tsv}' lr=1e-3"
+    """
+    return _ABSOLUTE.sub(lambda found: found[1] + found[2].rstrip("/").rpartition("/")[2], command)
 
 
 def _dataset(config: Mapping[str, Any]) -> str:

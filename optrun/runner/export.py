@@ -93,14 +93,14 @@ def task_card(config: Mapping[str, Any]) -> TaskCard | None:
         schema = TASKS[saved_kind("task", TASKS, task)] if isinstance(task, Mapping) and "name" in task else None
     except ConfigError:
         return None
-    if schema is None:
+    if schema is None or not isinstance(task, Mapping):
         return None
     return TaskCard(
         schema.TITLE,
         schema.PIPELINE_TAG,
         schema.AUTO_CLASS,
         schema.PROCESSOR,
-        schema.USAGE,
+        schema.usage(task),
         classifies=bool(schema.COUNTED_FROM_DATA),
     )
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ from transformers import AutoTokenizer
 
 import optrun as library
 from optrun.task.entities import entities
-from tests.e2e.prediction_runs import read_rows, train, write_rows
+from tests.e2e.prediction_runs import WORDS, read_rows, train, write_rows
 from tests.running import optrun, sentence
 
 Trained = Callable[[str], Path]
@@ -197,6 +198,22 @@ def test_images(trained: Trained) -> None:
         with torch.no_grad(), Image.open(f"{n}.png") as image:
             shares = model(**processor(image.convert(mode), return_tensors="pt")).logits[0].softmax(-1)
         assert one["prediction"] == model.config.id2label[int(shares.argmax())]
+
+
+@pytest.mark.parametrize("task", sorted(set(WORDS) - {"pairs"}))
+def test_the_card_says_how(
+    task: str, trained: Trained, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The snippet of `model/README.md` runs as it stands, beside the model."""
+    from PIL import Image
+
+    folder = trained(task) / "model"
+    Image.new("RGB", (9, 9)).save("image.png")
+    snippet = re.findall(r"```python\n(.*?)```", (folder / "README.md").read_text(), flags=re.DOTALL)[0]
+    assert 'folder = "."' in snippet
+    capsys.readouterr()
+    exec(snippet.replace('folder = "."', f"folder = {str(folder)!r}"), {})
+    assert capsys.readouterr().out.strip()
 
 
 def test_csv_and_parquet_hold_the_same(trained: Trained, capsys: pytest.CaptureFixture[str]) -> None:

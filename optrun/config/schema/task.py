@@ -76,6 +76,11 @@ class TaskConfig:
         found = [name for name, schema in registry.schemas("task").items() if schema is type(self)]
         return self.name if self.name in found or not found else found[0]
 
+    @classmethod
+    def usage(cls, values: Mapping[str, Any]) -> tuple[str, ...]:  # noqa: ARG003
+        """Lines of the card's snippet, for the values of a run's task."""
+        return cls.USAGE
+
     @property
     def of_numbers(self) -> bool:
         """Whether it predicts numbers, and no classes."""
@@ -268,8 +273,12 @@ class SequenceClassificationConfig(ClassesConfig):
     PIPELINE_TAG: ClassVar[str] = "text-classification"
     USAGE: ClassVar[tuple[str, ...]] = (
         'logits = model(**tokenizer("a text", return_tensors="pt")).logits',
-        "print(model.config.id2label[int(logits.argmax())] if logits.shape[-1] > 1 else float(logits))",
+        "print(model.config.id2label[int(logits.argmax())])",
     )
+    _LAST: ClassVar[Mapping[str, str]] = {
+        "regression": "print(float(logits))",
+        "multi_label_classification": "print([model.config.id2label[k] for k, one in enumerate(logits[0]) if one > 0])",
+    }
 
     problem_type: ProblemType
 
@@ -289,6 +298,12 @@ class SequenceClassificationConfig(ClassesConfig):
             "[] with task.problem_type=multi_label_classification",
             "It reports loss, f1_micro, f1_macro and exact_match.",
         )
+
+    @classmethod
+    def usage(cls, values: Mapping[str, Any]) -> tuple[str, ...]:
+        """By what the labels are."""
+        last = cls._LAST.get(str(values.get("problem_type")))
+        return cls.USAGE if last is None else (*cls.USAGE[:-1], last)
 
     @property
     def of_numbers(self) -> bool:
@@ -319,6 +334,13 @@ class TokenClassificationConfig(ClassesConfig):
     MAIN_METRIC: ClassVar[str] = "f1"
     TITLE: ClassVar[str] = "token classification"
     PIPELINE_TAG: ClassVar[str] = "token-classification"
+    USAGE: ClassVar[tuple[str, ...]] = (
+        'words = "words of a text".split()',
+        'inputs = tokenizer(words, is_split_into_words=True, return_tensors="pt")',
+        "found = model(**inputs).logits[0].argmax(-1).tolist()",
+        "first = [inputs.word_ids().index(number) for number in range(len(words))]",
+        "print([(word, model.config.id2label[found[place]]) for word, place in zip(words, first)])",
+    )
 
     label_all_pieces: bool
     """False: only the first piece of a word carries its label."""
@@ -348,6 +370,10 @@ class Seq2SeqLmConfig(TaskConfig):
     AUTO_CLASS: ClassVar[str] = "AutoModelForSeq2SeqLM"
     TITLE: ClassVar[str] = "sequence to sequence"
     PIPELINE_TAG: ClassVar[str] = "text2text-generation"
+    USAGE: ClassVar[tuple[str, ...]] = (
+        'inputs = tokenizer("a text", return_tensors="pt")',
+        "print(tokenizer.decode(model.generate(**inputs, max_new_tokens=50)[0], skip_special_tokens=True))",
+    )
 
     max_target_length: int
     """Tokens of the target, at most."""
@@ -372,6 +398,12 @@ class ImageClassificationConfig(ClassesConfig):
     COUNTED_FROM_DATA: ClassVar[str] = "classes"
     TITLE: ClassVar[str] = "image classification"
     PIPELINE_TAG: ClassVar[str] = "image-classification"
+    USAGE: ClassVar[tuple[str, ...]] = (
+        "import PIL.Image",
+        'image = PIL.Image.open("image.png").convert("RGB")',
+        'logits = model(**processor(image, return_tensors="pt")).logits',
+        "print(model.config.id2label[int(logits.argmax())])",
+    )
 
     image_size: int | None
     """Side in pixels; null: what the model's image processor or configuration says."""

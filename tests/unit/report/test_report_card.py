@@ -59,6 +59,20 @@ def test_a_hub_name_is_the_base_model_and_a_local_folder_stays_private(
     assert "someone" not in local
 
 
+def test_names_of_the_hub_are_told_and_places_are_not(parts: tuple[dict[str, Any], dict[str, Any]]) -> None:
+    summary, config = parts
+    summary = {
+        **summary,
+        "command": "optrun data=hub data.path=org/set model.path=/home/someone/m \"data.eval=['/x/a.csv']\"",
+    }
+    text = model_card(summary, {**config, "data": {"name": "hub", "path": "org/set"}})
+    assert ModelCard(text).data.datasets == ["org/set"]
+    assert "optrun data=hub data.path=org/set model.path=m \"data.eval=['a.csv']\"" in text
+    local = model_card(summary, {**config, "data": {"name": "hub", "path": "/home/someone/set"}})
+    assert ModelCard(local).data.datasets is None
+    assert "someone" not in local
+
+
 def test_a_stopped_run_says_so_and_values_that_are_not_finite_stay_out_of_the_metadata(
     parts: tuple[dict[str, Any], dict[str, Any]],
 ) -> None:
