@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from matplotlib.axes import Axes
 from matplotlib.patches import Rectangle
@@ -65,7 +66,7 @@ def _cell(
         return
     ink = theme.paper if share > _DARK else theme.ink
     small = 6.5 if size > 12 else 7.5
-    place = {"ha": "center", "va": "center", "color": ink}
+    place: dict[str, Any] = {"ha": "center", "va": "center", "color": ink}
     if size > 12:
         write(ax.text(column + 0.5, row + 0.5, count(number), fontsize=small, **place))
         return

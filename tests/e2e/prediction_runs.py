@@ -39,7 +39,7 @@ WORDS: dict[str, list[str]] = {
     "pairs": [*TINY_BERT, "task=sequence_classification", "data.text_column=a", "data.text_pair_column=b"],
     "token_classification": [*TINY_BERT, "task=token_classification"],
     "masked_lm": [*TINY_BERT, "task=masked_lm", "task.packing=false"],
-    "causal_lm": [*TINY_GPT, "data.max_length=32", "task.packing=false"],
+    "causal_lm": [*TINY_GPT[:-2], "data.max_length=32", "task.sample_tokens=0", "task.packing=false"],
     "seq2seq_lm": [
         "task=seq2seq_lm", "model=from_config", "model.model_type=t5", "model.config.d_model=16", "model.config.d_kv=8",
         "model.config.d_ff=32", "model.config.num_layers=1", "model.config.num_heads=2", "model.vocab_size=320",

@@ -169,5 +169,12 @@ done
     assert done.stderr == ""
     registered, *answers = done.stdout.splitlines()
     assert "-F hydra_bash_completion optrun" in registered
-    assert answers == ["optimizer=lamb optimizer=lazy_adam", "outputs/", "stdlib_gpt", "data.train=train.tsv", "", ""]
+    assert answers == [
+        "optimizer=lamb optimizer=lazy_adam",
+        "out= outputs/",
+        "stdlib_gpt",
+        "data.train=train.tsv",
+        "",
+        "",
+    ]
     assert not (here / "taken").exists()

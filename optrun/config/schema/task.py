@@ -157,7 +157,7 @@ class CausalLmConfig(TaskConfig):
     PIPELINE_TAG: ClassVar[str] = "text-generation"
     USAGE: ClassVar[tuple[str, ...]] = (
         'inputs = tokenizer("def ", return_tensors="pt")',
-        "print(tokenizer.decode(model.generate(**inputs, max_new_tokens=50)[0]))",
+        "print(tokenizer.decode(model.generate(**inputs, max_new_tokens=20)[0]))",
     )
 
     packing: bool
@@ -276,7 +276,7 @@ class SequenceClassificationConfig(ClassesConfig):
         "print(model.config.id2label[int(logits.argmax())])",
     )
     _LAST: ClassVar[Mapping[str, str]] = {
-        "regression": "print(float(logits))",
+        "regression": "print(logits.item())",
         "multi_label_classification": "print([model.config.id2label[k] for k, one in enumerate(logits[0]) if one > 0])",
     }
 

@@ -28,6 +28,9 @@ def write(folder: Path) -> None:
             {"tokens": text.split(), "tags": ["B-X" if word[0].isupper() else "O" for word in text.split()]}
             for text in TEXTS
         ],
+        "choices": [
+            {"text": text, "choices": ["with a cat", "in a town"], "label": int("cat" not in text)} for text in TEXTS
+        ],
         "pairs": [{"text": text, "target": text[::-1]} for text in TEXTS],
     }
     for name, listed in rows.items():
@@ -45,6 +48,7 @@ CASES = {
     "masked_lm": ["data=files", "data.train={}/lines.jsonl", "data.max_length=8", *BERT],
     "sequence_classification": ["data=files", "data.train={}/labelled.jsonl", *BERT],
     "token_classification": ["data=files", "data.train={}/words.jsonl", *BERT],
+    "multiple_choice": ["data=files", "data.train={}/choices.jsonl", *BERT],
     "seq2seq_lm": ["data=files", "data.train={}/pairs.jsonl", "model=from_config", "model.model_type=t5", *T5],
     "sft": ["data=files", "data.train={}/pairs.jsonl", "data.text_column=text", "data.target_column=target"],
     "image_classification": ["data=hub", "data.path={}/images", "model=vit_tiny", "model.config.image_size=8"],
