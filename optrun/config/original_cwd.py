@@ -68,8 +68,22 @@ def path_keys(config: Mapping[Any, Any] | DictConfig) -> list[str]:
     chosen = [(group, kind, (config.get(group) or {}).get("name")) for group, kind in registry.GROUPS.items()]
     chosen += [(f"callbacks.{name}", "callback", name) for name in config.get("callbacks") or {}]
     rows = [(prefix, registry.find(kind, name)) for prefix, kind, name in chosen if name is not None]
-    named = [f"{prefix}.{key}" for prefix, row in rows if row is not None for key in getattr(row.schema, "PATHS", ())]
+    named = [
+        f"{prefix}.{name}"
+        for prefix, row in rows
+        if row is not None
+        for key in getattr(row.schema, "PATHS", ())
+        for name in _spread(key, config.get(prefix))
+    ]
     return list(dict.fromkeys((*PATHS, *named)))
+
+
+def _spread(key: str, values: Any) -> list[str]:
+    """A key of a mapping's items, such as `sources.*.train`, for each of them."""
+    mapping, star, rest = key.partition(".*.")
+    if not star:
+        return [key]
+    return [f"{mapping}.{name}.{rest}" for name in (values or {}).get(mapping) or {}]
 
 
 def is_path(key: str, keys: Iterable[str]) -> bool:

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
+
 from optrun import registry
 from optrun.config.kind import kind_of
-from optrun.config.schema.data import SCHEMAS, DataConfig, eval_set_names
+from optrun.config.schema.data import SCHEMAS, DataConfig, MixtureConfig, eval_set_names
+from optrun.data.mixture import MixedSource
 from optrun.data.source import Source, Split, cut
 from optrun.errors import ConfigError
 
@@ -22,6 +26,8 @@ def load_source(config: DataConfig, *, seed: int, documents: bool) -> Source:
     Raises:
         ConfigError: No such file or dataset, an empty one, a format that cannot be read.
     """
+    if isinstance(config, MixtureConfig):
+        return _mixed(config, seed=seed, documents=documents)
     row = registry.choices("data")[kind_of("data", SCHEMAS, config)]
     source: Source = row.load()(config, documents=documents)
     if not isinstance(source, Source) or not len(source.train.rows):
@@ -43,3 +49,32 @@ def load_source(config: DataConfig, *, seed: int, documents: bool) -> Source:
     source.eval_sets, source.cut_from_train = {"": held}, True
     source.notes.append(note)
     return source
+
+
+def _mixed(config: MixtureConfig, *, seed: int, documents: bool) -> MixedSource:
+    """Read each source of a mixture as it would be read alone.
+
+    Raises:
+        ConfigError: With the source, whatever is wrong with it.
+    """
+    parts: dict[str, Source] = {}
+    for name, own in config.parts().items():
+        with of_part(name):
+            parts[name] = load_source(own, seed=seed, documents=documents)
+        for split in parts[name].splits:
+            split.key = f"data.sources.{name}.{split.key.removeprefix('data.')}"
+    first = next(iter(parts.values()))
+    notes = [f"{name}: {note}" for name, part in parts.items() for note in part.notes]
+    cut_from_train = any(part.cut_from_train for part in parts.values())
+    return MixedSource(first.train, first.eval_sets, first.columns, None, cut_from_train, None, notes, parts)
+
+
+@contextlib.contextmanager
+def of_part(name: str) -> Iterator[None]:
+    """Name the source of a mixture that something is wrong with."""
+    try:
+        yield
+    except ConfigError as error:
+        told = str(error)
+        key = f"data.sources.{name}"
+        raise ConfigError(told if key in told else f"{key}: {told}") from error

@@ -1,12 +1,14 @@
 """What is costly to make and a pure function of its input, kept between runs under a hash of that input.
 
-Each entry is sealed with the checksums of its files and looked through before it is used: what a disk or another
-program did to it is discarded, made anew, and told.
+Each entry is sealed with the checksums of its files, and with their state: size, times, place on the disk. Where the
+state is another one the files are read and compared; what another program did to them is discarded, made anew, and
+told. A disk that turns a bit without a word is not noticed.
 """
 
 from __future__ import annotations
 
 import atexit
+import contextlib
 import errno
 import hashlib
 import json
@@ -14,7 +16,7 @@ import os
 import shutil
 import tempfile
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +27,8 @@ from optrun.errors import StorageError
 _ABANDONED_SECONDS = 24 * 3600
 _CHUNK = 1 << 20
 _SEAL = "seal.json"
+YOUNG_SECONDS = 2.0
+"""A file that was changed so short a time ago may change again within the tick of its file system's clock."""
 _discarded: list[str] = []
 _DISK_REFUSED = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO)
 
@@ -122,6 +126,44 @@ def cached(kind: str, key: str, make: Callable[[Path], None]) -> Path:
     return folder
 
 
+def known_by(key: str, find: Callable[[], Any]) -> Any:
+    """What is found out at some cost, and is a pure function of what the key is a digest of.
+
+    Args:
+        key: As `digest` makes it.
+        find: Finds it out; what it returns can be written as JSON, and is the same after that.
+    """
+    memory = cache_dir() / "known" / f"{key[:32]}.json"
+    try:
+        known = json.loads(memory.read_bytes())
+        if known["key"] == key:
+            return known["found"]
+    except (OSError, ValueError, KeyError, TypeError):
+        pass
+    found = find()
+    with contextlib.suppress(OSError):  # a cache that cannot be written costs time, and nothing else
+        write_whole(memory, json.dumps({"key": key, "found": found}) + "\n")
+    return found
+
+
+def write_whole(path: Path, text: str, beside: Path | None = None) -> None:
+    """A small file, whole or not at all.
+
+    Args:
+        path: Where it is to be.
+        text: What is to be in it.
+        beside: The folder in which it is made, on the same disk; None: its own.
+
+    Raises:
+        OSError: It cannot be written.
+    """
+    beside = beside or path.parent
+    beside.mkdir(parents=True, exist_ok=True)
+    with tempfile.NamedTemporaryFile("w", dir=beside, prefix=".making-", delete=False) as aside:
+        aside.write(text)
+    Path(aside.name).replace(path)
+
+
 def folder_for(kind: str, key: str) -> Path:
     """A folder for a library that keeps its own files; temporary where the cache cannot be written."""
     folder = cache_dir() / kind / key
@@ -142,7 +184,21 @@ def discarded() -> list[str]:
 def _seal(folder: Path, key: str) -> None:
     """Write down what the folder holds, for `_damage`."""
     files = {path.name: _checksum(path) for path in sorted(folder.iterdir())}
-    (folder / _SEAL).write_text(json.dumps({"key": key, "files": files}, indent=1) + "\n", encoding="utf-8")
+    (folder / _SEAL).write_text(_seal_of(folder, key, files), encoding="utf-8")
+
+
+def _seal_of(folder: Path, key: str, files: Mapping[str, str]) -> str:
+    states = {name: file_state(folder / name) for name in files}
+    return json.dumps({"key": key, "files": files, "states": states}, indent=1) + "\n"
+
+
+def file_state(path: Path) -> list[int]:
+    """What is another one as soon as anybody writes to a file: device, inode, size, both of its times.
+
+    No program can set back the time at which any of these was changed.
+    """
+    entry = path.stat()
+    return [entry.st_dev, entry.st_ino, entry.st_size, entry.st_mtime_ns, entry.st_ctime_ns]
 
 
 def _damage(folder: Path, key: str) -> str | None:
@@ -152,12 +208,23 @@ def _damage(folder: Path, key: str) -> str | None:
         sealed: dict[str, str] = seal["files"]
         if seal["key"] != key or {path.name for path in folder.iterdir()} != {*sealed, _SEAL}:
             return "its files are not those that were made"
-        changed = next((name for name, checksum in sealed.items() if _checksum(folder / name) != checksum), None)
+        known: dict[str, list[int]] = seal.get("states", {})
+        doubtful = [name for name in sealed if known.get(name) != file_state(folder / name)]
+        changed = next((name for name in doubtful if _checksum(folder / name) != sealed[name]), None)
+        if doubtful and changed is None:  # it was copied here, or sealed by an older version
+            _reseal(folder, key, sealed)
     except FileNotFoundError:
         return "it has no checksums"
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return "it cannot be read"
     return None if changed is None else f"{changed} has changed since it was made"
+
+
+def _reseal(folder: Path, key: str, files: Mapping[str, str]) -> None:
+    """Remember the state in which files were found whole, but of those that may change again within a clock's tick."""
+    if time.time() - max(file_state(folder / name)[-1] for name in files) / 1e9 > YOUNG_SECONDS:
+        with contextlib.suppress(OSError):
+            write_whole(folder / _SEAL, _seal_of(folder, key, files), folder.parent)
 
 
 def _checksum(path: Path) -> str:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from optrun.config.schema.data import ColumnsConfig
+from optrun.data.long_text import LongText
 from optrun.data.shapes import USUAL_TEXTS, columns_in_words, is_nested
 from optrun.errors import ConfigError, nearest
 
@@ -272,7 +273,7 @@ def _texts(rows: Dataset) -> list[str]:
 def _is_number(value: str | None) -> bool:
     try:
         float(value or "0")
-    except ValueError:
+    except (TypeError, ValueError):
         return False
     return True
 
@@ -320,17 +321,34 @@ def texts(split: Split, column: str) -> Iterator[str]:
     for batch in split.rows.select_columns([column]).iter(batch_size=1000):
         for value in batch[column]:
             row += 1
-            if isinstance(value, str):
-                yield value
-            elif value is None:
-                yield ""
-            elif isinstance(value, int | float):
-                yield str(value)
-            else:
+            text = text_of(value)
+            if text is None:
                 raise ConfigError(
                     f"{split.key}: row {split.number(row)} has {_short(value)} in column {column}, where a text is "
                     f"expected. {columns_in_words(split.rows)}"
                 )
+            yield text
+
+
+def text_of(value: Any) -> str | None:
+    """The text of a cell: empty where there is none, the digits of a number; None: it is no text."""
+    if isinstance(value, str | LongText):
+        return value  # type: ignore[return-value]  # it is cut and measured as a string is
+    if value is None:
+        return ""
+    return str(value) if isinstance(value, int | float) else None
+
+
+def cell_text(row: Mapping[str, Any], column: str) -> str:
+    """The text of one row's cell.
+
+    Raises:
+        ConfigError: It is no text.
+    """
+    text = text_of(row.get(column))
+    if text is None:
+        raise ConfigError(f"{_short(row[column])} in column {column}, where a text is expected.")
+    return text
 
 
 def _short(value: Any) -> str:

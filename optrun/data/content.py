@@ -11,6 +11,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
+from optrun.data.known_files import remembered
 from optrun.errors import ConfigError
 
 COMPRESSED = {".gz": "gzip", ".bz2": "bz2", ".xz": "xz", ".zst": "zstd"}
@@ -48,11 +49,15 @@ def refuse_other_content(key: str, path: Path, kind: str) -> None:
     Raises:
         ConfigError: Another format, another encoding, a pointer of Git LFS, a web page, nothing but white space.
     """
-    with path.open("rb") as file:
-        raw = file.read(_HEAD)
-    message = _by_magic(raw, path, kind) or (_parquet(raw, path) if kind == "parquet" else _text(path, kind))
+    message = remembered(path, f"content-1 {kind} {path.name}", lambda: _other_content(path, kind))
     if message is not None:
         raise ConfigError(f"{key}={path}: {message}")
+
+
+def _other_content(path: Path, kind: str) -> str | None:
+    with path.open("rb") as file:
+        raw = file.read(_HEAD)
+    return _by_magic(raw, path, kind) or (_parquet(raw, path) if kind == "parquet" else _text(path, kind))
 
 
 def open_bytes(path: Path) -> Any:

@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
-from itertools import islice
-from pathlib import Path
-from typing import Any, BinaryIO, TypeVar
+from collections.abc import Callable, Iterator, Mapping, Sequence, Sized
+from typing import Any, TypeVar
 
 import numpy as np
-import xxhash
 
-from optrun.data.cache import cached, digest, digest_of
+from optrun.data.cache import cached, digest, digest_of, known_by
+from optrun.data.encoded import Encoder, mapped, size_of, write_ids
 from optrun.data.permutation import LARGE, KeyedPermutation
 from optrun.data.randomness import generator
 
 Example = dict[str, Any]
-_BATCH = 1000
+_PIECE = 1 << 22
+_FEW = 1 << 16
+"""Ids below which two bytes hold one."""
 
 
 class Examples:
@@ -30,6 +29,8 @@ class Examples:
         lost: Tokens that each example lost to its greatest length; shape (n,), int64. None: none was cut.
         hashes: Of the texts that the examples were made of, by which equal ones are found; shape (texts,), uint64. One
             an example, but where examples are blocks of joined texts.
+        origin: Digest of what decides offsets and flat arrays; their fingerprint is remembered by it. None: it is made
+            anew.
     """
 
     def __init__(
@@ -40,12 +41,14 @@ class Examples:
         *,
         lost: np.ndarray | None = None,
         hashes: np.ndarray | None = None,
+        origin: str | None = None,
     ) -> None:
         self.offsets = offsets
         self.ragged = dict(ragged)
         self.scalars = dict(scalars or {})
         self.lost = lost
         self.hashes = hashes
+        self.origin = origin
 
     def __len__(self) -> int:
         return len(self.offsets) - 1
@@ -62,12 +65,14 @@ class Examples:
 
     def with_scalars(self, **scalars: np.ndarray) -> Examples:
         """The same examples with more values each."""
-        return Examples(self.offsets, self.ragged, {**self.scalars, **scalars}, lost=self.lost, hashes=self.hashes)
+        both = {**self.scalars, **scalars}
+        return Examples(self.offsets, self.ragged, both, lost=self.lost, hashes=self.hashes, origin=self.origin)
 
     def renamed(self, names: Mapping[str, str]) -> Examples:
         """The same examples with other names for their flat arrays; one that is not named is left out."""
         ragged = {new: self.flat(old) for old, new in names.items()}
-        return Examples(self.offsets, ragged, self.scalars, lost=self.lost, hashes=self.hashes)
+        origin = None if self.origin is None else digest(self.origin, *map(str, sorted(names.items())))
+        return Examples(self.offsets, ragged, self.scalars, lost=self.lost, hashes=self.hashes, origin=origin)
 
     @property
     def lengths(self) -> np.ndarray:
@@ -76,14 +81,30 @@ class Examples:
 
     def fingerprint(self) -> str:
         """A digest of everything the examples hold: the same data, wherever it lies, gives the same one."""
-        total = hashlib.sha256(np.ascontiguousarray(self.offsets).tobytes())
+        if self.origin is None:
+            return self._fingerprint()
+        scalars = (piece for name in sorted(self.scalars) for piece in (name, self.scalars[name].tobytes()))
+        found: str = known_by(digest("examples-1", self.origin, *scalars), self._fingerprint)
+        return found
+
+    def _fingerprint(self) -> str:
+        total = hashlib.sha256()
+        for piece in _cuts(self.offsets):
+            total.update(np.ascontiguousarray(piece).data)
         for name in sorted(self.ragged):
             total.update(name.encode())
-            total.update(np.ascontiguousarray(self.ragged[name]).data)
+            for piece in _cuts(self.ragged[name]):
+                # As older versions kept them: the same ids have the same digest whatever type they are kept in.
+                total.update(np.ascontiguousarray(piece, dtype=None if piece.dtype != np.uint16 else "<i4").data)
         for name in sorted(self.scalars):
             total.update(name.encode())
             total.update(np.ascontiguousarray(self.scalars[name]).data)
         return total.hexdigest()
+
+
+def _cuts(values: np.ndarray) -> Iterator[np.ndarray]:
+    """An array in pieces, of which only one is in memory."""
+    return (values[at : at + _PIECE] for at in range(0, len(values), _PIECE))
 
 
 class Selected:
@@ -213,71 +234,53 @@ def limited(examples: SomeExamples, limit: int | None, *, seed: int | None) -> S
     return examples if indices is None else Selected(examples, indices)
 
 
-Encoder = Callable[[list[Any], bool], Mapping[str, Iterable[Sequence[int]]]]
-"""A batch of texts to lists of ids by name, such as `input_ids`, one length per text; True: cut, False: whole."""
-
-
-def encode(texts: Callable[[], Iterator[Any]], encoder: Encoder, key: str, *, longest: int | None = None) -> Examples:
+def encode(
+    texts: Callable[[], Iterator[Any]],
+    encoder: Encoder,
+    key: str,
+    *,
+    longest: int | None = None,
+    content: str | None = None,
+    ids_below: int | None = None,
+) -> Examples:
     """Token ids of texts, made once for the same texts, tokenizer and settings.
 
     Args:
         texts: Gives the texts (or pairs, or whatever the encoder takes) anew at each call: once to hash them, once to
             encode them. Their `repr` must say all of them.
-        encoder: Makes the ids; asked again, for whole ones, where a text fills `longest`: what was cut is then known.
+        encoder: Makes the ids; asked again, for whole ones, where a text fills `longest`: what was cut is then known. A
+            row may be a `LongRow`.
         key: Digest of tokenizer and settings.
         longest: Tokens after which it cuts; None: it does not.
+        content: Digest of what decides the texts: their hash is remembered by it. None: it is made anew.
+        ids_below: The ids, and whatever else is made, are from 0 to below this number; None: of 32 bits.
 
     Returns:
         One example per text, mapped from the cache.
     """
-    total = digest_of(repr(text) for text in texts())
-    folder = cached("tokens", digest("tokens-3", total, key), lambda folder: _encode(texts(), encoder, longest, folder))
+
+    def look_through() -> list[Any]:
+        characters = 0
+
+        def said() -> Iterator[str]:
+            nonlocal characters
+            for text in texts():
+                characters += size_of(text)
+                yield repr(text)
+
+        return [digest_of(said()), characters]
+
+    total, characters = look_through() if content is None else known_by(digest("texts-1", content), look_through)
+    small = ids_below is not None and ids_below <= _FEW
+    name = digest("tokens-4" if small else "tokens-3", total, key)
+    dtype = "uint16" if small else "int32"
+    folder = cached("tokens", name, lambda folder: write_ids(texts(), encoder, longest, folder, dtype, characters))
     offsets, lost, hashes = (
         np.asarray(np.load(folder / f"{name}.npy", mmap_mode="r", allow_pickle=False))
         for name in ("offsets", "lost", "hashes")
     )
-    arrays = {path.stem: _mapped(path) for path in sorted(folder.glob("*.int32"))}
-    return Examples(offsets, arrays, lost=None if longest is None else lost, hashes=hashes)
-
-
-def _encode(texts: Iterator[Any], encoder: Encoder, longest: int | None, folder: Path) -> None:
-    """Batch by batch to the disk: the corpus is never in memory as a whole."""
-    lengths: list[np.ndarray] = [np.zeros(1, dtype=np.int64)]
-    lost: list[np.ndarray] = [np.zeros(0, dtype=np.int64)]
-    hashes: list[np.ndarray] = [np.zeros(0, dtype=np.uint64)]
-    with contextlib.ExitStack() as stack:
-        files: dict[str, BinaryIO] = {}
-        while batch := list(islice(texts, _BATCH)):
-            for name, rows in encoder(batch, True).items():
-                rows = list(rows)
-                if name not in files:
-                    files[name] = stack.enter_context((folder / f"{name}.int32").open("wb"))
-                np.concatenate([np.asarray(row, dtype="<i4") for row in rows]).tofile(files[name])
-                sizes = np.fromiter(map(len, rows), dtype=np.int64, count=len(rows))
-            lengths.append(sizes)
-            lost.append(_lost(batch, sizes, encoder, longest))
-            raw = (repr(text).encode("utf-8", "surrogatepass") for text in batch)
-            hashes.append(np.fromiter(map(xxhash.xxh3_64_intdigest, raw), dtype=np.uint64, count=len(batch)))
-    np.save(folder / "offsets.npy", np.cumsum(np.concatenate(lengths)))
-    np.save(folder / "lost.npy", np.concatenate(lost))
-    np.save(folder / "hashes.npy", np.concatenate(hashes))
-
-
-def _lost(batch: list[Any], sizes: np.ndarray, encoder: Encoder, longest: int | None) -> np.ndarray:
-    """Tokens that each text of a batch lost; shape (texts,), int64."""
-    lost = np.zeros(len(batch), dtype=np.int64)
-    full = [] if longest is None else np.flatnonzero(sizes >= longest).tolist()
-    if full:
-        whole = encoder([batch[index] for index in full], False)["input_ids"]
-        lost[full] = [len(row) for row in whole]
-        lost[full] -= sizes[full]
-    return lost
-
-
-def _mapped(path: Path) -> np.ndarray:
-    if path.stat().st_size == 0:  # nothing cannot be mapped
-        return np.zeros(0, dtype="<i4")
-    return np.asarray(np.memmap(path, dtype="<i4", mode="r"))  # mapped all the same; a memmap is slow to cut
+    arrays = {path.stem: mapped(path, dtype) for path in sorted(folder.glob(f"*.{dtype}"))}
+    return Examples(offsets, arrays, lost=None if longest is None else lost, hashes=hashes, origin=name)
 
 
 def packed(examples: Examples, length: int, *, keep_rest: bool) -> Examples:
@@ -298,4 +301,5 @@ def packed(examples: Examples, length: int, *, keep_rest: bool) -> Examples:
     rest = len(ids) - blocks * length
     if rest > 1 and (keep_rest or blocks == 0):
         borders = np.append(borders, len(ids))
-    return Examples(borders, {"input_ids": ids[: borders[-1]]}, hashes=examples.hashes)
+    origin = None if examples.origin is None else digest(examples.origin, "packed", str(length), str(keep_rest))
+    return Examples(borders, {"input_ids": ids[: borders[-1]]}, hashes=examples.hashes, origin=origin)

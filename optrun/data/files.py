@@ -7,6 +7,7 @@ import glob
 import shutil
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,8 +15,12 @@ from optrun.config.schema.data import FilesConfig, eval_key
 from optrun.data.cache import cached, digest, digest_files
 from optrun.data.content import COMPRESSED, ELSEWHERE, refuse_other_content
 from optrun.data.delimited import read_csv
+from optrun.data.known_files import remembered
+from optrun.data.long_text import LONG, long_text
 from optrun.data.shapes import refuse_one_object
 from optrun.data.source import Source, Split
+from optrun.data.stream import open_stream
+from optrun.data.text_rows import TextRows
 from optrun.errors import ConfigError, OptrunError
 
 if TYPE_CHECKING:
@@ -41,12 +46,31 @@ def load_files(config: FilesConfig, *, documents: bool) -> Source:
     Raises:
         ConfigError: As `read_files`.
     """
-    train = Split(read_files("data.train", config.train, documents=documents), "data.train")
+    notes: list[str] = []
+    if config.streaming:
+        rows: Any = open_stream("data.train", resolve("data.train", config.train), config.shuffle_window, notes)
+        train = Split(rows, "data.train")
+    else:
+        train = _split("data.train", config.train, documents=documents)
     sets = {}
     for name, paths in config.eval_files():
         key = eval_key(name)
-        sets[name] = Split(read_files(key, paths, documents=documents), key)
-    return Source(train, sets, config, notes=list(_common_files(config)))
+        sets[name] = _split(key, paths, documents=documents)
+    return Source(train, sets, config, notes=[*notes, *_common_files(config)])
+
+
+def _split(key: str, paths: Any, *, documents: bool) -> Split:
+    """Rows of files, with a digest of what decides them: what is found out of all of them is remembered by it."""
+    rows = read_files(key, paths, documents=documents)
+    return Split(
+        rows, key, content=digest("rows-1", version("datasets"), str(documents), *map(_content, resolve(key, paths)))
+    )
+
+
+def _content(path: Path) -> str:
+    """A digest of a file's bytes with its format; the file is read as long as it is not known."""
+    found: str = remembered(path, "sha256-1", lambda: digest_files([path]))
+    return f"{path.suffixes} {found}"
 
 
 def _common_files(config: FilesConfig) -> Iterator[str]:
@@ -57,7 +81,7 @@ def _common_files(config: FilesConfig) -> Iterator[str]:
             yield f"{', '.join(both)}: in data.train and in {eval_key(name)}; evaluation sees training rows"
 
 
-def read_files(key: str, paths: Any, *, documents: bool) -> Dataset:
+def read_files(key: str, paths: Any, *, documents: bool) -> Dataset | TextRows:
     """Read one file, a list of files, or a glob.
 
     Every field of csv and tsv is text, the words NA, null and None included. A csv field may be quoted; a tsv field is
@@ -147,9 +171,16 @@ def _format(key: str, path: Path) -> str:
     return FORMATS[suffixes[-1]]
 
 
-def _load(key: str, files: list[Path], kind: str, *, documents: bool) -> Dataset:
+def _packed(files: list[Path]) -> bool:
+    return any(path.suffix.lower() in COMPRESSED for path in files)
+
+
+def _load(key: str, files: list[Path], kind: str, *, documents: bool) -> Dataset | TextRows:
     # The bytes are part of the address: a file's time and size would be trusted otherwise.
-    content = digest_files(files)
+    contents = [_content(path).rpartition(" ")[2] for path in files]
+    content = contents[0] if len(contents) == 1 else digest(*contents)
+    if kind == "text" and documents and any(path.stat().st_size >= LONG for path in files) and not _packed(files):
+        return TextRows([long_text(path, one) for path, one in zip(files, contents, strict=True)])
     rows = (
         read_csv(key, files, kind, content) if kind in ("csv", "tsv") else _read(key, files, kind, content, documents)
     )

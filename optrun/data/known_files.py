@@ -9,16 +9,12 @@ from __future__ import annotations
 
 import contextlib
 import json
-import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from optrun.data.cache import cache_dir, digest
-
-YOUNG_SECONDS = 2.0
-"""A file that was changed so short a time ago may change again within the tick of its file system's clock."""
+from optrun.data.cache import YOUNG_SECONDS, cache_dir, digest, file_state, write_whole
 
 
 def remembered(path: Path, kind: str, read: Callable[[], Any]) -> Any:
@@ -34,7 +30,7 @@ def remembered(path: Path, kind: str, read: Callable[[], Any]) -> Any:
     """
     whole = path.resolve()
     memory = cache_dir() / "known" / f"{digest(str(whole), kind)[:32]}.json"
-    state = _state(whole)
+    state = file_state(whole)
     try:
         known = json.loads(memory.read_bytes())
         if known["state"] == state:
@@ -43,20 +39,7 @@ def remembered(path: Path, kind: str, read: Callable[[], Any]) -> Any:
         pass
     begun = time.time()
     found = read()
-    if _state(whole) == state and begun - max(state[-2:]) / 1e9 > YOUNG_SECONDS:
+    if file_state(whole) == state and begun - max(state[-2:]) / 1e9 > YOUNG_SECONDS:
         with contextlib.suppress(OSError):  # a cache that cannot be written costs time, and nothing else
-            _write(memory, json.dumps({"file": str(whole), "state": state, "found": found}) + "\n")
+            write_whole(memory, json.dumps({"file": str(whole), "state": state, "found": found}) + "\n")
     return found
-
-
-def _state(path: Path) -> list[int]:
-    entry = path.stat()
-    return [entry.st_dev, entry.st_ino, entry.st_size, entry.st_mtime_ns, entry.st_ctime_ns]
-
-
-def _write(memory: Path, text: str) -> None:
-    """Whole or not at all; what is not whole is no JSON, and read again."""
-    memory.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.NamedTemporaryFile("w", dir=memory.parent, prefix=".making-", delete=False) as aside:
-        aside.write(text)
-    Path(aside.name).replace(memory)

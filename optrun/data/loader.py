@@ -19,6 +19,7 @@ from torch.utils.data import DataLoader, Dataset
 from optrun.data.examples import Example
 from optrun.data.permutation import LARGE, KeyedPermutation
 from optrun.data.randomness import generator
+from optrun.errors import OptrunError
 
 Batch = dict[str, torch.Tensor]
 Key = tuple[int, int]
@@ -35,6 +36,28 @@ class ExampleSource(Protocol):
         ...
 
 
+class Order(Protocol):
+    """Which example stands at each place of an epoch."""
+
+    def __len__(self) -> int: ...
+    def __getitem__(self, places: slice, /) -> np.ndarray:
+        """Shape (places,), int64."""
+        ...
+
+
+class Arrangement(Protocol):
+    """What `examples.arrangement` is where examples, such as those of a stream, bring an order of their own."""
+
+    @property
+    def name(self) -> str:
+        """In words; another order has another name."""
+        ...
+
+    def __call__(self, seed: int, epoch: int) -> Order:
+        """The order of an epoch, a pure function of both; each has as many places as there are examples."""
+        ...
+
+
 @dataclass(frozen=True)
 class EpochPlan:
     """Which examples each optimizer step sees.
@@ -48,6 +71,8 @@ class EpochPlan:
     seed: int
     lengths: np.ndarray | None = None
     """Tokens of each example, shape (examples,): examples of like length then share a step: less padding."""
+    arrangement: Arrangement | None = None
+    """Of examples that are not shuffled as a whole."""
 
     @property
     def micro_batches_per_epoch(self) -> int:
@@ -66,14 +91,18 @@ class EpochPlan:
     @property
     def ordering(self) -> str:
         """How the order of an epoch is made; one of two for the same examples is another order."""
+        if self.arrangement is not None:
+            return self.arrangement.name
         return "permutation" if self.lengths is not None or self.examples <= LARGE else "keyed"
 
-    def order(self, epoch: int) -> np.ndarray | KeyedPermutation:
+    def order(self, epoch: int) -> Order:
         """The permutation of one epoch: an array of shape (examples,), int64, or what gives slices of one.
 
         With `lengths` it is sorted inside stretches of 50 steps, and the steps of the epoch are shuffled again: an
         order by seed and epoch alone, as without. Of more than `LARGE` examples it is computed where it is read.
         """
+        if self.arrangement is not None:
+            return self.arrangement(self.seed, epoch)
         if self.ordering == "keyed":
             return KeyedPermutation(self.examples, self.seed, "order", epoch)
         randomness = generator(self.seed, "order", epoch)
@@ -127,6 +156,40 @@ def share_of(count: int, rank: int, ranks: int) -> list[int]:
     return list(range(rank, -(-count // ranks) * ranks, ranks))
 
 
+SOURCE = "source_number"
+"""Of an example of a mixture, and of a batch of them, shape (batch,), int64: no input of the model."""
+_REFUSED = "refused"
+"""Name under which what is wrong with an example comes in its place, out of a worker process."""
+
+
+@dataclass
+class _Collated:
+    """`collate`, but where an example was refused; with the source of each example, where there are several."""
+
+    collate: Callable[[list[Example]], Batch]
+
+    def __call__(self, examples: list[Example]) -> Batch:
+        refused = next((example for example in examples if _REFUSED in example), None)
+        if refused is not None:
+            return refused
+        batch = self.collate(examples)
+        if SOURCE in examples[0]:
+            batch[SOURCE] = torch.tensor([example[SOURCE] for example in examples])
+        return batch
+
+
+def _good(batch: Batch) -> Batch:
+    """A batch as it is.
+
+    Raises:
+        OptrunError: What was wrong with one of its examples.
+    """
+    error: Any = batch.get(_REFUSED)
+    if error is not None:
+        raise error
+    return batch
+
+
 class _Keyed(Dataset[Example]):
     """Examples by epoch and index, each transformed with randomness of its own."""
 
@@ -144,9 +207,14 @@ class _Keyed(Dataset[Example]):
 
     def __getitem__(self, key: Key) -> Example:
         epoch, index = key
+        try:
+            example = self.examples[index]
+        except OptrunError as error:  # a worker process would send its traceback in place of the message
+            return {_REFUSED: error}
         if self.transform is None:
-            return self.examples[index]
-        return self.transform(self.examples[index], generator(self.seed, self.stream, epoch, index))
+            return example
+        changed = self.transform(example, generator(self.seed, self.stream, epoch, index))
+        return {**changed, SOURCE: example[SOURCE]} if SOURCE in example else changed
 
 
 @dataclass
@@ -168,7 +236,7 @@ class BatchLoader:
             _Keyed(self.examples, self.transform, self.seed, stream),
             batch_sampler=batches,
             num_workers=self.workers,
-            collate_fn=self.collate,
+            collate_fn=_Collated(self.collate),
             pin_memory=self.pin_memory,
             worker_init_fn=_ignore_stop_signals,
             # Without its own generator the loader would draw from the model's.
@@ -191,7 +259,7 @@ class BatchLoader:
         step = start
         try:
             while True:
-                yield [next(batches) for _ in share_of(plan.micro_batches(step), rank, ranks)]
+                yield [_good(next(batches)) for _ in share_of(plan.micro_batches(step), rank, ranks)]
                 step += 1
         finally:
             del batches
@@ -210,7 +278,7 @@ class BatchLoader:
             for begin in range(0, count, batch_size)
         ]
         own = [keys[number % len(keys)] for number in share_of(len(keys), rank, ranks)]
-        yield from self._loader(own, "evaluation")
+        yield from map(_good, self._loader(own, "evaluation"))
 
 
 def _ignore_stop_signals(_: int) -> None:

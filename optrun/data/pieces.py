@@ -8,15 +8,19 @@ away, since it splits texts into words first; where one does not, or nothing agr
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from optrun.data.encoded import Unseamed
+
 if TYPE_CHECKING:
     from tokenizers import Encoding
     from transformers import PreTrainedTokenizerBase
+
+    from optrun.data.long_text import LongText
 
 PIECE = 1 << 16
 """Characters of a piece."""
@@ -66,12 +70,12 @@ class _Token:
     """Number of its word in the piece."""
 
 
-def is_long(text: str, tokenizer: PreTrainedTokenizerBase) -> bool:
+def is_long(text: str | LongText, tokenizer: PreTrainedTokenizerBase) -> bool:
     """Whether a text is worth encoding in pieces, and its tokenizer says where its tokens and words begin."""
     return len(text) > 2 * PIECE and bool(tokenizer.is_fast)
 
 
-def long_ids(text: str, tokenizer: PreTrainedTokenizerBase) -> np.ndarray:
+def long_ids(text: str | LongText, tokenizer: PreTrainedTokenizerBase) -> np.ndarray:
     """Encode a text without special tokens around it.
 
     Args:
@@ -81,30 +85,79 @@ def long_ids(text: str, tokenizer: PreTrainedTokenizerBase) -> np.ndarray:
     Returns:
         Its ids, shape (tokens,), int32: those of `tokenizer(text, add_special_tokens=False)`.
     """
-    borders = list(range(0, len(text), PIECE))
-    found: list[np.ndarray] = []
-    before: _Piece | None = None
-    begin = 0  # first token of `before` that has not been taken
-    for first in range(0, len(borders), _AT_ONCE):
-        for piece in _encode(text, borders[first : first + _AT_ONCE], tokenizer):
-            if before is not None:
-                seam = _seam(before, piece, piece.begin + OVERLAP)
-                if seam is None:
-                    return np.asarray(tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"], np.int32)
-                found.append(before.ids[begin : seam[0]])
-                begin = seam[1]
-            before = piece
-    if before is not None:
-        found.append(before.ids[begin:])
-    return np.concatenate(found) if found else np.zeros(0, np.int32)
+    row = Pieces(text, tokenizer, [], [])
+    try:
+        return np.concatenate([np.zeros(0, np.int32), *row.pieces()])
+    except Unseamed:
+        return row.whole()
 
 
-def _encode(text: str, borders: Sequence[int], tokenizer: PreTrainedTokenizerBase) -> list[_Piece]:
+@dataclass(frozen=True, slots=True)
+class Pieces:
+    """The ids of a text, a few pieces in memory at a time.
+
+    Attributes:
+        text: Of any length.
+        tokenizer: A fast one.
+        before: Ids that stand before it.
+        after: Ids behind it.
+    """
+
+    text: str | LongText
+    tokenizer: PreTrainedTokenizerBase
+    before: Sequence[int]
+    after: Sequence[int]
+
+    def whole(self) -> np.ndarray:
+        """All ids, made at once; shape (tokens,), int32."""
+        found = self.tokenizer(str(self.text), add_special_tokens=False, verbose=False)["input_ids"]
+        return np.array([*self.before, *found, *self.after], dtype=np.int32)
+
+    def pieces(self) -> Iterator[np.ndarray]:
+        """All ids, one piece after another.
+
+        Raises:
+            Unseamed: Two pieces have nothing in common where they overlap.
+        """
+        yield np.array(self.before, dtype=np.int32)
+        borders = list(range(0, len(self.text), PIECE))
+        last: _Piece | None = None
+        begin = 0  # first token of `last` that has not been taken
+        for first in range(0, len(borders), _AT_ONCE):
+            for piece in _encode(self.text, borders[first : first + _AT_ONCE], self.tokenizer):
+                if last is not None:
+                    seam = _seam(last, piece, piece.begin + OVERLAP)
+                    if seam is None:
+                        raise Unseamed
+                    yield last.ids[begin : seam[0]]
+                    begin = seam[1]
+                last = piece
+        if last is not None:
+            yield last.ids[begin:]
+        yield np.array(self.after, dtype=np.int32)
+
+
+def fast_ids(texts: list[str], tokenizer: PreTrainedTokenizerBase, *, special: bool) -> list[list[int]]:
+    """Ids of texts of any length, none of them cut: what the tokenizer gives, at the speed of its library."""
+    if not tokenizer.is_fast:
+        found = tokenizer(texts, add_special_tokens=special, return_attention_mask=False, verbose=False)["input_ids"]
+        return list(found)
+    backend: Any = _uncut(tokenizer)
+    return [encoding.ids for encoding in backend.encode_batch_fast(texts, add_special_tokens=special)]
+
+
+def _uncut(tokenizer: PreTrainedTokenizerBase) -> Any:
+    """The library's tokenizer, which cuts and pads nothing; transformers sets both anew at each of its calls."""
+    backend: Any = tokenizer.backend_tokenizer
+    backend.no_truncation()
+    backend.no_padding()
+    return backend
+
+
+def _encode(text: str | LongText, borders: Sequence[int], tokenizer: PreTrainedTokenizerBase) -> list[_Piece]:
     begins = [max(0, border - OVERLAP) for border in borders]
     parts = [text[begin : border + PIECE + OVERLAP] for begin, border in zip(begins, borders, strict=True)]
-    encodings: Any = tokenizer(
-        parts, add_special_tokens=False, return_attention_mask=False, return_token_type_ids=False, verbose=False
-    ).encodings
+    encodings: Any = _uncut(tokenizer).encode_batch(parts, add_special_tokens=False)
     return [
         _Piece(encoding, begin, np.array(encoding.ids, dtype=np.int32))
         for encoding, begin in zip(encodings, begins, strict=True)

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from optrun.config.schema.data import ColumnsConfig
+from optrun.data.cache import digest
+from optrun.data.long_text import LongText
 from optrun.data.randomness import generator
 from optrun.data.shapes import is_nested
 from optrun.data.text_rows import TextRows
@@ -30,13 +32,17 @@ class Split:
     """The configuration key the rows came by, for messages: `data.train`, `data.eval`, `data.eval.dev`."""
     positions: np.ndarray | None = None
     """Where each row stood in what was read, from 0; None: where it stands here. Shape (rows,), int64."""
+    content: str | None = None
+    """Digest of everything that decides the rows, by which what was found out of all of them is remembered; None: it is
+    found out anew."""
 
     def take(self, indices: np.ndarray | None) -> Split:
         """The rows at these indices; None: all."""
         if indices is None:
             return self
         positions = indices if self.positions is None else self.positions[indices]
-        return Split(self.rows.select(indices), self.key, positions)
+        content = None if self.content is None else digest(self.content, np.ascontiguousarray(indices).tobytes())
+        return Split(self.rows.select(indices), self.key, positions, content)
 
     def number(self, row: int) -> int:
         """The number of a row for a person who looks for it in the file: counted from 1, without a header line."""
@@ -104,20 +110,22 @@ def cut(split: Split, fraction: float, *, seed: int, documents: bool) -> tuple[S
 
 def _cut_ends(split: Split, fraction: float) -> tuple[Split, Split, str]:
     heads, tails = [], []
+    kept = None if split.content is None else digest(split.content, repr(fraction))
     for text in split.rows["text"]:
         text = text or ""
         end = _end_of_head(text, fraction)
-        heads.append(text[:end])
-        tails.append(text[end:])
+        head, tail = text.cut(end) if isinstance(text, LongText) else (text[:end], text[end:])
+        heads.append(head)
+        tails.append(tail)
     note = f"no evaluation split given: the last {fraction:.0%} of each text of {split.key} held back"
     return (
-        Split(TextRows(heads), split.key),
-        Split(TextRows(tails), f"{split.key} (held back)"),
+        Split(TextRows(heads), split.key, content=kept and f"{kept} head"),
+        Split(TextRows(tails), f"{split.key} (held back)", content=kept and f"{kept} tail"),
         note,
     )
 
 
-def _end_of_head(text: str, fraction: float) -> int:
+def _end_of_head(text: str | LongText, fraction: float) -> int:
     """Where the end that is held back begins: behind a line break, else a space, else where it has just that share.
 
     Neither may be further away than the end is long: behind a title and one endless line nothing would be left to train

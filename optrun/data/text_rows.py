@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from datasets import Dataset
 
+    from optrun.data.long_text import LongText
+
 _COLUMN = "text"
 
 
@@ -29,7 +31,7 @@ class TextRows:
     Reads as a Dataset does; anything else that one can do, such as `map`, is done by one that is made of the texts.
 
     Args:
-        texts: One a row.
+        texts: One a row; those of long files are no strings, but read as such.
 
     Example:
         >>> rows = TextRows(["a", "b", "c"])
@@ -37,8 +39,8 @@ class TextRows:
         (3, {'text': 'b'}, {'text': ['a', 'b']}, ['c', 'a'])
     """
 
-    def __init__(self, texts: Iterable[str]) -> None:
-        self._texts = list(texts)
+    def __init__(self, texts: Iterable[str | LongText]) -> None:
+        self._texts: list[Any] = list(texts)
         self.column_names = [_COLUMN]
         self.features = {_COLUMN: TextFeature()}
 

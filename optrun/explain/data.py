@@ -12,13 +12,14 @@ from optrun.config.schema.data import HubConfig, PathsConfig, StdlibConfig, eval
 from optrun.config.schema.model import FromConfigConfig
 from optrun.config.schema.run import RunConfig
 from optrun.data.build import load_source
+from optrun.data.long_text import LongText
 from optrun.data.randomness import generator
 from optrun.data.source import Source, Split
 from optrun.data.token_blocks import TokenBlocks
 from optrun.errors import ConfigError
 from optrun.model.tokenizer import load_tokenizer, train_tokenizer
 from optrun.task import build_task
-from optrun.task.build import task_class
+from optrun.task.build import task_class, vocabulary
 from optrun.task.facts import DataFacts, data_facts
 
 MOST_BYTES = 256 << 20
@@ -135,7 +136,7 @@ def _some(split: Split) -> Split:
 def _characters(value: Any) -> int:
     if isinstance(value, list):
         return sum(map(_characters, value))
-    return len(value) if isinstance(value, str) else 0
+    return len(value) if isinstance(value, str | LongText) else 0
 
 
 def _facts(config: RunConfig, source: Source) -> tuple[DataFacts, str | None]:
@@ -144,6 +145,6 @@ def _facts(config: RunConfig, source: Source) -> tuple[DataFacts, str | None]:
     if tokenizer is None:
         assert isinstance(config.model, FromConfigConfig)
         size = config.model.vocab_size
-        tokenizer = train_tokenizer(lambda: kind.vocabulary(source), vocab_size=size, kind=kind.text_kind)
+        tokenizer = train_tokenizer(lambda: vocabulary(config.task, source), vocab_size=size, kind=kind.text_kind)
     task = build_task(config.task, config.data, source, tokenizer, seed=config.seed)
     return data_facts(task, source, tokenizer), task.shown(tokenizer)

@@ -44,7 +44,7 @@ from optrun.training.callback import StopRequest
 from optrun.training.ranking import Ranking, best_mode, rank_by
 from optrun.training.setup import TrainingSetup
 from optrun.training.state import TrainState
-from optrun.training.step import TrainStep
+from optrun.training.step import BySource, TrainStep
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -111,6 +111,7 @@ def assemble(
         accumulation=config.training.micro_batches(world.size),
         seed=config.seed,
         lengths=_lengths(config, task),
+        arrangement=getattr(task.train, "arrangement", None),
     )
     fingerprint = f"{task.train.fingerprint()[:16]}-{task.eval_fingerprint()}"
     constants = CheckpointMetadata(
@@ -118,7 +119,7 @@ def assemble(
         config=dict(values),
         config_digest=config_digest(values),
         seeded_by=SEEDED_BY,
-        plan=plan_values(plan, fingerprint),
+        plan=plan_values(plan, fingerprint, task.train),
         tokenizer=vocabulary_digest(prepared.tokenizer),
         plugins=records(values),
         model_class=type(model).__name__,
@@ -307,6 +308,7 @@ def _train_step(
         sizes=task.sizes,
         world=world,
         gradient_sync=gradient_sync,
+        by_source=BySource(task.loss_by_example, len(task.sources)) if task.sources else None,
     )
 
 

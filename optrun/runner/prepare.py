@@ -20,7 +20,7 @@ from optrun.model.documents import expect_apart
 from optrun.model.images import load_image_preparation
 from optrun.model.tokenizer import load_tokenizer, other_ids, saved_tokenizer, train_tokenizer, vocab_size
 from optrun.task import Task, build_task
-from optrun.task.build import task_class
+from optrun.task.build import task_class, vocabulary
 from optrun.task.class_weights import class_weights
 from optrun.task.facts import DataFacts, data_facts
 
@@ -74,13 +74,14 @@ def prepare(config: RunConfig, artifacts: TrainedArtifacts | None = None, *, met
         load_tokenizer(config.model, words=kind.reads_words) if on_text else load_image_preparation(config.model)
     )
     source = load_source(config.data, seed=config.seed, documents=config.task.joins_documents)
-    source.classes = None if artifacts is None else artifacts.classes
+    for part in (source, *getattr(source, "parts", {}).values()):
+        part.classes = None if artifacts is None else artifacts.classes
     if tokenizer is None and artifacts is not None and artifacts.tokenizer is not None:
         tokenizer = saved_tokenizer(artifacts.tokenizer)
     if tokenizer is None:
         assert isinstance(config.model, FromConfigConfig)
         tokenizer = train_tokenizer(
-            lambda: kind.vocabulary(source), vocab_size=config.model.vocab_size, kind=kind.text_kind
+            lambda: vocabulary(config.task, source), vocab_size=config.model.vocab_size, kind=kind.text_kind
         )
     task = build_task(config.task, config.data, source, tokenizer, seed=config.seed)
     facts = data_facts(task, source, tokenizer)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -87,6 +87,7 @@ class Task(ABC):
         shift: Whether the logits at a position predict the label of the next one.
         unit: What a loss is averaged over: `tokens` or `examples`.
         label_smoothing: `training.label_smoothing_factor`.
+        sources: The names of the sources that the training examples are mixed of; empty where there is one.
         class_weights: Weight of each class in the loss, shape (classes,); None: all alike.
         predictor: The class that predicts rows of a file, or its `module:attribute`; None: `optrun predict` is refused.
 
@@ -102,6 +103,7 @@ class Task(ABC):
     label_smoothing: float = 0.0
     class_weights: torch.Tensor | None = None
     predictor: str | type[Any] | None = None
+    sources: Sequence[str] = ()
 
     def __init__(self, config: Any, data: DataConfig, source: Source, tokenizer: Any, *, seed: int) -> None:
         given: TaskConfig = config
@@ -220,6 +222,19 @@ class Task(ABC):
             ignore_index=IGNORED,
             label_smoothing=self.label_smoothing,
         )
+
+    def loss_by_example(self, outputs: ModelOutput, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
+        """The sum of the losses over each example's targets, and how many these are; shape (batch,) each.
+
+        Plain cross-entropy, whatever the training loss is made of.
+        """
+        logits = outputs.logits[:, :-1] if self.shift else outputs.logits
+        targets = self.targets(batch)
+        rows = len(targets)
+        each = functional.cross_entropy(
+            logits.reshape(-1, logits.shape[-1]).float(), targets.reshape(-1), ignore_index=IGNORED, reduction="none"
+        )
+        return each.reshape(rows, -1).sum(1), (targets != IGNORED).reshape(rows, -1).sum(1)
 
     # Evaluation ---------------------------------------------------------------------------------------------------
 

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import importlib
+from collections.abc import Iterator, Mapping
+from itertools import zip_longest
 from typing import Any
 
 from optrun import registry
 from optrun.config.kind import kind_of
-from optrun.config.schema.data import DataConfig
+from optrun.config.schema.data import DataConfig, MixtureConfig
 from optrun.config.schema.task import SCHEMAS, TaskConfig
+from optrun.data.build import of_part
+from optrun.data.mixture import MixedExamples, MixedSource
 from optrun.data.source import Source
 from optrun.errors import ConfigError
 from optrun.task.base import Task
@@ -59,4 +63,54 @@ def build_task(config: TaskConfig, data: DataConfig, source: Source, tokenizer: 
     Raises:
         ConfigError: Columns, labels or texts that do not fit the task.
     """
-    return task_class(config)(config, data, source, tokenizer, seed=seed)
+    kind = task_class(config)
+    if not isinstance(source, MixedSource):
+        return kind(config, data, source, tokenizer, seed=seed)
+    assert isinstance(data, MixtureConfig)
+    tasks: dict[str, Task] = {}
+    for name, part in source.parts.items():
+        with of_part(name):
+            tasks[name] = kind(config, data, part, tokenizer, seed=seed)
+    return _mixed(tasks, data, seed=seed)
+
+
+def _mixed(tasks: Mapping[str, Task], data: MixtureConfig, *, seed: int) -> Task:
+    """The task of the first source, with the examples of all.
+
+    Raises:
+        ConfigError: Sources with different classes, or one without an example.
+    """
+    task = next(iter(tasks.values()))
+    for name, other in tasks.items():
+        if other.labels != task.labels:
+            raise ConfigError(
+                f"data.sources.{name}: its labels are {', '.join(other.labels[:12])}; those of {next(iter(tasks))} are "
+                f"{', '.join(task.labels[:12])}. The sources of a mixture have the same labels."
+            )
+        if not len(other.train):
+            raise ConfigError(f"data.sources.{name}: there is no example in it to train on.")
+    task.sources = list(tasks)
+    task.train = MixedExamples(
+        {name: one.train for name, one in tasks.items()}, data.weights(), data.stopping_strategy, seed=seed
+    )
+    sets = {
+        f"{name}_{own}" if own else name: examples
+        for name, one in tasks.items()
+        for own, examples in one.eval_sets.items()
+    }
+    task.eval_sets = {name: examples for name, examples in sets.items() if len(examples)} or {"": task.eval}
+    task.notes = [f"{name}: {note}" for name, one in tasks.items() for note in one.notes]
+    return task
+
+
+def vocabulary(config: TaskConfig, source: Source) -> Iterator[str]:
+    """The training texts that a tokenizer learns from; of several sources by turns.
+
+    Raises:
+        ConfigError: A missing column.
+    """
+    kind = task_class(config)
+    if not isinstance(source, MixedSource):
+        return kind.vocabulary(source)
+    rounds = zip_longest(*(kind.vocabulary(part) for part in source.parts.values()))
+    return (text for texts in rounds for text in texts if text is not None)

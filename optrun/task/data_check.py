@@ -20,7 +20,9 @@ MOST_LETTERS = 24
 def data_check(facts: DataFacts) -> list[str]:
     """A line for each split, and one for what a person should look at before it trains."""
     evals = {f"eval/{name}" if name else "eval": split for name, split in facts.eval_sets.items()}
-    splits = {name: split for name, split in {"train": facts.train, **evals}.items() if split.examples}
+    sources = {f"train/{name}": split for name, split in facts.sources.items()}
+    every = {"train": facts.train, **sources, **evals}
+    splits = {name: split for name, split in every.items() if split.examples}
     cells = [[f"{split.examples:,} examples", *_tokens(split), *_labels(split)] for split in splits.values()]
     widest = max(map(len, splits), default=0)
     lines = []

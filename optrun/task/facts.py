@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 
+from optrun.data.cache import digest, known_by
 from optrun.data.examples import Examples, Joined, Selected
+from optrun.data.mixture import MixedExamples, MixedSource
 from optrun.data.source import Source
 from optrun.errors import ConfigError
 from optrun.task.base import Task
@@ -68,10 +70,12 @@ class DataFacts:
 
     Attributes:
         eval_sets: By the name of the evaluation set; that of a single one is empty.
+        sources: Of a mixture the training examples of each, by its name.
     """
 
     train: SplitFacts
     eval_sets: dict[str, SplitFacts]
+    sources: dict[str, SplitFacts] = field(default_factory=dict)
 
 
 def data_facts(task: Task, source: Source, tokenizer: Any) -> DataFacts:
@@ -85,20 +89,53 @@ def data_facts(task: Task, source: Source, tokenizer: Any) -> DataFacts:
     Raises:
         ConfigError: The tokenizer knows next to nothing of the texts.
     """
+    if isinstance(task.train, MixedExamples):
+        return _mixed_facts(task, task.train, source, tokenizer)
     train = _split_facts(task, task.train, source.train.key, tokenizer, None)
     trained = getattr(task.train, "hashes", None)
     held = {
         name: _split_facts(task, examples, source.eval_sets[name].key, tokenizer, trained)
         for name, examples in task.eval_sets.items()
     }
-    for split in (train, *held.values()):
+    _refuse_unknown((train, *held.values()), tokenizer)
+    return DataFacts(train, held)
+
+
+def _mixed_facts(task: Task, mixed: MixedExamples, source: Source, tokenizer: Any) -> DataFacts:
+    """Of each source, and of an epoch that is drawn from them."""
+    assert isinstance(source, MixedSource)
+    sources = {
+        name: _split_facts(task, part, source.parts[name].train.key, tokenizer, None)
+        for name, part in mixed.sources.items()
+    }
+    held = {
+        name: _split_facts(task, examples, f"data.sources (eval/{name})", tokenizer, None)
+        for name, examples in task.eval_sets.items()
+    }
+    _refuse_unknown((*sources.values(), *held.values()), tokenizer)
+    labels = {label: sum(part.labels.get(label, 0) for part in sources.values()) for label in task.labels}
+    one = next(iter(sources.values()))
+    train = replace(
+        one,
+        key="data.sources",
+        examples=len(mixed),
+        texts=len(mixed),
+        tokens=None,
+        cuts=[],
+        unknown=None,
+        labels=labels,
+    )
+    return DataFacts(train, held, sources)
+
+
+def _refuse_unknown(splits: Iterable[SplitFacts], tokenizer: Any) -> None:
+    for split in splits:
         if split.unknown is not None and split.unknown > MOST_UNKNOWN:
             raise ConfigError(
                 f"{split.key}: {100 * split.unknown:.0f} % of its tokens are {tokenizer.unk_token}, unknown to the "
                 f"tokenizer ({len(tokenizer):,} entries): the texts would be lost. Name a tokenizer that knows them "
                 "with model.tokenizer, or take a model that does."
             )
-    return DataFacts(train, held)
 
 
 def _split_facts(task: Task, examples: Any, key: str, tokenizer: Any, trained: np.ndarray | None) -> SplitFacts:
@@ -113,7 +150,7 @@ def _split_facts(task: Task, examples: Any, key: str, tokenizer: Any, trained: n
         texts=len(examples) if hashes is None else len(hashes),
         tokens=None if lengths is None else int(lengths.sum()),
         cuts=list(_cuts(task, documents)),
-        unknown=None if ids is None else _unknown(ids, tokenizer),
+        unknown=None if ids is None else _known_unknown(examples, ids, tokenizer),
         labels=labels,
         span=span,
         known=None if hashes is None or trained is None else int(np.isin(hashes, trained).sum()),
@@ -139,10 +176,18 @@ def _cuts(task: Task, examples: Any) -> Iterator[CutFacts]:
             yield CutFacts(limit, int((lost > 0).sum()), float(lost.sum() / whole.sum()), int(whole.max()))
 
 
-def _unknown(ids: np.ndarray, tokenizer: Any) -> float | None:
+def _known_unknown(examples: Any, ids: np.ndarray, tokenizer: Any) -> float | None:
+    """As `_unknown`, remembered by the examples: to look through all of them takes as long as they are large."""
     unknown = tokenizer.unk_token_id
     if unknown is None or any(getattr(tokenizer, role, None) == unknown for role in _OTHER_ROLES):
         return None  # as with GPT-2, which knows every byte
+    key = digest("unknown-1", examples.fingerprint(), str(unknown), str(sorted(tokenizer.all_special_ids)))
+    share: float = known_by(key, lambda: _unknown(ids, tokenizer))
+    return share
+
+
+def _unknown(ids: np.ndarray, tokenizer: Any) -> float:
+    unknown = tokenizer.unk_token_id
     looked_at = ids[:: max(1, len(ids) // _LOOKED_AT)]
     special = np.array(sorted({*tokenizer.all_special_ids} - {unknown}), dtype=ids.dtype)
     ordinary = len(looked_at) - int(np.isin(looked_at, special).sum())

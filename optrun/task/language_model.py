@@ -8,14 +8,17 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from optrun.data.cache import digest
-from optrun.data.columns import text_column, texts
+from optrun.data.columns import cell_text, text_column, texts
+from optrun.data.encoded import Encoder
 from optrun.data.examples import Examples, Selected, encode, limited, packed
 from optrun.data.loader import ExampleSource
-from optrun.data.pieces import is_long, long_ids
+from optrun.data.pieces import Pieces, fast_ids, is_long
+from optrun.data.shards import Row
 from optrun.data.source import Source, Split
+from optrun.data.stream import StreamedBlocks, StreamedRows, StreamRows
 from optrun.errors import ConfigError
 from optrun.task.base import Task
-from optrun.task.tokens import tokenizer_key
+from optrun.task.tokens import ids_below, tokenizer_key
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -37,9 +40,12 @@ class LanguageModel(Task):
         Raises:
             ConfigError: A split without a single token to predict.
         """
-        examples = _split_examples(
-            source, split, tokenizer, length=self.max_length, packing=self.config.packing, separator=self.separator
-        )
+        options = {"length": self.max_length, "packing": self.config.packing, "separator": self.separator}
+        if isinstance(split.rows, StreamRows):
+            stream = _streamed(source, split, tokenizer, **options)
+            self.notes += getattr(stream, "notes", [])
+            return stream
+        examples = _split_examples(source, split, tokenizer, **options)
         if len(examples) == 0 and len(split.rows):
             raise ConfigError(f"{split.key}: no text of two tokens or more: nothing to predict.")
         return limited(examples, limit, seed=seed)
@@ -64,13 +70,75 @@ def _around(tokenizer: PreTrainedTokenizerBase) -> tuple[list[int], list[int]]:
 
 
 def _whole_rows(
-    texts: list[str], tokenizer: PreTrainedTokenizerBase, before: list[int], after: list[int]
-) -> list[np.ndarray]:
-    """Ids of texts of which some are long: these in pieces, the others together."""
-    short = [text for text in texts if not is_long(text, tokenizer)]
-    encoded = iter(tokenizer(short, add_special_tokens=False, verbose=False)["input_ids"] if short else [])
-    rows = (long_ids(text, tokenizer) if is_long(text, tokenizer) else next(encoded) for text in texts)
-    return [np.concatenate([np.asarray(part, dtype=np.int32) for part in (before, row, after)]) for row in rows]
+    texts: list[str], tokenizer: PreTrainedTokenizerBase, before: list[int], after: list[int], *, special: bool
+) -> list[Any]:
+    """Ids of texts of which none is cut: of long ones in pieces, of the others together."""
+    short = [str(text) for text in texts if not is_long(text, tokenizer)]
+    encoded = iter(fast_ids(short, tokenizer, special=special))
+
+    def row(text: str) -> Any:
+        if is_long(text, tokenizer):
+            return Pieces(text, tokenizer, before, after)
+        return next(encoded) if special else [*before, *next(encoded), *after]
+
+    return [row(text) for text in texts]
+
+
+def _encoder(
+    tokenizer: PreTrainedTokenizerBase, *, length: int, packing: bool, separator: int | None
+) -> tuple[Encoder, str]:
+    """What makes ids of texts, and a digest of what they depend on besides the texts."""
+    special = separator is None
+    longest = None if packing else length
+    start, end = ([], []) if separator is None else (opening(tokenizer), [separator])
+    around = _around(tokenizer) if special else (start, end)
+
+    def encode_texts(batch: list[str], cut: bool) -> dict[str, list[Any]]:
+        if longest is None:
+            return {"input_ids": _whole_rows(batch, tokenizer, *around, special=special)}
+        encoded = tokenizer(
+            batch,
+            add_special_tokens=special,
+            truncation=cut,
+            max_length=longest - len(start) if cut else None,
+            return_attention_mask=False,
+            return_token_type_ids=False,
+            verbose=False,
+        )
+        rows = (start + row for row in encoded["input_ids"])
+        # A text that was cut has no end to learn.
+        return {"input_ids": [row + end if len(row) < longest else row for row in rows]}
+
+    key = digest(tokenizer_key(tokenizer), "language", str(special), str(longest), str(start), str(separator))
+    return encode_texts, key
+
+
+def _streamed(
+    source: Source,
+    split: Split,
+    tokenizer: PreTrainedTokenizerBase,
+    *,
+    length: int,
+    packing: bool,
+    separator: int | None,
+) -> StreamedRows | StreamedBlocks:
+    """The examples of a stream: a text that has no token, or one, is an example without a target."""
+    column = text_column(source, split)
+    encoder, key = _encoder(tokenizer, length=length, packing=packing, separator=separator)
+    rows: Any = split.rows.select_columns([column])
+    filler = separator if separator is not None else int(tokenizer.pad_token_id or 0)
+
+    def block(rows: list[Row]) -> dict[str, list[Any]]:
+        found = [text for row in rows if (text := cell_text(row, column))]
+        return {"input_ids": list(encoder(found, True)["input_ids"])} if found else {}
+
+    def example(row: Row) -> dict[str, Any]:
+        (ids,) = encoder([cell_text(row, column)], True)["input_ids"]
+        return {"input_ids": np.asarray(ids if len(ids) else [filler], dtype=np.int64)}
+
+    if packing:
+        return StreamedBlocks(rows, block, length, key, {"input_ids": filler})
+    return StreamedRows(rows, example, key)
 
 
 def _split_examples(
@@ -83,37 +151,18 @@ def _split_examples(
     separator: int | None,
 ) -> Examples | Selected:
     column = text_column(source, split)
-    special = separator is None
-    longest = None if packing else length
-    start, end = ([], []) if separator is None else (opening(tokenizer), [separator])
-    around = _around(tokenizer) if special else (start, end)
-
-    def encoder(batch: list[str], cut: bool) -> dict[str, list[Any]]:
-        if longest is None and any(is_long(text, tokenizer) for text in batch):
-            return {"input_ids": _whole_rows(batch, tokenizer, *around)}
-        cut = cut and longest is not None
-        encoded = tokenizer(
-            batch,
-            add_special_tokens=special,
-            truncation=cut,
-            max_length=longest - len(start) if cut and longest is not None else None,
-            return_attention_mask=False,
-            return_token_type_ids=False,
-            verbose=False,
-        )
-        rows = (start + row for row in encoded["input_ids"])
-        # A text that was cut has no end to learn.
-        return {"input_ids": [row + end if longest is None or len(row) < longest else row for row in rows]}
+    encoder, key = _encoder(tokenizer, length=length, packing=packing, separator=separator)
 
     def rows() -> Iterator[str]:
         return (text for text in texts(split, column) if text)
 
-    key = digest(tokenizer_key(tokenizer), "language", str(special), str(longest), str(start), str(separator))
-    examples = encode(rows, encoder, key, longest=longest)
+    known = None if split.content is None else digest(split.content, "language", column)
+    size = ids_below(tokenizer)
+    examples = encode(rows, encoder, key, longest=None if packing else length, content=known, ids_below=size)
     if packing and len(examples):
         return packed(examples, length, keep_rest=split is not source.train)
     lengths = np.diff(examples.offsets)
-    least = 1 + tokenizer.num_special_tokens_to_add() if special else 2
+    least = 1 + tokenizer.num_special_tokens_to_add() if separator is None else 2
     if (lengths >= least).all():
         return examples
     kept = Selected(examples, np.flatnonzero(lengths >= least))

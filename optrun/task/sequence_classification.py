@@ -11,17 +11,21 @@ import torch
 from torch.nn import functional
 
 from optrun.data.cache import digest
-from optrun.data.columns import label_column, named, text_column, texts
-from optrun.data.examples import Example, Examples, chosen, encode
-from optrun.data.loader import Batch
+from optrun.data.columns import cell_text, label_column, named, text_column, texts
+from optrun.data.encoded import Encoder
+from optrun.data.examples import Example, chosen, encode
+from optrun.data.loader import Batch, ExampleSource
+from optrun.data.shards import Row
 from optrun.data.source import Source, Split
+from optrun.data.stream import StreamedRows, StreamRows
 from optrun.errors import ConfigError
 from optrun.task.base import ModelNeeds, Task, pad_inputs
 from optrun.task.breakdown import Breakdown, LabelBreakdown
 from optrun.task.evaluation import MetricAccumulator
 from optrun.task.label_sets import LabelSetMetrics, label_columns, label_sets, row_sets
 from optrun.task.labels import label_config, numbers, row_classes
-from optrun.task.tokens import tokenizer_key
+from optrun.task.stream_labels import streamed_labels
+from optrun.task.tokens import ids_below, tokenizer_key
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -57,18 +61,23 @@ class SequenceClassification(Task):
                 f"data.label_columns={list(given)}: task.problem_type={self.config.problem_type.value} reads one "
                 "column of labels. Several are read by task.problem_type=multi_label_classification."
             )
-        if self.regression:
+        if isinstance(source.train.rows, StreamRows):
+            if self.several:
+                raise ConfigError(
+                    "data.streaming=true: task.problem_type=multi_label_classification reads no streams. Take "
+                    "data.streaming=false."
+                )
+            self.labels, self.numbers = streamed_labels(source, regression=self.regression)
+        elif self.regression:
             self.numbers = {split: numbers(split, label_column(source, split)) for split in source.splits}
         else:
             self.labels, self.numbers = row_sets(source) if self.several else row_classes(source)
 
     def read(
         self, source: Source, split: Split, tokenizer: PreTrainedTokenizerBase, limit: int | None, seed: int | None
-    ) -> Examples:
+    ) -> ExampleSource:
         """One example a row."""
         text, pair = _text_columns(source, split)
-        indices = chosen(len(split.rows), limit, seed=seed)
-        part = split.take(indices)
 
         def rows() -> Iterator[Any]:
             return texts(part, text) if pair is None else zip(texts(part, text), texts(part, pair), strict=True)
@@ -86,11 +95,17 @@ class SequenceClassification(Task):
             )
             return {name: encoded[name] for name in ("input_ids", "token_type_ids") if name in encoded}
 
+        key = digest(tokenizer_key(tokenizer), "sequence", str(self.max_length), str(tokenizer.model_input_names))
+        if isinstance(split.rows, StreamRows):
+            return self._streamed(split, text, pair, encoder, key)
+        indices = chosen(len(split.rows), limit, seed=seed)
+        part = split.take(indices)
         blank = sum(not value.strip() for value in texts(part, text))
         if blank:
             self.notes.append(f"{split.key}: {blank:,} of {len(part.rows):,} rows have no text in column {text}")
-        key = digest(tokenizer_key(tokenizer), "sequence", str(self.max_length), str(tokenizer.model_input_names))
-        examples = encode(rows, encoder, key, longest=self.max_length)
+        known = None if part.content is None else digest(part.content, "sequence", text, str(pair))
+        size = ids_below(tokenizer)
+        examples = encode(rows, encoder, key, longest=self.max_length, content=known, ids_below=size)
         if (np.diff(examples.offsets) == 0).any():
             empty = int(np.flatnonzero(np.diff(examples.offsets) == 0)[0])
             raise ConfigError(
@@ -99,6 +114,22 @@ class SequenceClassification(Task):
             )
         labels = self.numbers.pop(split)
         return examples.with_scalars(labels=labels if indices is None else labels[indices])
+
+    def _streamed(self, split: Split, text: str, pair: str | None, encoder: Encoder, key: str) -> StreamedRows:
+        """Rows that are tokenised when they are read; their labels are known."""
+        rows: Any = split.rows.select_columns([text] if pair is None else [text, pair])
+
+        def example(row: Row) -> Example:
+            one = cell_text(row, text)
+            encoded = encoder([one if pair is None else (one, cell_text(row, pair))], True)
+            found: Example = {name: np.asarray(next(iter(values)), dtype=np.int64) for name, values in encoded.items()}
+            if not len(found["input_ids"]):
+                raise ConfigError(
+                    "it has no token: an empty text, and a tokenizer that adds none of its own. Leave such rows out."
+                )
+            return found
+
+        return StreamedRows(rows, example, key, {"labels": self.numbers.pop(split)})
 
     def needs(self) -> ModelNeeds:
         """A head with an output for each class, or one for the number."""
@@ -139,6 +170,18 @@ class SequenceClassification(Task):
     def breakdown(self) -> Breakdown | None:
         """By class, or by label."""
         return LabelBreakdown(self.labels, label_sets) if self.several else super().breakdown()
+
+    def loss_by_example(self, outputs: ModelOutput, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
+        """Also of numbers: the square of each difference; of any number of labels the mean over these."""
+        if self.several:
+            each = functional.binary_cross_entropy_with_logits(
+                outputs.logits.float(), batch["labels"], reduction="none"
+            ).mean(dim=1)
+        elif self.regression:
+            each = (outputs.logits.float().reshape(-1) - batch["labels"]) ** 2
+        else:
+            return super().loss_by_example(outputs, batch)
+        return each, torch.ones_like(each)
 
     def predictions(self, outputs: ModelOutput, batch: Batch) -> tuple[np.ndarray, np.ndarray]:
         """Classes, or numbers; shape (batch,) each."""

@@ -17,3 +17,8 @@ def tokenizer_key(tokenizer: PreTrainedTokenizerBase) -> str:
         return json.dumps({**json.loads(backend.to_str()), "truncation": None, "padding": None}, sort_keys=True)
     settings = sorted(map(str, tokenizer.init_kwargs.items()))
     return f"{type(tokenizer).__qualname__} {sorted(tokenizer.get_vocab().items())} {settings}"
+
+
+def ids_below(tokenizer: PreTrainedTokenizerBase) -> int:
+    """One more than the largest id that a tokenizer gives."""
+    return 1 + max(tokenizer.get_vocab().values(), default=-1)

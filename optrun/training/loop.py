@@ -21,7 +21,7 @@ from optrun.training.evaluate import Evaluator
 from optrun.training.exchange import GlobalStep, Requests
 from optrun.training.hooks import Hooks
 from optrun.training.nonfinite import NonfiniteStep
-from optrun.training.rates import learning_rates
+from optrun.training.rates import learning_rates, source_metrics
 from optrun.training.setup import TrainingSetup
 from optrun.training.signals import SignalHandler, Stopped
 from optrun.training.state import RandomStates, digest_of_batches
@@ -232,6 +232,9 @@ class Loop:
             state.window_weight += result.weight
             state.grad_norm = result.grad_norm
             state.window_grad_norm = max(state.window_grad_norm, result.grad_norm)
+            for name, sums in zip(self.setup.task.sources, result.by_source or (), strict=False):
+                before = state.window_sources.get(name, [0.0, 0.0, 0.0])
+                state.window_sources[name] = [one + other for one, other in zip(before, sums, strict=True)]
         state.seconds = self._seconds_before + self.clock() - self._begun
 
     def _roll_back(self, nonfinite: NonfiniteStep) -> None:
@@ -266,13 +269,13 @@ class Loop:
         record.update(metrics)
         if metrics and not evaluation_due:
             unscheduled.append("eval/")
-        window = (state.window_loss, state.window_weight, state.window_grad_norm)
+        window = (state.window_loss, state.window_weight, state.window_grad_norm, state.window_sources)
         if line_due or last:
-            state.window_loss, state.window_weight, state.window_grad_norm = 0.0, 0, 0.0
+            state.window_loss, state.window_weight, state.window_grad_norm, state.window_sources = 0.0, 0, 0.0, {}
             self.throughput.reset()
         self._log(record, unscheduled)
         if last and not line_due:
-            state.window_loss, state.window_weight, state.window_grad_norm = window
+            state.window_loss, state.window_weight, state.window_grad_norm, state.window_sources = window
         state.unfinished = False
         self._save_if_due(last=last, evaluated=evaluate)
 
@@ -312,6 +315,7 @@ class Loop:
             "train/loss": state.window_loss / state.window_weight,
             "train/grad_norm": state.grad_norm,
             "train/grad_norm_max": max(state.window_grad_norm, state.grad_norm),
+            **source_metrics(state.window_sources),
             **state.lrs,
         }
         if state.skipped_steps:

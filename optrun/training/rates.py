@@ -1,4 +1,4 @@
-"""Learning rates as metrics: the peak, and that of each layer where they differ."""
+"""Learning rates, and the figures of the sources of a mixture, as metrics."""
 
 from __future__ import annotations
 
@@ -34,3 +34,10 @@ def metric_name(group: Mapping[str, Any]) -> str:
     """
     pieces = str(group["layer"]).split()
     return "_".join(f"{int(piece):02d}" if piece.isdecimal() else piece for piece in pieces)
+
+
+def source_metrics(window: Mapping[str, list[float]]) -> dict[str, float]:
+    """The loss of each source of a mixture, and its share of the examples."""
+    examples = sum(count for _, _, count in window.values())
+    losses = {f"train/loss/{name}": loss / targets for name, (loss, targets, _) in window.items() if targets}
+    return {**losses, **{f"train/share/{name}": count / examples for name, (_, _, count) in window.items()}}

@@ -34,6 +34,7 @@ class Task(Protocol):
     name: str
     train: Any
     eval_sets: dict[str, Any]
+    sources: Sequence[str]
 
     @property
     def eval(self) -> Any: ...

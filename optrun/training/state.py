@@ -35,6 +35,8 @@ class TrainState:
     """Tokens or examples in that sum, or the sum of their class weights."""
     window_grad_norm: float = 0.0
     """Largest global gradient norm since the last log line, before clipping."""
+    window_sources: dict[str, list[float]] = field(default_factory=dict)
+    """Of each source of a mixture since the last log line: sum of losses, targets, examples."""
     best: dict[str, dict[str, float]] = field(default_factory=dict)
     """Metric name to its best value and step."""
     last: dict[str, float] = field(default_factory=dict)

@@ -10,7 +10,7 @@ from typing import Any, Protocol
 
 import torch
 
-from optrun.data.loader import Batch
+from optrun.data.loader import SOURCE, Batch
 from optrun.distributed.world import ALONE, World
 from optrun.training.exchange import GlobalStep, MicroBatchFacts, Requests, exchange
 from optrun.training.state import digest_of_batch, seed_of_micro_batch, seed_random_states
@@ -32,6 +32,8 @@ class StepResult:
     """False where the update was left out: non-finite numbers, or the fp16 scaler lowered its scale."""
     losses: list[float]
     """Of each micro-batch."""
+    by_source: list[list[float]] | None = None
+    """Of each source of a mixture: sum of losses, targets, examples."""
     overflow: bool = False
     """Only the fp16 scaler finding its scale."""
 
@@ -89,6 +91,36 @@ def _zero(outputs: Any) -> torch.Tensor:
     return torch.stack(wholes).sum() * 0
 
 
+class BySource:
+    """Adds up what the examples of each source of a mixture lose.
+
+    Args:
+        losses: What the model returned, and the batch, to each example's sum of losses and number of targets.
+        sources: How many there are.
+    """
+
+    def __init__(self, losses: Callable[[Any, Batch], tuple[torch.Tensor, torch.Tensor]], sources: int) -> None:
+        self.losses = losses
+        self.sources = sources
+        self._sums: torch.Tensor | None = None
+
+    def add(self, outputs: Any, batch: Batch, sources: torch.Tensor) -> None:
+        """Take in a micro-batch; `sources` is the number of each example's, shape (batch,)."""
+        with torch.no_grad():
+            losses, targets = self.losses(outputs, batch)
+            each = torch.stack([losses.float(), targets.float(), torch.ones_like(losses, dtype=torch.float)], dim=1)
+            sums = torch.nn.functional.one_hot(sources, self.sources).float().T @ each
+        self._sums = sums if self._sums is None else self._sums + sums
+
+    def take(self, world: World) -> list[list[float]]:
+        """Sum of losses, targets and examples of each source since this was last asked, over all ranks."""
+        own = [0.0] * (3 * self.sources) if self._sums is None else self._sums.flatten().tolist()
+        self._sums = None
+        ranks = world.all_gather(own) if world.size > 1 else [own]
+        total = [math.fsum(values) for values in zip(*ranks, strict=True)]
+        return [total[at : at + 3] for at in range(0, len(total), 3)]
+
+
 class TrainStep(Precision):
     """One optimizer step: micro-batches forward and backward, clip, check, update, schedule.
 
@@ -106,6 +138,7 @@ class TrainStep(Precision):
         world: The ranks that share each step.
         gradient_sync: Around each micro-batch, told whether it is the step's last on this rank; gradients are reduced
             over ranks there only.
+        by_source: Adds up the losses of each source of a mixture; None: there is one source.
     """
 
     def __init__(
@@ -123,6 +156,7 @@ class TrainStep(Precision):
         sizes: Callable[[Batch], tuple[int, int]] = lambda batch: (0, 0),  # noqa: ARG005
         world: World = ALONE,
         gradient_sync: Callable[[bool], AbstractContextManager[object]] = lambda last: nullcontext(),  # noqa: ARG005
+        by_source: BySource | None = None,
     ) -> None:
         super().__init__(device, precision)
         self.model = model
@@ -135,6 +169,7 @@ class TrainStep(Precision):
         self.sizes = sizes
         self.world = world
         self.gradient_sync = gradient_sync
+        self.by_source = by_source
         self.scaler = torch.amp.GradScaler(device.type, enabled=precision == "fp16")
 
     def __call__(self, micro_batches: list[Batch], step: GlobalStep | None = None, position: int = 0) -> StepResult:
@@ -174,6 +209,8 @@ class TrainStep(Precision):
         # One transfer for all numbers of the step.
         *own, norm = torch.stack([*shares, grad_norm.to(shares[0].device)]).tolist()
         result = self._result(step, [number for _, number in runs], own, norm)
+        if self.by_source is not None:
+            result.by_source = self.by_source.take(self.world)
         if result.finite:
             follows_loss = getattr(self.optimizer, "takes_loss", False)
             self.scaler.step(self.optimizer, *([lambda: result.loss] if follows_loss else []))
@@ -216,9 +253,12 @@ class TrainStep(Precision):
         """
         with self.autocast():
             moved = self.to_device(batch)
+            sources = moved.pop(SOURCE, None)
             outputs = self.model(**moved)
             # What counts nothing may have a mean over no target, which is NaN, and NaN times 0 is NaN.
             loss = self.loss(outputs, moved) if share else _zero(outputs)
+            if self.by_source is not None and sources is not None and share:
+                self.by_source.add(outputs, moved, sources)
             if share not in (0, 1):  # a factor costs two launches
                 loss = loss * share
         # The reduction over ranks is a mean.

@@ -48,7 +48,7 @@ def test_data_are_told_before_the_first_step(folder: Path, capsys: pytest.Captur
 def test_a_damaged_cache_changes_nothing_and_is_told(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Rows, ids and the trained tokenizer, one flipped bit in each."""
     assert optrun(*words(*TINY_BERT), "hydra.run.dir=first") == 0
-    kept = [*folder.glob("cache/**/*.arrow"), *folder.glob("cache/**/input_ids.int32")]
+    kept = [*folder.glob("cache/**/*.arrow"), *folder.glob("cache/**/input_ids.uint16")]
     kept += folder.glob("cache/**/tokenizer.json")
     assert {path.parent.parent.name for path in kept} == {"rows", "tokens", "tokenizers"}
     for path in kept:

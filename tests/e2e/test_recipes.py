@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
-from tests.running import TINY_BERT, optrun, sentence, summary, write_text
+from tests.running import TINY_BERT, optrun, sentence, summary, write_labelled, write_text
 
 SMALL = ["training.max_steps=2", "data.max_train_examples=64", "data.max_eval_examples=8"]
 SMALL_GPT = ["model.config.n_layer=1", "model.config.n_embd=32", "model.config.n_head=2", "task.sample_tokens=4"]
@@ -23,9 +25,17 @@ def sst2(folder: Path) -> list[str]:
     return ["model.path=encoder/model", "data.train=train.tsv", "data.eval=dev.tsv"]
 
 
+def tokens(folder: Path) -> list[str]:
+    """What the example writes of two texts."""
+    script = Path(__file__).parents[2] / "examples" / "tokenize_text.py"
+    words = [sys.executable, str(script), str(write_text(folder)), str(write_labelled(folder))]
+    subprocess.run(words, cwd=folder, check=True, capture_output=True)
+    return [*SMALL_GPT, "data.max_length=32"]
+
+
 @pytest.mark.parametrize(
     ("recipe", "words"),
-    [("stdlib_gpt", SMALL_GPT), ("bert_mlm_stdlib", SMALL_BERT), ("sst2_minilm", sst2)],
+    [("pretrain_tokens", tokens), ("stdlib_gpt", SMALL_GPT), ("bert_mlm_stdlib", SMALL_BERT), ("sst2_minilm", sst2)],
 )
 def test_recipe(recipe: str, words, small_library: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)

@@ -1,14 +1,17 @@
 """Where the examples come from."""
 
+import math
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any, ClassVar
 
 from optrun import registry
-from optrun.config.schema.checks import expect, expect_count, expect_fraction
-from optrun.errors import refuse_url
+from optrun.config.schema.checks import expect, expect_count, expect_fraction, expect_one_of
+from optrun.errors import ConfigError, did_you_mean, refuse_url
 
+STOPPING_STRATEGIES = ("first_exhausted", "all_exhausted", "all_exhausted_without_replacement")
+"""Those of `datasets.interleave_datasets`."""
 TOKEN_TYPES = ("uint16", "uint32", "int32", "int64")
 """Types of ids in files without a header."""
 
@@ -133,6 +136,115 @@ class PathsConfig(DataConfig):
 class FilesConfig(PathsConfig, ColumnsConfig):
     """The user's own csv, tsv, json, jsonl, parquet or text files."""
 
+    streaming: bool = False
+    """True: the rows of `train` (jsonl, parquet) are read where they lie whenever they are needed; only where each
+    begins is kept. It has a default: older runs have no such key."""
+    shuffle_window: int = 1000
+    """Rows of a stream that are shuffled together; windows come one after another, files in a shuffled order."""
+
+    def __post_init__(self) -> None:
+        """Refuse what a stream cannot do."""
+        super().__post_init__()
+        expect_count("data.shuffle_window", self.shuffle_window)
+        if not self.streaming:
+            return
+        expect(
+            self.eval is not None or self.eval_fraction == 0,
+            "data.streaming",
+            True,
+            "rows to evaluate on in files of their own",
+            "None are cut from a stream: name them with data.eval=FILE, or take data.eval_fraction=0.",
+        )
+        expect(
+            self.max_train_examples is None,
+            "data.max_train_examples",
+            self.max_train_examples,
+            "null with data.streaming=true",
+            "How much of a stream is read is said by training.max_steps.",
+        )
+
+
+@dataclass(kw_only=True)
+class MixtureConfig(DataConfig):
+    """Several sources of the user's files, mixed as `datasets.interleave_datasets` does."""
+
+    PATHS: ClassVar[tuple[str, ...]] = ("sources.*.train", "sources.*.eval")
+    sources: Any
+    """Name to the keys of a source, which are those of data=files."""
+    probabilities: Any
+    """Name to the probability that an example is drawn from that source; null: by turns."""
+    stopping_strategy: str
+    """When an epoch ends: with the first source that is exhausted, or with the last."""
+
+    def __post_init__(self) -> None:
+        """Refuse sources that are none, and probabilities of others."""
+        super().__post_init__()
+        one = "{code: {train: code.jsonl}, prose: {train: prose.jsonl}}"
+        good = isinstance(self.sources, Mapping) and bool(self.sources)
+        expect(good, "data.sources", self.sources, f"a mapping from names to the keys of data=files, such as {one}")
+        for name in self.sources:
+            named = isinstance(name, str) and re.fullmatch(r"[A-Za-z0-9_-]+", name) is not None
+            expect(
+                named, "data.sources", f"{{{name}: ...}}", "names of letters, digits, _ and -, as in train/loss/NAME"
+            )
+        expect_one_of("data.stopping_strategy", self.stopping_strategy, STOPPING_STRATEGIES)
+        self._expect_probabilities()
+        self.parts()
+
+    def _expect_probabilities(self) -> None:
+        given = self.probabilities
+        if given is None:
+            return
+        key = "data.probabilities"
+        expect(isinstance(given, Mapping), key, given, "a mapping from the names of data.sources to numbers, or null")
+        for name in given:
+            if name not in self.sources:
+                raise ConfigError(
+                    f"{key}.{name}: there is no such source. {did_you_mean(str(name), list(self.sources))}"
+                )
+        for name in self.sources:
+            value = given.get(name)
+            if value is None:
+                raise ConfigError(f"{key}: data.sources.{name} has none. Give each source one, 0 to leave it out.")
+            good = isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value <= 1
+            expect(good, f"{key}.{name}", value, "a number from 0 to 1")
+            if value == 0 and self.stopping_strategy == "all_exhausted":
+                raise ConfigError(
+                    f"{key}.{name}=0: with data.stopping_strategy=all_exhausted an epoch would never end. Leave the "
+                    "source out."
+                )
+        total = math.fsum(given.values())
+        expect(abs(total - 1) <= 1e-6, key, given, f"numbers with the sum 1, and theirs is {total:.6g}")
+
+    def weights(self) -> list[float] | None:
+        """The probabilities in the order of the sources; None: by turns."""
+        if self.probabilities is None:
+            return None
+        total = math.fsum(self.probabilities.values())
+        return [self.probabilities[name] / total for name in self.sources]
+
+    def parts(self) -> dict[str, FilesConfig]:
+        """Each source as a choice of its own.
+
+        Raises:
+            ConfigError: A key that is none of data=files; whatever is wrong with a source.
+        """
+        own = {entry.name for entry in fields(FilesConfig)} - {"name"}
+        common = {entry.name: getattr(self, entry.name) for entry in fields(DataConfig) if entry.name != "name"}
+        found = {}
+        for name, values in self.sources.items():
+            key = f"data.sources.{name}"
+            expect(isinstance(values, Mapping), key, values, "the keys of data=files, such as {train: FILE}")
+            for inner in values:
+                if inner not in own:
+                    raise ConfigError(f"{key}.{inner}: there is no such key. {did_you_mean(str(inner), sorted(own))}")
+            expect(values.get("train") is not None, f"{key}.train", "null", "a path, a list of paths, or a glob")
+            try:
+                found[name] = FilesConfig(name="files", **{"eval": None, **common, **values})
+            except ConfigError as error:
+                raise ConfigError(f"{key}: {error}") from error
+        return found
+
 
 @dataclass(kw_only=True)
 class TokensConfig(PathsConfig):
@@ -209,6 +321,7 @@ SCHEMAS: dict[str, type[DataConfig]] = registry.own(
         "digits": (DigitsConfig, "optrun.data.sklearn_digits:load_sklearn_digits"),
         "files": (FilesConfig, "optrun.data.files:load_files"),
         "hub": (HubConfig, "optrun.data.hub:load_hub"),
+        "mixture": (MixtureConfig, "optrun.data.build:load_source"),
         "tokens": (TokensConfig, "optrun.data.tokens:load_tokens"),
     },
 )

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
 
+from optrun import registry
 from optrun.config.schema.adapter import AdapterConfig, LoraConfig
 from optrun.config.schema.callbacks import callback_configs
 from optrun.config.schema.checkpoint import CheckpointConfig
@@ -24,6 +25,11 @@ from optrun.config.schema.training import Precision, TrainingConfig
 # Written as a call because one of its words is Python's too.
 BranchSchedule = Enum("BranchSchedule", {"continue": "continue", "restart": "restart"})
 """Where the schedule of a branch stands: at the step of its trunk, or at the start of a curve over what is left."""
+
+
+def _readers_of_streams() -> list[str]:
+    """Tasks that take `data.streaming=true`."""
+    return sorted(name for name, schema in registry.schemas("task").items() if schema.READS_STREAMS)
 
 
 @dataclass(kw_only=True)
@@ -74,6 +80,14 @@ class RunConfig:
 
         if self.data.OF_TOKENS:
             self._expect_reader_of_tokens()
+        streaming = getattr(self.data, "streaming", False)
+        expect(
+            self.task.READS_STREAMS or not streaming,
+            "data.streaming",
+            streaming,
+            f"false with task={self.task.name}",
+            f"Tasks that read streams: {', '.join(_readers_of_streams())}.",
+        )
         smoothing = self.training.label_smoothing_factor
         expect(
             smoothing == 0 or (self.task.LABEL_SMOOTHING and not self.task.of_numbers and not self.task.of_sets),

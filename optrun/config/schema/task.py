@@ -53,6 +53,8 @@ class TaskConfig:
     """Whether `training.label_smoothing_factor` means something: the loss is a cross-entropy over classes or tokens."""
     READS_TOKENS: ClassVar[bool] = False
     """Whether it takes rows of token ids, as `data=tokens` has them."""
+    READS_STREAMS: ClassVar[bool] = False
+    """Whether it takes rows that are not all there at once, as `data.streaming=true` has them."""
     COUNTED_FROM_DATA: ClassVar[str] = ""
     """What of the model the data decides, such as `labels`; explain, which reads no data, says so."""
     TITLE: ClassVar[str] = ""
@@ -153,6 +155,7 @@ class CausalLmConfig(TaskConfig):
 
     AUTO_CLASS: ClassVar[str] = "AutoModelForCausalLM"
     READS_TOKENS: ClassVar[bool] = True
+    READS_STREAMS: ClassVar[bool] = True
     TITLE: ClassVar[str] = "language modelling"
     PIPELINE_TAG: ClassVar[str] = "text-generation"
     USAGE: ClassVar[tuple[str, ...]] = (
@@ -245,6 +248,7 @@ class MaskedLmConfig(TaskConfig):
     """Prediction of masked tokens (Devlin et al. 2018): of the chosen, 80 % masked, 10 % random, 10 % kept."""
 
     AUTO_CLASS: ClassVar[str] = "AutoModelForMaskedLM"
+    READS_STREAMS: ClassVar[bool] = True
     TITLE: ClassVar[str] = "masked language modelling"
     PIPELINE_TAG: ClassVar[str] = "fill-mask"
     USAGE: ClassVar[tuple[str, ...]] = (
@@ -268,6 +272,7 @@ class SequenceClassificationConfig(ClassesConfig):
     """A label, several labels, or a number, for a text or a pair of texts."""
 
     AUTO_CLASS: ClassVar[str] = "AutoModelForSequenceClassification"
+    READS_STREAMS: ClassVar[bool] = True
     METRICS: ClassVar[tuple[str, ...]] = ("accuracy", "f1", "mcc")
     TITLE: ClassVar[str] = "text classification"
     PIPELINE_TAG: ClassVar[str] = "text-classification"

@@ -14,14 +14,17 @@ from optrun.runner.resume.config_diff import Changes, may_change_data
 from optrun.training.state import TrainState
 
 
-def plan_values(plan: EpochPlan, fingerprint: str) -> dict[str, Any]:
+def plan_values(plan: EpochPlan, fingerprint: str, examples: Any = None) -> dict[str, Any]:
     """Describe a plan as a checkpoint keeps it.
 
     Args:
         plan: Which examples each step sees.
         fingerprint: Of training and evaluation examples, joined by a dash.
+        examples: The training examples; of a stream its files are kept, too.
     """
+    parts = examples.parts() if hasattr(examples, "parts") else None
     return {
+        **({} if parts is None else {"parts": parts}),
         "examples": plan.examples,
         "batch_size": plan.batch_size,
         "accumulation": plan.accumulation,
@@ -57,6 +60,12 @@ def refuse_other_data(saved: CheckpointMetadata, now: CheckpointMetadata, change
         ConfigError: The examples, or what their numbers mean, are not those the run was started with.
     """
     named = ", ".join(key for key in changes if key.startswith(("data.", "task.", "model.")) or key == "seed")
+    parts = _changed_parts(saved.plan, now.plan)
+    if parts and "seed" not in changes and not may_change_data(changes):
+        raise ConfigError(
+            f"the data is not what the run was started with: {parts}. Restore it, start a new run, or name other rows "
+            "with another data.train."
+        )
     if saved.tokenizer not in (None, now.tokenizer):
         raise ConfigError(
             f"{named or 'the data'}: with this change the tokenizer is another one, and the trained weights would read "
@@ -75,6 +84,22 @@ def refuse_other_data(saved: CheckpointMetadata, now: CheckpointMetadata, change
             f"the data is not what the run was started with (fingerprint {before} then, {fingerprint} now): rows, "
             f"their order or their content changed{why}. Restore it, or start a new run."
         )
+
+
+def _changed_parts(before: Mapping[str, Any], now: Mapping[str, Any]) -> str:
+    """Name the files of a stream, or the sources of a mixture, that are others; empty where there are none.
+
+    They are known by their names alone where they lie elsewhere now.
+    """
+    then, here = before.get("parts"), now.get("parts")
+    if then is None or here is None:
+        return ""
+    if not set(then) & set(here):
+        then, here = ({path.rsplit("/", 1)[-1]: content for path, content in parts.items()} for parts in (then, here))
+    changed = [f"{name} changed" for name in then if name in here and then[name] != here[name]]
+    changed += [f"{name} is gone" for name in then if name not in here]
+    changed += [f"{name} is new" for name in here if name not in then]
+    return _some(changed)
 
 
 def refuse_other_tokenizer(saved: CheckpointMetadata, tokenizer: Any) -> None:
@@ -133,6 +158,7 @@ def move(before: Mapping[str, Any], state: TrainState, plan: EpochPlan, fingerpr
         A note about what happens to the position; None: the plan is the same.
     """
     before = {**plan_values(plan, fingerprint), "ordering": "permutation", **before}  # an older format says less of it
+    before.pop("parts", None)  # they are a part of the fingerprint
     if before == plan_values(plan, fingerprint):
         return None
     old = EpochPlan(before["examples"], before["batch_size"], before["accumulation"], before["seed"])

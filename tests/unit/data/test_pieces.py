@@ -100,9 +100,19 @@ def test_a_text_of_words_is_never_encoded_as_a_whole(monkeypatch: pytest.MonkeyP
     class Watched:
         is_fast = True
 
-        def __call__(self, texts: Any, **options: Any) -> Any:
-            longest.extend(map(len, [texts] if isinstance(texts, str) else texts))
-            return tokenizer(texts, **options)
+        @property
+        def backend_tokenizer(self) -> Any:
+            return self
+
+        def no_truncation(self) -> None: ...
+        def no_padding(self) -> None: ...
+        def encode_batch(self, texts: Any, **options: Any) -> Any:
+            longest.extend(map(len, texts))
+            return tokenizer.backend_tokenizer.encode_batch(texts, **options)
+
+        def __call__(self, text: Any, **options: Any) -> Any:
+            longest.append(len(text))
+            return tokenizer(text, **options)
 
     watched: Any = Watched()
     for name in ("words", "odd", "special", "no spaces"):

@@ -1,0 +1,144 @@
+"""Token ids of texts to files, batch by batch: what is made of a corpus is never in memory as a whole."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, BinaryIO, Protocol
+
+import numpy as np
+import xxhash
+
+from optrun.data.progress import Progress, progress
+
+_BATCH = 1000
+_CHARACTERS = 1 << 21
+"""Texts that are encoded together: a thousand of them, or as many as have this many characters."""
+
+Encoder = Callable[[list[Any], bool], Mapping[str, Iterable[Any]]]
+"""A batch of texts to lists of ids by name, such as `input_ids`, one length per text; True: cut, False: whole."""
+
+
+class LongRow(Protocol):
+    """The ids of a text that are not in memory together."""
+
+    def pieces(self) -> Iterator[np.ndarray]:
+        """One after another.
+
+        Raises:
+            Unseamed: They cannot be made in pieces.
+        """
+        ...
+
+    def whole(self) -> np.ndarray:
+        """All of them."""
+        ...
+
+
+class Unseamed(Exception):
+    """A text has to be encoded as a whole."""
+
+
+def size_of(text: Any) -> int:
+    """Characters of a text, or of several."""
+    return sum(map(size_of, text)) if isinstance(text, list | tuple) else len(text) if hasattr(text, "__len__") else 0
+
+
+def _batches(texts: Iterator[Any]) -> Iterator[list[Any]]:
+    batch: list[Any] = []
+    characters = 0
+    for text in texts:
+        size = size_of(text)
+        if batch and (len(batch) == _BATCH or characters + size > _CHARACTERS):
+            yield batch
+            batch, characters = [], 0
+        batch.append(text)
+        characters += size
+    if batch:
+        yield batch
+
+
+def write_ids(
+    texts: Iterator[Any], encoder: Encoder, longest: int | None, folder: Path, dtype: str, characters: int
+) -> None:
+    """Batch by batch to the disk: the corpus is never in memory as a whole."""
+    lengths: list[np.ndarray] = [np.zeros(1, dtype=np.int64)]
+    lost: list[np.ndarray] = [np.zeros(0, dtype=np.int64)]
+    hashes: list[np.ndarray] = [np.zeros(0, dtype=np.uint64)]
+    with contextlib.ExitStack() as stack:
+        files: dict[str, BinaryIO] = {}
+        shown = stack.enter_context(progress("tokenising", characters))
+        for batch in _batches(texts):
+            for name, rows in encoder(batch, True).items():
+                if name not in files:
+                    files[name] = stack.enter_context((folder / f"{name}.{dtype}").open("wb"))
+                sizes = _write(list(rows), files[name], dtype, shown if name == "input_ids" else None)
+            lengths.append(sizes)
+            lost.append(_lost(batch, sizes, encoder, longest))
+            raw = (repr(text).encode("utf-8", "surrogatepass") for text in batch)
+            hashes.append(np.fromiter(map(xxhash.xxh3_64_intdigest, raw), dtype=np.uint64, count=len(batch)))
+            shown.done(sum(map(size_of, batch)))
+    np.save(folder / "offsets.npy", np.cumsum(np.concatenate(lengths)))
+    np.save(folder / "lost.npy", np.concatenate(lost))
+    np.save(folder / "hashes.npy", np.concatenate(hashes))
+
+
+def _write(rows: list[Any], file: BinaryIO, dtype: str, shown: Progress | None) -> np.ndarray:
+    """Ids of texts to a file.
+
+    Returns:
+        How many each has; shape (texts,), int64.
+    """
+    sizes = np.zeros(len(rows), dtype=np.int64)
+    item = np.dtype(dtype).itemsize
+    short: list[np.ndarray] = []
+    for number, row in enumerate(rows):
+        if not hasattr(row, "pieces"):
+            short.append(np.asarray(row, dtype=dtype))
+            sizes[number] = len(short[-1])
+            continue
+        _join(short, dtype).tofile(file)
+        short = []
+        file.flush()
+        begin = file.seek(0, os.SEEK_END)
+        try:
+            for piece in row.pieces():
+                piece.astype(dtype).tofile(file)
+                if shown is not None:
+                    shown.tokens(len(piece))
+        except Unseamed:
+            file.truncate(begin)
+            file.seek(begin)
+            row.whole().astype(dtype).tofile(file)
+        file.flush()
+        sizes[number] = (file.seek(0, os.SEEK_END) - begin) // item
+    joined = _join(short, dtype)
+    joined.tofile(file)
+    if shown is not None:
+        shown.tokens(len(joined))
+    return sizes
+
+
+def _join(rows: list[np.ndarray], dtype: str) -> np.ndarray:
+    return np.concatenate(rows) if rows else np.zeros(0, dtype=dtype)
+
+
+def _lost(batch: list[Any], sizes: np.ndarray, encoder: Encoder, longest: int | None) -> np.ndarray:
+    """Tokens that each text of a batch lost; shape (texts,), int64."""
+    lost = np.zeros(len(batch), dtype=np.int64)
+    full = [] if longest is None else np.flatnonzero(sizes >= longest).tolist()
+    if full:
+        whole = encoder([batch[index] for index in full], False)["input_ids"]
+        lost[full] = [len(row) for row in whole]
+        lost[full] -= sizes[full]
+    return lost
+
+
+def mapped(path: Path, dtype: str) -> np.ndarray:
+    """What `write_ids` wrote into one file, mapped."""
+    kind = np.dtype(dtype).newbyteorder("<")
+    if path.stat().st_size == 0:  # nothing cannot be mapped
+        return np.zeros(0, dtype=kind)
+    return np.asarray(np.memmap(path, dtype=kind, mode="r"))  # mapped all the same; a memmap is slow to cut

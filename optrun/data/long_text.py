@@ -1,0 +1,138 @@
+"""A text file of any size as one text, of which only the part that is looked at is in memory."""
+
+from __future__ import annotations
+
+import codecs
+import io
+from bisect import bisect_right
+from collections import OrderedDict
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from optrun.data.known_files import remembered
+
+LONG = 16 << 20
+"""Bytes from which a text file is read in parts."""
+_CHUNK = 1 << 20
+_KEPT = 4
+_NEAR = 1 << 16
+
+
+class LongText:
+    """A part of a text file, read as Python reads one: UTF-8 without the mark of its order, with one kind of line end.
+
+    Args:
+        path: The file.
+        content: A digest of its bytes, by which the text is known.
+        places: Byte and character at which each chunk begins, and at which the last one ends.
+        begin: First character of the part.
+        end: One past the last.
+    """
+
+    def __init__(self, path: Path, content: str, places: Sequence[Sequence[int]], begin: int, end: int) -> None:
+        self.path = path
+        self.content = content
+        self.places = places
+        self.begin = begin
+        self.end = end
+        self._characters = [character for _, character in places]
+        self._kept: OrderedDict[int, str] = OrderedDict()
+
+    def __len__(self) -> int:
+        return self.end - self.begin
+
+    def __repr__(self) -> str:
+        return f"LongText({self.content}, {self.begin}, {self.end})"
+
+    def __str__(self) -> str:
+        return self[:]
+
+    def __getitem__(self, part: slice) -> str:
+        """Its characters."""
+        begin, end, _ = part.indices(len(self))
+        at, end = self.begin + begin, self.begin + end
+        found = []
+        while at < end:
+            number = bisect_right(self._characters, at) - 1
+            before, behind = self._characters[number : number + 2]
+            first, last = at - before, min(end, behind) - before
+            found.append(self._chunk(number)[first:last])
+            at += last - first
+        return "".join(found)
+
+    def _chunk(self, number: int) -> str:
+        if number not in self._kept:
+            begin, end = self.places[number][0], self.places[number + 1][0]
+            with self.path.open("rb") as file:
+                file.seek(begin)
+                self._kept[number] = _decoded(file.read(end - begin))
+            while len(self._kept) > _KEPT:
+                self._kept.popitem(last=False)
+        self._kept.move_to_end(number)
+        return self._kept[number]
+
+    def rfind(self, wanted: str, begin: int, end: int) -> int:
+        """The last place of one character in a part, as `str.rfind` gives it."""
+        while begin < end:
+            first = max(begin, end - _NEAR)
+            found = self[first:end].rfind(wanted)
+            if found >= 0:
+                return first + found
+            end = first
+        return -1
+
+    def cut(self, at: int) -> tuple[LongText, LongText]:
+        """The part before a character, and the part from there on."""
+        middle = self.begin + at
+        return (
+            LongText(self.path, self.content, self.places, self.begin, middle),
+            LongText(self.path, self.content, self.places, middle, self.end),
+        )
+
+
+def long_text(path: Path, content: str) -> LongText:
+    """A file as a text.
+
+    Args:
+        path: The file; UTF-8.
+        content: A digest of its bytes.
+    """
+    places: Any = remembered(path, "characters-1", lambda: _places(path))
+    return LongText(path, content, places, 0, places[-1][1])
+
+
+def _places(path: Path) -> list[tuple[int, int]]:
+    """Byte and character at which each chunk begins; none begins inside of a character or of a line end."""
+    found, byte, character = [], 0, 0
+    with path.open("rb") as file:
+        if file.read(len(codecs.BOM_UTF8)) == codecs.BOM_UTF8:
+            byte = len(codecs.BOM_UTF8)
+        file.seek(byte)
+        rest = b""
+        while chunk := file.read(_CHUNK):
+            raw = rest + chunk
+            end = _clean_end(raw)
+            found.append((byte, character))
+            byte, character, rest = byte + end, character + len(_decoded(raw[:end])), raw[end:]
+    found.append((byte, character))
+    if rest:
+        found.append((byte + len(rest), character + len(_decoded(rest))))
+    return found
+
+
+def _clean_end(raw: bytes) -> int:
+    """Where a chunk may end: behind a whole character that is no carriage return."""
+    end = len(raw)
+    while end and (raw[end - 1] & 0xC0 == 0x80):
+        end -= 1
+    if end and raw[end - 1] >= 0xC0:
+        width = 2 + (raw[end - 1] >= 0xE0) + (raw[end - 1] >= 0xF0)
+        end = len(raw) if end - 1 + width == len(raw) else end - 1
+    while end and raw[end - 1] == ord("\r"):
+        end -= 1
+    return end
+
+
+def _decoded(raw: bytes) -> str:
+    return io.TextIOWrapper(io.BytesIO(raw), encoding="utf-8").read()

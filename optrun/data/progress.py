@@ -1,0 +1,65 @@
+"""How far a long preparation of data has come, on a terminal alone."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from rich.console import Console
+from rich.progress import BarColumn, TaskProgressColumn, TextColumn, TimeRemainingColumn
+from rich.progress import Progress as Bar
+
+from optrun.formatting import count
+
+_PATIENCE = 1.0
+"""Seconds that pass in silence."""
+
+
+class Progress:
+    """Counts what is done.
+
+    Args:
+        what: In a word.
+        total: Of what `done` counts.
+        bar: Shows it; None: nobody looks.
+    """
+
+    def __init__(self, what: str, total: int, bar: Bar | None) -> None:
+        self._bar = bar
+        self._begun = time.monotonic()
+        self._task = None if bar is None else bar.add_task(what, total=total, tokens="")
+        self._tokens = 0
+
+    def done(self, amount: int) -> None:
+        """Count, in what `total` is counted in."""
+        if self._bar is not None and self._task is not None:
+            if not self._bar.live.is_started and time.monotonic() - self._begun > _PATIENCE:
+                self._bar.start()
+            self._bar.update(self._task, advance=amount)
+
+    def tokens(self, amount: int) -> None:
+        """Count tokens, which are shown beside."""
+        self._tokens += amount
+        if self._bar is not None and self._task is not None:
+            self._bar.update(self._task, tokens=f"{count(self._tokens)} tokens")
+
+
+@contextmanager
+def progress(what: str, total: int) -> Iterator[Progress]:
+    """Show a bar as long as this lasts, where it lasts longer than a moment and somebody looks.
+
+    Args:
+        what: In a word.
+        total: Of what `done` counts.
+    """
+    if not sys.stderr.isatty():
+        yield Progress(what, total, None)
+        return
+    columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TextColumn("{task.fields[tokens]}"))
+    bar = Bar(*columns, TimeRemainingColumn(), console=Console(stderr=True), transient=True)
+    try:
+        yield Progress(what, total, bar)
+    finally:
+        bar.stop()

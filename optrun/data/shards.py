@@ -1,0 +1,307 @@
+"""Files whose rows are read where they lie: jsonl by an index of where each row begins, parquet by its row groups."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from abc import ABC, abstractmethod
+from collections import OrderedDict
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from functools import cached_property
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import xxhash
+
+from optrun.data.cache import cached, digest
+from optrun.data.content import COMPRESSED, refuse_other_content
+from optrun.data.known_files import remembered
+from optrun.errors import ConfigError, OptrunError
+
+Row = dict[str, Any]
+
+STREAMED = {".jsonl": "json", ".ndjson": "json", ".parquet": "parquet"}
+"""Ending to format: what can be read in the middle without reading what stands before."""
+_CHUNK = 8 << 20
+_SPACE = np.isin(np.arange(256), list(b" \t\r\n"))
+_GROUPS = 4
+"""Row groups of a parquet file that stay in memory."""
+
+
+@dataclass(frozen=True)
+class Shard(ABC):
+    """One file of a stream.
+
+    Attributes:
+        key: The configuration key it came by.
+        path: The file.
+        rows: How many it has, empty lines left out.
+        content: Digest of its bytes.
+        state: Size and time of change, as they were when it was indexed.
+    """
+
+    key: str
+    path: Path
+    rows: int
+    content: str
+    state: tuple[int, int]
+
+    def __reduce__(self) -> Any:
+        """Without what is open in this process."""
+        return type(self), tuple(getattr(self, each.name) for each in fields(self))
+
+    @abstractmethod
+    def read(self, begin: int, end: int, columns: Sequence[str] | None) -> list[Row]:
+        """Rows `begin` to `end`, of which only these columns are wanted."""
+
+    @abstractmethod
+    def sizes(self, borders: np.ndarray, columns: Sequence[str]) -> np.ndarray:
+        """Bytes between row borders, as near as can be told without reading; shape (borders - 1,), int64."""
+
+    def refuse_changed(self) -> None:
+        """Refuse a file that is not the one that was indexed.
+
+        Raises:
+            OptrunError: It was written to, replaced or removed.
+        """
+        if _state(self.path) != self.state:
+            raise OptrunError(
+                f"{self.key}={self.path}: this file changed while it was read as a stream, so its rows are no longer "
+                "where they were. Leave the files of a stream as they are; start again with the file as it is now."
+            )
+
+
+def _state(path: Path) -> tuple[int, int]:
+    try:
+        entry = path.stat()
+    except OSError:
+        return (-1, -1)
+    return entry.st_size, entry.st_mtime_ns
+
+
+@dataclass(frozen=True)
+class Lines(Shard):
+    """A jsonl file; `index` holds where each row begins, and where the last one ends."""
+
+    index: Path
+
+    @cached_property
+    def _begins(self) -> np.ndarray:
+        return np.asarray(np.load(self.index / "begins.npy", mmap_mode="r", allow_pickle=False))
+
+    @cached_property
+    def _file(self) -> int:
+        self.refuse_changed()
+        return os.open(self.path, os.O_RDONLY)  # read by place alone: processes that share it do not disturb each other
+
+    def read(self, begin: int, end: int, columns: Sequence[str] | None) -> list[Row]:
+        """Rows by the place of their bytes."""
+        borders = self._begins[begin : end + 1]
+        first, size = int(borders[0]), int(borders[-1] - borders[0])
+        raw = b""
+        while len(raw) < size and (piece := os.pread(self._file, size - len(raw), first + len(raw))):
+            raw += piece
+        if len(raw) < size:
+            self.refuse_changed()
+        cuts = (borders - first).tolist()
+        rows = []
+        for number, (left, right) in enumerate(pairwise(cuts), begin):
+            row = self._parsed(raw[left:right], number)
+            rows.append(row if columns is None else {name: row.get(name) for name in columns})
+        return rows
+
+    def _parsed(self, raw: bytes, number: int) -> Row:
+        try:
+            row = json.loads(raw)
+        except ValueError as error:
+            self.refuse_changed()
+            raise ConfigError(f"{self.key}={self.path}: row {number + 1:,} is no JSON: {error}.") from error
+        if not isinstance(row, dict):
+            raise ConfigError(
+                f'{self.key}={self.path}: row {number + 1:,} is no object, such as {{"text": ...}}, but {raw[:40]!r}.'
+            )
+        return row
+
+    def sizes(self, borders: np.ndarray, columns: Sequence[str]) -> np.ndarray:  # noqa: ARG002
+        """Bytes of the rows, with all that stands in them."""
+        return np.diff(self._begins[borders])
+
+
+@dataclass(frozen=True)
+class Groups(Shard):
+    """A parquet file; `ends` holds the number of rows up to the end of each row group."""
+
+    ends: tuple[int, ...]
+
+    @cached_property
+    def _kept(self) -> OrderedDict[tuple[Any, ...], Any]:
+        """Row groups by process, number and columns."""
+        return OrderedDict()
+
+    def _group(self, number: int, columns: Sequence[str] | None) -> Any:
+        import pyarrow.parquet as reader
+
+        place = (os.getpid(), number, None if columns is None else tuple(columns))
+        if place not in self._kept:
+            self.refuse_changed()
+            with reader.ParquetFile(self.path) as file:
+                self._kept[place] = file.read_row_group(number, columns=columns, use_threads=False)
+            while len(self._kept) > _GROUPS:
+                self._kept.popitem(last=False)
+        self._kept.move_to_end(place)
+        return self._kept[place]
+
+    def read(self, begin: int, end: int, columns: Sequence[str] | None) -> list[Row]:
+        """Rows out of their row groups, which are read as wholes."""
+        rows: list[Row] = []
+        at = begin
+        while at < end:
+            number = int(np.searchsorted(self.ends, at, side="right"))
+            before = self.ends[number - 1] if number else 0
+            last = min(end, self.ends[number])
+            rows += self._group(number, columns).slice(at - before, last - at).to_pylist()
+            at = last
+        return rows
+
+    def sizes(self, borders: np.ndarray, columns: Sequence[str]) -> np.ndarray:
+        """Bytes of the columns before compression, spread evenly over the rows of each row group."""
+        import pyarrow.parquet as reader
+
+        with reader.ParquetFile(self.path) as file:
+            groups = [file.metadata.row_group(number) for number in range(len(self.ends))]
+        totals = [
+            sum(
+                column.total_uncompressed_size
+                for column in map(group.column, range(group.num_columns))
+                if column.path_in_schema.split(".")[0] in columns
+            )
+            for group in groups
+        ]
+        places, sums = np.array([0, *self.ends]), np.cumsum([0, *totals])
+        spread: np.ndarray = np.diff(np.interp(borders, places, sums)).astype(np.int64)
+        return spread
+
+
+def open_shards(key: str, files: Sequence[Path], notes: list[str]) -> list[Shard]:
+    """Find the rows of each file; what was found once of a file is known as long as it is the same file.
+
+    Args:
+        key: The configuration key, for messages.
+        files: All of one format.
+        notes: Takes what it cost.
+
+    Raises:
+        ConfigError: A format that cannot be read in the middle; files of several formats; one without rows.
+    """
+    kinds = {_kind(key, path) for path in files}
+    if len(kinds) > 1:
+        raise ConfigError(f"{key}: files of several formats ({', '.join(sorted(kinds))}). Give files of one format.")
+    kind = kinds.pop()
+    begun, read = time.monotonic(), 0
+    shards: list[Shard] = []
+    for path in files:
+        if path.stat().st_size == 0:
+            raise ConfigError(f"{key}={path}: the file is empty.")
+        new: list[int] = []
+        shards.append(_lines(key, path, new) if kind == "json" else _groups(key, path, new))
+        read += sum(new)
+        if not shards[-1].rows:
+            raise ConfigError(f"{key}={path}: no rows in it.")
+    if read:
+        rows = sum(shard.rows for shard in shards)
+        notes.append(
+            f"{key}: {rows:,} rows of {len(files):,} files found by reading {read / 1e6:,.0f} MB once "
+            f"({time.monotonic() - begun:.0f} s); where they are is remembered"
+        )
+    return shards
+
+
+def _kind(key: str, path: Path) -> str:
+    suffixes = [suffix.lower() for suffix in path.suffixes]
+    if suffixes and suffixes[-1] in COMPRESSED:
+        raise ConfigError(
+            f"{key}={path}: data.streaming=true cannot begin in the middle of a compressed file. Unpack it, or write "
+            "it as parquet, which is compressed inside."
+        )
+    if not suffixes or suffixes[-1] not in STREAMED:
+        raise ConfigError(
+            f"{key}={path}: data.streaming=true reads {', '.join(STREAMED)}. Write its rows as one of these, or take "
+            "data.streaming=false."
+        )
+    return STREAMED[suffixes[-1]]
+
+
+def _lines(key: str, path: Path, new: list[int]) -> Lines:
+    def find() -> dict[str, Any]:
+        refuse_other_content(key, path, "json")
+        new.append(path.stat().st_size)
+        begins, content = _begins_of(path)
+        name = digest("lines-1", content)
+        cached("stream", name, lambda folder: np.save(folder / "begins.npy", begins))
+        return {"content": content, "rows": len(begins) - 1, "index": name}
+
+    found = remembered(path, "lines-1", find)
+
+    def again(folder: Path) -> None:
+        np.save(folder / "begins.npy", _begins_of(path)[0])
+
+    index = cached("stream", found["index"], again)
+    return Lines(key, path, found["rows"], found["content"], _state(path), index)
+
+
+def _begins_of(path: Path) -> tuple[np.ndarray, str]:
+    """Where each line that is not blank begins, and where the last one ends; with a digest of the bytes.
+
+    Returns:
+        Shape (rows + 1,), int64; size and xxh3-128.
+    """
+    total, found, at, rest = xxhash.xxh3_128(), [np.zeros(0, dtype=np.int64)], 0, b""
+    with path.open("rb") as file:
+        while chunk := file.read(_CHUNK):
+            total.update(chunk)
+            whole, line_end, tail = (rest + chunk).rpartition(b"\n")
+            if line_end:
+                found.append(at + _starts(whole + line_end))
+                at += len(whole) + 1
+            rest = tail
+    if rest.strip():
+        found.append(np.array([at], dtype=np.int64))
+    begins = np.concatenate([*found, np.array([at + len(rest)])])
+    return begins, f"{at + len(rest)} {total.hexdigest()}"
+
+
+def _starts(lines: bytes) -> np.ndarray:
+    """Where lines that are not blank begin, in bytes that end with a line."""
+    raw = np.frombuffer(lines, dtype=np.uint8)
+    ends = np.flatnonzero(raw == ord("\n"))
+    starts = np.concatenate([[0], ends[:-1] + 1])
+    doubtful = np.flatnonzero(_SPACE[raw[starts]])
+    blank = [number for number in doubtful.tolist() if not lines[starts[number] : ends[number]].strip()]
+    return np.delete(starts, blank).astype(np.int64)
+
+
+def _groups(key: str, path: Path, new: list[int]) -> Groups:
+    import pyarrow as pa
+    import pyarrow.parquet as reader
+
+    def look() -> str:
+        refuse_other_content(key, path, "parquet")
+        new.append(path.stat().st_size)
+        total = xxhash.xxh3_128()
+        with path.open("rb") as file:
+            while chunk := file.read(_CHUNK):
+                total.update(chunk)
+        return f"{path.stat().st_size} {total.hexdigest()}"
+
+    content = remembered(path, "bytes-1", look)
+    try:
+        with reader.ParquetFile(path) as file:
+            counts = [file.metadata.row_group(number).num_rows for number in range(file.metadata.num_row_groups)]
+    except (pa.ArrowException, OSError) as error:
+        raise ConfigError(f"{key}={path}: cannot be read as parquet: {' '.join(str(error).split())}") from error
+    ends = tuple(np.cumsum(counts, dtype=np.int64).tolist())
+    return Groups(key, path, ends[-1] if ends else 0, content, _state(path), ends)

@@ -1,0 +1,387 @@
+"""A stream: the rows of any number of files, read where they lie, in the order of windows that are shuffled inside.
+
+What an example is, and where it stands in an epoch, are functions of its number: a run goes on at any step at once,
+with any number of workers and ranks. A task with `READS_STREAMS` in its schema finds a `StreamRows` as the rows of the
+training split, and returns one of two things from `read`: `StreamedRows`, an example for each row, or
+`StreamedBlocks`, the rows of each window joined and cut.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from optrun.data.cache import digest, known_by
+from optrun.data.examples import Example
+from optrun.data.randomness import generator
+from optrun.data.shards import Row, Shard, open_shards
+from optrun.errors import ConfigError
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from datasets import Dataset
+
+_HEAD = 100
+"""Rows by which columns are known."""
+_BATCH = 1000
+_SAMPLED = 8
+"""Windows that are tokenised before the first step, to plan how many blocks each of the others has."""
+_MARGIN = 1.02
+"""More tokens for a byte than in the densest of these are planned for."""
+_KEPT = 2
+"""Windows whose tokens stay in the memory of a process."""
+
+
+class StreamRows:
+    """Rows with named columns, as a task asks for them; only what is looked at is in memory.
+
+    Args:
+        key: The configuration key the files came by.
+        shards: The files, in order.
+        window: Rows that are shuffled together; a window ends with its file.
+        columns: Those that are read; None: all.
+    """
+
+    def __init__(self, key: str, shards: Sequence[Shard], window: int, columns: Sequence[str] | None = None) -> None:
+        self.key = key
+        self.shards = shards
+        self.window = window
+        self.columns = columns
+        self._ends = np.cumsum([shard.rows for shard in shards])
+
+    def __len__(self) -> int:
+        return int(self._ends[-1])
+
+    @cached_property
+    def head(self) -> Dataset:
+        """The first rows, with the types of their columns."""
+        from datasets import Dataset
+
+        rows = self.shards[0].read(0, min(_HEAD, self.shards[0].rows), self.columns)
+        try:
+            return Dataset.from_list(rows)
+        except (TypeError, ValueError) as error:  # what Arrow raises
+            why = " ".join(str(error).split())
+            raise ConfigError(f"{self.key}={self.shards[0].path}: its first rows are no table: {why}.") from error
+
+    @property
+    def column_names(self) -> list[str]:
+        """Columns of the first rows."""
+        return list(self.head.column_names)
+
+    @property
+    def features(self) -> Any:
+        """Their types."""
+        return self.head.features
+
+    def select_columns(self, names: Sequence[str]) -> StreamRows:
+        """The same rows, of which only these columns are read."""
+        return StreamRows(self.key, self.shards, self.window, list(names))
+
+    def select(self, indices: Any) -> Dataset:
+        """Some rows, in memory."""
+        from datasets import Dataset
+
+        rows = [self.row(int(index)) for index in indices]
+        return Dataset.from_list(rows) if rows else self.head.select([])
+
+    def __getitem__(self, key: Any) -> Any:
+        if isinstance(key, str):
+            return (row[key] for row in self.select_columns([key]))
+        if isinstance(key, slice):  # the first ones: what a message shows
+            return self.head[key]
+        return self.row(int(key))
+
+    def __iter__(self) -> Iterator[Row]:
+        for begin in range(0, len(self), _BATCH):
+            yield from self.read(begin, min(begin + _BATCH, len(self)))
+
+    def iter(self, batch_size: int) -> Iterator[dict[str, list[Any]]]:
+        """Rows in batches."""
+        for begin in range(0, len(self), batch_size):
+            rows = self.read(begin, min(begin + batch_size, len(self)))
+            yield {name: [row.get(name) for row in rows] for name in self.columns or self.column_names}
+
+    def row(self, index: int) -> Row:
+        """One row."""
+        return self.read(index, index + 1)[0]
+
+    def read(self, begin: int, end: int) -> list[Row]:
+        """Rows `begin` to `end`.
+
+        Raises:
+            OptrunError: A row that is none; a file that changed meanwhile.
+        """
+        rows: list[Row] = []
+        while begin < end:
+            number = int(np.searchsorted(self._ends, begin, side="right"))
+            before = int(self._ends[number]) - self.shards[number].rows
+            last = min(end, int(self._ends[number]))
+            rows += self.shards[number].read(begin - before, last - before, self.columns)
+            begin = last
+        return rows
+
+    def where(self, index: int) -> str:
+        """A row for a person who looks for it: its file, and its number there from 1."""
+        number = int(np.searchsorted(self._ends, index, side="right"))
+        before = int(self._ends[number]) - self.shards[number].rows
+        return f"{self.key}={self.shards[number].path}: row {index - before + 1:,}"
+
+    @cached_property
+    def borders(self) -> np.ndarray:
+        """Where each window begins, and where the last one ends; shape (windows + 1,), int64."""
+        ends = self._ends.tolist()
+        begins = zip([0, *ends[:-1]], ends, strict=True)
+        return np.concatenate([*(np.arange(begin, end, self.window) for begin, end in begins), ends[-1:]])
+
+    @cached_property
+    def first_windows(self) -> np.ndarray:
+        """The number of the first window of each file, and how many there are; shape (files + 1,), int64."""
+        return np.searchsorted(self.borders, np.concatenate([[0], self._ends]))
+
+    def window_bytes(self, columns: Sequence[str]) -> np.ndarray:
+        """Bytes of each window, as near as can be told without reading; shape (windows,), int64."""
+        found, begin = [], 0
+        for shard, first, last in zip(self.shards, self.first_windows[:-1], self.first_windows[1:], strict=True):
+            found.append(shard.sizes(self.borders[first : last + 1] - begin, columns))
+            begin += shard.rows
+        return np.concatenate(found)
+
+    def fingerprint(self) -> str:
+        """Digest of every byte of the files, by the digest of each, and of the windows."""
+        return digest("stream", str(self.window), *(shard.content for shard in self.shards))
+
+    def parts(self) -> dict[str, str]:
+        """File to the digest of its bytes: what a checkpoint keeps, so that a changed one is named."""
+        return {str(shard.path): shard.content for shard in self.shards}
+
+
+def open_stream(key: str, files: Sequence[Path], window: int, notes: list[str]) -> StreamRows:
+    """Open files as a stream.
+
+    Args:
+        key: The configuration key, for messages.
+        files: All of one format.
+        window: Rows that are shuffled together.
+        notes: Takes what it cost.
+
+    Raises:
+        ConfigError: As `open_shards`.
+    """
+    return StreamRows(key, open_shards(key, files, notes), window)
+
+
+class WindowOrder:
+    """The order of one epoch: files shuffled, their windows one after another, what is in a window shuffled.
+
+    Args:
+        borders: Where each window begins, and where the last one ends; shape (windows + 1,), int64.
+        first_windows: First window of each file, and how many there are; shape (files + 1,), int64.
+        seed: The run's seed.
+        epoch: Which epoch.
+
+    Example:
+        >>> order = WindowOrder(np.array([0, 2, 4, 5]), np.array([0, 3]), seed=0, epoch=0)
+        >>> sorted(order[0:2].tolist()), sorted(order[2:4].tolist()), order[4:9].tolist()
+        ([0, 1], [2, 3], [4])
+    """
+
+    def __init__(self, borders: np.ndarray, first_windows: np.ndarray, *, seed: int, epoch: int) -> None:
+        files = generator(seed, "files", epoch).permutation(len(first_windows) - 1)
+        ranges = [np.arange(first_windows[file], first_windows[file + 1]) for file in files]
+        self._windows = np.concatenate(ranges)
+        self._ends = np.cumsum(np.diff(borders)[self._windows])
+        self._borders = borders
+        self._draw = (seed, "window", epoch)
+        self._last: tuple[int, np.ndarray] = (-1, np.zeros(0, dtype=np.int64))
+
+    def __len__(self) -> int:
+        return int(self._ends[-1])
+
+    def __getitem__(self, places: slice) -> np.ndarray:
+        """Which example stands at each place; shape (places,), int64."""
+        at, end, _ = places.indices(len(self))
+        found = [np.zeros(0, dtype=np.int64)]
+        while at < end:
+            number = int(np.searchsorted(self._ends, at, side="right"))
+            inside = self._inside(int(self._windows[number]))
+            begin = int(self._ends[number]) - len(inside)
+            last = min(end, int(self._ends[number]))
+            found.append(inside[at - begin : last - begin])
+            at = last
+        return np.concatenate(found)
+
+    def _inside(self, window: int) -> np.ndarray:
+        if self._last[0] != window:
+            seed, stream, epoch = self._draw
+            begin, end = self._borders[window : window + 2].tolist()
+            self._last = window, begin + generator(seed, stream, epoch, window).permutation(end - begin)
+        return self._last[1]
+
+
+class Windows:
+    """How the examples of a stream are ordered, for an `EpochPlan`.
+
+    Args:
+        rows: The stream.
+        borders: Where the examples of each window begin, and where the last ones end; shape (windows + 1,), int64.
+    """
+
+    def __init__(self, rows: StreamRows, borders: np.ndarray) -> None:
+        self.name = f"windows of {rows.window}"
+        self._first_windows = rows.first_windows
+        self._borders = borders
+
+    def __call__(self, seed: int, epoch: int) -> WindowOrder:
+        """The order of an epoch."""
+        return WindowOrder(self._borders, self._first_windows, seed=seed, epoch=epoch)
+
+
+class StreamedRows:
+    """An example for each row of a stream, made when it is asked for.
+
+    Args:
+        rows: The stream.
+        make: A row to its example; a pure function. What it refuses is told with the row's place.
+        key: Digest of everything `make` depends on, besides the row.
+        scalars: Name to one value a row, such as `labels`; shape (rows,).
+    """
+
+    def __init__(
+        self,
+        rows: StreamRows,
+        make: Callable[[Row], Example],
+        key: str,
+        scalars: Mapping[str, np.ndarray] | None = None,
+    ) -> None:
+        self.rows = rows
+        self.make = make
+        self.key = key
+        self.scalars = dict(scalars or {})
+        self.arrangement = Windows(rows, rows.borders)
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __getitem__(self, index: int) -> Example:
+        row = self.rows.row(index)
+        try:
+            example = self.make(row)
+        except ConfigError as error:
+            raise ConfigError(f"{self.rows.where(index)}: {error}") from error
+        return {**example, **{name: values[index] for name, values in self.scalars.items()}}
+
+    @property
+    def labels(self) -> np.ndarray | None:
+        """The label of each row, where they are known beforehand."""
+        return self.scalars.get("labels")
+
+    def fingerprint(self) -> str:
+        """Digest of the files and of how rows become examples."""
+        scalars = (piece for name in sorted(self.scalars) for piece in (name, self.scalars[name].tobytes()))
+        return digest("streamed rows", self.rows.fingerprint(), self.key, *scalars)
+
+    def parts(self) -> dict[str, str]:
+        """File to the digest of its bytes."""
+        return self.rows.parts()
+
+
+Encode = Callable[[list[Row]], Mapping[str, Sequence[np.ndarray]]]
+"""Rows to the ids of each by name, such as `input_ids`; every name has as many of a row."""
+
+
+class StreamedBlocks:
+    """The rows of each window joined and cut into blocks.
+
+    How many blocks a window has is planned by its bytes: the tokens of some windows are counted, and of the others as
+    many are expected for a byte as in the densest of them, and a few more. The tokens of a window are spread evenly
+    over its blocks, so that blocks are a little shorter than they may be; should a window hold more than was planned
+    for, the rest of it is left out. Where there are few windows all are counted, and nothing is left out.
+
+    Args:
+        rows: The stream.
+        encode: Rows to ids; a pure function.
+        length: Tokens of a block, at most.
+        key: Digest of everything `encode` depends on, besides the rows.
+        empty: Name to the id that stands in a block of which no token is left.
+
+    Attributes:
+        notes: How blocks were planned.
+    """
+
+    def __init__(self, rows: StreamRows, encode: Encode, length: int, key: str, empty: Mapping[str, int]) -> None:
+        self.rows = rows
+        self.encode = encode
+        self.length = length
+        self.key = digest("blocks-1", rows.fingerprint(), str(rows.columns), str(length), key)
+        self.empty = dict(empty)
+        self.notes: list[str] = []
+        self._kept: OrderedDict[int, dict[str, np.ndarray]] = OrderedDict()
+        self._borders = np.concatenate([[0], np.cumsum(self._planned())])
+        self.arrangement = Windows(rows, self._borders)
+
+    def _planned(self) -> np.ndarray:
+        """Blocks of each window; shape (windows,), int64."""
+        sizes = self.rows.window_bytes(self.rows.columns or self.rows.column_names)
+        count = len(sizes)
+        sampled = np.unique(np.linspace(0, count - 1, min(count, _SAMPLED)).round().astype(np.int64))
+        tokens = np.array(known_by(digest("sample", self.key), lambda: [self._tokens(int(at)) for at in sampled]))
+        dense = tokens / np.maximum(sizes[sampled], 1)
+        blocks = np.ceil(sizes * (dense.max() * _MARGIN) / self.length).astype(np.int64)
+        if len(sampled) < count:
+            full = tokens.sum() / max(1, blocks[sampled].sum() * self.length)
+            self.notes.append(
+                f"{self.rows.key}: blocks are planned by {len(sampled)} of {count:,} windows, and are {full:.1%} full "
+                f"there; a window with more tokens for a byte than {_MARGIN} times the most of these loses the rest"
+            )
+        blocks[sampled] = -(-tokens // self.length)
+        planned: np.ndarray = np.maximum(blocks, 1)
+        return planned
+
+    def _tokens(self, window: int) -> int:
+        return len(next(iter(self._window(window).values())))
+
+    def __len__(self) -> int:
+        return int(self._borders[-1])
+
+    def __getitem__(self, index: int) -> Example:
+        window = int(np.searchsorted(self._borders, index, side="right")) - 1
+        blocks, number = int(self._borders[window + 1] - self._borders[window]), index - int(self._borders[window])
+        example = {}
+        for name, flat in self._window(window).items():
+            total = min(len(flat), blocks * self.length)
+            piece = flat[total * number // blocks : total * (number + 1) // blocks]
+            example[name] = np.asarray(piece if len(piece) else [self.empty[name]], dtype=np.int64)
+        return example
+
+    def _window(self, window: int) -> dict[str, np.ndarray]:
+        """The ids of a window by name."""
+        if window not in self._kept:
+            begin, end = self.rows.borders[window : window + 2].tolist()
+            rows = self.rows.read(begin, end)
+            try:
+                found = self.encode(rows)
+            except ConfigError as error:
+                raise ConfigError(f"{self.rows.where(begin)} to {end - begin - 1:,} after it: {error}") from error
+            none = np.zeros(0, dtype=np.int32)
+            self._kept[window] = {
+                name: np.concatenate([none, *(np.asarray(ids, dtype=np.int32) for ids in found.get(name, ()))])
+                for name in self.empty
+            }
+            while len(self._kept) > _KEPT:
+                self._kept.popitem(last=False)
+        self._kept.move_to_end(window)
+        return self._kept[window]
+
+    def fingerprint(self) -> str:
+        """Digest of the files and of how rows become blocks."""
+        return self.key
+
+    def parts(self) -> dict[str, str]:
+        """File to the digest of its bytes."""
+        return self.rows.parts()

@@ -1,0 +1,111 @@
+"""Ids on the disk: the type that is enough, long texts in pieces, and nothing read again where it is known."""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from optrun.data import cache as cache_module
+from optrun.data import encoded, examples
+from optrun.data.cache import cached, known_by
+from optrun.data.encoded import Unseamed
+from optrun.data.examples import encode, packed
+
+
+@pytest.fixture(autouse=True)
+def _cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OPTRUN_CACHE", str(tmp_path / "cache"))
+
+
+class Row:
+    def __init__(self, text: str, *, fails: bool) -> None:
+        self.text, self.fails = text, fails
+
+    def pieces(self) -> Any:
+        yield np.frombuffer(self.text[:2].encode(), np.uint8)
+        if self.fails:
+            raise Unseamed
+        yield np.frombuffer(self.text[2:].encode(), np.uint8)
+
+    def whole(self) -> np.ndarray:
+        return np.frombuffer(self.text.encode(), np.uint8)
+
+
+def encoder(batch: list[str], _: bool) -> dict[str, list[Any]]:
+    def row(text: str) -> Any:
+        return Row(text, fails=text[0] == "f") if len(text) > 5 else list(text.encode())
+
+    return {"input_ids": [row(text) for text in batch]}
+
+
+def test_two_bytes_an_id_are_enough_for_small_vocabularies(monkeypatch: pytest.MonkeyPatch) -> None:
+    texts = ["ab", "long text", "c", "fails in the middle", "de"]
+    monkeypatch.setattr(encoded, "_CHARACTERS", 12)
+    wide = encode(lambda: iter(texts), encoder, "key")
+    small = encode(lambda: iter(texts), encoder, "key", ids_below=1 << 16)
+    assert (wide.ragged["input_ids"].dtype, small.ragged["input_ids"].dtype) == (np.int32, np.uint16)
+    for made in (wide, small):
+        assert [bytes(made[index]["input_ids"].astype(np.uint8)).decode() for index in range(5)] == texts
+        assert made[0]["input_ids"].dtype == np.int64
+    assert wide.fingerprint() == small.fingerprint()
+    assert packed(wide, 4, keep_rest=True).fingerprint() == packed(small, 4, keep_rest=True).fingerprint()
+    assert small.fingerprint() != packed(small, 4, keep_rest=True).fingerprint()
+    labels = [small.with_scalars(labels=np.arange(5) + add).fingerprint() for add in (0, 0, 1)]
+    assert labels[0] == labels[1] != labels[2]
+    assert small.renamed({"labels": "input_ids"}).fingerprint() != small.fingerprint()
+
+
+def test_known_texts_are_not_gone_through_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+
+    def texts() -> Any:
+        asked.append(1)
+        return iter(["ab", "cd"])
+
+    first = encode(texts, encoder, "key", content="content").fingerprint()
+    assert len(asked) == 2
+    monkeypatch.setattr(examples.Examples, "_fingerprint", lambda self: pytest.fail("it is known"))
+    monkeypatch.setattr(cache_module, "_checksum", lambda path: pytest.fail("nobody wrote to it"))
+    assert encode(texts, encoder, "key", content="content").fingerprint() == first
+    assert len(asked) == 2
+    encode(texts, encoder, "key", content="other content")
+    assert len(asked) == 3, "the texts are the same ones after all"
+
+
+def test_a_changed_entry_is_noticed_by_its_state(tmp_path: Path) -> None:
+    def make(folder: Path) -> None:
+        (folder / "a").write_bytes(b"x" * 10)
+
+    folder = cached("kind", "key", make)
+    entry = (folder / "a").stat()
+    (folder / "a").write_bytes(b"y" * 10)
+    os.utime(folder / "a", ns=(entry.st_atime_ns, entry.st_mtime_ns))
+    assert (cached("kind", "key", make) / "a").read_bytes() == b"x" * 10
+
+
+def test_a_copied_entry_is_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def make(folder: Path) -> None:
+        (folder / "a").write_bytes(b"x" * 10)
+
+    folder = cached("kind", "key", make)
+    content = (folder / "a").read_bytes()
+    (folder / "a").unlink()
+    (folder / "a").write_bytes(content)
+    now = time.time()
+    monkeypatch.setattr(cache_module.time, "time", lambda: now + 60)
+    reads = []
+    checksum = cache_module._checksum
+    monkeypatch.setattr(cache_module, "_checksum", lambda path: reads.append(path) or checksum(path))
+    for _ in range(3):
+        assert cached("kind", "key", make) == folder
+    assert len(reads) == 1
+
+
+def test_what_is_known_is_not_found_out_again() -> None:
+    assert known_by("a" * 64, lambda: [1, None]) == [1, None]
+    assert known_by("a" * 64, lambda: pytest.fail("it is known")) == [1, None]

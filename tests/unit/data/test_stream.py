@@ -1,0 +1,183 @@
+"""Streams: each row read where it lies, each example once an epoch, the order a function of its place."""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+from collections.abc import Callable
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import torch
+
+from optrun.data.loader import BatchLoader, EpochPlan
+from optrun.data.shards import _CHUNK, _begins_of, open_shards
+from optrun.data.stream import StreamedBlocks, StreamedRows, StreamRows, WindowOrder, open_stream
+from optrun.errors import ConfigError, OptrunError
+
+ROWS = [{"text": f"row {number} ä" + "x" * (number % 7), "label": number % 3} for number in range(57)]
+
+
+def jsonl(path: Path, rows: list[dict], line_end: str = "\n") -> Path:  # type: ignore[type-arg]
+    path.write_bytes("".join(json.dumps(row, ensure_ascii=False) + line_end for row in rows).encode())
+    return path
+
+
+def parquet(path: Path, rows: list[dict]) -> Path:  # type: ignore[type-arg]
+    pq.write_table(pa.Table.from_pylist(rows), path, row_group_size=10)
+    return path
+
+
+@pytest.mark.parametrize("write", [jsonl, parquet])
+def test_rows_are_those_of_the_files_in_any_slice(tmp_path: Path, write: Callable[..., Path]) -> None:
+    files = [
+        write(tmp_path / f"{part}.{write.__name__}", ROWS[begin:end])
+        for part, begin, end in (("a", 0, 23), ("b", 23, 24), ("c", 24, 57))
+    ]
+    notes: list[str] = []
+    rows = open_stream("data.train", files, 5, notes)
+    assert len(rows) == 57
+    assert "found by reading" in notes[0]
+    assert list(rows) == ROWS
+    for begin, end in ((0, 57), (22, 25), (23, 24), (40, 41), (11, 11)):
+        assert rows.read(begin, end) == ROWS[begin:end]
+    assert rows.select_columns(["label"]).read(3, 5) == [{"label": 0}, {"label": 1}]
+    assert rows.borders.tolist() == [0, 5, 10, 15, 20, 23, 24, 29, 34, 39, 44, 49, 54, 57]
+    assert rows.first_windows.tolist() == [0, 5, 6, 13]
+    assert rows.window_bytes(["text"]).shape == (13,)
+    assert pickle.loads(pickle.dumps(rows)).read(0, 57) == ROWS
+    assert rows.where(23) == f"data.train={files[1]}: row 1"
+
+
+def test_lines_are_found_across_chunks_and_blank_ones_are_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "a.jsonl"
+    raw = b'{"a": 1}\r\n\n  \n {"a": 2}\n\t\n{"a": "' + b"y" * 90 + b'"}\n\n{"a": 4}'
+    path.write_bytes(raw)
+    whole, digest = _begins_of(path)
+    assert [json.loads(raw[a:b]) for a, b in pairwise(whole)][1] == {"a": 2}
+    assert len(whole) == 5
+    for size in (1, 7, 64):
+        monkeypatch.setattr("optrun.data.shards._CHUNK", size)
+        again, same = _begins_of(path)
+        assert again.tolist() == whole.tolist()
+        assert same == digest
+    assert _CHUNK > 64
+
+
+def test_an_order_has_each_example_once_and_only_windows_are_shuffled() -> None:
+    borders, files = np.array([0, 4, 8, 9, 13, 15]), np.array([0, 3, 5])
+    seen = set()
+    for epoch in range(4):
+        order = WindowOrder(borders, files, seed=1, epoch=epoch)
+        whole = order[0:15]
+        assert sorted(whole.tolist()) == list(range(15))
+        windows = np.searchsorted(borders, whole, side="right") - 1
+        runs = windows[np.flatnonzero(np.diff(windows, prepend=-1))].tolist()
+        assert runs in ([0, 1, 2, 3, 4], [3, 4, 0, 1, 2])
+        assert [order[at : at + 1].tolist()[0] for at in range(15)] == whole.tolist()
+        assert order[6:11].tolist() == whole[6:11].tolist()
+        seen.add(tuple(whole.tolist()))
+    assert len(seen) == 4
+
+
+def blocks(rows: StreamRows, length: int = 8) -> StreamedBlocks:
+    def encode(found: list[dict]) -> dict[str, list[np.ndarray]]:  # type: ignore[type-arg]
+        return {"input_ids": [np.frombuffer(row["text"].encode(), dtype=np.uint8) for row in found]}
+
+    return StreamedBlocks(rows, encode, length, "bytes", {"input_ids": 0})
+
+
+def test_blocks_hold_every_token_once(tmp_path: Path) -> None:
+    rows = open_stream("data.train", [jsonl(tmp_path / "a.jsonl", ROWS)], 9, []).select_columns(["text"])
+    made = blocks(rows)
+    assert not made.notes, "so few windows are all counted"
+    ids = [made[index]["input_ids"] for index in range(len(made))]
+    assert b"".join(piece.astype(np.uint8).tobytes() for piece in ids).decode() == "".join(r["text"] for r in ROWS)
+    assert max(map(len, ids)) <= 8
+    assert len(made) <= 1.2 * sum(map(len, ids)) / 8
+    assert made.fingerprint() == blocks(rows).fingerprint() != blocks(rows, 9).fingerprint()
+    plan = EpochPlan(len(made), 4, 2, seed=3, arrangement=made.arrangement)
+    first = [
+        index
+        for step in zip(range(plan.steps_per_epoch), plan.steps(0), strict=False)
+        for micro in step[1]
+        for _, index in micro
+    ]
+    assert sorted(first) == list(range(len(made)))
+    later = next(plan.steps(plan.steps_per_epoch - 1))
+    assert [index for micro in later for _, index in micro] == first[-sum(map(len, later)) :]
+    assert plan.ordering == "windows of 9"
+
+
+def test_blocks_of_many_windows_are_planned_by_some_of_them(tmp_path: Path) -> None:
+    many = [{"text": f"{number} " * (20 + number % 5)} for number in range(300)]
+    many += [{"text": ""}] * 10
+    rows = open_stream("data.train", [jsonl(tmp_path / "a.jsonl", many)], 10, []).select_columns(["text"])
+    made = blocks(rows, 32)
+    assert "blocks are planned by 8 of 31 windows" in made.notes[0]
+    ids = [made[index]["input_ids"] for index in range(len(made))]
+    assert sum(map(len, ids)) >= 0.99 * sum(len(row["text"]) for row in many)
+    assert min(map(len, ids)) >= 1
+
+
+def test_rows_become_examples_when_they_are_asked_for(tmp_path: Path) -> None:
+    def make(row: dict) -> dict[str, np.ndarray]:  # type: ignore[type-arg]
+        if row["label"] == 2:
+            raise ConfigError("it is a two.")
+        return {"input_ids": np.array([len(row["text"])])}
+
+    rows = open_stream("data.train", [jsonl(tmp_path / "a.jsonl", ROWS)], 9, [])
+    made = StreamedRows(rows, make, "lengths", {"labels": np.arange(57)})
+    assert made[4] == {"input_ids": np.array([len(ROWS[4]["text"])]), "labels": 4}
+    with pytest.raises(ConfigError, match=r"a\.jsonl: row 6: it is a two"):
+        made[5]
+    assert made.fingerprint() != StreamedRows(rows, make, "lengths", {"labels": np.arange(1, 58)}).fingerprint()
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_bad_row_is_the_same_message_out_of_a_worker(tmp_path: Path, workers: int) -> None:
+    path = jsonl(tmp_path / "a.jsonl", ROWS)
+    path.write_bytes(path.read_bytes().replace(b'{"text": "row 9', b'{text: "row 9'))
+    rows = open_stream("data.train", [path], 9, [])
+    made = StreamedRows(rows, lambda row: {"input_ids": np.array([row["label"]])}, "labels")
+    loader = BatchLoader(
+        made, None, lambda found: {"ids": torch.tensor([int(one["input_ids"][0]) for one in found])}, 0, workers
+    )
+    plan = EpochPlan(len(made), 4, 1, seed=0, arrangement=made.arrangement)
+    with pytest.raises(ConfigError, match=r"a\.jsonl: row 10 is no JSON") as caught:
+        list(zip(range(plan.steps_per_epoch), loader.training(plan, 0), strict=False))
+    assert "Traceback" not in str(caught.value)
+
+
+def test_what_cannot_be_streamed_is_refused(tmp_path: Path) -> None:
+    def refused(name: str, content: str) -> str:
+        path = tmp_path / name
+        path.write_text(content)
+        with pytest.raises(ConfigError) as caught:
+            list(open_stream("data.train", [path], 9, []))
+        return str(caught.value)
+
+    assert "cannot begin in the middle of a compressed file" in refused("a.jsonl.gz", "x")
+    assert "reads .jsonl, .ndjson, .parquet" in refused("a.csv", "text\na\n")
+    assert "the file is empty" in refused("b.jsonl", "")
+    assert "no rows in it" in refused("c.jsonl", "\n \n")
+    assert "row 2 is no JSON" in refused("d.jsonl", '{"text": 1}\n{"text"\n')
+    assert "row 2 is no object" in refused("e.jsonl", '{"text": 1}\n3\n')
+    assert "cannot be read as parquet" in refused("f.parquet", "abcdefgh")
+    good = jsonl(tmp_path / "g.jsonl", ROWS)
+    with pytest.raises(ConfigError, match="several formats"):
+        open_shards("data.train", [good, parquet(tmp_path / "g.parquet", ROWS)], [])
+
+
+def test_a_file_that_changes_underway_is_noticed(tmp_path: Path) -> None:
+    path = jsonl(tmp_path / "a.jsonl", ROWS)
+    rows = open_stream("data.train", [path], 9, [])
+    jsonl(path, [{"text": "other"} for _ in ROWS])
+    os.utime(path, ns=(1, 1))
+    with pytest.raises(OptrunError, match=r"a\.jsonl: this file changed while it was read"):
+        rows.read(0, 3)
