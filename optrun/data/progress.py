@@ -11,8 +11,6 @@ from rich.console import Console
 from rich.progress import BarColumn, TaskProgressColumn, TextColumn, TimeRemainingColumn
 from rich.progress import Progress as Bar
 
-from optrun.formatting import count
-
 _PATIENCE = 1.0
 """Seconds that pass in silence."""
 
@@ -43,7 +41,7 @@ class Progress:
         """Count tokens, which are shown beside."""
         self._tokens += amount
         if self._bar is not None and self._task is not None:
-            self._bar.update(self._task, tokens=f"{count(self._tokens)} tokens")
+            self._bar.update(self._task, tokens=f"{self._tokens / 1e6:,.1f} million tokens")
 
 
 @contextmanager
