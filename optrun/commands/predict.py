@@ -118,6 +118,7 @@ def predict(path: str, overrides: list[str]) -> tuple[Path, Predicted]:
     from optrun.runner.predict import options_of, predict_file
 
     asked = _asked(values, options_of(config))
+    asked.cut = any(one.key_or_group == "data.max_length" for one in parsed)
     return checkpoint, predict_file(config, run_dir, checkpoint, asked)
 
 
@@ -190,7 +191,7 @@ def _no_such_key(key: str, value: Any, columns: list[str], options: Any) -> Conf
     close = nearest(key, known)
     hint = f"Did you mean {' or '.join(close)}? " if close else ""
     real = key.split(".")[0] in RunConfig.__dataclass_fields__
-    why = "has no effect on a prediction" if real else "no such key"
+    why = "no key that a prediction goes by" if real else "no such key"
     return ConfigError(f"{key}={value}: {why}. {hint}optrun predict takes {', '.join(known)}.")
 
 

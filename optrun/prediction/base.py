@@ -93,6 +93,7 @@ class Predictor(ABC):
         columns: Keys of `data` that it reads, such as `text_column`.
         options: Keys of its own with their defaults, such as `top_k`.
         generates: Whether it takes `generation.KEY`.
+        cuts: Whether `data.max_length` cuts its texts.
 
     Raises:
         ConfigError: A column that is missing, a row that does not fit, a value of an option that does not.
@@ -101,6 +102,7 @@ class Predictor(ABC):
     columns: ClassVar[tuple[str, ...]] = ("text_column", "eval_text_column")
     options: ClassVar[Mapping[str, Any]] = {}
     generates: ClassVar[bool] = False
+    cuts: ClassVar[bool] = True
 
     def __init__(self, predicting: Predicting, rows: Rows, options: Mapping[str, Any]) -> None:
         self.predicting = predicting

@@ -89,6 +89,7 @@ class ImageClasses(ClassPredictor):
     """Images to labels."""
 
     columns: ClassVar[tuple[str, ...]] = ("image_column",)
+    cuts: ClassVar[bool] = False
 
     def inspect(self) -> None:
         """Find the images; each is opened when its turn comes."""

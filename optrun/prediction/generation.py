@@ -23,6 +23,19 @@ _LENGTHS = ("max_new_tokens", "max_length")
 _OF_OTHERS = ("output_", "return_dict", "_", "transformers_version", "is_assistant", "compile_config", "cache_config",
               "continuous_batching", "watermarking", "assistant_")  # fmt: skip
 """What names of transformers begin with that say nothing of the text, or hold objects."""
+_KINDS: dict[str, tuple[type, ...]] = {
+    "a whole number": (int,),
+    "a number": (int, float),
+    "true or false": (bool,),
+}
+_KEYS = {
+    "a whole number": ("max_new_tokens", "max_length", "min_new_tokens", "min_length", "num_beams", "top_k",
+                       "num_return_sequences", "no_repeat_ngram_size", "encoder_no_repeat_ngram_size"),
+    "a number": ("temperature", "top_p", "min_p", "top_h", "typical_p", "epsilon_cutoff", "eta_cutoff", "max_time",
+                 "repetition_penalty", "encoder_repetition_penalty", "length_penalty", "guidance_scale"),
+    "true or false": ("do_sample", "use_cache", "renormalize_logits", "remove_invalid_values"),
+}  # fmt: skip
+"""Types of options: transformers looks at few of them before a value meets a comparison."""
 
 
 def generation_config(given: Mapping[str, Any], base: GenerationConfig) -> GenerationConfig:
@@ -43,6 +56,13 @@ def generation_config(given: Mapping[str, Any], base: GenerationConfig) -> Gener
             raise ConfigError(
                 f"generation.{name}: no such option of transformers' generation. {did_you_mean(name, known)}"
             )
+    for kind, names in _KEYS.items():
+        for name in names:
+            value = given.get(name)
+            if value is not None and (
+                not isinstance(value, _KINDS[kind]) or isinstance(value, bool) != (bool in _KINDS[kind])
+            ):
+                raise ConfigError(f"generation.{name}={value}: expected {kind}.")
     made = copy.deepcopy(base)
     try:
         alone = GenerationConfig(**given)
@@ -50,10 +70,15 @@ def generation_config(given: Mapping[str, Any], base: GenerationConfig) -> Gener
         made.update(**given)
         made.validate()
     except (ValueError, TypeError) as error:
-        line = " ".join(str(error).replace("`", "").split())
-        shown = ", ".join(f"generation.{name}={value}" for name, value in given.items())
-        raise ConfigError(f"{shown}: {line}") from error
+        raise _refused(given, error) from error
     return made
+
+
+def _refused(given: Mapping[str, Any], error: Exception) -> ConfigError:
+    """What transformers says of options."""
+    line = " ".join(str(error).replace("`", "").split())
+    shown = ", ".join(f"generation.{name}={value}" for name, value in given.items()) or "generation"
+    return ConfigError(f"{shown}: {line if len(line) <= 400 else line[:400] + ' ...'}")
 
 
 class TextGeneration(Predictor):
@@ -63,6 +88,7 @@ class TextGeneration(Predictor):
     """
 
     generates: ClassVar[bool] = True
+    cuts: ClassVar[bool] = False
     side_by_side: ClassVar[bool] = True
     """Whether prompt and continuation share the model's positions: there is no encoder."""
 
@@ -156,10 +182,15 @@ class TextGeneration(Predictor):
     def predict(self, inputs: list[Inputs]) -> list[Values]:
         """Continue a batch of prompts, padded on the left."""
         batch = self.predicting.to_device(self.pad_inputs(inputs, left=self.side_by_side))
-        with self.predicting.autocast():
-            made = self.predicting.model.generate(
-                **batch, generation_config=self.options_of_generation, tokenizer=self.tokenizer
-            )
+        try:
+            with self.predicting.autocast():
+                made = self.predicting.model.generate(
+                    **batch, generation_config=self.options_of_generation, tokenizer=self.tokenizer
+                )
+        except (TypeError, ValueError, AttributeError) as error:  # of options that do not go together
+            if not self.given:
+                raise
+            raise _refused(self.given, error) from error
         begin = batch["input_ids"].shape[1] if self.side_by_side else 0
         found = self._decoded(made[:, begin:])
         if self.several == 1:
@@ -173,6 +204,7 @@ class TextGeneration(Predictor):
 class TextToText(TextGeneration):
     """Texts to texts, by encoder and decoder."""
 
+    cuts: ClassVar[bool] = True
     side_by_side: ClassVar[bool] = False
 
     def prompts(self, numbers: Sequence[int]) -> list[list[int]]:

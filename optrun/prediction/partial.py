@@ -62,14 +62,20 @@ class Partial:
                 f"{self.folder}: unfinished predictions would be kept there, and it holds {found}. Choose another "
                 "out=FILE, or move it away."
             )
-        with RunLock(self.folder / LOCK):
-            header = self.folder / HEADER
-            if header.is_file():
-                self._expect_same(header)
-            else:
-                replace_text(header, json.dumps(self.header, indent=1, ensure_ascii=False) + "\n")
-            self._keep_whole()
-            yield
+        opened = False
+        try:
+            with RunLock(self.folder / LOCK):
+                header = self.folder / HEADER
+                if header.is_file():
+                    self._expect_same(header)
+                else:
+                    replace_text(header, json.dumps(self.header, indent=1, ensure_ascii=False) + "\n")
+                self._keep_whole()
+                opened = True
+                yield
+        finally:
+            if opened and not self.done:  # nothing is kept, so nothing is left to be in the way
+                remove_folder(self.folder)
 
     def _expect_same(self, path: Path) -> None:
         try:

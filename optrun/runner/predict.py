@@ -57,6 +57,8 @@ class Asked:
     """Of the predictor."""
     generation: Mapping[str, Any] = field(default_factory=dict)
     """`generation.KEY`."""
+    cut: bool = False
+    """Whether the command line gives `data.max_length`."""
 
 
 @dataclass
@@ -186,6 +188,8 @@ def _refuse_strange(kind: type[Predictor], config: RunConfig, asked: Asked) -> N
             raise ConfigError(
                 f"data.{key}={asked.columns[key]}: {task} predicts from no such column. It reads: {known}."
             )
+    if asked.cut and not kind.cuts:
+        raise ConfigError(f"data.max_length={config.data.max_length}: predictions of {task} cut no rows. Leave it out.")
     for key, value in asked.generation.items():
         if not kind.generates:
             raise ConfigError(f"generation.{key}={value}: {task} generates no text, so it has no effect. Leave it out.")
@@ -234,6 +238,8 @@ def _predict(predictor: Predictor, partial: Partial, batch_size: int, seed: int,
                     found = predict_window(predictor, window, batch_size, seed, device)
             partial.append(found)
     except KeyboardInterrupt:
+        if not partial.done:
+            raise
         raise StoppedEarly(
             f"after {partial.done:,} of {total:,} rows, which are kept in {folder_of(partial.out)}: run the same again "
             "to go on."

@@ -39,6 +39,8 @@ def load_trained(run: RunDir, checkpoint: Path) -> TrainedModel:
     """
     import transformers
 
+    transformers.utils.logging.set_verbosity_error()
+    transformers.utils.logging.disable_progress_bar()  # the verbs say what they do in one line
     snapshot = load_checkpoint(checkpoint)
     refuse_garbage(checkpoint, snapshot.metadata)
     values = dict(snapshot.metadata.model_config)

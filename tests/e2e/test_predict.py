@@ -15,8 +15,8 @@ from transformers import AutoTokenizer
 
 import optrun as library
 from optrun.task.entities import entities
-from tests.e2e.prediction_runs import WORDS, read_rows, train, write_rows
-from tests.running import optrun, sentence
+from tests.e2e.prediction_runs import QUICK, WORDS, read_rows, train, write_rows
+from tests.running import optrun, sentence, summary, write_labelled
 
 Trained = Callable[[str], Path]
 CLOSE = {"rel": 1e-4, "abs": 1e-6}
@@ -53,7 +53,7 @@ def predicted(run: Path, *words: str, out: str = "out.jsonl", batch: int = 4) ->
     return read_rows(Path(out))
 
 
-def texts(count: int = 70) -> list[dict[str, Any]]:
+def texts(count: int = 19) -> list[dict[str, Any]]:
     rows: list[dict[str, Any]] = [{"id": f"r{n}", "text": sentence(n)} for n in range(count)]
     write_rows(Path("rows.jsonl"), rows)
     return rows
@@ -216,6 +216,17 @@ def test_the_card_says_how(
     assert capsys.readouterr().out.strip()
 
 
+def test_an_adapter_beside_its_base(capsys: pytest.CaptureFixture[str]) -> None:
+    """Its checkpoint holds the adapter alone; the predictions are those that its evaluation judged."""
+    write_labelled(Path())
+    words = [*WORDS["sequence_classification"], *QUICK, "adapter=lora", "data=files", "data.train=train.csv"]
+    assert optrun(*words, "data.eval=train.csv", "hydra.run.dir=run") == 0
+    told = summary(Path("run"))["metrics"]["last"]["eval/accuracy"]
+    assert optrun("predict", "run", "data.eval=train.csv", "out=out.jsonl") == 0
+    made = read_rows(Path("out.jsonl"))
+    assert sum(one["prediction"] == one["label"] for one in made) / len(made) == pytest.approx(told)
+
+
 def test_csv_and_parquet_hold_the_same(trained: Trained, capsys: pytest.CaptureFixture[str]) -> None:
     from pyarrow import parquet
 
@@ -273,6 +284,13 @@ WRONG: dict[str, tuple[str, list[str], list[str]]] = {
         ["generation.max_new_token", "Did you mean max_new_tokens"],
     ),
     "a value of generation": ("causal_lm", ["generation.max_new_tokens=0"], ["generation.max_new_tokens=0", "greater"]),
+    "a text for a number": ("causal_lm", ["generation.num_beams=two"], ["num_beams=two", "expected a whole number"]),
+    "options that do not go together": (
+        "causal_lm",
+        ["generation.num_return_sequences=3"],
+        ["num_return_sequences=3", "Greedy"],
+    ),
+    "a length that cuts nothing": ("causal_lm", ["data.max_length=9"], ["data.max_length=9", "cut no rows"]),
     "an option without effect": ("causal_lm", ["generation.temperature=0.5"], ["temperature", "do_sample"]),
     "more than there is room": ("causal_lm", ["generation.max_new_tokens=999"], ["max_new_tokens=999", "31 or fewer"]),
     "generation of a classifier": (
@@ -283,7 +301,7 @@ WRONG: dict[str, tuple[str, list[str], list[str]]] = {
     "an option of another task": ("sequence_classification", ["top_k=3"], ["top_k=3", "have no such option"]),
     "an option that is none": ("masked_lm", ["top_k=0"], ["top_k=0", "from 1 to"]),
     "no mask": ("masked_lm", [], ["no row has [MASK] in column text"]),
-    "a key of training": ("sequence_classification", ["lr=1"], ["lr=1", "has no effect on a prediction"]),
+    "a key of training": ("sequence_classification", ["lr=1"], ["lr=1", "no key that a prediction goes by"]),
     "a key": ("sequence_classification", ["training.divice=cpu"], ["Did you mean training.device"]),
     "a column to keep": ("sequence_classification", ["keep=[ids]"], ["no column ids", "Did you mean id?"]),
     "a value that is no list": ("sequence_classification", ["keep=id"], ["keep=id", "keep=[id,text]"]),
