@@ -3,8 +3,9 @@
  * Tensors are cut into chunks of a fixed size, which threads take from one queue in a fixed order. Every element is
  * computed by the same operations whatever the number of threads or the instruction set (compiled without contraction to
  * fused multiply-add), and LAMB's sums are added lane by lane and chunk by chunk in order: the same input gives the same
- * bits on every machine of IEEE arithmetic. LAMB needs its direction twice, for the norm and for the update, and computes
- * it twice: that moves fewer bytes than to keep it, and needs no memory.
+ * bits on every machine of IEEE arithmetic. LAMB needs its direction twice, for the norm and for the update. It goes over
+ * the tensors in waves that fit the cache: there the direction is kept between the passes, which saves a root, a division
+ * and two reads of each weight. That of a large tensor, which would go to memory and back, is computed again.
  *
  * The file includes itself once for float and once for double. */
 #ifndef REAL
