@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from optrun.formatting import plain
+from optrun.report.arms import Configured
 from optrun.report.collect import Run
 
 _SOURCE = ("name", "path", "subset", "revision", "eval_split", "max_eval_examples", "eval_text_column", "label_column")
@@ -33,12 +34,12 @@ def incomparable(runs: Sequence[Run]) -> str:
     return ""
 
 
-def workload_of(run: Run) -> tuple[object, ...]:
+def workload_of(run: Configured) -> tuple[object, ...]:
     """Collect what says that two runs may stand in one ranking: the task, and which rows are evaluation rows."""
     return (_task(run) if run.config.get("task.name") else "", *_rows(run))
 
 
-def _task(run: Run) -> str:
+def _task(run: Configured) -> str:
     kind = run.config.get("task.problem_type")
     return plain(str(run.config["task.name"]) + (f" ({kind})" if kind is not None else ""))
 
@@ -68,7 +69,7 @@ def _evaluated(run: Run) -> str:
     return str(data.get("fingerprint", "")).partition("-")[2] if isinstance(data, dict) else ""
 
 
-def _rows(run: Run) -> tuple[object, ...]:
+def _rows(run: Configured) -> tuple[object, ...]:
     """Collect the configuration that says which rows are evaluation rows."""
     config = run.config
     if config.get("data.eval") is not None:

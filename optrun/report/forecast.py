@@ -8,6 +8,7 @@ from typing import Any
 
 from optrun.report.arms import comparable, compared, differing, telling
 from optrun.report.branches import KEY, planned_step
+from optrun.report.comparable import workload_of
 from optrun.report.config_file import flatten
 from optrun.report.power import foreseen
 from optrun.report.statistics import ALPHA, MIN_SEEDS
@@ -39,14 +40,19 @@ def forecast(configs: Sequence[Mapping[str, Any]], overrides: Sequence[str]) -> 
         A sentence; empty where nothing is compared over seeds.
     """
     planned = [_Planned(flatten(config), overrides) for config in configs]
-    contenders, seeds = _sizes(planned)
+    workloads: dict[tuple[object, ...], list[_Planned]] = {}
+    for run in planned:
+        workloads.setdefault(workload_of(run), []).append(run)
+    sizes = [_sizes(each) for each in workloads.values()]
+    contenders, seeds = max(size for size, _ in sizes), min(few for _, few in sizes)
     if contenders < 2 or seeds < 2:
         return ""
+    within = f"within each of {len(workloads)} workloads: " if len(workloads) > 1 else ""
     if seeds < MIN_SEEDS:
-        return f"{contenders} contenders, {seeds} seeds: too few for a verdict, which takes {MIN_SEEDS}"
+        return f"{within}{contenders} contenders, {seeds} seeds: too few for a verdict, which takes {MIN_SEEDS}"
     more = next((n for n in MORE_SEEDS if n > seeds), None)
     size = _size(contenders, seeds)
-    parts = [f"{contenders} contenders, {seeds} seeds: differences of {size} will be seen in 4 of 5 cases"]
+    parts = [f"{within}{contenders} contenders, {seeds} seeds: differences of {size} will be seen in 4 of 5 cases"]
     if more:
         parts.append(f"{more} seeds: {_size(contenders, more)}")
     if contenders > 2:

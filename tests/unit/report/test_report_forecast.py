@@ -30,6 +30,13 @@ def test_more_seeds_and_a_baseline_see_more() -> None:
     assert few > baseline > more > 1
 
 
+def test_contenders_are_counted_within_each_workload() -> None:
+    tasks = [{**config, "task": {"name": name}} for name in ("causal_lm", "masked_lm") for config in _grid(3, 5)]
+    alone, both = forecast(tasks[: len(tasks) // 2], []), forecast(tasks, [])
+    assert both == f"within each of 2 workloads: {alone}"
+    assert alone.startswith("3 contenders, 5 seeds")
+
+
 @pytest.mark.parametrize(
     ("configs", "expected"),
     [
