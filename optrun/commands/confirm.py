@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from optrun.commands.parser import VerbParser
+from optrun.config.overrides import is_hydra
 from optrun.errors import EXIT_DONE, ConfigError, refuse_url
 
 KEYS = ("seeds", "power", "baseline", "metric", "by", "out")
@@ -14,7 +15,7 @@ def parser() -> VerbParser:
     """Build the parser of the verb."""
     return VerbParser(
         "confirm",
-        "DIR [seeds=FIRST-LAST] [power=0.8] [baseline=NAME] [metric=NAME] [by=KEY,KEY] [out=DIR]",
+        "DIR [seeds=FIRST-LAST] [power=0.8] [baseline=NAME] [metric=NAME] [by=KEY,KEY] [out=DIR] [hydra.KEY=VALUE ...]",
         """
 Runs the configuration that a sweep chose for each contender on seeds that took no part in the choice, and gives the
 verdict from these alone. The same line goes on where it was stopped. A confirmation is planned once.
@@ -25,6 +26,7 @@ verdict from these alone. The same line goes on where it was stopped. A confirma
   metric    the metric to choose and compare by; else the main metric of the runs
   by        configuration keys that tell contenders apart, as for optrun report
   out       where the runs go; else DIR/confirm, which the report of DIR shows
+  hydra...  how they run, as for a sweep: hydra/launcher=joblib, hydra.sweeper.devices=auto
 """,
         keys=KEYS,
     )
@@ -36,7 +38,8 @@ def run(argv: list[str]) -> int:
     Returns:
         The exit code of the sweep.
     """
-    arguments = parser().parse(argv)
+    placed = [token for token in argv if is_hydra(token)]
+    arguments = parser().parse([token for token in argv if token not in placed])
     if arguments is None:
         return EXIT_DONE
     given = arguments.values("confirm")
@@ -47,10 +50,13 @@ def run(argv: list[str]) -> int:
     sweep = Path(arguments.positional[0]).expanduser()
     if not sweep.is_dir():
         raise ConfigError(f"{sweep}: no such directory.")
-    return _confirm(sweep, given)
+    for token in placed:
+        if token.startswith("hydra.sweep.dir="):
+            raise ConfigError(f"optrun confirm {token}: out=DIR says where its runs go.")
+    return _confirm(sweep, given, placed)
 
 
-def _confirm(sweep: Path, given: dict[str, str]) -> int:
+def _confirm(sweep: Path, given: dict[str, str], placed: list[str]) -> int:
     from rich.console import Console
 
     from optrun.commands.confirm_sweep import Asked, confirm
@@ -65,4 +71,4 @@ def _confirm(sweep: Path, given: dict[str, str]) -> int:
         by=[key for key in given.get("by", "").split(",") if key],
         out=Path(given["out"]).expanduser() if "out" in given else None,
     )
-    return confirm(sweep, asked, Caller(Console()))
+    return confirm(sweep, asked, Caller(Console()), placed)

@@ -53,7 +53,7 @@ def confirm(sweep: Path, asked: Asked, caller: Caller, of_hydra: Sequence[str] =
         sweep: Whose choice is confirmed.
         asked: How.
         caller: Who asked for it.
-        of_hydra: Overrides of the sweep's own command that say where its jobs run.
+        of_hydra: Overrides that say where its jobs run, such as hydra/launcher=joblib.
 
     Returns:
         The exit code of the sweep that confirms.
@@ -101,6 +101,7 @@ def _run(made: Confirmation, folder: Path, caller: Caller, of_hydra: Sequence[st
         config_dir=config_dir,
         overrides=[*_placement(of_hydra), f"hydra.sweep.dir={quote_path(folder)}"],
     )
+    overrides.checked(hydra, line.config_name, _placement(of_hydra), sweep=True)
     for tokens in made.contenders.values():
         overrides.checked(hydra, line.config_name, tokens, sweep=False)
     cfg = store.compose(hydra, line.config_name, list(line.overrides), RunMode.MULTIRUN)

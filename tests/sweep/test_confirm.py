@@ -44,7 +44,7 @@ def test_a_sweep_is_confirmed_and_goes_on(
     kept = {each.path: summary(each.path)["updated_at"] for each in runs[1:]}
     shutil.rmtree(lost)
     ForkServer.launches.clear()
-    assert run(["confirm", str(pilot)]) == 0
+    assert run(["confirm", str(pilot), "hydra.sweeper.max_batch_size=1"]) == 0
     assert ForkServer.launches == [1]
     assert summary(lost)["status"] == "finished"
     assert {path: summary(path)["updated_at"] for path in kept} == kept
@@ -83,6 +83,9 @@ def test_a_refusal_leaves_nothing(
         (["confirm", str(pilot), "seed=5-7"], "seeds"),
         (["confirm", str(pilot), "seeds=5-7", "seeds=8-9"], "given twice"),
         (["confirm", str(pilot), "baseline=sgd"], "baseline=sgd"),
+        (["confirm", str(pilot), "hydra.sweep.dir=elsewhere"], "out=DIR"),
+        (["confirm", str(pilot), "seeds=5-7", "hydra/launcher=jobli"], "joblib"),
+        (["confirm", str(pilot), "seeds=5-7", "hydra.sweeper.devics=auto"], "devices"),
     ]:
         assert run(argv) == 2
         assert message in capsys.readouterr().err
