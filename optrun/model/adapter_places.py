@@ -19,6 +19,8 @@ _HEAD_NAME = re.compile(r"head|classif|score|logits|predict|^cls$|qa_outputs|poo
 """Of modules beside the layers, in the models that have no module for the model without head."""
 
 
+_OF_EXPERTS = ("gate", "gate_proj", "up_proj", "down_proj", "w1", "w2", "w3")
+"""Names that experts had before they were stacked in one parameter, `gate_up_proj`."""
 _NO_OUT_PROJ = ("falcon_h1", "mamba", "mamba2", "falcon_mamba", "nemotron_h")
 """Architectures of which peft takes no `out_proj`."""
 
@@ -40,17 +42,19 @@ def linear_modules(model: PreTrainedModel) -> list[str]:
     """Names of all linear maps that are called as modules and share their weight with no other.
 
     transformers' `Conv1D`, which is GPT-2's linear map, is one. The projections of `nn.MultiheadAttention` are none,
-    nor are two of a Mamba block: their weights are read, and they are never called.
+    nor are two of a Mamba block: their weights are read, and they are never called. Beside stacked experts, peft takes
+    the names of dense projections for those of the experts, so that these are left out, too.
     """
     from transformers.pytorch_utils import Conv1D
 
     shared = shared_modules(model)
+    experts = any(name.endswith(".gate_up_proj") for name, _ in model.named_parameters())
     held = [f"{path}." for path, module in model.named_modules() if isinstance(module, nn.MultiheadAttention)]
     return [
         path
         for path, module in model.named_modules()
         if isinstance(module, nn.Linear | Conv1D) and path not in shared and not path.startswith(tuple(held))
-        if not _read_by_kernel(model, path)
+        if not _read_by_kernel(model, path) and not (experts and path.rpartition(".")[2] in _OF_EXPERTS)
     ]
 
 
