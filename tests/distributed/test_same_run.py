@@ -37,6 +37,7 @@ SENTENCES = [*TINY_BERT, "task=sequence_classification", "data=files", "model.co
 CASES = {
     "adamw": Case([*TINY_GPT, "data=files"]),
     "layerwise-lamb": Case([*SENTENCES, "optimizer=lamb", "param_groups=layerwise", "lr=1e-2"]),
+    "lora": Case([*SENTENCES, "adapter=lora", "adapter.lora_dropout=0.1", "adapter.loraplus_lr_ratio=4"]),
     "adamwdl": Case([*SENTENCES, "optimizer=adamwdl", "task.metrics=[f1]"]),
     # Its products are taken in bfloat16, whatever the weights are: gradients that differ by a rounding may fall on two
     # sides there. So it is held to 1e-12 where gradients are float64, and to less in float32.
@@ -75,9 +76,18 @@ def test_two_ranks_do_what_one_does(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+def test_an_adapter_on_two_ranks(tmp_path: Path) -> None:
+    """Factors and a head that trains whole; under FSDP refused by name."""
+    check(tmp_path, 2, ["ddp"], ["lora"])
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("ranks", "kinds", "names"),
-    [(2, ["ddp", "fsdp"], list(CASES)), (4, ["fsdp", "hsdp"], ["layerwise-lamb", "muon", "double"])],
+    [
+        (2, ["ddp", "fsdp"], [name for name in CASES if name != "lora"]),
+        (4, ["fsdp", "hsdp"], ["layerwise-lamb", "muon", "double"]),
+    ],
 )
 def test_ranks_do_what_one_does(tmp_path: Path, ranks: int, kinds: list[str], names: list[str]) -> None:
     check(tmp_path, ranks, kinds, names)
