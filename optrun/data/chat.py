@@ -145,16 +145,68 @@ def chats(split: Split, columns: ChatColumns, roles: frozenset[str] = ROLES) -> 
         ConfigError: With the first row that has no assistant's turn, an unknown role, an empty completion, or cells of
             another kind.
     """
-    row = -1
-    for batch in split.rows.select_columns([*columns.names, *columns.more]).iter(batch_size=1000):
-        cells = [batch[name] for name in columns.names]
-        more = {name: batch[name] for name in columns.more}
-        for at, values in enumerate(zip(*cells, strict=True)):
-            row += 1
-            try:
-                yield _read(columns.layout, row, values, {name: held[at] for name, held in more.items()}, roles)
-            except _Unreadable as error:
-                raise ConfigError(f"{split.key}: row {split.number(row)} {error}") from None
+    for row, cells in enumerate(_cells(split, columns)):
+        try:
+            yield chat_of(cells, columns, roles, row)
+        except Unreadable as error:
+            raise ConfigError(f"{split.key}: row {split.number(row)} {error}") from None
+
+
+def _cells(split: Split, columns: ChatColumns) -> Iterator[dict[str, Any]]:
+    names = [*columns.names, *columns.more]
+    for batch in split.rows.select_columns(names).iter(batch_size=1000):
+        for values in zip(*(batch[name] for name in names), strict=True):
+            yield dict(zip(names, values, strict=True))
+
+
+def question_columns(source: Source, split: Split, wanted: ChatLayout | None) -> ChatColumns:
+    """As `chat_columns`, of rows that are to be answered: completions and outputs need not be there.
+
+    Raises:
+        ConfigError: No such column, none at all, or those of several layouts.
+    """
+    key = next((key for key in ("eval_text_column", "text_column") if getattr(source.columns, key, None)), None)
+    there = split.rows.column_names
+    if key is not None:
+        name = named(source.columns, key, split)
+        assert name is not None
+        return _found(ChatLayout.messages, (name,), there)
+    fitting = [layout for layout, names in _COLUMNS.items() if names[0] in there and wanted in (None, layout)]
+    if len(fitting) == 1:
+        return _found(fitting[0], _COLUMNS[fitting[0]][:1], there)
+    known = ", ".join(names[0] for layout, names in _COLUMNS.items() if layout in (fitting or _COLUMNS))
+    found = "the columns of several layouts" if fitting else "nothing to answer"
+    hint = "Say which: data.text_column=NAME." if fitting else "data.text_column names another column."
+    raise ConfigError(f"{split.key} has {found}: {known}. {columns_in_words(split.rows)} {hint}")
+
+
+def questions(split: Split, columns: ChatColumns, roles: frozenset[str] = ROLES) -> Iterator[Chat | str]:
+    """What is to be answered of each row: turns up to its last answer, or a text as it stands.
+
+    Raises:
+        ConfigError: With the first row that cannot be read.
+    """
+    for row, cells in enumerate(_cells(split, columns)):
+        try:
+            yield _question(cells, columns, roles, row)
+        except Unreadable as error:
+            raise ConfigError(f"{split.key}: row {split.number(row)} {error}") from None
+
+
+def _question(cells: Mapping[str, Any], columns: ChatColumns, roles: frozenset[str], row: int) -> Chat | str:
+    asked = cells.get(columns.names[0])
+    if columns.layout is ChatLayout.alpaca:
+        whole = _alpaca((asked, "-"), cells, _tools(cells.get(_TOOLS)), row)
+        return Chat(whole.turns[:-1], None, whole.tools, row)
+    if isinstance(asked, str):
+        return asked
+    turns = _turns(asked, roles, "chat")
+    if not turns:
+        raise Unreadable("has no turn to answer.")
+    turns = Chat(turns, None, None, row).until_answer()[0]
+    if not turns:
+        raise Unreadable("begins with its only answer: there is nothing to answer.")
+    return Chat(turns, None, _tools(cells.get(_TOOLS)), row)
 
 
 def strings(source: Source, split: Split) -> Iterator[str]:
@@ -183,13 +235,24 @@ def _leaves(value: Any) -> Iterator[str]:
             yield from _leaves(inner)
 
 
-class _Unreadable(Exception):
+class Unreadable(Exception):
     """What is wrong with a row, as the end of a sentence that begins with its number."""
 
 
-def _read(
-    layout: ChatLayout, row: int, values: tuple[Any, ...], more: Mapping[str, Any], roles: frozenset[str]
-) -> Chat | Plain:
+def chat_of(cells: Mapping[str, Any], columns: ChatColumns, roles: frozenset[str], row: int = 0) -> Chat | Plain:
+    """One row as a conversation, or as two texts.
+
+    Args:
+        cells: Its values by column; of further ones nothing is read.
+        columns: Where it has what.
+        roles: That a turn may have.
+        row: Where it stands.
+
+    Raises:
+        Unreadable: It is none.
+    """
+    layout, more = columns.layout, cells
+    values = tuple(cells.get(name) for name in columns.names)
     tools = _tools(more.get(_TOOLS))
     if layout is ChatLayout.prompt_completion:
         prompt, completion = values
@@ -197,14 +260,14 @@ def _read(
             return _plain(prompt, completion, row)
         turns, answer = _turns(prompt, roles, "prompt"), _turns(completion, roles, "completion")
         if not answer:
-            raise _Unreadable("has an empty completion: nothing to learn from it. Leave such rows out.")
+            raise Unreadable("has an empty completion: nothing to learn from it. Leave such rows out.")
         _expect_answers(answer, "completion")
         return Chat([*turns, *answer], len(turns), tools, row)
     if layout is ChatLayout.alpaca:
         return _alpaca(values, more, tools, row)
     turns = _turns(values[0], roles, "chat")
     if not turns:
-        raise _Unreadable("has no turns at all. Leave such rows out.")
+        raise Unreadable("has no turns at all. Leave such rows out.")
     _expect_answers(turns, "chat")
     return Chat(turns, None, tools, row)
 
@@ -212,18 +275,18 @@ def _read(
 def _plain(prompt: Any, completion: Any, row: int) -> Plain:
     for name, value in (("prompt", prompt), ("completion", completion)):
         if value is not None and not isinstance(value, str):
-            raise _Unreadable(f"has a text and a list of turns: its {name} is {_short(value)}. Write both alike.")
+            raise Unreadable(f"has a text and a list of turns: its {name} is {_short(value)}. Write both alike.")
     if not completion:
-        raise _Unreadable("has an empty completion: nothing to learn from it. Leave such rows out.")
+        raise Unreadable("has an empty completion: nothing to learn from it. Leave such rows out.")
     return Plain(prompt or "", completion, row)
 
 
 def _alpaca(values: tuple[Any, ...], more: Mapping[str, Any], tools: Any, row: int) -> Chat:
     instruction, output = values
     if not isinstance(instruction, str) or not isinstance(output or "", str):
-        raise _Unreadable(f"has {_short(values)} as instruction and output, where texts are expected.")
+        raise Unreadable(f"has {_short(values)} as instruction and output, where texts are expected.")
     if not output:
-        raise _Unreadable("has an empty output: nothing to learn from it. Leave such rows out.")
+        raise Unreadable("has an empty output: nothing to learn from it. Leave such rows out.")
     question: Message = {"role": "user", "content": instruction}
     if more.get("input"):
         question = {
@@ -240,13 +303,13 @@ def _turns(value: Any, roles: frozenset[str], what: str) -> list[Message]:
     if isinstance(value, Mapping):
         value = [value]
     if not isinstance(value, list | type(None)):
-        raise _Unreadable(f"has {_short(value)} as its {what}, where a list of turns is expected.")
+        raise Unreadable(f"has {_short(value)} as its {what}, where a list of turns is expected.")
     return [_turn(turn, number, roles) for number, turn in enumerate(value or [], start=1)]
 
 
 def _turn(value: Any, number: int, roles: frozenset[str]) -> Message:
     if not isinstance(value, Mapping) or not ({"role", "from"} & set(value)):
-        raise _Unreadable(f'has no turn {number} as {{"role": ..., "content": ...}}: {_short(value)}.')
+        raise Unreadable(f'has no turn {number} as {{"role": ..., "content": ...}}: {_short(value)}.')
     turn: dict[str, Any] = _without_nulls(value)
     if "role" in turn:
         role = turn.pop("role")
@@ -254,13 +317,13 @@ def _turn(value: Any, number: int, roles: frozenset[str]) -> Message:
         said = str(turn.pop("from", None))
         role = _SHAREGPT.get(said, said if said in roles else None)
         if role is None:
-            raise _Unreadable(f"has an unknown speaker in turn {number}: {_known(said, [*_SHAREGPT, *roles])}")
+            raise Unreadable(f"has an unknown speaker in turn {number}: {_known(said, [*_SHAREGPT, *roles])}")
         turn["content"] = turn.pop("value", "")
     if role not in roles:
-        raise _Unreadable(f"has an unknown role in turn {number}: {_known(str(role), roles)}")
+        raise Unreadable(f"has an unknown role in turn {number}: {_known(str(role), roles)}")
     content = _text(turn.pop("content", ""), number)
     if role == ASSISTANT and not content.strip() and not turn.get("tool_calls"):
-        raise _Unreadable(f"has an empty answer in turn {number}: nothing to learn from it. Leave such rows out.")
+        raise Unreadable(f"has an empty answer in turn {number}: nothing to learn from it. Leave such rows out.")
     return {"role": role, "content": content, **turn}
 
 
@@ -274,17 +337,17 @@ def _text(content: Any, number: int) -> str:
         parts = [part.get("text") if isinstance(part, Mapping) else part for part in content]
         texts = [part for part in parts if isinstance(part, str)]
         if len(texts) < len(parts):
-            raise _Unreadable(f"has something else than text in turn {number}: {_short(content)}.")
+            raise Unreadable(f"has something else than text in turn {number}: {_short(content)}.")
         return "".join(texts)
     if not isinstance(content, str):
-        raise _Unreadable(f"has {_short(content)} as the content of turn {number}, where a text is expected.")
+        raise Unreadable(f"has {_short(content)} as the content of turn {number}, where a text is expected.")
     return content
 
 
 def _expect_answers(turns: list[Message], what: str) -> None:
     if not any(turn["role"] == ASSISTANT for turn in turns):
         have = ", ".join(dict.fromkeys(turn["role"] for turn in turns))
-        raise _Unreadable(f"has no turn of the assistant in its {what}, only {have}: nothing to learn. Leave it out.")
+        raise Unreadable(f"has no turn of the assistant in its {what}, only {have}: nothing to learn. Leave it out.")
 
 
 def _tools(value: Any) -> list[dict[str, Any]] | None:
@@ -292,11 +355,11 @@ def _tools(value: Any) -> list[dict[str, Any]] | None:
         try:
             value = json.loads(value) if value.strip() else None
         except ValueError:
-            raise _Unreadable(f"has tools that are no JSON: {_short(value)}.") from None
+            raise Unreadable(f"has tools that are no JSON: {_short(value)}.") from None
     if not value:
         return None
     if not isinstance(value, list) or not all(isinstance(tool, Mapping) for tool in value):
-        raise _Unreadable(f"has {_short(value)} as tools, where a list of JSON schemas is expected.")
+        raise Unreadable(f"has {_short(value)} as tools, where a list of JSON schemas is expected.")
     return [_without_nulls(tool) for tool in value]
 
 

@@ -198,7 +198,7 @@ def _train(texts: Iterator[str], vocab_size: int, kind: str, folder: Path) -> No
     if kind == "stream":
         options = {"eos_token": special[0], "bos_token": special[0], "pad_token": special[1]}
     elif kind == "chat":
-        options = {"eos_token": "<|im_end|>", "pad_token": "<|pad|>"}
+        options = {"bos_token": "<|endoftext|>", "eos_token": "<|im_end|>", "pad_token": "<|pad|>"}
     elif kind == "pair":
         tokenizer.post_processor = processors.TemplateProcessing(
             single="[CLS] $A [SEP]",

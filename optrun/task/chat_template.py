@@ -193,6 +193,20 @@ def _read(wanted: str) -> str:
     return text.removesuffix("\n") if wanted in NAMES else text
 
 
+def ending_ids(tokenizer: PreTrainedTokenizerBase, template: ChatTemplate | None) -> list[int]:
+    """Tokens that end an answer: that of the tokenizer, and the one that the template writes behind an answer."""
+    ends = [] if tokenizer.eos_token_id is None else [int(tokenizer.eos_token_id)]
+    if template is None:
+        return ends
+    turns = [{"role": "user", "content": "a"}, {"role": ASSISTANT, "content": _PROBE}]
+    try:
+        behind = template.text(turns).rpartition(_PROBE)[2].strip()
+    except TemplateFailed:
+        return ends
+    ids = tokenizer(behind, add_special_tokens=False, verbose=False)["input_ids"] if behind else []
+    return list(dict.fromkeys([*ends, *(ids if len(ids) == 1 else [])]))
+
+
 def no_template(why: str) -> ConfigError:
     """The refusal of conversations where nothing says how to write them as one text."""
     return ConfigError(

@@ -3,23 +3,26 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from optrun.config.schema.task import OverlongRows
-from optrun.data.chat import ROLES, Chat, ChatColumns, Plain, chat_columns, chats, strings
+from optrun.data.cache import digest
+from optrun.data.chat import ROLES, Chat, ChatColumns, Plain, Unreadable, chat_columns, chat_of, chats, strings
 from optrun.data.examples import Example, Examples, Selected, chosen, encode
 from optrun.data.loader import Batch, ExampleSource
 from optrun.data.packing import SIZES, Packed
 from optrun.data.source import Source, Split
+from optrun.data.stream import StreamedRows, StreamRows
 from optrun.errors import ConfigError
 from optrun.task.base import Answer, Task, TextKind, pad
 from optrun.task.chat_encoder import TARGETS, ChatEncoder, unwritten
-from optrun.task.chat_template import NAMES, ChatTemplate, TemplateFailed, no_template, use_template
+from optrun.task.chat_template import NAMES, ChatTemplate, TemplateFailed, ending_ids, no_template, use_template
 from optrun.task.evaluation import IGNORED, MetricAccumulator, TokenMetrics
 from optrun.task.generation import continued
+from optrun.task.tokens import ids_below
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -41,6 +44,7 @@ class Sft(Task):
     columns = ("text_column", "eval_text_column", "target_column")
     shift = True
     text_kind = TextKind.CHAT
+    predictor = "optrun.prediction.chat:ChatAnswers"
 
     @classmethod
     def vocabulary(cls, source: Source) -> Iterator[str]:
@@ -133,15 +137,47 @@ class Sft(Task):
         self, source: Source, split: Split, tokenizer: PreTrainedTokenizerBase, limit: int | None, seed: int | None
     ) -> ExampleSource:
         """Examples with `input_ids` and `targets`: a row each, or several in a block."""
+        if isinstance(split.rows, StreamRows):
+            return self._streamed(split, split.rows, tokenizer)
         part = split.take(chosen(len(split.rows), limit, seed=seed))
         if not len(part.rows):
             return Examples(np.zeros(1, dtype=np.int64), {})
         if split is not source.train and not self.asked:
             self.asked = list(self._questions(part, tokenizer))
         encoder = ChatEncoder(self.config, self.template, part, tokenizer, self.max_length)
-        examples = encode(lambda: self._rows(part), encoder, encoder.key(), longest=self.max_length)
+        places = self.places[split.key]
+        known = None if part.content is None else digest(part.content, "sft", str(places))
+        size = ids_below(tokenizer)
+        examples = encode(
+            lambda: self._rows(part), encoder, encoder.key(), longest=self.max_length, content=known, ids_below=size
+        )
         kept = self._with_targets(examples, part)
         return Packed(kept, self.max_length) if self.config.packing else kept
+
+    def _streamed(self, split: Split, rows: StreamRows, tokenizer: PreTrainedTokenizerBase) -> StreamedRows:
+        """Rows that are looked at and written when they are read; what is wrong with one is told then."""
+        places, template = self.places[split.key], self.template
+        encoder = ChatEncoder(self.config, template, split, tokenizer, self.max_length)
+        roles = ROLES if template is None else template.roles
+
+        def example(row: Mapping[str, Any]) -> Example:
+            try:
+                chat = chat_of(row, places, roles)
+            except Unreadable as error:
+                raise ConfigError(f"it {error}") from None
+            if isinstance(chat, Chat):
+                if template is None:
+                    raise no_template("it is a conversation")
+                self._expect_known_roles(split, chat, template)
+            found = {name: np.asarray(values[0], dtype=np.int64) for name, values in encoder([chat], True).items()}
+            if not found[TARGETS][1:].any() and self.config.overlong_rows is OverlongRows.refuse:
+                raise ConfigError(
+                    f"none of its tokens within data.max_length={self.max_length} carries loss: its prompt is longer. "
+                    "Raise data.max_length; task.overlong_rows=drop learns nothing of such rows."
+                )
+            return found
+
+        return StreamedRows(rows.select_columns([*places.names, *places.more]), example, encoder.key())
 
     def _with_targets(self, examples: Examples, split: Split) -> Examples | Selected:
         """Refuse, or leave out, rows of which nothing is learnt.
@@ -240,7 +276,9 @@ class Sft(Task):
     def answers(self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> Iterator[Answer]:
         """The most probable continuation of the first `task.samples` rows that were chosen."""
         for ids, text, reference in self.asked:
-            made = continued(model, tokenizer, ids, self.config.sample_tokens, ends=self._ends(tokenizer))
+            made = continued(
+                model, tokenizer, ids, self.config.sample_tokens, ends=ending_ids(tokenizer, self.template)
+            )
             yield Answer(text, reference, made)
 
     def sample(
@@ -253,20 +291,6 @@ class Sft(Task):
         """The first of the answers."""
         first = next(self.answers(model, tokenizer), None)
         return None if first is None else (first.prompt, first.generated)
-
-    def _ends(self, tokenizer: PreTrainedTokenizerBase) -> list[int]:
-        """Tokens that end an answer: that of the tokenizer, and what the template writes behind one."""
-        ends = [] if tokenizer.eos_token_id is None else [int(tokenizer.eos_token_id)]
-        if self.template is not None:
-            mark = "zqx"
-            turns = [{"role": "user", "content": "a"}, {"role": "assistant", "content": mark}]
-            try:
-                behind = self.template.text(turns).rpartition(mark)[2].strip()
-            except TemplateFailed:
-                return ends
-            ids = tokenizer(behind, add_special_tokens=False, verbose=False)["input_ids"] if behind else []
-            ends += ids if len(ids) == 1 else []
-        return list(dict.fromkeys(ends))
 
     def shown(self, tokenizer: PreTrainedTokenizerBase) -> str | None:
         """The first training row with its targets between « and »."""

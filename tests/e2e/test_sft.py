@@ -73,6 +73,34 @@ def test_a_packed_run_goes_on_where_it_stopped(place: Path, capsys: pytest.Captu
     assert "Answers at step 4" in Path("straight/report.html").read_text()
 
 
+def test_a_stream_of_chats_goes_on_and_is_answered(place: Path) -> None:
+    words = [
+        *SMALL,
+        "data.train=chats.jsonl",
+        "data.eval=chats.jsonl",
+        "training.eval_steps=2",
+        "checkpoint.save_steps=1",
+    ]
+    stream = [*words, "data.streaming=true", "data.shuffle_window=8", "model.tokenizer=tokenizer/tokenizer"]
+    assert optrun(*words, "training.max_steps=1", "hydra.run.dir=tokenizer") == 0
+    assert optrun(*stream, "training.max_steps=3", "hydra.run.dir=straight") == 0
+    assert optrun(*stream, "training.max_steps=2", "hydra.run.dir=cut") == 0
+    assert optrun("resume=cut", "training.max_steps=3") == 0
+    assert tensors(Path("cut"), 3) == tensors(Path("straight"), 3)
+
+    asked = [{"messages": [{"role": "user", "content": sentence(row)}]} for row in range(3)]
+    Path("asked.jsonl").write_text("".join(json.dumps(row) + "\n" for row in asked))
+    predict = ["predict", "straight", "training.per_device_eval_batch_size=1", "generation.max_new_tokens=3"]
+    assert optrun(*predict, "data.eval=asked.jsonl", "out=answers.jsonl") == 0
+    answers = [json.loads(line) for line in Path("answers.jsonl").read_text().splitlines()]
+    assert [line["messages"] for line in answers] == [row["messages"] for row in asked]
+    assert optrun(*predict, "data.eval=chats.jsonl", "out=whole.jsonl") == 0
+    whole = [json.loads(line)["generation"] for line in Path("whole.jsonl").read_text().splitlines()]
+    kept = [line["generated"] for line in said_in("straight") if line["step"] == 3]
+    assert len(whole) == 24
+    assert [whole[0], whole[12]] == kept, "the rows of task.samples=2 are spread over the set"
+
+
 def test_explain_marks_what_carries_loss(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert optrun("explain", *SMALL, "data.train=chats.jsonl", "training.max_steps=3") == 0
     said = capsys.readouterr().out
@@ -104,6 +132,8 @@ GOOD = [{"messages": [USER, BOT]}] * 6
         (GOOD, ["task.layout=chat"], ["task.layout", "chat"]),
         (GOOD, ["task.samples=-1"], ["task.samples=-1"]),
         (GOOD, ["task.max_length=64"], ["data.max_length"]),
+        (GOOD, ["data.streaming=true", "task.packing=true", "model.tokenizer=there"],
+         ["task.packing=True", "false with data.streaming=true"]),
         ([{"text": "a"}] * 6, [], ["task=sft", "messages", "Columns: text"]),
         (GOOD, ["task.packing=true", "model=from_config", "model.model_type=bloom", "model.vocab_size=320",
                 "model.config.hidden_size=16", "model.config.n_layer=1", "model.config.n_head=2"],

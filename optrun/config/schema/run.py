@@ -88,6 +88,14 @@ class RunConfig:
             f"false with task={self.task.name}",
             f"Tasks that read streams: {', '.join(_readers_of_streams())}.",
         )
+        packed = bool(getattr(self.task, "packing", False)) and not self.task.joins_documents
+        expect(
+            not (streaming and packed),
+            "task.packing",
+            packed,
+            f"false with data.streaming=true and task={self.task.name}",
+            "Which rows fit into a block is known of all of them alone.",
+        )
         smoothing = self.training.label_smoothing_factor
         expect(
             smoothing == 0 or (self.task.LABEL_SMOOTHING and not self.task.of_numbers and not self.task.of_sets),

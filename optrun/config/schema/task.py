@@ -198,6 +198,7 @@ class SftConfig(TaskConfig):
     AUTO_CLASS: ClassVar[str] = "AutoModelForCausalLM"
     TITLE: ClassVar[str] = "chat"
     PIPELINE_TAG: ClassVar[str] = "text-generation"
+    READS_STREAMS: ClassVar[bool] = True
     PATHS: ClassVar[tuple[str, ...]] = ("chat_template",)
     USAGE: ClassVar[tuple[str, ...]] = (
         'chat = [{"role": "user", "content": "What is a generator?"}]',

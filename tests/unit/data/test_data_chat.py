@@ -10,7 +10,7 @@ from datasets import Dataset
 from optrun.config.choice import choice
 from optrun.config.schema.data import SCHEMAS as DATA
 from optrun.config.schema.task import ChatLayout
-from optrun.data.chat import Chat, Plain, chat_columns, chats, strings
+from optrun.data.chat import Chat, Plain, chat_columns, chats, question_columns, questions, strings
 from optrun.data.source import Source, Split
 from optrun.errors import ConfigError
 
@@ -124,5 +124,39 @@ def test_a_vocabulary_is_learnt_from_all_that_is_said() -> None:
 def test_what_cannot_be_read(row: dict[str, Any], options: dict[str, Any], facts: list[str]) -> None:
     with pytest.raises(ConfigError) as refused:
         read(row, **options)
+    for fact in facts:
+        assert fact in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("row", "expected"),
+    [
+        ({"messages": [USER, BOT, USER, BOT]}, [USER, BOT, USER]),
+        ({"messages": [USER, BOT, USER]}, [USER, BOT, USER]),
+        ({"prompt": [USER]}, [USER]),
+        ({"instruction": "Hi", "other": 1}, [USER]),
+        ({"conversations": [{"from": "human", "value": "Hi"}]}, [USER]),
+        ({"prompt": "Hi", "completion": None}, "Hi"),
+    ],
+)
+def test_questions_need_no_answer(row: dict[str, Any], expected: Any) -> None:
+    source = source_of(row)
+    (asked,) = questions(source.train, question_columns(source, source.train, None))
+    assert (asked if isinstance(asked, str) else asked.turns) == expected
+
+
+@pytest.mark.parametrize(
+    ("row", "facts"),
+    [
+        ({"text": "a"}, ["nothing to answer", "messages, prompt, instruction, conversations", "data.text_column"]),
+        ({"messages": [USER], "prompt": "a"}, ["several layouts", "messages, prompt", "data.text_column"]),
+        ({"messages": [BOT]}, ["row 1", "nothing to answer"]),
+        ({"messages": []}, ["row 1", "no turn"]),
+    ],
+)
+def test_what_cannot_be_answered(row: dict[str, Any], facts: list[str]) -> None:
+    source = source_of(row)
+    with pytest.raises(ConfigError) as refused:
+        list(questions(source.train, question_columns(source, source.train, None)))
     for fact in facts:
         assert fact in str(refused.value)
