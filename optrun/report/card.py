@@ -12,6 +12,7 @@ import yaml  # type: ignore[import-untyped,unused-ignore]
 from markupsafe import Markup
 
 from optrun.formatting import count, duration, plain
+from optrun.report.class_figures import tables_of
 from optrun.report.table import NONE, Table, value
 from optrun.report.templating import fill_markdown
 
@@ -79,6 +80,7 @@ def model_card(
         weights=weights,
         stopped=stopped,
         results=_results(summary),
+        classes=list(tables_of(summary)),
         main_metric=_text(summary, "main_metric", "name"),
         usage=_usage(facts),
         command=relative_names(" ".join(_text(summary, "command").splitlines())),

@@ -12,24 +12,19 @@ from typing import TYPE_CHECKING, Any
 
 from optrun.artifacts.atomic import storing
 from optrun.artifacts.metrics import to_json
-from optrun.formatting import count, number
+from optrun.report.class_figures import KEYS, figures_of
 from optrun.report.table import Table
 
 if TYPE_CHECKING:
-    from optrun.task.breakdown import ClassTable
+    from optrun.task.class_table import ClassTable
 
 MOST_SHOWN = 12
 """A confusion matrix of more classes does not fit into a terminal."""
-_KEYS = ("precision", "recall", "f1", "support")
 
 
 def figures_table(found: ClassTable) -> Table:
     """A row for each class, then the means."""
-    table = Table([found.noun, *_KEYS], [False, True, True, True, True])
-    for row in [*found.rows, *found.means]:
-        table.rows.append([row.name, number(row.precision), number(row.recall), number(row.f1), count(row.support)])
-        table.styles.append("" if row in found.rows else "muted")
-    return table
+    return figures_of(as_values(found))
 
 
 def confusion_table(found: ClassTable) -> Table | None:
@@ -43,14 +38,19 @@ def confusion_table(found: ClassTable) -> Table | None:
     return table
 
 
-def as_values(found: ClassTable) -> dict[str, Any]:
-    """Everything that is in a table, for JSON."""
+def as_values(found: ClassTable, most: int | None = None) -> dict[str, Any]:
+    """Everything that is in a table, for JSON.
+
+    Args:
+        found: The table.
+        most: Classes of a confusion matrix at most; with more it is left out. None: however many.
+    """
 
     def rows(figures: Any) -> list[dict[str, Any]]:
-        return [{found.noun: row.name, **{key: getattr(row, key) for key in _KEYS}} for row in figures]
+        return [{found.noun: row.name, **{key: getattr(row, key) for key in KEYS}} for row in figures]
 
     values: dict[str, Any] = {"classes": rows(found.rows), "means": rows(found.means)}
-    if found.confusion is not None:
+    if found.confusion is not None and (most is None or len(found.labels) <= most):
         values["confusion"] = {"labels": found.labels, "counts": found.confusion.tolist()}
     return values
 
@@ -113,8 +113,8 @@ def _draw(folder: Path, end: str, found: ClassTable, subtitle: str) -> None:
 
 
 def _figures_csv(found: ClassTable) -> str:
-    lines = [[found.noun, *_KEYS]]
-    lines += [[row.name, *(getattr(row, key) for key in _KEYS)] for row in [*found.rows, *found.means]]
+    lines = [[found.noun, *KEYS]]
+    lines += [[row.name, *(getattr(row, key) for key in KEYS)] for row in [*found.rows, *found.means]]
     return _csv(lines)
 
 

@@ -121,7 +121,7 @@ def build_loop(
     return Loop(
         setup,
         hooks,
-        Evaluator(setup, session.signal_handler, session.display.evaluating),
+        Evaluator(setup, session.signal_handler, session.display.evaluating, session.summary.keep_classes),
         checkpoints,
         Divergence(setup, run, checkpoints, restore, note),
         session.signal_handler,

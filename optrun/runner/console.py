@@ -23,10 +23,16 @@ from optrun.config.schema.run import RunConfig
 from optrun.errors import OptrunError, printable
 from optrun.formatting import duration, number, size
 from optrun.registry.plugins import options
+from optrun.report.class_figures import tables_of
+from optrun.report.table import to_rich
 from optrun.training.display import Display
 
 if TYPE_CHECKING:
     from optrun.runner.train import Outcome
+
+
+_MOST_CLASSES = 12
+"""A table of more is left to `optrun evaluate`."""
 
 
 class _Lines(logging.Formatter):
@@ -166,3 +172,5 @@ def _results(console: Console, summary: dict[str, Any]) -> None:
             style=style,
         )
     console.print(table)
+    for name, classes in tables_of(summary, most=_MOST_CLASSES):
+        console.print(to_rich(classes, title=name or None))

@@ -18,8 +18,8 @@ from optrun.runner.assemble import build_loaders
 from optrun.runner.prepare import TrainedArtifacts, prepare
 from optrun.runner.resume.data_position import class_names, not_held_back, refuse_other_tokenizer
 from optrun.runner.resume.state_file import refuse_garbage
-from optrun.task.breakdown import Breakdown, ClassTable
-from optrun.task.evaluation import MetricAccumulator, Observed
+from optrun.task.class_table import ClassTable
+from optrun.task.evaluation import MetricAccumulator
 from optrun.training.device import pick_device
 from optrun.training.display import watched
 from optrun.training.evaluate import evaluate_sets
@@ -76,14 +76,12 @@ def evaluate_checkpoint(config: RunConfig, run: RunDir, checkpoint: Path) -> Eva
     model = prepared.model.to(device)
     _, loaders = build_loaders(config, task, device)
     precision = Precision(device, config.training.precision.value)
-    made: list[Breakdown] = []
+    tables: dict[str, ClassTable] = {}
 
-    def metrics_of_a_set() -> MetricAccumulator:
-        breakdown = task.breakdown()
-        if breakdown is None:
-            return task.evaluation()
-        made.append(breakdown)
-        return Observed(task.evaluation(), breakdown.update)
+    def keep(name: str, found: MetricAccumulator) -> None:
+        table = found.table()
+        if table is not None:
+            tables[name] = table
 
     garbage.resume()
     with lean_forward(model):
@@ -91,11 +89,10 @@ def evaluate_checkpoint(config: RunConfig, run: RunDir, checkpoint: Path) -> Eva
             model,
             loaders,
             config.training.per_device_eval_batch_size,
-            metrics_of_a_set,
+            task.evaluation,
             lambda batches, before, total: watched(batches, total - before),
             to_device=precision.to_device,
             autocast=precision.autocast,
+            keep=keep,
         )
-    of_sets = made[-len(loaders) :]  # the first is asked for its properties alone
-    tables = {name: found.table() for name, found in zip(loaders, of_sets, strict=bool(of_sets))}
     return Evaluated(snapshot.global_step, examples, metrics, tables, warning)

@@ -21,15 +21,18 @@ from optrun.distributed.shard import model_class
 from optrun.errors import EXIT_DONE
 from optrun.registry.origins import ALLOW, records
 from optrun.registry.plugins import OPTION, options
+from optrun.runner.class_tables import as_values
 from optrun.training.callback import Callback, StopRequest, TrainingContext
 from optrun.training.device import peak_memory_bytes
 from optrun.training.metrics_log import Refused
 from optrun.training.setup import TrainingSetup
 
+MOST_CONFUSED = 50
+"""A confusion matrix of more classes is left to `optrun evaluate`."""
 _TAKEN_UP = (
     *("started_at", "command", "config_name", "overrides", "resumes", "config_sha256"),
     *("global_step", "max_steps", "epoch", "wall_seconds", "metrics", "perf"),
-    *("main_metric", "model", "data", "versions", "hardware", "device", "git", "stopped", "branch"),
+    *("main_metric", "model", "data", "versions", "hardware", "device", "git", "stopped", "branch", "classes"),
 )
 
 
@@ -156,6 +159,20 @@ class Summary:
             }
         )
         self.write()
+
+    def keep_classes(self, name: str, metrics: Any) -> None:
+        """Remember the figures of each class of an evaluation set.
+
+        Args:
+            name: Of the set; that of a single one is empty.
+            metrics: Of it, after all batches.
+        """
+        table = metrics.table()
+        if table is None or self.setup is None:
+            return
+        step, held = self.setup.state.global_step, self.values.get("classes") or {}
+        sets = held["sets"] if held.get("step") == step else {}
+        self.values["classes"] = {"step": step, "sets": {**sets, name: as_values(table, MOST_CONFUSED)}}
 
     def write(self) -> None:
         """Bring the file up to date."""

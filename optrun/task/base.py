@@ -18,7 +18,6 @@ from optrun.data.columns import refuse_unused, text_column, texts
 from optrun.data.examples import Example
 from optrun.data.loader import Batch, ExampleSource
 from optrun.data.source import Source, Split
-from optrun.task.breakdown import Breakdown, ClassBreakdown
 from optrun.task.evaluation import IGNORED, EvaluationMetrics, MeanLoss, MetricAccumulator, metric_functions
 
 if TYPE_CHECKING:
@@ -251,11 +250,8 @@ class Task(ABC):
 
     def evaluation(self) -> MetricAccumulator:
         """Empty metrics: those counted batch by batch, then the registered ones over the whole evaluation set."""
-        return EvaluationMetrics(self.running_metrics(), self.metrics, self.predictions, len(self.labels))
-
-    def breakdown(self) -> Breakdown | None:
-        """Empty counts by class, for `optrun evaluate`; None: there are no classes."""
-        return ClassBreakdown(self.labels, self.predictions) if self.labels else None
+        classes = len(self.labels)
+        return EvaluationMetrics(self.running_metrics(), self.metrics, self.predictions, classes, self.labels)
 
     def metric_names(self) -> list[str]:
         """What `evaluation().compute()` will report."""

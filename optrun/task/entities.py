@@ -7,7 +7,7 @@ type, or nothing, begins an entity too.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 Entity = tuple[str, int, int]
 """Type, first word, word after the last."""
@@ -64,6 +64,13 @@ def entities(labels: Sequence[str]) -> list[Entity]:
     return found
 
 
+_NONE = (0, 0, 0)
+
+
+def _sum(one: tuple[int, ...], other: tuple[int, ...]) -> tuple[int, int, int]:
+    return one[0] + other[0], one[1] + other[1], one[2] + other[2]
+
+
 @dataclass
 class Tally:
     """Entities over many texts."""
@@ -71,6 +78,8 @@ class Tally:
     predicted: int = 0
     actual: int = 0
     right: int = 0
+    by_type: dict[str, tuple[int, int, int]] = field(default_factory=dict)
+    """Right, predicted and actual ones of each type."""
 
     def add(self, predicted: Sequence[str], actual: Sequence[str]) -> None:
         """Count one text; an entity is right where type and both borders are.
@@ -83,10 +92,19 @@ class Tally:
         self.predicted += len(made)
         self.actual += len(there)
         self.right += len(made & there)
+        for kind in {entity[0] for entity in made | there}:
+            here = (sum(entity[0] == kind for entity in group) for group in (made & there, made, there))
+            self.by_type[kind] = _sum(self.by_type.get(kind, _NONE), tuple(here))
 
     def __add__(self, other: Tally) -> Tally:
         """Count both."""
-        return Tally(self.predicted + other.predicted, self.actual + other.actual, self.right + other.right)
+        kinds = {kind: _sum(self.by_type.get(kind, _NONE), counts) for kind, counts in other.by_type.items()}
+        return Tally(
+            self.predicted + other.predicted,
+            self.actual + other.actual,
+            self.right + other.right,
+            {**self.by_type, **kinds},
+        )
 
     @property
     def precision(self) -> float:

@@ -15,7 +15,8 @@ from optrun.config.schema.metric import chosen_metrics
 from optrun.config.schema.task import TaskConfig
 from optrun.data.loader import Batch
 from optrun.errors import OptrunError
-from optrun.task.metrics import perplexity
+from optrun.task.class_table import ClassTable, table_of_classes
+from optrun.task.metrics import confusion, perplexity
 
 if TYPE_CHECKING:
     from transformers.utils.generic import ModelOutput
@@ -53,6 +54,10 @@ class MetricAccumulator(ABC):
     @abstractmethod
     def compute(self) -> dict[str, float]:
         """Names without prefix, such as `loss`, to their values over all batches."""
+
+    def table(self) -> ClassTable | None:
+        """Figures of each class over all batches; None: there are no classes."""
+        return None
 
     def partial(self) -> Any:
         """What was counted so far, as `merge` takes it from other ranks."""
@@ -153,6 +158,7 @@ class EvaluationMetrics(MetricAccumulator):
         functions: The registered ones by name; predictions are kept only where there are any.
         predictions: A batch to its predictions and labels, shape (targets,) each.
         num_labels: How many classes there are; 0: no classes, or tokens.
+        labels: Their names, for a table of them; empty: there is none.
     """
 
     def __init__(
@@ -161,12 +167,14 @@ class EvaluationMetrics(MetricAccumulator):
         functions: Mapping[str, MetricFunction],
         predictions: Callable[[ModelOutput, Batch], tuple[np.ndarray, np.ndarray]],
         num_labels: int,
+        labels: Sequence[str] = (),
     ) -> None:
         self.running = running
         self.functions = {name: function for name, function in functions.items() if name not in running.names}
         self.names = [*running.names, *self.functions]
         self.predictions = predictions
         self.num_labels = num_labels
+        self.labels = labels
         self.kept: list[tuple[np.ndarray, np.ndarray]] = []
 
     def update(self, outputs: ModelOutput, batch: Batch) -> None:
@@ -199,33 +207,22 @@ class EvaluationMetrics(MetricAccumulator):
         values = self.running.compute()
         if not self.functions:
             return values
-        predictions, labels = (np.concatenate(side) for side in zip(*self.kept, strict=True))
+        predictions, labels = self._all()
         for name, function in self.functions.items():
             values[name] = function(predictions, labels, self.num_labels) if len(labels) else math.nan
         return values
 
+    def table(self) -> ClassTable | None:
+        """What the metrics counted by class, else what the kept predictions say."""
+        own = self.running.table()
+        if own is not None or not self.labels or not self.kept:
+            return own
+        return table_of_classes(self.labels, confusion(*self._all(), len(self.labels)))
 
-class Observed(MetricAccumulator):
-    """Metrics, and beside them what hears of the same batches; a process alone runs over all of them.
-
-    Args:
-        metrics: What is reported.
-        hears: Called with the outputs and the batch.
-    """
-
-    def __init__(self, metrics: MetricAccumulator, hears: Callable[[ModelOutput, Batch], None]) -> None:
-        self.metrics = metrics
-        self.hears = hears
-        self.names = metrics.names
-
-    def update(self, outputs: ModelOutput, batch: Batch) -> None:
-        """Take in one batch."""
-        self.metrics.update(outputs, batch)
-        self.hears(outputs, batch)
-
-    def compute(self) -> dict[str, float]:
-        """Of the metrics."""
-        return self.metrics.compute()
+    def _all(self) -> tuple[np.ndarray, np.ndarray]:
+        """Predictions and labels of all batches."""
+        predictions, labels = (np.concatenate(side) for side in zip(*self.kept, strict=True))
+        return predictions, labels
 
 
 def metric_functions(config: TaskConfig) -> dict[str, MetricFunction]:

@@ -12,6 +12,7 @@ from optrun.data.columns import label_column, missing_column
 from optrun.data.loader import Batch
 from optrun.data.source import Source, Split
 from optrun.errors import ConfigError
+from optrun.task.class_table import ClassTable, table_of_labels
 from optrun.task.evaluation import MetricAccumulator
 from optrun.task.labels import ClassNumbers, class_names, column, declared_names, label_name
 
@@ -121,15 +122,16 @@ class LabelSetMetrics(MetricAccumulator):
     f1 of 0, as in scikit-learn.
 
     Args:
-        labels: How many there are.
+        labels: Names by number.
     """
 
-    def __init__(self, labels: int) -> None:
+    def __init__(self, labels: Sequence[str]) -> None:
         self.names = ["loss", "f1_micro", "f1_macro", "exact_match"]
         self.loss = 0.0
         self.examples = 0
         self.exact = 0
-        self.counts = np.zeros((3, labels), dtype=np.int64)
+        self.labels = labels
+        self.counts = np.zeros((3, len(labels)), dtype=np.int64)
 
     def update(self, outputs: ModelOutput, batch: Batch) -> None:
         """Count one batch."""
@@ -148,6 +150,10 @@ class LabelSetMetrics(MetricAccumulator):
         losses, examples, exact, counts = zip(*partials, strict=True)
         self.loss, self.examples, self.exact = sum(losses), sum(examples), sum(exact)
         self.counts = sum(counts, np.zeros_like(self.counts))
+
+    def table(self) -> ClassTable:
+        """By label."""
+        return table_of_labels(self.labels, self.counts)
 
     def compute(self) -> dict[str, float]:
         """Over all examples."""

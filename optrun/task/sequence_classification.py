@@ -20,9 +20,8 @@ from optrun.data.source import Source, Split
 from optrun.data.stream import StreamedRows, StreamRows
 from optrun.errors import ConfigError
 from optrun.task.base import ModelNeeds, Task, pad_inputs
-from optrun.task.breakdown import Breakdown, LabelBreakdown
 from optrun.task.evaluation import MetricAccumulator
-from optrun.task.label_sets import LabelSetMetrics, label_columns, label_sets, row_sets
+from optrun.task.label_sets import LabelSetMetrics, label_columns, row_sets
 from optrun.task.labels import label_config, numbers, row_classes
 from optrun.task.stream_labels import streamed_labels
 from optrun.task.tokens import ids_below, tokenizer_key
@@ -165,11 +164,7 @@ class SequenceClassification(Task):
 
     def running_metrics(self) -> MetricAccumulator:
         """The loss; of any number of labels f1 and exact matches, too."""
-        return LabelSetMetrics(len(self.labels)) if self.several else super().running_metrics()
-
-    def breakdown(self) -> Breakdown | None:
-        """By class, or by label."""
-        return LabelBreakdown(self.labels, label_sets) if self.several else super().breakdown()
+        return LabelSetMetrics(self.labels) if self.several else super().running_metrics()
 
     def loss_by_example(self, outputs: ModelOutput, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
         """Also of numbers: the square of each difference; of any number of labels the mean over these."""

@@ -16,7 +16,7 @@ from optrun.data.source import Source, Split
 from optrun.errors import ConfigError
 from optrun.task import entities, metrics
 from optrun.task.base import ModelNeeds, Task
-from optrun.task.breakdown import Breakdown, EntityBreakdown
+from optrun.task.class_table import ClassTable, table_of_classes, table_of_entities
 from optrun.task.evaluation import IGNORED, MetricAccumulator
 from optrun.task.labels import ClassNumbers, class_names, label_config, label_lists_of
 from optrun.task.tokens import tokenizer_key
@@ -137,10 +137,6 @@ class TokenClassification(Task):
         """Loss, accuracy over words, F1; of whole entities precision and recall, too."""
         return WordMetrics(self.labels, whole_entities=self.scheme)
 
-    def breakdown(self) -> Breakdown | None:
-        """Whole entities by type where the labels are IOB2, else words by label."""
-        return EntityBreakdown(self.labels) if self.scheme else super().breakdown()
-
 
 class WordMetrics(MetricAccumulator):
     """Loss and accuracy over labelled words; F1 of whole entities, or the mean F1 over labels.
@@ -181,6 +177,13 @@ class WordMetrics(MetricAccumulator):
         losses, counts, tallies = zip(*partials, strict=True)
         self.loss, self.counts = sum(losses), sum(counts, np.zeros_like(self.counts))
         self.tally = sum(tallies, entities.Tally())
+
+    def table(self) -> ClassTable | None:
+        """Whole entities by type where the labels are IOB2, else words by label."""
+        if not self.whole_entities:
+            return table_of_classes(self.labels, self.counts)
+        types = sorted({label[2:] for label in self.labels if label != "O"})
+        return table_of_entities({kind: self.tally.by_type.get(kind, (0, 0, 0)) for kind in types})
 
     def compute(self) -> dict[str, float]:
         """Over all words."""

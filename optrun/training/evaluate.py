@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager
+from typing import Any
 
 import torch
 
@@ -65,6 +66,7 @@ def evaluate_sets(
     to_device: Callable[[Batch], Batch],
     autocast: Callable[[], AbstractContextManager[object]],
     world: World = ALONE,
+    keep: Callable[[str, Any], object] | None = None,
 ) -> dict[str, float]:
     """Run a model over every evaluation set.
 
@@ -81,6 +83,7 @@ def evaluate_sets(
         to_device: Moves a batch to the model.
         autocast: The precision of the forward pass.
         world: The ranks.
+        keep: Told the name of each set and the metrics of it, which know more than their values; None: nobody asks.
 
     Returns:
         `eval/METRIC`, or `eval/SET/METRIC`, to values.
@@ -99,6 +102,8 @@ def evaluate_sets(
             found.merge(world.gather_objects(found.partial()))
         prefix = f"eval/{name}/" if name else "eval/"
         values |= {f"{prefix}{metric}": value for metric, value in found.compute().items()}
+        if keep is not None:
+            keep(name, found)
         before += len(shares[name])
     return values
 
@@ -110,12 +115,18 @@ class Evaluator:
         setup: Model and evaluation split; its state holds the best values.
         signal_handler: Requests by signal.
         progress: Told how many batches of how many are done.
+        keep: As for `evaluate_sets`.
     """
 
     def __init__(
-        self, setup: TrainingSetup, signal_handler: SignalHandler, progress: Callable[[int, int], None]
+        self,
+        setup: TrainingSetup,
+        signal_handler: SignalHandler,
+        progress: Callable[[int, int], None],
+        keep: Callable[[str, Any], object] | None = None,
     ) -> None:
         self.setup = setup
+        self.keep = keep
         self.signal_handler = signal_handler
         self.progress = progress
         self.batch_size = setup.config.per_device_eval_batch_size
@@ -153,6 +164,7 @@ class Evaluator:
                     to_device=train_step.to_device,
                     autocast=train_step.autocast,
                     world=train_step.world,
+                    keep=self.keep,
                 )
         finally:
             self.progress(0, 0)

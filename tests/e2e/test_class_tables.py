@@ -29,8 +29,13 @@ def test_classes(capsys: pytest.CaptureFixture[str]) -> None:
     write_labelled(Path())
     words = [*TINY_BERT, "task=sequence_classification", "data=files", "data.train=train.csv", *QUICK]
     assert optrun(*words, "data.eval={dev: train.csv, hard: train.csv}", "hydra.run.dir=run") == 0
+    assert "macro mean" in capsys.readouterr().out  # at the end of the run, too
     found = evaluated(capsys, "out=figures")
     table = found["tables"]["dev"]
+    assert summary(Path("run"))["classes"] == {"step": 4, "sets": found["tables"]}
+    card = Path("run/model/README.md").read_text()
+    assert "On `hard`:" in card
+    assert "| weighted mean |" in card
     counts = table["confusion"]["counts"]
     assert table["confusion"]["labels"] == ["even", "odd"]
     assert [sum(row) for row in counts] == [30, 30]

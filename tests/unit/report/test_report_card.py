@@ -73,6 +73,21 @@ def test_names_of_the_hub_are_told_and_places_are_not(parts: tuple[dict[str, Any
     assert "someone" not in local
 
 
+def test_figures_of_classes_are_those_of_these_weights(parts: tuple[dict[str, Any], dict[str, Any]]) -> None:
+    summary, config = parts
+    rows = [{"class": "a|b", "precision": 0.5, "recall": 1.0, "f1": 2 / 3, "support": 12345}]
+    means = [{"class": "macro mean", "precision": 0.5, "recall": 1.0, "f1": 2 / 3, "support": 12345}]
+    sets = {"": {"classes": rows, "means": means}, "hard": {"classes": rows * 40}, "odd": {"classes": [1]}, "none": 3}
+    summary["classes"] = {"step": summary["global_step"], "sets": sets}
+    text = model_card(summary, config)
+    assert "| class | precision | recall | f1 | support |" in text.replace("  ", " ")
+    assert "0.6667" in text
+    assert "On `hard`" not in text, "a table of forty classes is no card's"
+    assert "macro mean" not in model_card({**summary, "global_step": 7}, config)
+    for hostile in (3, [], {"step": summary["global_step"], "sets": [1]}, {"step": summary["global_step"]}):
+        assert ModelCard(model_card({**summary, "classes": hostile}, config)).data.library_name
+
+
 def test_a_stopped_run_says_so_and_values_that_are_not_finite_stay_out_of_the_metadata(
     parts: tuple[dict[str, Any], dict[str, Any]],
 ) -> None:

@@ -88,7 +88,7 @@ def test_metrics_are_those_of_scikit_learn() -> None:
     randomness = np.random.default_rng(0)
     logits, labels = randomness.normal(size=(60, 4)), (randomness.random((60, 4)) < 0.4).astype(np.int64)
     logits[:, 3], labels[:, 3] = -1, 0  # neither predicted nor there
-    parts = [LabelSetMetrics(4), LabelSetMetrics(4)]
+    parts = [LabelSetMetrics([*"abcd"]), LabelSetMetrics([*"abcd"])]
     for at, part in zip((slice(0, 25), slice(25, 60)), parts, strict=True):
         outputs = ModelOutput(loss=torch.tensor(0.5), logits=torch.tensor(logits[at]))
         part.update(outputs, {"labels": torch.tensor(labels[at], dtype=torch.float32)})

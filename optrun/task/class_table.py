@@ -1,0 +1,105 @@
+"""Figures of each class over an evaluation set: precision, recall, f1 and support, and which was taken for which."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+
+@dataclass(frozen=True)
+class ClassFigures:
+    """One class, or a mean over classes."""
+
+    name: str
+    precision: float
+    """Share of what was predicted as it that is right; 0 where nothing was."""
+    recall: float
+    """Share of what is it that was found; 0 where there is none."""
+    f1: float
+    support: int
+    """How many there are."""
+
+
+@dataclass(frozen=True)
+class ClassTable:
+    """All classes of an evaluation set.
+
+    Attributes:
+        noun: What a row is: `class`, `label` or `entity`.
+        rows: In the order of the classes.
+        means: `micro` where one example may have any number of them, `macro`, `weighted` by support.
+        labels: Of the confusion matrix.
+        confusion: Counts, rows are true classes, columns predicted ones; shape (labels, labels). None: there is none.
+    """
+
+    noun: str
+    rows: list[ClassFigures]
+    means: list[ClassFigures]
+    labels: list[str]
+    confusion: np.ndarray | None
+
+
+def table_of_classes(labels: Sequence[str], counts: np.ndarray) -> ClassTable:
+    """Each example, or word, is of one class.
+
+    Args:
+        labels: Names by number.
+        counts: Rows are true classes, columns predicted ones; shape (classes, classes).
+    """
+    right, predicted, there = np.diag(counts), counts.sum(axis=0), counts.sum(axis=1)
+    columns = zip(labels, right.tolist(), predicted.tolist(), there.tolist(), strict=True)
+    rows = [_figures(*column) for column in columns]
+    return ClassTable("class", rows, _means(rows), list(labels), counts)
+
+
+def table_of_labels(labels: Sequence[str], counts: np.ndarray) -> ClassTable:
+    """Each example has any number of labels, so that none is taken for another.
+
+    Args:
+        labels: Names by number.
+        counts: Right, predicted and true ones; shape (3, labels).
+    """
+    return _counted("label", dict(zip(labels, counts.T.tolist(), strict=True)))
+
+
+def table_of_entities(counts: Mapping[str, Sequence[int]]) -> ClassTable:
+    """Whole entities by type; right where type and both borders are.
+
+    Args:
+        counts: Right, predicted and true ones of each type.
+    """
+    return _counted("entity", counts)
+
+
+def _counted(noun: str, counts: Mapping[str, Sequence[int]]) -> ClassTable:
+    rows = [_figures(name, *column) for name, column in counts.items()]
+    micro = _figures("micro mean", *(sum(column[place] for column in counts.values()) for place in range(3)))
+    return ClassTable(noun, rows, [micro, *_means(rows)], [], None)
+
+
+def _figures(name: str, right: int, predicted: int, there: int) -> ClassFigures:
+    """Precision, recall and f1 of counts; 0/0 is 0, as in scikit-learn."""
+    return ClassFigures(
+        name,
+        precision=right / predicted if predicted else 0.0,
+        recall=right / there if there else 0.0,
+        f1=2 * right / (predicted + there) if predicted + there else 0.0,
+        support=there,
+    )
+
+
+def _means(rows: Sequence[ClassFigures]) -> list[ClassFigures]:
+    """The plain mean over classes, and the one weighted by support."""
+    total = sum(row.support for row in rows)
+
+    def mean(name: str, weights: Sequence[float]) -> ClassFigures:
+        whole = sum(weights)
+        values = [
+            sum(weight * getattr(row, key) for weight, row in zip(weights, rows, strict=True)) / whole if whole else 0.0
+            for key in ("precision", "recall", "f1")
+        ]
+        return ClassFigures(name, values[0], values[1], values[2], total)
+
+    return [mean("macro mean", [1.0] * len(rows)), mean("weighted mean", [row.support for row in rows])]
