@@ -16,6 +16,7 @@ _VERBS = "not offered: `optrun` trains and evaluates, `optrun evaluate RUN_DIR` 
 _SPACE = "not offered: a space of trackio's is told to trackio itself, in the environment"
 _SAME_PRECISION = "not offered: an evaluation computes as training does, in training.precision"
 _WORKERS = "not offered: training.dataloader_num_workers says how many; their order is always that of the data"
+_QUANTIZED = "not offered yet: the frozen weights are float32, or bfloat16 by model.dtype=bfloat16"
 
 TRAINING_ARGUMENTS = {
     "output_dir": "hydra.run.dir",
@@ -178,6 +179,19 @@ HABITS = {
     "accumulation": "training.gradient_accumulation_steps",
     "workers": "training.dataloader_num_workers",
     "num_workers": "training.dataloader_num_workers",
+    # TRL's ModelConfig.
+    "use_peft": "adapter=lora",
+    "lora_r": "adapter.r",
+    "lora_alpha": "adapter.lora_alpha",
+    "lora_dropout": "adapter.lora_dropout",
+    "lora_target_modules": "adapter.target_modules",
+    "lora_modules_to_save": "adapter.modules_to_save",
+    "use_rslora": "adapter.use_rslora",
+    "use_dora": "adapter.use_dora",
+    "torch_dtype": "model.dtype",
+    "dtype": "model.dtype",
+    "load_in_8bit": _QUANTIZED,
+    "load_in_4bit": _QUANTIZED,
     # accelerate launch, PyTorch Lightning.
     "mixed_precision": "training.precision",
     "num_processes": _ONE_PROCESS,

@@ -159,6 +159,8 @@ WRONG = [
     (["adapter=lorra"], ["adapter=lorra", "lora"]),
     (["adapter.r=4"], ["adapter.r", "belongs to adapter=lora"]),
     (["adapter=lora", "adapter.rank=4"], ["adapter.rank", "adapter=lora has"]),
+    (["lora_r=8"], ["lora_r", "called adapter.r"]),
+    (["load_in_4bit=true"], ["load_in_4bit", "offered yet", "model.dtype=bfloat16"]),
     (["adapter=lora", "adapter.r=0"], ["adapter.r=0", "1 or more"]),
     (["adapter=lora", "distributed=fsdp"], ["distributed=fsdp", "ddp or none with adapter=lora"]),
     ([*LORA, "adapter.target_modules=[qury]"], ["adapter.target_modules=['qury']", "Did you mean query?"]),
