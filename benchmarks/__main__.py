@@ -28,7 +28,7 @@ PARTS = {
     "step": "optimizer_step.py --rounds {rounds}",
     "drift": "optimizer_step.py --drift 10000",
     "start": "start.py --repeats {rounds}",
-    "text": "text.py --sizes 10,100,1000",
+    "text": "text.py --sizes 10,100",
     "loop": "loop.py --steps 150 --repeats 15",
     "save": "checkpoint_stall.py --mib 192 --repeats {rounds}",
     "shards": "sharded_save.py --mib 192 --repeats {rounds}",

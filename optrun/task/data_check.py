@@ -23,13 +23,14 @@ def data_check(facts: DataFacts) -> list[str]:
     sources = {f"train/{name}": split for name, split in facts.sources.items()}
     every = {"train": facts.train, **sources, **evals}
     splits = {name: split for name, split in every.items() if split.examples}
-    cells = [[f"{split.examples:,} examples", *_tokens(split), *_labels(split)] for split in splits.values()]
+    cells = [[f"{split.examples:,} examples", _tokens(split), _labels(split)] for split in splits.values()]
+    columns = [column for column in zip(*cells, strict=True) if any(column)]  # of a stream no tokens are known
+    widths = [max(map(len, column)) for column in columns]
     widest = max(map(len, splits), default=0)
     lines = []
-    for (name, split), row in zip(splits.items(), cells, strict=True):
-        widths = [max(len(cell) for cell in column) for column in zip(*cells, strict=False)]
-        line = " · ".join(f"{cell:>{width}}" for cell, width in zip(row, widths, strict=False))
-        lines.append(f"{name:<{widest}}  {line}")
+    for (name, split), row in zip(splits.items(), zip(*columns, strict=True), strict=True):
+        line = "".join(f"{' · ' if cell else '   '}{cell:>{width}}" for cell, width in zip(row, widths, strict=True))
+        lines.append(f"{name:<{widest}}  {line[3:].rstrip()}")
         for cut in split.cuts:
             rest = f"{percent(cut.share)} of all tokens are lost; the longest has {cut.longest:,}"
             lines.append(f"{name:<{widest}}  {cut.limit} cuts {cut.rows:,} of {split.texts:,} examples: {rest}")
@@ -54,20 +55,20 @@ def percent(share: float) -> str:
     return f"{100 * share:.1f} %" if share else "0 %"
 
 
-def _tokens(split: SplitFacts) -> list[str]:
-    return [] if split.tokens is None else [f"{split.tokens:,} tokens"]
+def _tokens(split: SplitFacts) -> str:
+    return "" if split.tokens is None else f"{split.tokens:,} tokens"
 
 
-def _labels(split: SplitFacts) -> list[str]:
+def _labels(split: SplitFacts) -> str:
     if split.span is not None:
         low, mean, high = map(number, split.span)
-        return [f"labels from {low} to {high}, mean {mean}"]
+        return f"labels from {low} to {high}, mean {mean}"
     total = max(sum(split.labels.values()), 1)
     shares = {
         name: f"{name if len(name) <= MOST_LETTERS else name[:MOST_LETTERS] + '...'}: {percent(count / total)}"
         for name, count in split.labels.items()
     }
     if len(shares) <= MOST_LABELS:
-        return [", ".join(shares.values())] if shares else []
+        return ", ".join(shares.values())
     rarest, *_, first = sorted(split.labels, key=split.labels.__getitem__)
-    return [f"{len(shares)} labels, from {shares[first]} to {shares[rarest]}"]
+    return f"{len(shares)} labels, from {shares[first]} to {shares[rarest]}"
