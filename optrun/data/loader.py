@@ -230,15 +230,13 @@ class BatchLoader:
     pin_memory: bool = False
 
     def _loader(self, batches: Any, stream: str) -> DataLoader[Any]:
-        if self.workers:
-            os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # worker processes are forked
         return DataLoader(
             _Keyed(self.examples, self.transform, self.seed, stream),
             batch_sampler=batches,
             num_workers=self.workers,
             collate_fn=_Collated(self.collate),
             pin_memory=self.pin_memory,
-            worker_init_fn=_ignore_stop_signals,
+            worker_init_fn=_begin_worker,
             # Without its own generator the loader would draw from the model's.
             generator=torch.Generator().manual_seed(self.seed),
         )
@@ -281,8 +279,13 @@ class BatchLoader:
         yield from map(_good, self._loader(own, "evaluation"))
 
 
-def _ignore_stop_signals(_: int) -> None:
-    """A signal to the whole process group is the main process's to answer; it still wants its batches."""
+def _begin_worker(_: int) -> None:
+    """What a worker process, which is forked, does otherwise than the main one.
+
+    A signal to the whole process group is the main process's to answer; it still wants its batches. And the threads of
+    a tokenizer that was in use are not there after a fork: who tells them to work waits for ever.
+    """
+    os.environ["TOKENIZERS_PARALLELISM"] = "false"
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
 

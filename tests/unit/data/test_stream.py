@@ -154,6 +154,20 @@ def test_a_bad_row_is_the_same_message_out_of_a_worker(tmp_path: Path, workers: 
     assert "Traceback" not in str(caught.value)
 
 
+def test_a_worker_tokenises_in_one_thread_whatever_its_parent_does(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Threads of the parent are not there after a fork: a tokenizer that was in use would wait for them for ever."""
+    monkeypatch.setenv("TOKENIZERS_PARALLELISM", "true")
+    rows = open_stream("data.train", [jsonl(tmp_path / "a.jsonl", ROWS)], 9, [])
+    made = StreamedRows(rows, lambda _: {"alone": os.environ["TOKENIZERS_PARALLELISM"] == "false"}, "threads")
+    loader = BatchLoader(made, None, lambda found: {"alone": torch.tensor([one["alone"] for one in found])}, 0, 1)
+    steps = loader.training(EpochPlan(len(made), 4, 1, seed=0, arrangement=made.arrangement), 0)
+    assert next(steps)[0]["alone"].all()
+    steps.close()
+    assert os.environ["TOKENIZERS_PARALLELISM"] == "true"
+
+
 def test_what_cannot_be_streamed_is_refused(tmp_path: Path) -> None:
     def refused(name: str, content: str) -> str:
         path = tmp_path / name
