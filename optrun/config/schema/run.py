@@ -92,7 +92,7 @@ class RunConfig:
         expect(
             not (streaming and packed),
             "task.packing",
-            packed,
+            str(packed).lower(),
             f"false with data.streaming=true and task={self.task.name}",
             "Which rows fit into a block is known of all of them alone.",
         )
