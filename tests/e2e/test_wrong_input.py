@@ -129,7 +129,7 @@ COMMAND_LINE = [
     (["evaluate", "full", "resume=latest"], ["resume=latest", "no effect on an evaluation"]),
     (["evaluate", "full", "hydra.run.dir=x"], ["hydra.run.dir=x", "no effect on an evaluation"]),
     (["verify", "full", "lr=0.1"], ["verify lr=0.1", "no key=value"]),
-    (["export", "full", "x", "lr=0.1"], ["export lr=0.1", "no key=value"]),
+    (["export", "full", "x", "lr=0.1"], ["export lr=0.1", "Valid: merge, private, push_to_hub"]),
     (["certify", "resume", "hydra/launcher=joblib"], ["hydra/launcher=joblib", "leave it out"]),
     (["hydra.sweep.dir=x", "lr=1e-3"], ["hydra.sweep.dir=x", "no effect on a single run", "-m"]),
     (["hydra/sweeper=optuna", "lr=1e-3"], ["hydra/sweeper=optuna", "no effect on a single run"]),
