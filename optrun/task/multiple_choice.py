@@ -98,20 +98,20 @@ class Choices:
     Args:
         examples: The choices of all rows, one after another.
         size: How many each row has.
-        labels: Number of the right one, shape (rows,), int64.
+        right: Number of the right one, shape (rows,), int64; a place, and no label to count.
     """
 
-    def __init__(self, examples: Examples, size: int, labels: np.ndarray) -> None:
+    def __init__(self, examples: Examples, size: int, right: np.ndarray) -> None:
         self.examples = examples
         self.size = size
-        self.labels = labels
+        self.right = right
 
     def __len__(self) -> int:
-        return len(self.labels)
+        return len(self.right)
 
     def __getitem__(self, index: int) -> Example:
         rows = [self.examples[self.size * index + place] for place in range(self.size)]
-        return {**{name: [row[name] for row in rows] for name in rows[0]}, "labels": self.labels[index]}
+        return {**{name: [row[name] for row in rows] for name in rows[0]}, "labels": self.right[index]}
 
     def _summed(self, values: np.ndarray) -> np.ndarray:
         found: np.ndarray = values.reshape(-1, self.size).sum(axis=1) if len(values) else values
@@ -129,7 +129,7 @@ class Choices:
 
     def fingerprint(self) -> str:
         """Digest of ids and labels."""
-        return digest(self.examples.fingerprint(), str(self.size), np.ascontiguousarray(self.labels).tobytes())
+        return digest(self.examples.fingerprint(), str(self.size), np.ascontiguousarray(self.right).tobytes())
 
 
 def pairs(split: Split, text: str, pair: str | None, choices: str) -> Iterator[Row]:

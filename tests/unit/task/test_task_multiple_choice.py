@@ -43,7 +43,8 @@ def test_the_loss_is_that_of_transformers(make_task: Make, make_source: Make, to
     assert task.weight(batch) == 3
     predicted, there = task.predictions(outputs, batch)
     assert (predicted.tolist(), there.tolist()) == (outputs.logits.argmax(1).tolist(), [1, 0, 1])
-    assert data_facts(task, source, tokenizer("pair")).train.examples == 3
+    facts = data_facts(task, source, tokenizer("pair")).train
+    assert (facts.examples, facts.labels, facts.span) == (3, {}, None), "places are no labels"
 
 
 def test_a_question_stands_before_each_choice(make_task: Make, make_source: Make, tokenizer: Make) -> None:
