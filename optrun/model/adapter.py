@@ -180,7 +180,13 @@ def _modules_to_save(config: LoraConfig, model: PreTrainedModel, auto_class: str
                 f"Name its module, too, such as {holder}, or leave {key} null."
             )
         return saved
-    saved = [] if auto_class in _OF_LANGUAGE else head_modules(model)
+    head = [] if auto_class in _OF_LANGUAGE else head_modules(model)
+    # peft knows them by the ends of their names; a norm above the blocks that is called like one inside stays frozen.
+    saved = [
+        path
+        for path in head
+        if not ("Norm" in type(model.get_submodule(path)).__name__ and _is_end_of_others(path, modules))
+    ]
     holders = dict.fromkeys(name.rpartition(".")[0] for name in new if not any(_inside(name, path) for path in saved))
     return [*saved, *holders]
 
@@ -212,6 +218,10 @@ def _targets(config: LoraConfig, model: PreTrainedModel, saved: Sequence[str], a
                 "two weights of one."
             )
     return found
+
+
+def _is_end_of_others(path: str, names: Iterable[str]) -> bool:
+    return any(name != path and name.endswith(path) for name in names)
 
 
 def _inside(name: str, path: str) -> bool:

@@ -21,6 +21,7 @@ _HEAD_NAME = re.compile(r"head|classif|score|logits|predict|^cls$|qa_outputs|poo
 
 _OF_EXPERTS = ("gate", "gate_proj", "up_proj", "down_proj", "w1", "w2", "w3")
 """Names that experts had before they were stacked in one parameter, `gate_up_proj`."""
+_COUNTS_OF_EXPERTS = ("n_routed_experts", "num_experts", "num_local_experts")
 _NO_OUT_PROJ = ("falcon_h1", "mamba", "mamba2", "falcon_mamba", "nemotron_h")
 """Architectures of which peft takes no `out_proj`."""
 
@@ -48,7 +49,8 @@ def linear_modules(model: PreTrainedModel) -> list[str]:
     from transformers.pytorch_utils import Conv1D
 
     shared = shared_modules(model)
-    experts = any(name.endswith(".gate_up_proj") for name, _ in model.named_parameters())
+    stacked = any(name.endswith(".gate_up_proj") for name, _ in model.named_parameters())
+    experts = stacked or any(getattr(model.config.get_text_config(), key, None) for key in _COUNTS_OF_EXPERTS)
     held = [f"{path}." for path, module in model.named_modules() if isinstance(module, nn.MultiheadAttention)]
     return [
         path
