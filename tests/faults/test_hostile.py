@@ -255,10 +255,3 @@ def test_lone_ranks_are_refused_before_anything_is_touched(
     monkeypatch.setenv("WORLD_SIZE", "1")
     assert go("resume=run")[0] == 0
     straight.same(run)
-
-
-def test_a_stream_of_data_is_not_offered(straight: Straight, go: Go, tmp_path: Path) -> None:
-    """A place in a stream could not be found again after its first pass; refused by name instead of repeated."""
-    code, said = go(*straight.words_with("data.streaming=true"))
-    assert code == 2
-    assert "data.streaming: no such key" in said
