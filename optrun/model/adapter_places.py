@@ -74,7 +74,7 @@ def head_modules(model: PreTrainedModel) -> list[str]:
     children = {name: child for name, child in model.named_children() if any(True for _ in child.parameters())}
     base = children.get(type(model).base_model_prefix)
     if base is not None:
-        return [name for name, child in children.items() if child is not base]
+        return [name for name, child in children.items() if child is not base and "Embed" not in type(child).__name__]
     outputs = model.get_output_embeddings()
     return [
         name

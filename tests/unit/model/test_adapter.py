@@ -305,7 +305,7 @@ def adapted(model_type: str) -> str:
     try:
         inject(lora(r=2), model, auto_class, meta=True)
     except ConfigError as error:
-        known = "BatchNorm" in str(error) or "no linear module" in str(error)
+        known = any(why in str(error) for why in ("BatchNorm", "no linear module", "by the end of its name"))
         return f"{'refused' if known else 'wrong'}: {error}"
     facts = injected(model)
     assert facts is not None
@@ -333,3 +333,4 @@ def test_every_architecture_of_transformers() -> None:
     assert {name: said for name, said in found.items() if said.startswith("wrong")} == {}
     adapted_ones = [name for name, said in found.items() if said == "adapted"]
     assert len(adapted_ones) > 300, found
+    assert len([name for name, said in found.items() if "by the end of its name" in said]) < 6, found
