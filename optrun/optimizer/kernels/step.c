@@ -3,9 +3,8 @@
  * Tensors are cut into chunks of a fixed size, which threads take from one queue in a fixed order. Every element is
  * computed by the same operations whatever the number of threads or the instruction set (compiled without contraction to
  * fused multiply-add), and LAMB's sums are added lane by lane and chunk by chunk in order: the same input gives the same
- * bits on every machine of IEEE arithmetic. LAMB needs its direction twice, for the norm and for the update. It goes over
- * the tensors in waves that fit the cache: there the direction is kept between the passes, which saves a root, a division
- * and two reads of each weight. That of a large tensor, which would go to memory and back, is computed again.
+ * bits on every machine of IEEE arithmetic. LAMB needs its direction twice, for the norm and for the update, and computes
+ * it twice: that moves fewer bytes than to keep it, and needs no memory.
  *
  * The file includes itself once for float and once for double. */
 #ifndef REAL
@@ -18,7 +17,6 @@
 
 /* Elements. A block is short so that the processor loads the next one while it roots, divides and sums this one. */
 enum { CHUNK = 16384, BLOCK = 64, LANES = 16, MOST_THREADS = 64 };
-enum { KEPT = 1 << 22 };  /* elements of the largest tensor whose direction is kept for its second pass */
 enum { WAVE = 1 << 20 }; /* elements between LAMB's passes at least: what was read is still in the cache */
 
 #ifndef DIGEST
@@ -41,8 +39,7 @@ typedef struct { /* of one tensor; the order is that of `NUMBERS` in rows.py */
 } Numbers;
 
 typedef struct {
-    int64_t tensor, begin, end, chunk, wave;
-    int64_t kept; /* where its direction is kept until the second pass; -1: it is computed again */
+    int64_t tensor, begin, end, chunk;
     int pass;
 } Job;
 
@@ -55,8 +52,6 @@ struct Step {
     double *ratios;         /* of each tensor */
     int64_t *chunks;        /* first chunk of each tensor, and one past the last of all */
     _Atomic int64_t *open;  /* of each tensor: chunks that have not been summed, and the ratio */
-    _Atomic int64_t *left;  /* of each wave: chunks before their second pass that keep a direction */
-    void *kept;             /* directions of two waves */
     Job *jobs;
     int64_t count;
     _Atomic int64_t next;
@@ -102,11 +97,7 @@ static void *work(void *given)
         /* What it waits for stands before it in the queue: a running thread has it. */
         while (job->pass && atomic_load(&step->open[job->tensor]))
             sched_yield();
-        while (!job->pass && job->kept >= 0 && job->wave > 1 && atomic_load(&step->left[job->wave - 2]))
-            sched_yield();
         step->updates[job->pass](step, job);
-        if (job->pass && job->kept >= 0)
-            atomic_fetch_sub(&step->left[job->wave], 1);
         if (!job->pass && atomic_fetch_sub(&step->open[job->tensor], 1) == 2) {
             if (step->updates[1])
                 set_ratio(step, job->tensor);
@@ -149,74 +140,21 @@ static int64_t append_second_pass(Job *jobs, int64_t from, int64_t to)
     return count;
 }
 
-/* Memory for directions stays between steps: to map new memory takes as long as to fill it. One step at a time has it. */
-typedef struct {
-    void *memory;
-    size_t bytes;
-} Kept;
-
-static Kept spare;
-static pthread_mutex_t spare_lock = PTHREAD_MUTEX_INITIALIZER;
-
-static Kept take_kept(size_t bytes)
+static void fill_queue(Step *step, int64_t tensors, const int64_t *sizes)
 {
-    pthread_mutex_lock(&spare_lock);
-    Kept found = spare;
-    spare = (Kept){NULL, 0};
-    pthread_mutex_unlock(&spare_lock);
-    if (found.bytes < bytes) {
-        free(found.memory);
-        found = (Kept){malloc(bytes), bytes};
-        if (!found.memory)
-            found.bytes = 0; /* then directions are computed again */
-    }
-    return found;
-}
-
-static void give_kept(Kept kept)
-{
-    pthread_mutex_lock(&spare_lock);
-    Kept other = spare;
-    spare = kept.bytes > other.bytes ? kept : other;
-    pthread_mutex_unlock(&spare_lock);
-    free(kept.bytes > other.bytes ? other.memory : kept.memory);
-}
-
-/* The most directions that a wave keeps. */
-static int64_t most_kept(int64_t tensors, const int64_t *sizes)
-{
-    int64_t most = 0, kept = 0, wave = 0;
+    int64_t chunk = 0, from = 0, wave = 0;
     for (int64_t tensor = 0; tensor < tensors; tensor++) {
-        kept += sizes[tensor] <= KEPT ? sizes[tensor] : 0;
-        most = kept > most ? kept : most;
-        if ((wave += sizes[tensor]) >= WAVE)
-            kept = wave = 0;
-    }
-    return most;
-}
-
-static void fill_queue(Step *step, int64_t tensors, const int64_t *sizes, int64_t most)
-{
-    int64_t chunk = 0, from = 0, size = 0, wave = 0, place = 0;
-    atomic_init(&step->left[0], 0);
-    for (int64_t tensor = 0; tensor < tensors; tensor++) {
-        const int keeps = step->updates[1] && step->kept && sizes[tensor] <= KEPT;
         step->chunks[tensor] = chunk;
         step->ratios[tensor] = 1;
         for (int64_t begin = 0; begin < sizes[tensor]; begin += CHUNK) {
             int64_t end = begin + CHUNK < sizes[tensor] ? begin + CHUNK : sizes[tensor];
-            int64_t kept = keeps ? wave % 2 * most + place + begin : -1;
-            step->jobs[step->count++] = (Job){tensor, begin, end, chunk++, wave, kept, 0};
-            if (keeps)
-                atomic_fetch_add(&step->left[wave], 1);
+            step->jobs[step->count++] = (Job){tensor, begin, end, chunk++, 0};
         }
-        place += keeps ? sizes[tensor] : 0;
         atomic_init(&step->open[tensor], chunk - step->chunks[tensor] + 1);
-        size += sizes[tensor];
-        if (step->updates[1] && (size >= WAVE || tensor == tensors - 1)) {
+        wave += sizes[tensor];
+        if (step->updates[1] && (wave >= WAVE || tensor == tensors - 1)) {
             from = step->count = append_second_pass(step->jobs, from, step->count);
-            size = place = 0;
-            atomic_init(&step->left[++wave], 0);
+            wave = 0;
         }
     }
     step->chunks[tensors] = chunk;
@@ -236,14 +174,9 @@ int optrun_step(int formula, int wide, int64_t tensors, void **params, void **gr
     step.sums = malloc(2 * chunks * sizeof(double));
     step.chunks = malloc((tensors + 1) * sizeof(int64_t));
     step.open = malloc((tensors + 1) * sizeof(*step.open));
-    step.left = malloc((tensors + 2) * sizeof(*step.left));
-    int short_of_memory = !step.jobs || !step.sums || !step.chunks || !step.open || !step.left;
+    int short_of_memory = !step.jobs || !step.sums || !step.chunks || !step.open;
     if (!short_of_memory) {
-        const int64_t most = step.updates[1] ? most_kept(tensors, sizes) : 0;
-        const size_t bytes = 2 * most * (wide ? sizeof(double) : sizeof(float));
-        Kept kept = take_kept(bytes);
-        step.kept = kept.memory;
-        fill_queue(&step, tensors, sizes, most);
+        fill_queue(&step, tensors, sizes);
         pthread_t others[MOST_THREADS];
         int64_t wanted = step.count / 4 < threads ? step.count / 4 : threads; /* a thread costs as much as a chunk */
         int started = 0;
@@ -252,13 +185,11 @@ int optrun_step(int formula, int wide, int64_t tensors, void **params, void **gr
         work(&step);
         while (started)
             pthread_join(others[--started], NULL);
-        give_kept(kept);
     }
     free(step.jobs);
     free(step.sums);
     free(step.chunks);
     free((void *)step.open);
-    free((void *)step.left);
     return short_of_memory;
 }
 
@@ -358,13 +289,11 @@ FAST static void OF(lamb_moments)(const Step *step, const Job *job)
     GIVEN;
     const REAL root = x->root, correction = x->first, l1 = x->l1, l2 = x->l2, decay = x->decay;
     Lanes weights = {0}, directions = {0};
-    REAL block[BLOCK];
-    REAL *kept = job->kept < 0 ? NULL : (REAL *)step->kept + job->kept;
+    REAL direction[BLOCK];
     for (int64_t begin = 0; begin < n; begin += BLOCK) {
         const int64_t length = n - begin < BLOCK ? n - begin : BLOCK;
         REAL *restrict W = w + begin, *restrict M = m + begin, *restrict V = v + begin;
         const REAL *restrict G = grad + begin;
-        REAL *restrict direction = kept ? kept + begin : block;
         for (int64_t i = 0; i < length; i++) {
             REAL g = G[i];
             if (l2)
@@ -388,12 +317,6 @@ FAST static void OF(lamb_update)(const Step *step, const Job *job)
     (void)grad, (void)beta1, (void)beta2, (void)rest1, (void)rest2;
     const REAL keep = x->keep, root = x->root, correction = x->first, decay = x->decay;
     const REAL scale = x->scale * step->ratios[job->tensor];
-    if (job->kept >= 0) {
-        const REAL *restrict direction = (REAL *)step->kept + job->kept;
-        for (int64_t i = 0; i < n; i++)
-            w[i] = keep * w[i] - scale * direction[i];
-        return;
-    }
     for (int64_t i = 0; i < n; i++)
         w[i] = keep * w[i] - scale * OF(direction)(m[i], v[i], w[i], correction, root, eps, decay);
 }
