@@ -133,7 +133,7 @@ GOOD = [{"messages": [USER, BOT]}] * 6
         (GOOD, ["task.samples=-1"], ["task.samples=-1"]),
         (GOOD, ["task.max_length=64"], ["data.max_length"]),
         (GOOD, ["data.streaming=true", "task.packing=true", "model.tokenizer=there"],
-         ["task.packing=True", "false with data.streaming=true"]),
+         ["task.packing=true", "false with data.streaming=true"]),
         ([{"text": "a"}] * 6, [], ["task=sft", "messages", "Columns: text"]),
         (GOOD, ["task.packing=true", "model=from_config", "model.model_type=bloom", "model.vocab_size=320",
                 "model.config.hidden_size=16", "model.config.n_layer=1", "model.config.n_head=2"],

@@ -21,7 +21,7 @@ def opened(given: str) -> optuna.Study:
     """The study of a storage."""
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     with told_by_name("hydra.sweeper.storage"):
-        found: optuna.Study = open_study(open_storage(given, Path("study.db")), "min")
+        found: optuna.Study = open_study(open_storage(given, Path("study.db")), ["min"])
     return found
 
 
