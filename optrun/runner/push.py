@@ -48,6 +48,7 @@ def push(folder: Path, name: str, *, private: bool | None = None) -> str:
         Address of the commit.
 
     Raises:
+        ConfigError: It is there already, and open to others than asked for.
         OptrunError: The hub refused it; what it said.
     """
     from huggingface_hub import HfApi
@@ -55,6 +56,12 @@ def push(folder: Path, name: str, *, private: bool | None = None) -> str:
     api = HfApi(library_name="optrun")
     with _told(name):
         made = api.create_repo(name, private=private, exist_ok=True)
+        if private is not None and api.model_info(made.repo_id).private is not private:
+            there, said = ("public", "private=true") if private else ("private", "private=false")
+            raise ConfigError(
+                f"{KEY}={name} {said}: this repository is there already, and {there}. Nothing was uploaded; the "
+                "exported folder is whole. Leave private out, or choose another name."
+            )
         done = api.upload_folder(
             repo_id=made.repo_id, folder_path=str(folder), commit_message="Model exported by optrun"
         )
@@ -68,6 +75,8 @@ def _told(name: str) -> Iterator[None]:
 
     try:
         yield
+    except OptrunError:
+        raise
     except HfHubHTTPError as error:
         code = error.response.status_code if error.response is not None else None
         rights = " Is the token one that may write there?" if code in (401, 403) else ""

@@ -26,6 +26,7 @@ class Hub(BaseHTTPRequestHandler):
     made: ClassVar[list[dict[str, Any]]] = []
     files: ClassVar[dict[str, bytes]] = {}
     refuses: ClassVar[bool] = False
+    private: ClassVar[bool] = True
 
     def log_message(self, *_: object) -> None:
         """Say nothing."""
@@ -45,7 +46,7 @@ class Hub(BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         """Tell of a repository."""
-        self._answer({"id": NAME, "sha": "0" * 40, "siblings": [], "name": "someone"})
+        self._answer({"id": NAME, "sha": "0" * 40, "siblings": [], "private": self.private})
 
     def do_POST(self) -> None:
         """Take what is sent."""
@@ -75,7 +76,7 @@ def hub() -> Iterator[dict[str, str]]:
     """Environment of a process that asks the stand-in."""
     Hub.made.clear()
     Hub.files.clear()
-    Hub.refuses = False
+    Hub.refuses, Hub.private = False, True
     server = ThreadingHTTPServer(("127.0.0.1", 0), Hub)
     threading.Thread(target=server.serve_forever, daemon=True).start()
     env = {**os.environ, "HF_ENDPOINT": f"http://127.0.0.1:{server.server_port}", "HF_TOKEN": "hf_word"}
@@ -121,6 +122,17 @@ def test_what_the_hub_refuses_is_told_and_the_folder_stays(trained: Path, tmp_pa
     assert done.returncode == 1
     assert "You have no right to write here" in done.stderr + done.stdout
     assert (tmp_path / "exported" / "model.safetensors").is_file()
+
+
+@pytest.mark.slow
+def test_nothing_meant_to_be_private_goes_where_it_is_public(
+    trained: Path, tmp_path: Path, hub: dict[str, str]
+) -> None:
+    Hub.private = False
+    done = export(trained, str(tmp_path / "exported"), f"push_to_hub={NAME}", "private=true", env=hub)
+    assert done.returncode == 2
+    assert "is there already, and public" in done.stderr
+    assert Hub.files == {}
 
 
 @pytest.mark.parametrize(
