@@ -6,8 +6,15 @@ from pathlib import Path
 
 from optrun.commands.parser import VerbParser
 from optrun.config.overrides import is_hydra
-from optrun.errors import EXIT_DONE, ConfigError, refuse_url
+from optrun.errors import EXIT_DONE, ConfigError, did_you_mean, refuse_url
 
+_PLACES = (
+    "hydra/launcher",
+    "hydra.sweeper.devices",
+    "hydra.sweeper.max_batch_size",
+    "hydra.sweeper.retry_failed",
+    "hydra.sweeper.timeout",
+)
 KEYS = ("seeds", "power", "baseline", "metric", "by", "out")
 
 
@@ -51,9 +58,21 @@ def run(argv: list[str]) -> int:
     if not sweep.is_dir():
         raise ConfigError(f"{sweep}: no such directory.")
     for token in placed:
-        if token.startswith("hydra.sweep.dir="):
-            raise ConfigError(f"optrun confirm {token}: out=DIR says where its runs go.")
+        _expect_place(token)
     return _confirm(sweep, given, placed)
+
+
+def _expect_place(token: str) -> None:
+    """Refuse what does not say how the runs of a confirmation are run.
+
+    Raises:
+        ConfigError: It would have no effect, or has a key of the verb.
+    """
+    key = token.lstrip("+~").partition("=")[0]
+    if key == "hydra.sweep.dir":
+        raise ConfigError(f"optrun confirm {token}: out=DIR says where its runs go.")
+    if key not in _PLACES and not key.startswith("hydra.launcher."):
+        raise ConfigError(f"optrun confirm {token}: has no effect here. {did_you_mean(key, _PLACES)}")
 
 
 def _confirm(sweep: Path, given: dict[str, str], placed: list[str]) -> int:

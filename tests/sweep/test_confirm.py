@@ -85,6 +85,7 @@ def test_a_refusal_leaves_nothing(
         (["confirm", str(pilot), "baseline=sgd"], "baseline=sgd"),
         (["confirm", str(pilot), "hydra.sweep.dir=elsewhere"], "out=DIR"),
         (["confirm", str(pilot), "seeds=5-7", "hydra/launcher=jobli"], "joblib"),
+        (["confirm", str(pilot), "seeds=5-7", "hydra.sweeper.params.lr=1"], "has no effect here"),
         (["confirm", str(pilot), "seeds=5-7", "hydra.sweeper.devics=auto"], "devices"),
     ]:
         assert run(argv) == 2
