@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from optrun.artifacts.checkpoint import Snapshot
+from optrun.data.loader import SOURCE
 from optrun.distributed.shard import is_sharded
 from optrun.runner.assemble import Assembled
 from optrun.runner.callbacks import build_callbacks
@@ -149,7 +150,7 @@ def _samples_at_peak(setup: TrainingSetup, note: Callable[[str], None]) -> float
 
     # Made here, not by the loader's workers, which belong to training.
     with contextlib.closing(replace(setup.train_loader, workers=0).training(setup.plan, 0)) as batches:
-        batch = next(batches)[0]
+        batch = {name: values for name, values in next(batches)[0].items() if name != SOURCE}
     try:
         flops = step_flops(setup.model, step.to_device(batch), step.autocast())
     except Exception as error:  # of a model's own code, in a pass that training does not need
