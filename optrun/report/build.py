@@ -26,7 +26,7 @@ from optrun.report.figures import pictures
 from optrun.report.findings import Findings, find
 from optrun.report.narrative import verdict_line
 from optrun.report.page import HTML_MARK, MARKDOWN_MARK, facts_of, render
-from optrun.report.pareto import expected, pareto_table
+from optrun.report.pareto import expected, pareto_sentence, pareto_table
 from optrun.report.picture import Data, Picture
 from optrun.report.spent import budget_line
 from optrun.report.table import filled, to_rich
@@ -104,6 +104,11 @@ def report(
                 f"target={target}: {len(overview.workloads)} workloads have a metric each, and no level in common. "
                 "Leave it out, or make a report of each workload by itself."
             )
+        if objectives:
+            raise ConfigError(
+                f"objectives={objectives[0].name},...: {len(overview.workloads)} workloads have no numbers in common "
+                "to weigh. Leave it out, or make a report of each workload by itself."
+            )
         findings = find(runs, metric=metric, by=by, tuned=tuned)
         cautions, drawn = workloads_page.cautions(overview, findings), workloads_figures.pictures(overview)
     else:
@@ -156,6 +161,8 @@ def print_report(made: Report, console: Console) -> None:
                 console.print(budget, markup=False, highlight=False)
             if (front := pareto_table(findings)) is not None:
                 console.print(to_rich(front, title="Pareto front", width=console.width))
+            elif findings.objectives:
+                console.print(pareto_sentence(findings), markup=False, highlight=False)
         begun = [run for run in findings.runs if run.status != NOT_STARTED]
         rest = [run for run in begun if not run.finished or run.diverged]
         if rest:

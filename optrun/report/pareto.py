@@ -88,6 +88,9 @@ def points(findings: Findings) -> list[Point]:
 def pareto_sentence(findings: Findings) -> str:
     """Say what the front is, and how far to trust it."""
     tried = points(findings)
+    if not tried:
+        names = ", ".join(each.name for each in findings.objectives)
+        return f"No finished run has all of {names}: there is nothing to weigh."
     kept = [each for each in tried if each.front]
     named = [f"{each.name} ({'lower' if each.mode == 'min' else 'higher'} is better)" for each in findings.objectives]
     fewest = min(each.seeds for each in tried)

@@ -23,7 +23,9 @@ class Section:
 
 def _pareto(findings: Findings) -> Section | None:
     front = pareto_table(findings)
-    return None if front is None else Section("Pareto front", [pareto_sentence(findings)], [front])
+    if not findings.objectives:
+        return None
+    return Section("Pareto front", [pareto_sentence(findings)], [] if front is None else [front])
 
 
 def _cost(findings: Findings) -> Section:

@@ -62,3 +62,11 @@ def test_a_sweep_says_what_it_weighed(tmp_path: Path, make_run: Callable[..., Pa
 def test_a_number_that_no_run_has_is_refused_by_name(tmp_path: Path, make_run: Callable[..., Path]) -> None:
     with pytest.raises(ConfigError, match=r"objectives=perf/tokens_per_secnd.*perf/tokens_per_second"):
         report([sweep(tmp_path, make_run)], objectives=[WEIGHED[0], Objective("perf/tokens_per_secnd", "max")])
+
+
+def test_a_sweep_whose_runs_have_no_such_number_is_told(tmp_path: Path, make_run: Callable[..., Path]) -> None:
+    sweep(tmp_path, make_run)
+    weighed = [{"name": "eval/loss", "mode": "min"}, {"name": "eval/none", "mode": "max"}]
+    (tmp_path / "sweep.json").write_text(json.dumps({"tuned": [], "objectives": weighed}))
+    report([tmp_path])
+    assert "No finished run has all of eval/loss, eval/none" in (tmp_path / "report.md").read_text()
