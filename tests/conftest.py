@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -34,6 +35,14 @@ def _same_random_state() -> Iterator[None]:
     torch.manual_seed(0)
     yield
     torch.set_rng_state(state)
+
+
+@pytest.fixture(autouse=True)
+def _no_notes_of_another_test() -> Iterator[None]:
+    """What a test left untold of a cache it had damaged is not told by the next one in the same process."""
+    yield
+    if (cache := sys.modules.get("optrun.data.cache")) is not None:
+        cache.discarded()
 
 
 @pytest.fixture(scope="session", autouse=True)
