@@ -1,8 +1,13 @@
-"""Fine-tuning on chats beside TRL: the same tokens, the same loss and the same gradients as its `SFTTrainer`."""
+"""Fine-tuning on chats beside TRL: the same tokens, the same loss and the same gradients as its `SFTTrainer`.
+
+TRL packs with boundaries only on flash attention, which needs a GPU. So packed batches of optrun's are compared with
+what TRL trains on without packing: the same documents, a row each, weighed alike.
+"""
 
 from __future__ import annotations
 
 import copy
+import json
 from pathlib import Path
 from typing import Any
 
@@ -41,13 +46,33 @@ COMPLETIONS = [{"prompt": [turn("user", row)], "completion": [turn("assistant", 
 PLAIN = [{"prompt": sentence(row) + " =", "completion": f" {sentence(row + 9)}"} for row in range(6)]
 
 
+TOOL = {
+    "type": "function",
+    "function": {"name": "add", "description": "Adds.", "parameters": {"type": "object", "properties": {"a": {}}}},
+}
+
+
+def asked(number: int, *, system: bool) -> list[dict[str, Any]]:
+    """A question, a call, what the tool returns, and the answer."""
+    call = {"type": "function", "function": {"name": "add", "arguments": {"a": number}}}
+    said = {"role": "assistant", "content": sentence(number) if number % 2 else "", "tool_calls": [call]}
+    chat = [turn("user", number), said, {"role": "tool", "content": str(number)}, turn("assistant", number + 9)]
+    return [*SYSTEM, *chat] if system else chat
+
+
+CALLS: list[dict[str, Any]] = [
+    {"messages": asked(row, system=row % 3 == 0), "tools": json.dumps([TOOL])} for row in range(6)
+]
+CALLED = [{"prompt": row["messages"][:-3], "completion": row["messages"][-3:], "tools": row["tools"]} for row in CALLS]
+
+
 def model_of(size: int) -> Any:
     from transformers import GPT2Config, GPT2LMHeadModel
 
     torch.manual_seed(0)
     ids = dict.fromkeys(("bos_token_id", "eos_token_id"), 3)
     shape = {"n_embd": 32, "n_layer": 2, "n_head": 2, "resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}
-    return GPT2LMHeadModel(GPT2Config(vocab_size=size, n_positions=512, **shape, **ids))
+    return GPT2LMHeadModel(GPT2Config(vocab_size=size, n_positions=1024, **shape, **ids))
 
 
 def ours(rows: list[dict[str, Any]], tokenizer: Any, max_length: int, **options: Any) -> Task:
@@ -57,54 +82,31 @@ def ours(rows: list[dict[str, Any]], tokenizer: Any, max_length: int, **options:
     return build_task(choice("task", TASKS, "sft", {"samples": 0, **options}), data, source, tokenizer, seed=0)
 
 
-@pytest.mark.parametrize("template", ["chatml", "zephyr", "alpaca"])
-@pytest.mark.parametrize(
-    ("rows", "options", "max_length"),
-    [
-        (MESSAGES, {"assistant_only_loss": True}, 512),
-        (MESSAGES, {}, 512),
-        (MESSAGES, {"assistant_only_loss": True, "overlong_rows": "drop"}, 100),
-        (COMPLETIONS, {"completion_only_loss": True}, 512),
-        (COMPLETIONS, {"assistant_only_loss": True}, 512),
-        (PLAIN, {}, 512),
-        (PLAIN, {"completion_only_loss": False}, 20),
-    ],
-    ids=["assistant", "all", "cut", "completion", "assistant of completion", "plain", "plain, all, cut"],
-)
-def test_loss_and_gradients_are_those_of_trl(
-    template: str, rows: list[dict[str, Any]], options: dict[str, Any], max_length: int, tmp_path: Path
-) -> None:
+def theirs_of(model: Any, rows: list[dict[str, Any]], tokenizer: Any, folder: Path, **options: Any) -> tuple[Any, Any]:
+    """TRL's trainer, and the batch of all rows that it makes."""
     from trl import SFTConfig, SFTTrainer
 
-    tokenizer = train_tokenizer(lambda: iter(map(sentence, range(60))), vocab_size=340, kind="chat")
-    task = ours(rows, tokenizer, max_length, chat_template=template, **options)
-    mine = model_of(len(tokenizer))
-    theirs = copy.deepcopy(mine)
     trainer = SFTTrainer(
-        model=theirs,
+        model=model,
         args=SFTConfig(
-            output_dir=str(tmp_path),
-            max_length=max_length,
+            output_dir=str(folder),
             per_device_train_batch_size=len(rows),
-            assistant_only_loss=options.get("assistant_only_loss", False),
-            completion_only_loss=options.get("completion_only_loss"),
             use_cpu=True,
             bf16=False,
             gradient_checkpointing=False,
             report_to=[],
             disable_tqdm=True,
+            **options,
         ),
         train_dataset=Dataset.from_list(rows),
         processing_class=tokenizer,
     )
-    batch = task.collate([task.train[index] for index in range(len(task.train))])
     prepared = trainer.data_collator([trainer.train_dataset[index] for index in range(len(trainer.train_dataset))])
-    assert (batch["input_ids"] * batch["attention_mask"]).tolist() == (
-        prepared["input_ids"] * prepared["attention_mask"]
-    ).tolist()
-    assert batch["labels"].tolist() == prepared["labels"].tolist()
-    assert 0 < task.count(batch) < batch["labels"].numel()
+    return trainer, prepared
 
+
+def expect_same_step(task: Task, mine: Any, batch: Any, trainer: Any, prepared: Any) -> None:
+    """Loss to 1e-6, gradients to 1e-5."""
     trainer.model.train()
     loss = trainer.compute_loss(trainer.model, dict(prepared))
     loss.backward()
@@ -114,9 +116,90 @@ def test_loss_and_gradients_are_those_of_trl(
     own.backward()
     assert float(own.detach()) == pytest.approx(float(loss.detach()), rel=1e-6)
     compared = 0
-    for (name, param), (_, other) in zip(mine.named_parameters(), theirs.named_parameters(), strict=True):
+    for (name, param), (_, other) in zip(mine.named_parameters(), trainer.model.named_parameters(), strict=True):
         assert param.grad is not None
         assert other.grad is not None
         assert torch.allclose(param.grad, other.grad, rtol=1e-5, atol=1e-6 * float(other.grad.abs().max())), name
         compared += 1
     assert compared > 20
+
+
+def chat_tokenizer() -> Any:
+    return train_tokenizer(lambda: iter(map(sentence, range(60))), vocab_size=340, kind="chat")
+
+
+CASES = [
+    (MESSAGES, {"assistant_only_loss": True}, 512),
+    (MESSAGES, {}, 512),
+    (MESSAGES, {"assistant_only_loss": True, "overlong_rows": "drop"}, 100),
+    (COMPLETIONS, {"completion_only_loss": True}, 512),
+    (COMPLETIONS, {"assistant_only_loss": True}, 512),
+    (PLAIN, {}, 512),
+    (PLAIN, {"completion_only_loss": False}, 20),
+]
+NAMES = ["assistant", "all", "cut", "completion", "assistant of completion", "plain", "plain, all, cut"]
+WITH_TOOLS = [
+    (CALLS, {"assistant_only_loss": True}, 512),
+    (CALLS, {}, 512),
+    (CALLS, {"assistant_only_loss": True}, 300),
+    (CALLED, {"completion_only_loss": True}, 512),
+    (CALLED, {"assistant_only_loss": True}, 512),
+]
+NAMES_WITH_TOOLS = [f"tools, {name}" for name in ("assistant", "all", "cut", "completion", "assistant of completion")]
+
+
+@pytest.mark.parametrize(
+    ("template", "rows", "options", "max_length"),
+    [
+        *(
+            pytest.param(template, *case, id=f"{template}-{name}")
+            for template in ("chatml", "zephyr", "alpaca")
+            for case, name in zip(CASES, NAMES, strict=True)
+        ),
+        *(
+            pytest.param("chatml", *case, id=f"chatml-{name}")
+            for case, name in zip(WITH_TOOLS, NAMES_WITH_TOOLS, strict=True)
+        ),
+    ],
+)
+def test_loss_and_gradients_are_those_of_trl(
+    template: str, rows: list[dict[str, Any]], options: dict[str, Any], max_length: int, tmp_path: Path
+) -> None:
+    tokenizer = chat_tokenizer()
+    task = ours(rows, tokenizer, max_length, chat_template=template, **options)
+    mine = model_of(len(tokenizer))
+    also = {key: options[key] for key in ("assistant_only_loss", "completion_only_loss") if key in options}
+    trainer, prepared = theirs_of(copy.deepcopy(mine), rows, tokenizer, tmp_path, max_length=max_length, **also)
+    batch = task.collate([task.train[index] for index in range(len(task.train))])
+    assert (batch["input_ids"] * batch["attention_mask"]).tolist() == (
+        prepared["input_ids"] * prepared["attention_mask"]
+    ).tolist()
+    assert batch["labels"].tolist() == prepared["labels"].tolist()
+    assert 0 < task.count(batch) < batch["labels"].numel()
+    expect_same_step(task, mine, batch, trainer, prepared)
+
+
+@pytest.mark.parametrize(
+    ("rows", "options", "room"),
+    [
+        pytest.param(MESSAGES, {"assistant_only_loss": True}, 512, id="assistant"),
+        pytest.param(COMPLETIONS, {}, 200, id="completion"),
+        pytest.param(CALLS, {"assistant_only_loss": True}, 1024, id="tools"),
+    ],
+)
+@pytest.mark.parametrize("attention", ["sdpa", "eager"])
+def test_packed_rows_learn_what_trl_learns_of_them_one_by_one(
+    rows: list[dict[str, Any]], options: dict[str, Any], room: int, attention: str, tmp_path: Path
+) -> None:
+    """Documents of a block against TRL's rows: its own packing keeps them apart on flash attention alone."""
+    tokenizer = chat_tokenizer()
+    task = ours(rows, tokenizer, room, chat_template="chatml", packing=True, **options)
+    assert 1 < len(task.train) < len(rows)
+    assert task.train.documents.lost.sum() == 0
+    mine = model_of(len(tokenizer))
+    trainer, prepared = theirs_of(copy.deepcopy(mine), rows, tokenizer, tmp_path, max_length=room, **options)
+    mine.set_attn_implementation(attention)
+    batch = task.collate([task.train[index] for index in range(len(task.train))])
+    assert "attention_mask" not in batch
+    assert task.count(batch) == int((prepared["labels"][:, 1:] != -100).sum())
+    expect_same_step(task, mine, batch, trainer, prepared)
