@@ -123,6 +123,27 @@ def refuse_held(path: Path) -> None:
         os.close(descriptor)
 
 
+def is_held(path: Path) -> bool:
+    """Whether a process holds a lock, this one among them; as `refuse_held`, but for those who only read.
+
+    Args:
+        path: A lock file, or the directory of a run that `starting` holds.
+    """
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:  # a file system without locks tells nothing
+        return False
+    finally:
+        os.close(descriptor)
+    return False
+
+
 @contextmanager
 def starting(path: Path) -> Iterator[None]:
     """Hold the directory of a run whose lock another process is to take: ranks that this one starts.
@@ -139,14 +160,24 @@ def starting(path: Path) -> Iterator[None]:
     descriptor = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            raise _locked(path, "") from error
+            if not _taken(descriptor):  # somebody may only have looked, see is_held
+                time.sleep(_LOOK)
+                if not _taken(descriptor):
+                    raise _locked(path, "")
         except OSError:
             pass  # a file system without locks: who takes the lock itself tells it
         yield
     finally:
         os.close(descriptor)
+
+
+def _taken(descriptor: int) -> bool:
+    """Take a lock if nobody holds it."""
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
 
 
 def _locked(path: Path, holder: str) -> LockedError:

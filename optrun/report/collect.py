@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from optrun.artifacts.lock import is_held
 from optrun.artifacts.metrics import MetricsLog, read_metrics, read_summary
 from optrun.artifacts.run_check import problems_of
 from optrun.artifacts.run_dir import CONFIG, HYDRA, METRICS, SUMMARY, RunDir, find_runs
@@ -255,7 +256,8 @@ def load_run(path: Path, *, label: str | None = None) -> Run:
     """Read one run directory; what cannot be read becomes a message in `problems`."""
     files = RunDir(path)
     problems: list[str] = []
-    if in_sweep(path) and files.is_unbegun():
+    at_work = is_held(files.lock) or is_held(path)
+    if in_sweep(path) and files.is_unbegun() and not at_work:
         return _not_started(path, label or path.name, _hydra_overrides(path))
 
     def attempt(read: Callable[[Path], T], file: Path, absent: T) -> T:
@@ -277,12 +279,15 @@ def load_run(path: Path, *, label: str | None = None) -> Run:
     described = bool(config)
     if not described:
         config = _config_from(overrides)
-    status = summary.get("status")
-    if status not in STATUSES:
-        status = "unknown" if log.records or summary else "failed"
-    message = str(summary.get("message") or "")
-    if not summary and not log.records:
-        message = "ended before it wrote anything"
+    status, message = summary.get("status"), str(summary.get("message") or "")
+    if not summary and at_work:  # it loads model and data
+        status, problems = "running", []
+    elif in_sweep(path) and not log.records and not files.summary.exists():  # a job that failed says so
+        status, message = "interrupted", "was cut before it logged anything"
+    elif not summary and not log.records:
+        status, message = "failed", "ended before it wrote anything"
+    elif status not in STATUSES:
+        status = "unknown"
     problems = [plain(problem) for problem in problems]
     return Run(
         path, plain(label or path.name), status, plain(message), config, summary, log, problems, overrides, described

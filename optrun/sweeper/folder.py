@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import json
-import os
 import time
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
@@ -13,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from optrun.artifacts.atomic import replace_text
-from optrun.artifacts.lock import RunLock
+from optrun.artifacts.lock import RunLock, is_held
 from optrun.artifacts.metrics import from_json, read_metrics, read_summary, to_json, write_summary
 from optrun.artifacts.run_dir import SWEEP, RunDir
 from optrun.artifacts.run_manifest import recorded
@@ -140,7 +138,7 @@ class SweepDir:
 
     def held(self, name: str) -> bool:
         """Whether a process is at work on a job, be it outside of any sweep."""
-        return _locked(self.lock(name)) or _locked(self.run(name).lock)
+        return is_held(self.lock(name)) or is_held(self.run(name).lock)
 
     def state(self, name: str) -> JobState:
         """Read the state of a job from its summary."""
@@ -208,20 +206,6 @@ class SweepDir:
             summary = {}
         with recorded(run.summary):
             write_summary(run.summary, {**values, **summary, "status": "failed", "message": message})
-
-
-def _locked(path: Path) -> bool:
-    try:
-        descriptor = os.open(path, os.O_RDONLY)
-    except OSError:
-        return False
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
-    finally:
-        os.close(descriptor)
-    return False
 
 
 def clean(sweep: SweepDir) -> None:

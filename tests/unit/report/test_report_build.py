@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
+from optrun.artifacts.lock import RunLock, starting
 from optrun.errors import ConfigError
 from optrun.report import build, table
 from optrun.report.build import Report, report
@@ -128,6 +129,25 @@ def test_unfinished_failed_and_broken_runs_are_rows(sweep: Path, make_run: MakeR
         assert f" {label} " in stream.getvalue()
     kinds = {warning.kind for warning in made.warnings}
     assert {"unfinished", "diverged", "failed", "files"} <= kinds
+
+
+def test_a_run_that_has_just_begun_runs(tmp_path: Path) -> None:
+    """Its process holds the lock, or starts ranks that will; nothing was logged yet. A job that failed would say so."""
+    for name, files in {"alone": (), "loads": ("config.yaml",), "ranks": ()}.items():
+        (tmp_path / name / ".hydra").mkdir(parents=True)
+        (tmp_path / name / ".hydra" / "overrides.yaml").write_text("- lr=1e-3\n")
+        for file in files:
+            (tmp_path / name / file).write_text("lr: 1.0e-3\n")
+    assert {run.status for run in load_runs([tmp_path])} == {"failed"}
+    alone, loads, ranks = (tmp_path / name / ".lock" for name in ("alone", "loads", "ranks"))
+    with RunLock(alone), RunLock(loads), starting(ranks):
+        for _ in ("a folder of runs", "a sweep"):
+            assert [(run.status, run.message, run.problems) for run in load_runs([tmp_path])] == [
+                ("running", "", [])
+            ] * 3
+            (tmp_path / "sweep.json").write_text('{"jobs": []}')
+    dead = {run.label: run.status for run in load_runs([tmp_path])}
+    assert dead == {"alone": "not started", "loads": "interrupted", "ranks": "not started"}
 
 
 def test_jobs_that_a_stopped_sweep_left_did_not_fail(
