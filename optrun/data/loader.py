@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -237,6 +238,8 @@ class BatchLoader:
             collate_fn=_Collated(self.collate),
             pin_memory=self.pin_memory,
             worker_init_fn=_begin_worker,
+            # By inheritance, for a stream's rows are made by closures; Python 3.14 no longer forks unasked.
+            multiprocessing_context="fork" if self.workers and sys.platform == "linux" else None,
             # Without its own generator the loader would draw from the model's.
             generator=torch.Generator().manual_seed(self.seed),
         )
