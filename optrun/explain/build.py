@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
@@ -24,6 +23,7 @@ from optrun.explain.data import Sampled, look_at
 from optrun.explain.facts import CurveFacts, Facts, TensorFacts, total
 from optrun.explain.memory import rank_memory
 from optrun.explain.schedule import assumed_steps, curves_of, named_steps
+from optrun.model.attention import device_type, refuse_attention, separation
 from optrun.model.build import ModelSpec, build_model, special_ids
 from optrun.optimizer.base import NamedOptimizer
 from optrun.optimizer.build import build_optimizer, options_of
@@ -48,8 +48,11 @@ def explain(config: RunConfig, model: nn.Module | None = None, trunk: TrunkState
     """
     notes: list[str] = []
     if model is None:
+        refuse_attention(config.model, config.training.device, config.training.precision.value)
         model, model_notes = build_model(config.model, model_spec(config, notes), adapter=config.adapter, meta=True)
         notes += model_notes
+        if config.task.keeps_apart is not None:
+            notes.append(separation(model, config.task.keeps_apart))
     notes += [note for note in [config.default_lr_note(), config.schedule_note()] if note is not None]
     sampled = look_at(config, notes)
     notes += discarded()
@@ -107,13 +110,6 @@ def explain(config: RunConfig, model: nn.Module | None = None, trunk: TrunkState
         options=_options(config),
         notes=notes,
     )
-
-
-def device_type(name: str) -> str:
-    """Tell the type of device that `training.device` means here, without starting one."""
-    if name != "auto":
-        return name.partition(":")[0]
-    return "cuda" if torch.cuda.is_available() else "mps" if torch.backends.mps.is_available() else "cpu"
 
 
 def _options(config: RunConfig) -> dict[str, Any]:

@@ -12,6 +12,7 @@ from optrun.config.schema.adapter import AdapterConfig, LoraConfig
 from optrun.config.schema.model import ModelConfig, PretrainedConfig
 from optrun.errors import ConfigError
 from optrun.model.adapter import inject
+from optrun.model.attention import plain_attention
 from optrun.model.configuration import ModelSpec, configuration, refuse_long, special_ids
 from optrun.model.folder import refuse_broken_weights, refuse_no_model
 from optrun.model.tokenizer import in_one_line
@@ -183,7 +184,7 @@ def _refuse_seer(config: ModelConfig, model: PreTrainedModel) -> None:
     training = model.training
     model.eval()
     try:
-        with torch.no_grad(), torch.random.fork_rng(devices=[]):
+        with torch.no_grad(), torch.random.fork_rng(devices=[]), plain_attention(model):
             first, second = model(input_ids=ids).logits[:, :4].float()
     except (RuntimeError, ValueError, TypeError, IndexError) as error:
         raise ConfigError(f"model={config.name}: it cannot run on eight tokens: {in_one_line(error)}") from error

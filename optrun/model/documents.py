@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING
 
 import torch
 
 from optrun.errors import ConfigError
+from optrun.model.attention import KEY, attention_of, one_row
 from optrun.model.forward import lean_forward
 
 if TYPE_CHECKING:
@@ -14,29 +16,36 @@ if TYPE_CHECKING:
 
 _NEAR = 1e-4
 """How far logits may differ, in units of their spread: other shapes are summed in another order."""
+_NEAR_IN_16_BITS = 3e-2
 
 
-def expect_apart(model: PreTrainedModel, key: str = "task.document_masking=true") -> None:
+def expect_apart(
+    model: PreTrainedModel,
+    key: str = "task.document_masking=true",
+    autocast: AbstractContextManager[object] | None = None,
+) -> None:
     """Refuse a model whose tokens of one document see another one, or know where in a block they stand.
 
     transformers builds a block-diagonal mask where position ids that begin anew come without an attention mask; not
     every architecture takes part. So it is tried: two short documents in one block, then the second behind another
-    first one, then the second alone.
+    first one, then the second alone; in a batch of two rows, unless a batch has to be one.
 
     Args:
-        model: In any mode; put back into it. On any device, with real weights.
+        model: In any mode; put back into it. On a device where its attention runs, with real weights.
         key: What asks for it, for messages.
+        autocast: The precision it trains in; None: that of its weights.
 
     Raises:
         ConfigError: With the model's class and what it does.
     """
     name, training = type(model).__name__, model.training
-    ids = torch.arange(1, 9, device=model.device)[None] % max(2, model.config.get_text_config().vocab_size)
+    rows = 1 if one_row(model) else 2
+    ids = torch.arange(1, 9, device=model.device).repeat(rows, 1) % max(2, model.config.get_text_config().vocab_size)
     other = torch.cat([ids[:, :4].flip(1), ids[:, 4:]], dim=1)
-    positions = torch.arange(4, device=model.device).repeat(2)[None]
+    positions = torch.arange(4, device=model.device).repeat(rows, 2)
     model.eval()
     try:
-        with torch.no_grad(), lean_forward(model):
+        with torch.no_grad(), lean_forward(model), autocast or nullcontext():
             first, second = (model(input_ids=some, position_ids=positions).logits[:, 4:] for some in (ids, other))
             alone = model(input_ids=ids[:, 4:], position_ids=positions[:, 4:]).logits
     except (TypeError, ValueError, RuntimeError, NotImplementedError) as error:
@@ -47,13 +56,16 @@ def expect_apart(model: PreTrainedModel, key: str = "task.document_masking=true"
     finally:
         model.train(training)
     instead = "Leave it false." if "packing" in key else "Leave it false, or take task.packing=false."
-    spread = float(alone.float().std()) or 1.0
+    name = f"{name} with {KEY}={attention_of(model)}"
+    near = _NEAR if first.dtype in (torch.float32, torch.float64) else _NEAR_IN_16_BITS
+    first, second, alone = first.double(), second.double(), alone.double()
+    spread = float(alone.std()) or 1.0
     if float((first - second).abs().max()) > _NEAR * spread:
         raise ConfigError(
             f"{key}: tokens of {name} see the documents before their own in a block, whatever their positions. "
             f"{instead}"
         )
-    if float((first - alone).abs().max()) > _NEAR * spread:
+    if float((first - alone).abs().max()) > near * spread:
         raise ConfigError(
             f"{key}: {name} computes something else for a document in a block than for the document alone. {instead}"
         )

@@ -25,6 +25,8 @@ from optrun.data.loader import BatchLoader, EpochPlan, ExampleSource
 from optrun.distributed.shard import distribute
 from optrun.distributed.world import ALONE, World
 from optrun.errors import ConfigError, OptrunError, nearest
+from optrun.model.attention import needs_device
+from optrun.model.documents import expect_apart
 from optrun.optimizer.averaged import evaluation_weights
 from optrun.optimizer.build import build_optimizer
 from optrun.optimizer.kernels.report import kernel_of, refuse_different
@@ -44,7 +46,7 @@ from optrun.training.callback import StopRequest
 from optrun.training.ranking import Ranking, best_mode, rank_by
 from optrun.training.setup import TrainingSetup
 from optrun.training.state import TrainState
-from optrun.training.step import BySource, TrainStep
+from optrun.training.step import BySource, Precision, TrainStep
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -105,6 +107,8 @@ def assemble(
     sharded = isinstance(config.distributed, FsdpConfig)
     if not sharded:
         model = model.to(device)
+        if config.task.keeps_apart is not None and needs_device(model):  # others were tried on the CPU
+            expect_apart(model, config.task.keeps_apart, Precision(device, config.training.precision.value).autocast())
     plan = EpochPlan(
         examples=len(task.train),
         batch_size=config.training.per_device_train_batch_size,

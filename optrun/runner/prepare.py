@@ -13,7 +13,17 @@ from optrun.config.schema.run import RunConfig
 from optrun.data import hub_access as hub
 from optrun.data.build import load_source
 from optrun.data.images import need_pillow
+from optrun.errors import ConfigError
 from optrun.model.adapter import require_adapter
+from optrun.model.attention import KEY as ATTENTION
+from optrun.model.attention import (
+    attention_of,
+    needs_device,
+    one_row,
+    refuse_attention,
+    refuse_attention_dropout,
+    separation,
+)
 from optrun.model.build import ModelSpec, build_model, special_ids
 from optrun.model.configuration import refuse_unknown
 from optrun.model.documents import expect_apart
@@ -60,6 +70,7 @@ def prepare(config: RunConfig, artifacts: TrainedArtifacts | None = None, *, met
         ConfigError: Anything in data or model that does not fit.
     """
     require_adapter(config.adapter)
+    refuse_attention(config.model, config.training.device, config.training.precision.value)
     kind, auto_class = task_class(config.task), config.task.AUTO_CLASS
     cached = hub.from_cache(
         getattr(part, key, None)
@@ -100,7 +111,27 @@ def prepare(config: RunConfig, artifacts: TrainedArtifacts | None = None, *, met
     )
     torch.manual_seed(config.seed)
     model, notes = build_model(config.model, spec, adapter=config.adapter, meta=meta)
-    if config.task.keeps_apart is not None and not meta:
-        expect_apart(model, config.task.keeps_apart)
+    if artifacts is None:
+        refuse_attention_dropout(model)
+    key = config.task.keeps_apart
+    if key is not None:
+        task.one_row = one_row(model)
+        _refuse_sources_in_one_row(task, model)
+        notes.append(separation(model, key))
+        if not meta and not needs_device(model):
+            expect_apart(model, key)
     notes = [*cached, *other_ids(config.model, tokenizer), *source.notes, *task.notes, *notes]
     return Prepared(task, tokenizer, model, notes, source.cut_from_train, facts)
+
+
+def _refuse_sources_in_one_row(task: Task, model: Any) -> None:
+    """Refuse a mixture whose losses could not be told apart by source.
+
+    Raises:
+        ConfigError: With the key.
+    """
+    if task.one_row and task.sources:
+        raise ConfigError(
+            f"{ATTENTION}={attention_of(model)}: a batch of blocks is one row with it, in which the loss of each "
+            f"source of data=mixture could not be told. Take {ATTENTION}=flex_attention or sdpa."
+        )

@@ -30,6 +30,7 @@ from optrun.distributed.heartbeat import Phase, beat
 from optrun.distributed.shard import is_sharded
 from optrun.distributed.world import ALONE, World
 from optrun.errors import EXIT_DONE, EXIT_FAILED, ConfigError, StoppedEarly
+from optrun.model.attention import plain_attention
 from optrun.model.forward import lean_forward
 from optrun.optimizer.build import require_optimizer
 from optrun.runner.assemble import Assembled, assemble
@@ -220,7 +221,12 @@ def _answers(prepared: Prepared, display: Display) -> Callable[[Any], Iterator[A
     if is_sharded(prepared.model):
         display.note("task.samples: no rank has the whole model with distributed=fsdp; no samples are written")
         return None
-    return partial(prepared.task.answers, tokenizer=prepared.tokenizer)
+    return partial(_answered, prepared)
+
+
+def _answered(prepared: Prepared, model: Any) -> Iterator[Answer]:
+    with plain_attention(model):
+        yield from prepared.task.answers(model, prepared.tokenizer)
 
 
 def _refuse_early(config: RunConfig) -> None:
@@ -316,7 +322,8 @@ def _sample(
 ) -> tuple[str, str] | None:
     """Continue the task's prompt; None where there is no prompt, or the model cannot continue it."""
     try:
-        return task.sample(model, tokenizer, seed=seed)
+        with plain_attention(model):
+            return task.sample(model, tokenizer, seed=seed)
     except Exception as error:  # whatever it is: the model is trained, and is published without a sample
         line = f"{type(error).__name__}: {error}".splitlines()[0]
         display.note(f"warning: task.prompt could not be continued ({line}); the model is published without a sample.")

@@ -88,6 +88,7 @@ class Task(ABC):
         label_smoothing: `training.label_smoothing_factor`.
         sources: The names of the sources that the training examples are mixed of; empty where there is one.
         class_weights: Weight of each class in the loss, shape (classes,); None: all alike.
+        one_row: Whether a batch of blocks, whose documents see nothing of each other, is one row without padding.
         predictor: The class that predicts rows of a file, or its `module:attribute`; None: `optrun predict` is refused.
 
     Raises:
@@ -103,6 +104,7 @@ class Task(ABC):
     class_weights: torch.Tensor | None = None
     predictor: str | type[Any] | None = None
     sources: Sequence[str] = ()
+    one_row: bool = False
 
     def __init__(self, config: Any, data: DataConfig, source: Source, tokenizer: Any, *, seed: int) -> None:
         given: TaskConfig = config
@@ -284,6 +286,12 @@ def pad(rows: Iterable[np.ndarray], value: int) -> torch.Tensor:
     for target, row in zip(out, rows, strict=True):
         target[: len(row)] = row
     return torch.from_numpy(out)
+
+
+def in_one_row(batch: Batch, lengths: Iterable[int]) -> Batch:
+    """Rows one behind another, without what they were padded with; shape (1, tokens)."""
+    inside = pad((np.ones(length, dtype=np.int64) for length in lengths), 0).bool()
+    return {name: values[inside][None] for name, values in batch.items()}
 
 
 def pad_inputs(examples: list[Example], padding: int) -> Batch:

@@ -12,7 +12,7 @@ from optrun.data.loader import Batch, ExampleSource
 from optrun.data.source import Source, Split
 from optrun.data.token_blocks import TokenBlocks
 from optrun.errors import ConfigError
-from optrun.task.base import TextKind, pad
+from optrun.task.base import TextKind, in_one_row, pad
 from optrun.task.evaluation import IGNORED, MetricAccumulator, TokenMetrics
 from optrun.task.language_model import LanguageModel, opening
 
@@ -89,7 +89,17 @@ class CausalLm(LanguageModel):
             begins[number, len(row) :] = True
         labels[begins] = IGNORED
         place = torch.arange(ids.shape[1]).expand_as(ids)
-        return {"input_ids": ids, "labels": labels, "position_ids": place - torch.where(begins, place, 0).cummax(1)[0]}
+        places = place - torch.where(begins, place, 0).cummax(1)[0]
+        batch = {"input_ids": ids, "labels": labels, "position_ids": places}
+        if not self.one_row:
+            return batch
+        labels[:, 0] = IGNORED
+        return in_one_row(batch, map(len, rows))
+
+    def sizes(self, batch: Batch) -> tuple[int, int]:
+        """Tokens and blocks; of blocks in one row all but the last of the data are full."""
+        tokens, rows = super().sizes(batch)
+        return tokens, -(-tokens // self.max_length) if self.one_row and "position_ids" in batch else rows
 
     def running_metrics(self) -> MetricAccumulator:
         """Loss, perplexity, accuracy over tokens with a token before them."""

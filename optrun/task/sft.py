@@ -17,7 +17,7 @@ from optrun.data.packing import SIZES, Packed
 from optrun.data.source import Source, Split
 from optrun.data.stream import StreamedRows, StreamRows
 from optrun.errors import ConfigError
-from optrun.task.base import Answer, Task, TextKind, pad
+from optrun.task.base import Answer, Task, TextKind, in_one_row, pad
 from optrun.task.chat_encoder import TARGETS, ChatEncoder, unwritten
 from optrun.task.chat_template import NAMES, ChatTemplate, TemplateFailed, ending_ids, no_template, use_template
 from optrun.task.evaluation import IGNORED, MetricAccumulator, TokenMetrics
@@ -239,7 +239,7 @@ class Sft(Task):
         places = [np.concatenate([np.arange(size) for size in example[SIZES]]) for example in examples]
         batch["position_ids"] = pad(places, 0)
         batch["labels"][batch["position_ids"] == 0] = IGNORED
-        return batch
+        return in_one_row(batch, map(len, rows)) if self.one_row else batch
 
     def sizes(self, batch: Batch) -> tuple[int, int]:
         """Tokens without padding, and rows; of blocks the documents in them, each of two tokens at least."""

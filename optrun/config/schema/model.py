@@ -26,7 +26,7 @@ class ModelConfig:
     tokenizer: str | None
     """Hub name or local folder of a tokenizer; null: the model's own, or one trained on the training text."""
     attn_implementation: str | None
-    """`sdpa`, `eager`, ...; null: what transformers picks."""
+    """By transformers' name; null: what transformers picks."""
     dtype: WeightDtype
     """Of the weights. Of `bfloat16` those that an adapter trains are float32 all the same."""
 

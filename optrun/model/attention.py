@@ -1,0 +1,150 @@
+"""Which attention runs, on which device it can, and by what it keeps documents of a block apart."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+
+from optrun.config.schema.model import ModelConfig
+from optrun.errors import ConfigError, did_you_mean
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+KEY = "model.attn_implementation"
+_FLEX = "flex_attention"
+_FLASH = {
+    "flash_attention_2": "flash_attn",
+    "flash_attention_3": "flash_attn_interface",
+    "flash_attention_4": "flash_attn",
+}
+"""Names of transformers -> packages of Python's."""
+_DROPOUTS = ("attention_dropout", "attn_pdrop", "attention_probs_dropout_prob", "attn_dropout")
+"""What configurations of transformers call the dropout of attention."""
+_INSTEAD = f"Take {KEY}=sdpa, or leave it null."
+
+
+def device_type(name: str) -> str:
+    """Tell the type of device that `training.device` means here, without starting one."""
+    if name != "auto":
+        return name.partition(":")[0]
+    return "cuda" if torch.cuda.is_available() else "mps" if torch.backends.mps.is_available() else "cpu"
+
+
+def refuse_attention(config: ModelConfig, device: str, precision: str) -> None:
+    """Refuse an implementation that cannot run, before anything is loaded.
+
+    Args:
+        config: The model choice.
+        device: `training.device`.
+        precision: `training.precision`.
+
+    Raises:
+        ConfigError: It does not exist, its package is missing, or device or precision are not for it.
+    """
+    chosen, kind = config.attn_implementation, device_type(device)
+    if chosen is None or "/" in chosen:  # code of the hub, which is refused elsewhere
+        return
+    from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+    known = ["eager", *ALL_ATTENTION_FUNCTIONS.valid_keys()]
+    if chosen not in known:
+        raise ConfigError(f"{KEY}={chosen}: transformers has no such attention. {did_you_mean(chosen, known)}")
+    if chosen == _FLEX and kind != "cuda":
+        raise ConfigError(
+            f"{KEY}={chosen}: FlexAttention of torch trains on CUDA devices alone, and training.device={device} is "
+            f"{kind} here. {_INSTEAD}"
+        )
+    if chosen not in _FLASH:
+        return
+    if importlib.util.find_spec(_FLASH[chosen]) is None:
+        raise ConfigError(
+            f"{KEY}={chosen}: the package {_FLASH[chosen]} is not installed (pip install flash-attn, beside a CUDA "
+            f"toolkit); kernels of the hub are not fetched. {_INSTEAD}"
+        )
+    if kind != "cuda":
+        raise ConfigError(
+            f"{KEY}={chosen}: its kernels run on CUDA devices alone, and training.device={device} is {kind} here. "
+            f"{_INSTEAD}"
+        )
+    if precision == "fp32":
+        raise ConfigError(
+            f"{KEY}={chosen}: its kernels compute in 16 bits, and training.precision=fp32. Take "
+            f"training.precision=bf16, or {KEY}=sdpa."
+        )
+
+
+def attention_of(model: PreTrainedModel) -> str:
+    """The implementation in force, by transformers' name."""
+    return str(getattr(model.config, "_attn_implementation", None) or "eager")
+
+
+def refuse_attention_dropout(model: PreTrainedModel) -> None:
+    """Refuse dropout of attention that FlexAttention does not have.
+
+    Raises:
+        ConfigError: With the value of the model's configuration.
+    """
+    if attention_of(model) != _FLEX:
+        return
+    values = model.config.get_text_config()
+    for name in _DROPOUTS:
+        if getattr(values, name, 0):
+            raise ConfigError(
+                f"{KEY}={_FLEX}: it has no dropout, and {name} of this model's configuration is "
+                f"{getattr(values, name)}. Take model.config.{name}=0, or {KEY}=sdpa."
+            )
+
+
+def needs_device(model: PreTrainedModel) -> bool:
+    """Whether the attention in force cannot run on the CPU, where models are built."""
+    return attention_of(model) in (_FLEX, *_FLASH)
+
+
+def one_row(model: PreTrainedModel) -> bool:
+    """Whether documents are kept apart only where a batch is one row, as transformers has it of flash attention."""
+    return attention_of(model) in _FLASH
+
+
+def separation(model: PreTrainedModel, key: str) -> str:
+    """Say by what documents of a block are kept apart.
+
+    Args:
+        model: Built.
+        key: What asks for it, such as `task.packing=true`.
+    """
+    chosen = attention_of(model)
+    if chosen in _FLASH:
+        how = f"the variable lengths of {chosen}; a batch is one row without padding"
+    elif chosen == _FLEX:
+        how = f"{chosen} with a mask of documents, which leaves out whole blocks of it"
+    else:
+        how = f"a block-diagonal mask ({chosen})"
+    return f"{key}: documents of a block are kept apart by {how}"
+
+
+@contextmanager
+def plain_attention(model: nn.Module) -> Iterator[None]:
+    """Let a model run on any device and in any precision, as generating does; everything is put back.
+
+    Args:
+        model: A transformers model; parts of it may have configurations of their own.
+    """
+    configs: dict[int, Any] = {}
+    for part in model.modules():
+        config = getattr(part, "config", None)
+        if getattr(config, "_attn_implementation", None) in (_FLEX, *_FLASH):
+            configs[id(config)] = config
+    before = {number: config._attn_implementation for number, config in configs.items()}
+    for config in configs.values():
+        config._attn_implementation = "eager"
+    try:
+        yield
+    finally:
+        for number, config in configs.items():
+            config._attn_implementation = before[number]

@@ -1,0 +1,83 @@
+"""On a CUDA device: FlexAttention and flash attention keep documents of a block apart, forward and backward."""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from optrun.model.attention import one_row
+from optrun.model.documents import expect_apart
+from optrun.model.forward import lean_forward
+from tests.e2e.test_sft import SMALL, write_chats
+from tests.running import optrun, records
+
+pytestmark = pytest.mark.gpu
+
+FLASH = "flash_attention_2"
+IMPLEMENTATIONS = ["eager", "sdpa", "flex_attention", *([FLASH] if importlib.util.find_spec("flash_attn") else [])]
+LENGTHS = [[70, 3, 40, 15], [100, 28]]
+"""Of the documents of two blocks."""
+
+
+def llama(implementation: str) -> Any:
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    torch.manual_seed(0)
+    shape = {"hidden_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 64}
+    model = LlamaForCausalLM._from_config(LlamaConfig(vocab_size=320, **shape), attn_implementation=implementation)
+    return model.cuda()
+
+
+def blocks() -> dict[str, torch.Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    ids = torch.randint(1, 320, (2, 128), generator=generator)
+    places = torch.stack([torch.cat([torch.arange(length) for length in block]) for block in LENGTHS])
+    return {"input_ids": ids, "labels": ids.where(places > 0, -100), "position_ids": places}
+
+
+def step(model: Any, batch: dict[str, torch.Tensor], dtype: torch.dtype) -> torch.Tensor:
+    count = int((batch["labels"][:, 1:] != -100).sum())
+    with lean_forward(model), torch.autocast("cuda", dtype=dtype, enabled=dtype is not torch.float32):
+        loss = model(**{name: values.cuda() for name, values in batch.items()}).loss * count
+    loss.backward()
+    return loss.detach()
+
+
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+def test_a_block_is_its_documents(implementation: str) -> None:
+    dtype = torch.bfloat16 if implementation == FLASH else torch.float32
+    near = 3e-2 if implementation == FLASH else 1e-4
+    model, reference, whole = llama(implementation), llama("eager"), blocks()
+    expect_apart(model, "task.packing=true", torch.autocast("cuda", dtype=dtype, enabled=implementation == FLASH))
+    given = {name: values.reshape(1, -1) for name, values in whole.items()} if one_row(model) else whole
+    found = step(model, given, dtype)
+    expected = torch.zeros((), device="cuda")
+    for row, block in enumerate(LENGTHS):
+        for ids in whole["input_ids"][row].split(block):
+            expected += step(reference, {"input_ids": ids[None], "labels": ids[None]}, dtype)
+    assert float(found) == pytest.approx(float(expected), rel=near)
+    for (name, param), other in zip(model.named_parameters(), reference.parameters(), strict=True):
+        assert float((param.grad - other.grad).norm()) <= near * float(other.grad.norm()), name
+
+
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS[2:])
+def test_a_packed_run(implementation: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It trains, evaluates and answers as with sdpa."""
+    monkeypatch.chdir(tmp_path)
+    words = [word for word in SMALL if not word.startswith("model.")]
+    words += [f"data.train={write_chats(tmp_path)}", "model=from_config", "model.model_type=llama"]
+    words += [f"model.config.{key}={value}" for key, value in {
+        "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 64,
+    }.items()]  # fmt: skip
+    words += ["model.vocab_size=320", "task.packing=true", "training.max_steps=4", "training.device=cuda"]
+    words += ["training.precision=bf16"]
+    losses = {}
+    for name in ("sdpa", implementation):
+        assert optrun(*words, f"model.attn_implementation={name}", f"hydra.run.dir={name}") == 0
+        losses[name] = [record["train/loss"] for record in records(Path(name))]
+        assert (tmp_path / name / "samples.jsonl").read_text()
+    assert losses[implementation] == pytest.approx(losses["sdpa"], rel=2e-2)
