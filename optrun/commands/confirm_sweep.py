@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -10,7 +11,7 @@ from typing import TYPE_CHECKING
 from hydra.types import RunMode
 
 from optrun.commands.single_run import Caller
-from optrun.commands.sweep import run_points
+from optrun.commands.sweep import Compare, run_points
 from optrun.config import overrides, store
 from optrun.config.overrides import quote_path
 from optrun.config.request import DEFAULT_CONFIG, CommandLine
@@ -81,18 +82,32 @@ def confirm(sweep: Path, asked: Asked, caller: Caller, of_hydra: Sequence[str] =
         made.write(folder)
     except OSError as error:
         raise StorageError(f"{folder}: {error.strerror}. out=DIR names another folder.") from error
+
+    def compare(runs: Path, _: int) -> None:
+        if runs.resolve().parent == sweep.resolve():  # the report of the sweep shows what confirms it
+            report([sweep], baseline=asked.baseline, metric=made.metric, by=asked.by, console=caller.console)
+            return
+        judged = confirmation.judge({runs: made}, [runs.parent])
+        if not judged:  # no run has a result
+            report([runs], console=caller.console)
+            return
+        baseline = made.reference if judged[0].findings.chosen_baseline else None
+        report([runs], baseline=baseline, metric=made.metric, by=made.by, console=caller.console)
+
+    again = f"optrun confirm {shlex.quote(str(sweep))}"
+    again += "" if asked.out is None else f" out={shlex.quote(str(folder))}"
     try:
-        code = _run(made, folder, caller, of_hydra)
+        return _run(made, folder, caller, of_hydra, compare, again)
     except ConfigError:
         if fresh and [path.name for path in folder.iterdir()] == [confirmation.RECORD]:  # nothing was begun
             (folder / confirmation.RECORD).unlink()
             folder.rmdir()
         raise
-    report([sweep], baseline=asked.baseline, metric=made.metric, by=asked.by, console=caller.console)
-    return code
 
 
-def _run(made: Confirmation, folder: Path, caller: Caller, of_hydra: Sequence[str]) -> int:
+def _run(
+    made: Confirmation, folder: Path, caller: Caller, of_hydra: Sequence[str], compare: Compare, again: str
+) -> int:
     config_dir = made.config_dir[-1] if made.config_dir else None
     hydra = store.open_hydra(config_dir)
     line = CommandLine(
@@ -106,7 +121,8 @@ def _run(made: Confirmation, folder: Path, caller: Caller, of_hydra: Sequence[st
         overrides.checked(hydra, line.config_name, tokens, sweep=False)
     cfg = store.compose(hydra, line.config_name, list(line.overrides), RunMode.MULTIRUN)
     by_itself = is_sweep(hydra, replace(line, overrides=()))
-    return run_points(hydra, line, cfg, caller, made.points(), sweeps_by_itself=by_itself).exit_code
+    outcome = run_points(hydra, line, cfg, caller, made.points(), compare, again=again, sweeps_by_itself=by_itself)
+    return outcome.exit_code
 
 
 def _placement(of_hydra: Sequence[str]) -> list[str]:

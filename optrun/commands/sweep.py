@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -38,6 +38,10 @@ if TYPE_CHECKING:
     from optrun.sweeper.search import Search
 
 _SHOWN_LEFT_OUT = 4
+
+
+Compare = Callable[[Path, int], object]
+"""What is done with the directory of a sweep that has ended, and its exit code."""
 
 
 @dataclass(frozen=True)
@@ -110,7 +114,13 @@ def sweep(
         seeds = [job.values["seed"] for job in jobs]
     if options.confirm.asked:
         refuse_unfit_confirmation(options.confirm, seeds)
-    outcome = _run(plan, cfg, caller)
+
+    def compare(folder: Path, code: int) -> None:
+        from optrun.report.build import report
+
+        report([folder], console=caller.console, brief=options.confirm.asked and code != EXIT_STOPPED_EARLY)
+
+    outcome = _run(plan, cfg, caller, compare)
     return replace(outcome, confirm=options.confirm if options.confirm.asked else None)
 
 
@@ -120,7 +130,9 @@ def run_points(
     cfg: DictConfig,
     caller: Caller,
     points: Iterable[Sequence[str]],
+    compare: Compare,
     *,
+    again: str,
     sweeps_by_itself: bool,
 ) -> SweepOutcome:
     """Run some points as a sweep, whatever sweeper the recipe names; see `sweep`.
@@ -131,12 +143,14 @@ def run_points(
         cfg: Composed for the sweep, Hydra's node in it.
         caller: Who asked for it.
         points: The overrides of each job.
+        compare: What is done when it has ended.
+        again: What goes on with it.
         sweeps_by_itself: Whether the recipe is a sweep without `-m`.
     """
     command, given = _command(command_line, sweeps_by_itself), sweeper_options(cfg)
     options = _plain_grid(given.retry_failed, given.max_batch_size, given.devices, timeout=given.timeout)
     jobs = jobs_of.build_jobs(jobs_of.Composer(hydra, command.config_name), points)
-    return _run(_Plan(command, options, jobs), cfg, caller)
+    return _run(_Plan(command, options, jobs), cfg, caller, compare, again)
 
 
 def _command(command_line: CommandLine, sweeps_by_itself: bool) -> SweepCommand:
@@ -148,8 +162,16 @@ def _command(command_line: CommandLine, sweeps_by_itself: bool) -> SweepCommand:
     )
 
 
-def _run(plan: _Plan, cfg: DictConfig, caller: Caller) -> SweepOutcome:
-    """Run what was planned in the sweep directory, then compare."""
+def _run(plan: _Plan, cfg: DictConfig, caller: Caller, compare: Compare, again: str = "") -> SweepOutcome:
+    """Run what was planned in the sweep directory, then compare.
+
+    Args:
+        plan: What is run.
+        cfg: Composed for the sweep.
+        caller: Who asked for it.
+        compare: What is done when it has ended, unless no job began.
+        again: What goes on with it; else the same command.
+    """
     command, options, judged, search = plan.command, plan.options, plan.judged, plan.search
     refuse_early(judged, command)
     if search is not None or options.rungs:
@@ -180,7 +202,11 @@ def _run(plan: _Plan, cfg: DictConfig, caller: Caller) -> SweepOutcome:
             driver.close()
             if driver.board.jobs:  # a start that was refused leaves the result of the one before
                 driver.write_result()
-        code = _close(driver, folder, caller.console)
+        code = driver.exit_code()
+        if any(state.status != "new" for state in driver.board.states.values()):
+            compare(folder, code)
+        again = again or f"The same command with hydra.sweep.dir={folder}"
+        _tell_end(driver, caller.console, f"{again} goes on." if code == EXIT_STOPPED_EARLY else "")
     names = tuple(job.name for job in driver.board.jobs)
     return SweepOutcome(folder, code, names, seconds_left=stop.seconds_left)
 
@@ -352,12 +378,14 @@ def _opening(driver: Driver, folder: Path) -> str:
     return " · ".join(pieces)
 
 
-def _close(driver: Driver, folder: Path, console: Console) -> int:
-    from optrun.report.build import report
+def _tell_end(driver: Driver, console: Console, again: str) -> None:
+    """Say how many jobs came to which end, below the comparison.
 
-    code = driver.exit_code()
-    if any(state.status != "new" for state in driver.board.states.values()):
-        report([folder], console=console)
+    Args:
+        driver: Of the sweep.
+        console: Where it is printed.
+        again: How it goes on; empty where it was not stopped.
+    """
     console.print(driver.board.counts(), highlight=False)
     if driver.options.halves:
         done, whole = driver.steps()
@@ -366,11 +394,5 @@ def _close(driver: Driver, folder: Path, console: Console) -> int:
         failure = f"failed before: {job.label}: {short(driver.board.states[job.name].message)}"
         line = printable(f"{failure}  ({driver.sweep.run(job.name).log})")
         console.print(line, markup=False, highlight=False, soft_wrap=True)
-    if code == EXIT_STOPPED_EARLY:
-        console.print(
-            f"stopped; what ran is saved. The same command with hydra.sweep.dir={folder} goes on.",
-            markup=False,
-            highlight=False,
-            soft_wrap=True,
-        )
-    return code
+    if again:
+        console.print(f"stopped; what ran is saved. {again}", markup=False, highlight=False, soft_wrap=True)

@@ -18,7 +18,7 @@ from optrun.artifacts.objective import Objective
 from optrun.artifacts.run_dir import RunDir
 from optrun.artifacts.run_manifest import recorded
 from optrun.errors import ConfigError, StorageError
-from optrun.report import workloads_figures, workloads_page
+from optrun.report import verdict, workloads_figures, workloads_page
 from optrun.report.collect import NOT_STARTED, Run, load_runs
 from optrun.report.confirmation import Confirmed, confirmations, judge, label
 from optrun.report.curves import curves_figure, run_title
@@ -63,6 +63,7 @@ def report(
     target: float | None = None,
     objectives: Sequence[Objective] = (),
     console: Console | None = None,
+    brief: bool = False,
 ) -> Report:
     """Compare the runs at or beneath some directories.
 
@@ -76,6 +77,7 @@ def report(
         target: Level of the metric for times to target and lr basins; default: one that the contenders reach.
         objectives: Two or more numbers to weigh against each other; default: those of the sweeps.
         console: Where the table is printed; None prints nothing.
+        brief: Print one line and where the page lies: the whole report follows when more is known.
 
     Returns:
         The findings, the warnings and the files.
@@ -124,7 +126,10 @@ def report(
     command = shlex.join(["optrun", "report", *map(str, dirs), *typed])
     files = _write(folder, findings, cautions, drawn, confirmed, command, overview)
     result = Report(findings, cautions, files, confirmed, overview)
-    if console is not None:
+    if console is not None and brief:
+        line = verdict.brief(findings) if overview is None else workloads_page.lead(overview)
+        console.print(f"{line} More in {files[0]}", markup=False, highlight=False, soft_wrap=True)
+    elif console is not None:
         print_report(result, console)
     return result
 

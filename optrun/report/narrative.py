@@ -12,56 +12,12 @@ from optrun.report.curves import run_title
 from optrun.report.findings import Findings
 from optrun.report.level import LEAST, MARGIN
 from optrun.report.moderated import FEWEST
-from optrun.report.selection import error_rate, find_selection
+from optrun.report.selection import error_rate
 from optrun.report.spent import budget_line
-from optrun.report.statistics import BETTER, MIN_SEEDS, NO_DIFFERENCE, WORSE
+from optrun.report.statistics import MIN_SEEDS, NO_DIFFERENCE
 from optrun.report.table import value
-from optrun.report.tables import mean_sd, states
-
-_KINDS = {
-    "Pilot": f"fewer than {MIN_SEEDS} seeds, so nothing is tested",
-    "Selected": "contenders are judged by seeds that took part in choosing their configurations",
-}
-"""Kinds of verdicts that are not to be quoted, and why."""
-
-
-def headline(findings: Findings) -> str:
-    """Say the finding in a few sentences, no stronger than the tests allow."""
-    ranked = [row for row in findings.rows if row.rank]
-    if findings.incomparable:
-        return f"Nothing is ranked: {findings.incomparable}. Make a report of each kind by itself."
-    if not ranked:
-        return "No run has finished with a result yet."
-    first = ranked[0]
-    seeds = len(first.arm.scores)
-    over = "one seed" if seeds == 1 else f"{seeds} seeds"
-    lead = f"{first.name} has the best mean {findings.metric}: {mean_sd(first.arm)} over {over}."
-    if len(ranked) == 1:
-        return lead.replace("has the best mean", "ends at")
-    groups: dict[str, list[str]] = {}
-    for row in ranked:
-        if row.versus is not None and row.name != findings.reference:
-            groups.setdefault(row.versus.verdict, []).append(row.name)
-    parts = []
-    for verdict, names in groups.items():
-        if verdict in (BETTER, WORSE):
-            parts.append(f"{_list(names)} {'is' if len(names) == 1 else 'are'} {verdict}")
-        else:
-            parts.append(f"{verdict} for {_list(names)}")
-    against = f"Against {findings.reference}: " + "; ".join(parts) + "."
-    if not {BETTER, WORSE} & set(groups):
-        against += " The order of the table may be chance."
-    return f"{lead} {against}"
-
-
-def kind(findings: Findings) -> str:
-    """Name the kind of a verdict: what it may be quoted as."""
-    ranked = [row for row in findings.rows if row.rank]
-    if len(ranked) < 2:
-        return ""
-    if max(len(row.arm.scores) for row in ranked) < MIN_SEEDS:
-        return "Pilot"
-    return "Selected" if find_selection(findings).judged_by_choice else "Compared"
+from optrun.report.tables import states
+from optrun.report.verdict import KINDS, headline, kind, listed
 
 
 def verdict_line(findings: Findings, confirmed: Sequence[Confirmed] = ()) -> str:
@@ -79,9 +35,9 @@ def notes(findings: Findings) -> list[str]:
     """Explain how the numbers came about and what they do not say; one paragraph each."""
     less = "lower" if findings.mode == "min" else "higher"
     found = []
-    if (of_kind := kind(findings)) in _KINDS:
+    if (of_kind := kind(findings)) in KINDS:
         found.append(
-            f"{of_kind}: {_KINDS[of_kind]}. `optrun confirm DIR` runs what was chosen on fresh seeds, and judges by "
+            f"{of_kind}: {KINDS[of_kind]}. `optrun confirm DIR` runs what was chosen on fresh seeds, and judges by "
             "these alone."
         )
     found += [
@@ -92,7 +48,7 @@ def notes(findings: Findings) -> list[str]:
     ]
     if findings.tuned_keys:
         found.append(
-            f"Selection: each contender is shown at the {_list(findings.tuned_keys)} with the best mean on the "
+            f"Selection: each contender is shown at the {listed(findings.tuned_keys)} with the best mean on the "
             "same evaluation split that is reported. Choosing and reporting on one split flatters every "
             "contender, and the one with most configurations tried most. For a number to quote, confirm it "
             "(`optrun confirm DIR`), or evaluate the chosen configurations on a split of their own."
@@ -174,10 +130,6 @@ def open_questions(findings: Findings) -> list[str]:
         f"the one observed: {told}. `optrun confirm DIR seeds={first}-{last}` runs as many fresh ones and judges by "
         "these alone: seeds that are added until something shows raise the error rate."
     ]
-
-
-def _list(keys: list[str]) -> str:
-    return keys[0] if len(keys) == 1 else ", ".join(keys[:-1]) + " and " + keys[-1]
 
 
 def title(findings: Findings) -> str:

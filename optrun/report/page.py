@@ -13,7 +13,7 @@ from optrun.report import workloads_page
 from optrun.report.confirmation import Confirmed, label
 from optrun.report.findings import Findings
 from optrun.report.methods import methods
-from optrun.report.narrative import commands, footer, headline, notes, subtitle, title, verdict_line
+from optrun.report.narrative import commands, footer, notes, subtitle, title, verdict_line
 from optrun.report.picture import Picture, drawn_rows
 from optrun.report.sections import sections
 from optrun.report.svg import to_svg
@@ -26,6 +26,7 @@ from optrun.report.tables import (
 )
 from optrun.report.templating import fill_html, fill_markdown
 from optrun.report.theme import DARK, LIGHT, PAGE, css_variables
+from optrun.report.verdict import headline
 from optrun.report.warnings import Warning
 from optrun.report.workloads import Overview
 

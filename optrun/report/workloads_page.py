@@ -10,12 +10,13 @@ import numpy as np
 
 from optrun.report.cost import cost_table
 from optrun.report.findings import Findings
-from optrun.report.narrative import headline, kind, subtitle
+from optrun.report.narrative import subtitle
 from optrun.report.picture import drawn_rows
 from optrun.report.sections import Section
 from optrun.report.statistics import BETTER, WORSE
 from optrun.report.table import NONE, Table, value
 from optrun.report.tables import p_value, ranking_table, signed
+from optrun.report.verdict import headline, kind, listed
 from optrun.report.warnings import Warning, find_warnings
 from optrun.report.workloads import Overview
 from optrun.report.workloads_figures import ordered, shown
@@ -95,11 +96,10 @@ def _finding(overview: Overview) -> str:
             groups.setdefault(each.verdict, []).append(each.name)
     parts = []
     for verdict, names in groups.items():
-        listed = names[0] if len(names) == 1 else ", ".join(names[:-1]) + " and " + names[-1]
         if verdict in (BETTER, WORSE):
-            parts.append(f"{listed} {'is' if len(names) == 1 else 'are'} {verdict}")
+            parts.append(f"{listed(names)} {'is' if len(names) == 1 else 'are'} {verdict}")
         else:
-            parts.append(f"{verdict} for {listed}")
+            parts.append(f"{verdict} for {listed(names)}")
     if parts:
         text += f" Against {overview.reference}, on these workloads: {'; '.join(parts)}."
     return f"{text} {_elsewhere(count)}"
@@ -173,7 +173,7 @@ def sections(overview: Overview) -> list[Section]:
 def notes(overview: Overview) -> list[str]:
     """Explain how the numbers over workloads came about and what they do not say; one paragraph each."""
     seeds = max((each.scores.shape[1] for each in overview.standings), default=0)
-    listed = "; ".join(f"{name}: {reason}" for name, reason in overview.left_out.items())
+    without = "; ".join(f"{name}: {reason}" for name, reason in overview.left_out.items())
     scope = "the comparisons with the baseline" if overview.chosen_baseline else "all pairs of contenders"
     found = [
         "Workload: runs of one task that are judged on the same rows; they are ranked among themselves alone, each "
@@ -194,8 +194,8 @@ def notes(overview: Overview) -> list[str]:
         "level of the metric that half of the contenders reach; one that does not reach it on a workload gets nothing "
         "there. Steps are whole evaluation intervals.",
     ]
-    if listed:
-        found.append(f"Not in the score: {listed}.")
+    if without:
+        found.append(f"Not in the score: {without}.")
     return found
 
 

@@ -51,4 +51,4 @@ def prepare(monkeypatch: pytest.MonkeyPatch, folder: Path, text: Path) -> None:
     monkeypatch.setattr(driver, "_POLL_SECONDS", 0.05)
     # Pictures take longer than these jobs; tests of their own look at them.
     monkeypatch.setattr(experiment, "draw_curves", lambda run: None)
-    monkeypatch.setattr(build, "report", lambda folders, console: None)
+    monkeypatch.setattr(build, "report", lambda folders, **options: None)

@@ -26,13 +26,15 @@ from tests.sweep.forked import STEPS, ForkServer, jobs, sweep, whole
 def test_a_sweep_is_confirmed_and_goes_on(
     place: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    shown: list[Path] = []
-    monkeypatch.setattr(build, "report", lambda folders, **options: shown.extend(folders))
+    shown: list[tuple[Path, bool]] = []
+    monkeypatch.setattr(
+        build, "report", lambda folders, **options: shown.append((folders[0], options.get("brief", False)))
+    )
     monkeypatch.setenv("COLUMNS", "200")
     line = ["optimizer=lamb,adamw", "lr=1e-3", "seed=0", "clip.max_norm=0.5"]
     assert sweep(*line, "hydra.sweeper.confirm={seeds: 5-7}") == 0
     pilot, folder = Path("sweep"), Path("sweep", "confirm")
-    assert shown == [pilot, folder, pilot]
+    assert shown == [(pilot, True), (pilot, False)], "what was chosen in a line, then one report of all"
     runs = load_runs([folder])
     assert {(each.optimizer, each.seed, each.global_step) for each in runs} == {
         (optimizer, seed, STEPS) for optimizer in ("lamb", "adamw") for seed in (5, 6, 7)

@@ -10,8 +10,8 @@ import pytest
 
 from optrun.report.collect import load_runs
 from optrun.report.findings import find
-from optrun.report.narrative import headline
 from optrun.report.tables import arms_table, ranking_table
+from optrun.report.verdict import headline
 
 LM, MLM = {"task": {"name": "causal_lm"}}, {"task": {"name": "masked_lm"}}
 
