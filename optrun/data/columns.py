@@ -347,8 +347,20 @@ def cell_text(row: Mapping[str, Any], column: str) -> str:
     """
     text = text_of(row.get(column))
     if text is None:
-        raise ConfigError(f"{_short(row[column])} in column {column}, where a text is expected.")
+        raise ConfigError(f"it has {_short(row[column])} in column {column}, where a text is expected.")
     return text
+
+
+def cell_list(row: Mapping[str, Any], column: str) -> list[str]:
+    """The texts of one row's list.
+
+    Raises:
+        ConfigError: It has none, or one that is no text.
+    """
+    found = row.get(column)
+    if not isinstance(found, list) or any(not isinstance(text, str) for text in found):
+        raise ConfigError(f"it has {_short(found)} in column {column}, where a list of texts is expected.")
+    return found
 
 
 def _short(value: Any) -> str:

@@ -43,15 +43,35 @@ class Encoded:
         Raises:
             ConfigError: It cannot be decoded.
         """
-        library = need_pillow()
-        from PIL import ImageOps
-
         try:
-            with library.open(io.BytesIO(self.content)) as image:
-                image.load()
-                return ImageOps.exif_transpose(image)
-        except (OSError, ValueError, SyntaxError) as error:  # what Pillow raises for broken files
-            raise ConfigError(f"{self.where}: this image cannot be decoded: {error}") from error
+            return decoded(self.content)
+        except ConfigError as error:
+            raise ConfigError(f"{self.where}: {error}") from error
+
+
+def decoded(content: bytes) -> Any:
+    """A PIL image of encoded bytes, turned as its camera says.
+
+    Raises:
+        ConfigError: It cannot be decoded.
+    """
+    library = need_pillow()
+    from PIL import ImageOps
+
+    try:
+        with library.open(io.BytesIO(content)) as image:
+            image.load()
+            return ImageOps.exif_transpose(image)
+    except (OSError, ValueError, SyntaxError) as error:  # what Pillow raises for broken files
+        raise ConfigError(f"this image cannot be decoded: {error}") from error
+
+
+def content_of(value: Any) -> bytes | str | None:
+    """The bytes of a cell, or the path of its file; None or empty: it has no image."""
+    if isinstance(value, dict):
+        value = value.get("bytes") or value.get("path")
+    found: bytes | str | None = value
+    return found
 
 
 class Images:
@@ -88,10 +108,8 @@ class Images:
         Raises:
             ConfigError: The row has none, or its file cannot be read.
         """
-        value: Any = self.rows[int(index)][self.column]
+        value = content_of(self.rows[int(index)][self.column])
         where = f"{self.split.key}: row {self.split.number(int(index))}"
-        if isinstance(value, dict):
-            value = value.get("bytes") or value.get("path")
         if isinstance(value, bytes):
             return Encoded(value, where)
         if not value:

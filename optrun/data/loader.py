@@ -210,11 +210,11 @@ class _Keyed(Dataset[Example]):
         epoch, index = key
         try:
             example = self.examples[index]
+            if self.transform is None:
+                return example
+            changed = self.transform(example, generator(self.seed, self.stream, epoch, index))
         except OptrunError as error:  # a worker process would send its traceback in place of the message
             return {_REFUSED: error}
-        if self.transform is None:
-            return example
-        changed = self.transform(example, generator(self.seed, self.stream, epoch, index))
         return {**changed, SOURCE: example[SOURCE]} if SOURCE in example else changed
 
 

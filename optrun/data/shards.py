@@ -12,7 +12,7 @@ from dataclasses import dataclass, fields
 from functools import cached_property
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import xxhash
@@ -21,6 +21,9 @@ from optrun.data.cache import cached, digest
 from optrun.data.content import COMPRESSED, refuse_other_content
 from optrun.data.known_files import remembered
 from optrun.errors import ConfigError, OptrunError
+
+if TYPE_CHECKING:
+    from datasets import Dataset
 
 Row = dict[str, Any]
 
@@ -61,6 +64,21 @@ class Shard(ABC):
     @abstractmethod
     def sizes(self, borders: np.ndarray, columns: Sequence[str]) -> np.ndarray:
         """Bytes between row borders, as near as can be told without reading; shape (borders - 1,), int64."""
+
+    def head(self, count: int, columns: Sequence[str] | None) -> Dataset:
+        """The first rows, with the types of their columns.
+
+        Raises:
+            ConfigError: They are no table.
+        """
+        from datasets import Dataset
+
+        rows = self.read(0, min(count, self.rows), columns)
+        try:
+            return Dataset.from_list(rows)
+        except (TypeError, ValueError) as error:  # what Arrow raises
+            why = " ".join(str(error).split())
+            raise ConfigError(f"{self.key}={self.path}: its first rows are no table: {why}.") from error
 
     def refuse_changed(self) -> None:
         """Refuse a file that is not the one that was indexed.
@@ -154,6 +172,12 @@ class Groups(Shard):
                 self._kept.popitem(last=False)
         self._kept.move_to_end(place)
         return self._kept[place]
+
+    def head(self, count: int, columns: Sequence[str] | None) -> Dataset:
+        """The first rows, with types as `datasets` wrote them down: classes with names, images."""
+        from datasets import Dataset
+
+        return Dataset(self._group(0, columns).slice(0, count))
 
     def read(self, begin: int, end: int, columns: Sequence[str] | None) -> list[Row]:
         """Rows out of their row groups, which are read as wholes."""

@@ -60,14 +60,7 @@ class StreamRows:
     @cached_property
     def head(self) -> Dataset:
         """The first rows, with the types of their columns."""
-        from datasets import Dataset
-
-        rows = self.shards[0].read(0, min(_HEAD, self.shards[0].rows), self.columns)
-        try:
-            return Dataset.from_list(rows)
-        except (TypeError, ValueError) as error:  # what Arrow raises
-            why = " ".join(str(error).split())
-            raise ConfigError(f"{self.key}={self.shards[0].path}: its first rows are no table: {why}.") from error
+        return self.shards[0].head(_HEAD, self.columns)
 
     @property
     def column_names(self) -> list[str]:

@@ -11,11 +11,15 @@ import torch
 
 from optrun.data.columns import image_column
 from optrun.data.examples import Example, chosen
-from optrun.data.images import Images
-from optrun.data.loader import Batch
+from optrun.data.images import Images, content_of, decoded, need_pillow
+from optrun.data.loader import Batch, ExampleSource
+from optrun.data.shards import Row
 from optrun.data.source import Source, Split
+from optrun.data.stream import StreamedRows, StreamRows
+from optrun.errors import ConfigError
 from optrun.task.base import ModelNeeds, Task
 from optrun.task.labels import label_config, row_classes
+from optrun.task.stream_labels import streamed_labels
 
 
 class ImageClassification(Task):
@@ -42,7 +46,8 @@ class ImageClassification(Task):
         self.limits = []  # of texts
         size = self.config.image_size
         self.prepare = tokenizer if size is None else tokenizer.resized(size)
-        self.labels, self.numbers = row_classes(source)
+        streamed = isinstance(source.train.rows, StreamRows)
+        self.labels, self.numbers = streamed_labels(source) if streamed else row_classes(source)
 
     def read(
         self,
@@ -51,15 +56,46 @@ class ImageClassification(Task):
         tokenizer: Any,  # noqa: ARG002
         limit: int | None,
         seed: int | None,
-    ) -> LabelledImages:
+    ) -> ExampleSource:
         """One example a row."""
         column = image_column(source, split)
-        indices = chosen(len(split.rows), limit, seed=seed)
         labels = self.numbers.pop(split)
+        if isinstance(split.rows, StreamRows):
+            return self._streamed(split.rows, column, labels)
+        indices = chosen(len(split.rows), limit, seed=seed)
         return LabelledImages(Images(split.take(indices), column), labels if indices is None else labels[indices])
 
+    def _streamed(self, rows: StreamRows, column: str, labels: np.ndarray) -> StreamedRows:
+        """Images that lie in the rows themselves, decoded and prepared when they are read.
+
+        Raises:
+            ConfigError: They lie in other files, which the digest of a stream would not cover.
+        """
+        need_pillow()
+
+        def bytes_of(row: Row, where: str) -> bytes:
+            content = content_of(row.get(column))
+            if not content:
+                raise ConfigError(f"{where} has no image in column {column}.")
+            if isinstance(content, bytes):
+                return content
+            raise ConfigError(
+                f"data.streaming=true: {where} has {content!r:.60} in column {column}, and no bytes. A stream notices "
+                "changes of its own files alone, so images have to lie in them (parquet). Write them there, or take "
+                "data.streaming=false."
+            )
+
+        def example(row: Row) -> Example:
+            return {"pixel_values": self.prepare(decoded(bytes_of(row, "it")))}
+
+        rows = rows.select_columns([column])
+        bytes_of(rows.row(0), rows.where(0))
+        return StreamedRows(rows, example, "images-1", {"labels": labels})
+
     def transform(self, example: Example, randomness: np.random.Generator) -> Example:  # noqa: ARG002
-        """Decode and prepare; in the worker, where there is one."""
+        """Decode and prepare, where that is not done yet; in the worker, where there is one."""
+        if "pixel_values" in example:
+            return example
         return {"pixel_values": self.prepare(example["image"].decoded()), "labels": example["labels"]}
 
     def needs(self) -> ModelNeeds:

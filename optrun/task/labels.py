@@ -87,19 +87,22 @@ def label_name(value: Any, declared: Sequence[str], split: Split, name: str, row
     Raises:
         ConfigError: It is missing, no class of a `ClassLabel`, or a list.
     """
+    return named_label(value, declared, name, f"{split.key}: row {split.number(row)}")
+
+
+def named_label(value: Any, declared: Sequence[str], name: str, where: str) -> str:
+    """The same; `where` is what has the label, for the message."""
     if value is None or (isinstance(value, float) and math.isnan(value)):
-        raise ConfigError(f"{split.key}: row {split.number(row)} has no value in column {name}.")
+        raise ConfigError(f"{where} has no value in column {name}.")
     if declared and isinstance(value, int):
         if not 0 <= value < len(declared):
             raise ConfigError(
-                f"{split.key}: row {split.number(row)} has the class number {value} in column {name}, which has "
+                f"{where} has the class number {value} in column {name}, which has "
                 f"classes 0 to {len(declared) - 1}: a row without a label. Leave it out, or take another split."
             )
         return declared[value]
     if isinstance(value, list | dict | bytes):
-        raise ConfigError(
-            f"data.label_column={name}: {split.key}: row {split.number(row)} holds {value!r}, not one label."
-        )
+        raise ConfigError(f"data.label_column={name}: {where} holds {value!r:.60}, not one label.")
     if isinstance(value, float) and value.is_integer():
         return str(int(value))
     return str(value)
@@ -171,6 +174,10 @@ class ClassNumbers:
         Raises:
             ConfigError: A label that is no class; with the labels there are.
         """
+        return self.of(label, f"{split.key}: row {split.number(row)}")
+
+    def of(self, label: str, where: str) -> int:
+        """The same; `where` is what has the label, for the message."""
         number = self._number.get(label)
         if number is None and (value := _number(label)) is not None:
             number = self._by_value.get(value)
@@ -180,8 +187,7 @@ class ClassNumbers:
         hint = f" Did you mean {close[0]}?" if close else ""
         shown = ", ".join(self.names[:MAX_SHOWN]) + (", ..." if len(self.names) > MAX_SHOWN else "")
         raise ConfigError(
-            f"{split.key}: row {split.number(row)} has the label {label!r}, which {self.known_from} does not have. "
-            f"Labels: {shown}.{hint}"
+            f"{where} has the label {label!r}, which {self.known_from} does not have. Labels: {shown}.{hint}"
         )
 
     def all(self, split: Split, labels: Sequence[str]) -> np.ndarray:

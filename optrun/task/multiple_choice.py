@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from itertools import chain
 from typing import TYPE_CHECKING, Any
 
@@ -10,10 +10,12 @@ import numpy as np
 import torch
 
 from optrun.data.cache import digest
-from optrun.data.columns import choices_column, label_column, named, text_column, texts
+from optrun.data.columns import cell_list, cell_text, choices_column, label_column, named, text_column, texts
+from optrun.data.encoded import Encoder
 from optrun.data.examples import Example, Examples, chosen, encode
-from optrun.data.loader import Batch
+from optrun.data.loader import Batch, ExampleSource
 from optrun.data.source import Source, Split
+from optrun.data.stream import StreamedRows, StreamRows
 from optrun.errors import ConfigError
 from optrun.task.base import ModelNeeds, Task, pad
 from optrun.task.tokens import tokenizer_key
@@ -55,28 +57,52 @@ class MultipleChoice(Task):
                 self.numbers[split] = np.zeros(0, dtype=np.int64)
                 continue
             choices, label = choices_column(source, split), label_column(source, split)
+            if isinstance(split.rows, StreamRows):  # as many in all rows as in the first; each is looked at when read
+                self.size = _expected(split.rows.where(0), choices, split.rows[0].get(choices), None)
+                continue
             self.size = self.size or count_choices(split, choices, None)
             count_choices(split, choices, self.size)
             rows = zip(_lists(split, choices), split.rows[label], strict=True)
-            found = [_number(split, row, label, listed, value) for row, (listed, value) in enumerate(rows)]
+            found = [
+                right_choice(f"{split.key}: row {split.number(row)}", label, listed, value)
+                for row, (listed, value) in enumerate(rows)
+            ]
             self.numbers[split] = np.array(found, dtype=np.int64)
 
     def read(
         self, source: Source, split: Split, tokenizer: PreTrainedTokenizerBase, limit: int | None, seed: int | None
-    ) -> Choices:
+    ) -> ExampleSource:
         """One example a row."""
         text, pair, choices = _columns(source, split)
-        indices = chosen(len(split.rows), limit, seed=seed)
-        part = split.take(indices)
         key = digest(tokenizer_key(tokenizer), "choices", str(self.max_length), str(tokenizer.model_input_names))
         longest = self.max_length
 
         def encoder(batch: list[Row], cut: bool) -> dict[str, list[list[int]]]:
             return encoded(tokenizer, batch, longest if cut else None)
 
+        if isinstance(split.rows, StreamRows):
+            return self._streamed(split.rows, (text, pair, choices, label_column(source, split)), encoder, key)
+        indices = chosen(len(split.rows), limit, seed=seed)
+        part = split.take(indices)
         examples = encode(lambda: pairs(part, text, pair, choices), encoder, key, longest=longest)
         labels = self.numbers.pop(split)
         return Choices(examples, self.size, labels if indices is None else labels[indices])
+
+    def _streamed(
+        self, rows: StreamRows, columns: tuple[str, str | None, str, str], encoder: Encoder, key: str
+    ) -> StreamedRows:
+        """Rows whose choices are looked at, and tokenised, when they are read."""
+        text, pair, choices, label = columns
+
+        def example(row: Mapping[str, Any]) -> Example:
+            _expected("it", choices, row.get(choices), self.size)
+            listed, context = cell_list(row, choices), cell_text(row, text)
+            before = "" if pair is None else f"{cell_text(row, pair)} "
+            found = encoder([(context, f"{before}{choice}") for choice in listed], True)
+            ids: Example = {name: [np.asarray(one, dtype=np.int64) for one in rows] for name, rows in found.items()}
+            return {**ids, "labels": np.int64(right_choice("it", label, listed, row.get(label)))}
+
+        return StreamedRows(rows.select_columns([name for name in columns if name]), example, digest(key, str(columns)))
 
     def needs(self) -> ModelNeeds:
         """A head with one output, which scores a choice."""
@@ -176,18 +202,22 @@ def count_choices(split: Split, column: str, expected: int | None) -> int:
         ConfigError: The first row that has another number, fewer than two, or a choice that is no text.
     """
     for row, listed in enumerate(split.rows[column]):
-        where = f"{split.key}: row {split.number(row)}"
-        if listed is None or any(choice is None for choice in listed):
-            raise ConfigError(f"{where} has no value, or a missing choice, in column {column}.")
-        expected = len(listed) if expected is None else expected
-        if len(listed) < 2:
-            raise ConfigError(f"{where} has {len(listed)} choices in column {column}: expected two or more.")
-        if len(listed) != expected:
-            raise ConfigError(
-                f"{where} has {len(listed)} choices in column {column}, and the rows before it have {expected}. "
-                "Expected as many in all rows; fill up with empty texts where there are fewer."
-            )
+        expected = _expected(f"{split.key}: row {split.number(row)}", column, listed, expected)
     return expected or 0
+
+
+def _expected(where: str, column: str, listed: Any, expected: int | None) -> int:
+    """How many choices a row has, which are as many as in the others."""
+    if listed is None or any(choice is None for choice in listed):
+        raise ConfigError(f"{where} has no value, or a missing choice, in column {column}.")
+    if len(listed) < 2:
+        raise ConfigError(f"{where} has {len(listed)} choices in column {column}: expected two or more.")
+    if expected is not None and len(listed) != expected:
+        raise ConfigError(
+            f"{where} has {len(listed)} choices in column {column}, and the rows before it have {expected}. "
+            "Expected as many in all rows; fill up with empty texts where there are fewer."
+        )
+    return len(listed)
 
 
 def _columns(source: Source, split: Split) -> tuple[str, str | None, str]:
@@ -203,7 +233,7 @@ def _lists(split: Split, column: str) -> Iterator[list[str]]:
     return (list(listed) for listed in split.rows[column])
 
 
-def _number(split: Split, row: int, column: str, choices: list[str], value: Any) -> int:
+def right_choice(where: str, column: str, choices: list[str], value: Any) -> int:
     """The number of the right choice, from 0.
 
     Raises:
@@ -220,6 +250,6 @@ def _number(split: Split, row: int, column: str, choices: list[str], value: Any)
         return int(number)
     why = "stands there more than once" if same else "is none of them"
     raise ConfigError(
-        f"{split.key}: row {split.number(row)} has the label {value!r} in column {column}, which {why}. Expected the "
+        f"{where} has the label {value!r} in column {column}, which {why}. Expected the "
         f"text of one of its {len(choices)} choices, or its index from 0 to {len(choices) - 1}."
     )

@@ -9,10 +9,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from optrun.data.cache import digest
-from optrun.data.columns import target_column, text_column, texts
-from optrun.data.examples import Examples, Joined, chosen, encode
-from optrun.data.loader import Batch
+from optrun.data.columns import cell_text, target_column, text_column, texts
+from optrun.data.examples import Example, Examples, Joined, chosen, encode
+from optrun.data.loader import Batch, ExampleSource
+from optrun.data.shards import Row
 from optrun.data.source import Source, Split
+from optrun.data.stream import StreamedRows, StreamRows
 from optrun.errors import ConfigError
 from optrun.task.base import Task, TextKind
 from optrun.task.evaluation import MetricAccumulator, TokenMetrics
@@ -47,6 +49,8 @@ class Seq2SeqLm(Task):
         self.limits.append(f"task.max_target_length={self.max_target_length}")
         for split in source.splits:
             target = target_column(source, split)
+            if isinstance(split.rows, StreamRows):
+                continue  # each is looked at when it is read
             for row, value in enumerate(split.rows[target]):
                 if value is None or value == "":
                     raise ConfigError(
@@ -55,23 +59,17 @@ class Seq2SeqLm(Task):
 
     def read(
         self, source: Source, split: Split, tokenizer: PreTrainedTokenizerBase, limit: int | None, seed: int | None
-    ) -> Joined:
+    ) -> ExampleSource:
         """Texts and targets side by side."""
         text, target = _columns(source, split)
+        if isinstance(split.rows, StreamRows):
+            return self._streamed(split.rows, text, target, tokenizer)
         part = split.take(chosen(len(split.rows), limit, seed=seed))
         key = tokenizer_key(tokenizer)
 
         def encoded(column: str, longest: int, *, as_target: bool) -> Examples:
             def encoder(batch: list[str], cut: bool) -> dict[str, list[list[int]]]:
-                given: dict[str, Any] = {"text_target": batch} if as_target else {"text": batch}
-                made = tokenizer(
-                    **given,
-                    truncation=cut,
-                    max_length=longest if cut else None,
-                    return_attention_mask=False,
-                    verbose=False,
-                )
-                return {"input_ids": made["input_ids"]}
+                return {"input_ids": _ids(tokenizer, batch, longest if cut else None, as_target=as_target)}
 
             settings = digest(key, "target" if as_target else "text", str(longest), str(tokenizer.model_input_names))
             examples = encode(lambda: texts(part, column), encoder, settings, longest=longest)
@@ -85,6 +83,28 @@ class Seq2SeqLm(Task):
             targets.renamed({"input_ids": "labels"}),
         )
 
+    def _streamed(self, rows: StreamRows, text: str, target: str, tokenizer: PreTrainedTokenizerBase) -> StreamedRows:
+        """Pairs that are tokenised when they are read."""
+
+        def example(row: Row) -> Example:
+            found = {}
+            for name, column, longest in (
+                ("input_ids", text, self.max_length),
+                ("labels", target, self.max_target_length),
+            ):
+                given = cell_text(row, column)
+                if column == target and not given:
+                    raise ConfigError(f"it has no text in column {target}: nothing to produce.")
+                (ids,) = _ids(tokenizer, [given], longest, as_target=column == target)
+                if not ids:
+                    raise ConfigError(f"its text in column {column} has no token. Leave such rows out.")
+                found[name] = np.asarray(ids, dtype=np.int64)
+            return found
+
+        limits = f"{self.max_length} {self.max_target_length}"
+        key = digest(tokenizer_key(tokenizer), "pairs", limits, str(tokenizer.model_input_names))
+        return StreamedRows(rows.select_columns([text, target]), example, key)
+
     def sizes(self, batch: Batch) -> tuple[int, int]:
         """Tokens of texts and targets, and examples."""
         tokens, examples = super().sizes(batch)
@@ -93,6 +113,17 @@ class Seq2SeqLm(Task):
     def running_metrics(self) -> MetricAccumulator:
         """Loss, perplexity, accuracy over target tokens."""
         return TokenMetrics(shift=False)
+
+
+def _ids(
+    tokenizer: PreTrainedTokenizerBase, batch: list[str], longest: int | None, *, as_target: bool
+) -> list[list[int]]:
+    """Ids of texts, or of targets; None: uncut."""
+    given: dict[str, Any] = {"text_target": batch} if as_target else {"text": batch}
+    made: list[list[int]] = tokenizer(
+        **given, truncation=longest is not None, max_length=longest, return_attention_mask=False, verbose=False
+    )["input_ids"]
+    return made
 
 
 def _columns(source: Source, split: Split) -> tuple[str, str]:

@@ -61,11 +61,6 @@ class SequenceClassification(Task):
                 "column of labels. Several are read by task.problem_type=multi_label_classification."
             )
         if isinstance(source.train.rows, StreamRows):
-            if self.several:
-                raise ConfigError(
-                    "data.streaming=true: task.problem_type=multi_label_classification reads no streams. Take "
-                    "data.streaming=false."
-                )
             self.labels, self.numbers = streamed_labels(source, regression=self.regression)
         elif self.regression:
             self.numbers = {split: numbers(split, label_column(source, split)) for split in source.splits}

@@ -2,23 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import chain
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from optrun.data.cache import digest
-from optrun.data.columns import label_column, words_column
-from optrun.data.examples import Examples, chosen, encode
-from optrun.data.loader import Batch
+from optrun.data.columns import cell_list, label_column, words_column
+from optrun.data.encoded import Encoder
+from optrun.data.examples import Example, chosen, encode
+from optrun.data.loader import Batch, ExampleSource
 from optrun.data.source import Source, Split
+from optrun.data.stream import StreamedRows, StreamRows
 from optrun.errors import ConfigError
 from optrun.task import entities, metrics
 from optrun.task.base import ModelNeeds, Task
 from optrun.task.class_table import ClassTable, table_of_classes, table_of_entities
 from optrun.task.evaluation import IGNORED, MetricAccumulator
-from optrun.task.labels import ClassNumbers, class_names, label_config, label_lists_of
+from optrun.task.labels import ClassNumbers, class_names, declared_names, label_config, label_lists_of, named_label
+from optrun.task.stream_labels import streamed_list_names
 from optrun.task.tokens import tokenizer_key
 
 if TYPE_CHECKING:
@@ -61,28 +64,47 @@ class TokenClassification(Task):
                 f"task=token_classification: {type(tokenizer).__name__} does not say which piece is of which word. "
                 "Name a fast tokenizer with model.tokenizer."
             )
-        self.names = {split: label_lists_of(split, _labels_column(source, split)) for split in source.splits}
+        lists = {split: _labels_column(source, split) for split in source.splits}
+        train = source.train
+        self.names = {s: label_lists_of(s, name) for s, name in lists.items() if not isinstance(s.rows, StreamRows)}
+        met: Iterable[str]
+        if isinstance(train.rows, StreamRows):
+            met, empty = streamed_list_names(train.rows, lists[train])
+            if empty:
+                self.notes.append(f"{train.key}: {empty:,} rows without a word carry no loss")
+            self._expect_weights_of_streams()
+        else:
+            met = chain.from_iterable(self.names[train])
         held = [row for split in source.eval_sets.values() for row in self.names[split]]
-        self.labels = class_names(
-            source,
-            _labels_column(source, source.train),
-            chain.from_iterable(self.names[source.train]),
-            chain.from_iterable(held if source.cut_from_train else ()),
-        )
+        self.labels = class_names(source, lists[train], met, chain.from_iterable(held if source.cut_from_train else ()))
         self.scheme = entities.is_iob2(self.labels)
         self.numbered = ClassNumbers(self.labels, source)
+        if isinstance(train.rows, StreamRows):
+            for name in met:
+                self.numbered.of(name, train.key)
         self.notes.append(
             "f1 is that of whole entities: the labels are IOB2"
             if self.scheme
             else "f1 is the mean over labels: the labels are not IOB2 (O, B-..., I-...)"
         )
 
+    def _expect_weights_of_streams(self) -> None:
+        """Refuse weights by counts that nobody has."""
+        if self.config.class_weights == "balanced":
+            raise ConfigError(
+                "task.class_weights=balanced: how many words within data.max_length have a label is not counted of a "
+                "stream. Give weights by hand, such as {O: 0.2}, or take data.streaming=false."
+            )
+
     def read(
         self, source: Source, split: Split, tokenizer: PreTrainedTokenizerBase, limit: int | None, seed: int | None
-    ) -> Examples:
-        """One example for each row with a word."""
+    ) -> ExampleSource:
+        """One example for each row with a word; of a stream for each row."""
         everywhere = self.config.label_all_pieces and split is source.train
         continued = entities.continuations(self.labels) if everywhere else None
+        encoder, key = self._encoder(tokenizer, continued)
+        if isinstance(split.rows, StreamRows):
+            return self._streamed(source, split, encoder, key)
         labels = self.names.pop(split)
         full: list[Row] = []
         words = _word_lists(split, words_column(source, split, _labels_column(source, split)))
@@ -99,6 +121,19 @@ class TokenClassification(Task):
             raise ConfigError(f"{split.key}: no row has a word.")
         indices = chosen(len(full), limit, seed=seed)
         rows = full if indices is None else [full[index] for index in indices]
+        examples = encode(lambda: iter(rows), encoder, key, longest=self.max_length)
+        labelled = int((examples.flat("labels") != IGNORED).sum())
+        cut = sum(len(numbers) for _, numbers in rows) - labelled
+        if continued is None and cut > 0:
+            self.notes.append(
+                f"{split.key}: {cut} words stand beyond data.max_length={self.max_length} or have no piece"
+            )
+        if rows and not labelled:
+            raise ConfigError(f"{split.key}: no word has a piece within data.max_length={self.max_length}.")
+        return examples
+
+    def _encoder(self, tokenizer: PreTrainedTokenizerBase, continued: list[int] | None) -> tuple[Encoder, str]:
+        """What makes ids and labels of words with numbers, and a digest of what decides them."""
 
         def encoder(batch: list[Row], cut: bool) -> dict[str, list[list[int]]]:
             encoded = tokenizer(
@@ -118,16 +153,27 @@ class TokenClassification(Task):
         key = digest(
             tokenizer_key(tokenizer), "words", str(self.max_length), str(tokenizer.model_input_names), str(continued)
         )
-        examples = encode(lambda: iter(rows), encoder, key, longest=self.max_length)
-        labelled = int((examples.flat("labels") != IGNORED).sum())
-        cut = sum(len(numbers) for _, numbers in rows) - labelled
-        if continued is None and cut > 0:
-            self.notes.append(
-                f"{split.key}: {cut} words stand beyond data.max_length={self.max_length} or have no piece"
-            )
-        if rows and not labelled:
-            raise ConfigError(f"{split.key}: no word has a piece within data.max_length={self.max_length}.")
-        return examples
+        return encoder, key
+
+    def _streamed(self, source: Source, split: Split, encoder: Encoder, key: str) -> StreamedRows:
+        """Rows whose words are tokenised when they are read."""
+        labels = _labels_column(source, split)
+        words = words_column(source, split, labels)
+        rows: Any = split.rows
+        declared = declared_names(rows.features[labels])
+
+        def example(row: Mapping[str, Any]) -> Example:
+            texts, values = cell_list(row, words), row.get(labels) or []
+            if len(texts) != len(values):
+                raise ConfigError(f"it has {len(texts)} words and {len(values)} labels.")
+            names = (named_label(value, declared, labels, "it") for value in values)
+            encoded = encoder([(texts, [self.numbered.of(name, "it") for name in names])], True)
+            found = {name: np.asarray(next(iter(made)), dtype=np.int64) for name, made in encoded.items()}
+            if not len(found["input_ids"]):
+                raise ConfigError("it has no token. Leave such rows out.")
+            return found
+
+        return StreamedRows(rows.select_columns([words, labels]), example, digest(key, words, labels, *self.labels))
 
     def needs(self) -> ModelNeeds:
         """A head with an output for each class."""

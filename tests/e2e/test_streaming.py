@@ -62,14 +62,35 @@ FILES = ("data=files", "data.train=a.jsonl", "data.streaming=true")
         ((*FILES, "data.eval=b", "data.max_train_examples=9"), "data.max_train_examples=9: expected null"),
         ((*FILES, "data.eval=b", "data.shuffle_window=0"), "data.shuffle_window=0: expected 1 or more"),
         (
-            (*FILES, "data.eval=b", "task=token_classification", "model=bert_tiny"),
-            "expected false with task=token_classification. Tasks that read streams: causal_lm",
+            (*FILES, "data.eval=b", "task=sequence_classification", "task.problem_type=multi_label_classification"),
+            "task.problem_type=multi_label_classification: expected another with data.streaming=true",
+        ),
+        (
+            (*FILES, "data.eval=b", "task=sft", "task.packing=true"),
+            "task.packing=true: expected false with data.stream",
+        ),
+        (
+            (
+                "data=mixture",
+                "data.sources={a: {train: a.jsonl, eval: b.jsonl, streaming: true}}",
+                "task=sft",
+                "task.packing=true",
+            ),
+            r"task.packing=true: expected false with data.sources.a.streaming=true",
         ),
     ],
 )
 def test_what_does_not_go_with_a_stream_is_refused(words: tuple[str, ...], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         composed(*words)
+
+
+def test_a_task_that_needs_all_rows_at_once_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As a task of the user's own may."""
+    monkeypatch.setattr("optrun.config.schema.task.Seq2SeqLmConfig.READS_STREAMS", False)
+    message = "data.streaming=True: expected false with task=seq2seq_lm. Tasks that read streams: causal_lm"
+    with pytest.raises(ConfigError, match=message):
+        composed.__wrapped__(*FILES, "data.eval=b", "task=seq2seq_lm", "model=from_config", "model.model_type=t5")
 
 
 def test_a_bad_row_is_one_message(

@@ -38,6 +38,11 @@ class DataConfig:
     max_eval_examples: int | None = None
     """Use only this many evaluation examples, the same ones whatever the seed; null: all."""
 
+    @property
+    def streamed_by(self) -> str | None:
+        """The key by which training rows are a stream; None: they are not."""
+        return "data.streaming" if getattr(self, "streaming", False) else None
+
     def __post_init__(self) -> None:
         """Refuse sizes that leave nothing to train on."""
         expect(self.max_length >= 2, "data.max_length", self.max_length, "2 tokens or more")
@@ -215,6 +220,11 @@ class MixtureConfig(DataConfig):
                 )
         total = math.fsum(given.values())
         expect(abs(total - 1) <= 1e-6, key, given, f"numbers with the sum 1, and theirs is {total:.6g}")
+
+    @property
+    def streamed_by(self) -> str | None:
+        """That of the first source that is one."""
+        return next((f"data.sources.{name}.streaming" for name, part in self.parts().items() if part.streaming), None)
 
     def weights(self) -> list[float] | None:
         """The probabilities in the order of the sources; None: by turns."""

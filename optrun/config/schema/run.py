@@ -80,22 +80,8 @@ class RunConfig:
 
         if self.data.OF_TOKENS:
             self._expect_reader_of_tokens()
-        streaming = getattr(self.data, "streaming", False)
-        expect(
-            self.task.READS_STREAMS or not streaming,
-            "data.streaming",
-            streaming,
-            f"false with task={self.task.name}",
-            f"Tasks that read streams: {', '.join(_readers_of_streams())}.",
-        )
-        packed = bool(getattr(self.task, "packing", False)) and not self.task.joins_documents
-        expect(
-            not (streaming and packed),
-            "task.packing",
-            str(packed).lower(),
-            f"false with data.streaming=true and task={self.task.name}",
-            "Which rows fit into a block is known of all of them alone.",
-        )
+        if self.data.streamed_by is not None:
+            self._expect_reader_of_streams(self.data.streamed_by)
         smoothing = self.training.label_smoothing_factor
         expect(
             smoothing == 0 or (self.task.LABEL_SMOOTHING and not self.task.of_numbers and not self.task.of_sets),
@@ -143,6 +129,31 @@ class RunConfig:
             f"float32 with optimizer={others[0] if others else self.optimizer.name}, which keeps no float32 copy of "
             "what it steps: a step below 1/256 of a weight would be lost",
             f"Give {way} (adamwdl and schedule_free have it, too), or adapter=lora, whose factors are float32.",
+        )
+
+    def _expect_reader_of_streams(self, key: str) -> None:
+        """Refuse tasks that need all rows at once."""
+        expect(
+            self.task.READS_STREAMS,
+            key,
+            True,
+            f"false with task={self.task.name}",
+            f"Tasks that read streams: {', '.join(_readers_of_streams())}.",
+        )
+        packed = bool(getattr(self.task, "packing", False)) and not self.task.joins_documents
+        expect(
+            not packed,
+            "task.packing",
+            str(packed).lower(),
+            f"false with {key}=true and task={self.task.name}",
+            "Which rows fit into a block is known of all of them alone.",
+        )
+        expect(
+            not self.task.of_sets,
+            "task.problem_type",
+            "multi_label_classification",
+            f"another with {key}=true",
+            "Of a stream one label a row is read beforehand, and no sets.",
         )
 
     def _expect_reader_of_tokens(self) -> None:

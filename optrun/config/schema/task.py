@@ -337,6 +337,7 @@ class TokenClassificationConfig(ClassesConfig):
     """A label for each word; data.text_column holds lists of words, data.label_column lists of labels."""
 
     AUTO_CLASS: ClassVar[str] = "AutoModelForTokenClassification"
+    READS_STREAMS: ClassVar[bool] = True
     MAIN_METRIC: ClassVar[str] = "f1"
     TITLE: ClassVar[str] = "token classification"
     PIPELINE_TAG: ClassVar[str] = "token-classification"
@@ -357,6 +358,7 @@ class MultipleChoiceConfig(TaskConfig):
     """Which of several texts goes with a text; data.choices_column holds lists of texts."""
 
     AUTO_CLASS: ClassVar[str] = "AutoModelForMultipleChoice"
+    READS_STREAMS: ClassVar[bool] = True
     MAIN_METRIC: ClassVar[str] = "accuracy"
     MODE: ClassVar[str] = "max"
     METRICS: ClassVar[tuple[str, ...]] = ("accuracy",)
@@ -374,6 +376,7 @@ class Seq2SeqLmConfig(TaskConfig):
     """A text from a text: data.text_column to data.target_column."""
 
     AUTO_CLASS: ClassVar[str] = "AutoModelForSeq2SeqLM"
+    READS_STREAMS: ClassVar[bool] = True
     TITLE: ClassVar[str] = "sequence to sequence"
     PIPELINE_TAG: ClassVar[str] = "text2text-generation"
     USAGE: ClassVar[tuple[str, ...]] = (
@@ -399,6 +402,7 @@ class ImageClassificationConfig(ClassesConfig):
     """A label for an image."""
 
     AUTO_CLASS: ClassVar[str] = "AutoModelForImageClassification"
+    READS_STREAMS: ClassVar[bool] = True
     PROCESSOR: ClassVar[str] = "AutoImageProcessor"
     METRICS: ClassVar[tuple[str, ...]] = ("accuracy", "f1", "mcc")
     COUNTED_FROM_DATA: ClassVar[str] = "classes"

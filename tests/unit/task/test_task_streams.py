@@ -1,0 +1,182 @@
+"""A stream's examples are those of the same rows read whole, for every task that reads streams; and what is refused."""
+
+from __future__ import annotations
+
+import io
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import datasets
+import numpy as np
+import pytest
+from PIL import Image
+
+from optrun.config.choice import choice
+from optrun.config.schema.data import SCHEMAS
+from optrun.data.build import load_source
+from optrun.data.source import Source
+from optrun.errors import ConfigError
+from optrun.task import Task
+from tests.unit.task.conftest import SENTENCE
+
+WORDS = SENTENCE.split()
+ROWS = range(40)
+COLUMNS: dict[str, Callable[[int], dict[str, Any]]] = {
+    "sequence_classification": lambda n: {"text": words(n), "label": ("odd", "even")[n % 2]},
+    "token_classification": lambda n: {
+        "tokens": words(n).split(),
+        "tags": [("O", "B-X", "I-X")[(n + k) % 3] for k in range(len(words(n).split()))],
+    },
+    "seq2seq_lm": lambda n: {"text": words(n), "target": words(n + 7)},
+    "multiple_choice": lambda n: {"text": words(n), "choices": [words(n + k) for k in range(3)], "label": n % 3},
+}
+
+
+def words(number: int) -> str:
+    return " ".join(WORDS[(number + place) % len(WORDS)] for place in range(1 + number % 5))
+
+
+def write(folder: Path, rows: list[dict[str, Any]]) -> list[str]:
+    """Two files of unequal length."""
+    paths = []
+    for name, part in (("a.jsonl", rows[:23]), ("b.jsonl", rows[23:])):
+        (folder / name).write_text("".join(json.dumps(row) + "\n" for row in part))
+        paths.append(str(folder / name))
+    return paths
+
+
+def source_of(paths: list[str], **values: Any) -> Source:
+    config = choice("data", SCHEMAS, "files", {"train": paths, "eval": paths, "max_length": 12, **values})
+    return load_source(config, seed=0, documents=False)
+
+
+def both(make_task: Callable[..., Task], name: str, paths: list[str], **options: Any) -> tuple[Task, Task]:
+    return make_task(name, source_of(paths), **options), make_task(name, source_of(paths, streaming=True), **options)
+
+
+def same(one: Any, other: Any) -> bool:
+    if isinstance(one, dict):
+        return set(one) == set(other) and all(same(one[name], other[name]) for name in one)
+    return all(map(same, one, other)) if isinstance(one, list) else bool(np.array_equal(one, other))
+
+
+@pytest.mark.parametrize("name", COLUMNS)
+def test_a_streams_examples_are_those_of_the_rows_read_whole(
+    tmp_path: Path, make_task: Callable[..., Task], name: str
+) -> None:
+    whole, streamed = both(make_task, name, write(tmp_path, [COLUMNS[name](number) for number in ROWS]))
+    assert len(whole.train) == len(streamed.train) == len(ROWS)
+    assert streamed.labels == whole.labels
+    assert streamed.needs() == whole.needs()
+    for number in ROWS:
+        assert same(whole.train[number], streamed.train[number]), number
+    some = [streamed.train[number] for number in (3, 38, 20)]
+    batch = streamed.collate(some)
+    assert all(bool((batch[key] == other).all()) for key, other in whole.collate(some).items())
+    assert streamed.eval.fingerprint() == whole.eval.fingerprint()
+
+
+def test_labels_of_all_pieces_are_those_of_the_rows_read_whole(tmp_path: Path, make_task: Callable[..., Task]) -> None:
+    rows = [COLUMNS["token_classification"](number) for number in ROWS]
+    whole, streamed = both(make_task, "token_classification", write(tmp_path, rows), label_all_pieces=True)
+    assert all(same(whole.train[number], streamed.train[number]) for number in ROWS)
+
+
+def test_classes_with_names_are_those_that_datasets_wrote(tmp_path: Path, make_task: Callable[..., Task]) -> None:
+    """As parquet of the hub has them: numbers in the file, names beside."""
+    names = datasets.ClassLabel(names=["neg", "pos"])
+    rows = {"text": [words(number) for number in ROWS], "label": [number % 2 for number in ROWS]}
+    features = datasets.Features({"text": datasets.Value("string"), "label": names})
+    path = tmp_path / "a.parquet"
+    datasets.Dataset.from_dict(rows, features=features).to_parquet(path, batch_size=7)
+    whole, streamed = both(make_task, "sequence_classification", [str(path)])
+    assert whole.labels == streamed.labels == ["neg", "pos"]
+    assert all(same(whole.train[number], streamed.train[number]) for number in ROWS)
+
+
+def picture(number: int) -> bytes:
+    file = io.BytesIO()
+    Image.new("RGB", (9, 9), (number, 5 * number, 99)).save(file, "png")
+    return file.getvalue()
+
+
+def prepare(image: Any) -> np.ndarray:
+    return np.asarray(image, dtype=np.float32).transpose(2, 0, 1)
+
+
+def images(folder: Path, change: Callable[[int, dict[str, Any]], dict[str, Any]] = lambda _, cell: cell) -> list[str]:
+    features = datasets.Features({"image": datasets.Image(), "label": datasets.ClassLabel(names=["a", "b"])})
+    cells = [change(number, {"bytes": picture(number), "path": None}) for number in ROWS]
+    rows = datasets.Dataset.from_dict({"image": cells, "label": [number % 2 for number in ROWS]}, features=features)
+    rows.to_parquet(folder / "a.parquet", batch_size=7)
+    return [str(folder / "a.parquet")]
+
+
+def test_images_in_the_rows_are_those_of_the_rows_read_whole(tmp_path: Path, make_task: Callable[..., Task]) -> None:
+    whole, streamed = both(make_task, "image_classification", images(tmp_path), prepared=prepare)
+    assert whole.labels == streamed.labels == ["a", "b"]
+    randomness = np.random.default_rng(0)
+    for number in ROWS:
+        one, other = (task.transform(task.train[number], randomness) for task in (whole, streamed))
+        assert same(one, other)
+
+
+def test_images_in_other_files_are_refused(tmp_path: Path, make_task: Callable[..., Task]) -> None:
+    (tmp_path / "one.png").write_bytes(picture(1))
+
+    def elsewhere(_: int, cell: dict[str, Any]) -> dict[str, Any]:
+        return {**cell, "bytes": None, "path": str(tmp_path / "one.png")}
+
+    paths = images(tmp_path, elsewhere)
+    with pytest.raises(ConfigError, match=r"data.streaming=true: .*a\.parquet: row 1 has .*and no bytes"):
+        make_task(
+            "image_classification", source_of(paths, streaming=True, eval=None, eval_fraction=0), prepared=prepare
+        )
+
+
+def test_a_broken_image_is_named_when_it_is_met(tmp_path: Path, make_task: Callable[..., Task]) -> None:
+    paths = images(tmp_path, lambda number, cell: {**cell, "bytes": b"none"} if number == 8 else cell)
+    source = source_of(paths, streaming=True, eval=None, eval_fraction=0)
+    task = make_task("image_classification", source, prepared=prepare)
+    assert task.train[7]["pixel_values"].shape == (3, 9, 9)
+    with pytest.raises(ConfigError, match=r"a\.parquet: row 9: this image cannot be decoded"):
+        task.train[8]
+
+
+@pytest.mark.parametrize(
+    ("name", "row", "message"),
+    [
+        ("token_classification", {"tokens": ["a"], "tags": ["O", "O"]}, r"row 24: it has 1 words and 2 labels"),
+        ("token_classification", {"tokens": ["a", None], "tags": ["O", "O"]}, r"row 24: it has .*list of texts"),
+        ("seq2seq_lm", {"text": "a", "target": ""}, r"row 24: it has no text in column target"),
+        ("seq2seq_lm", {"text": ["a"], "target": "a"}, r"row 24: it has \['a'\] \(list\) in column text"),
+        ("multiple_choice", {"text": "a", "choices": ["b", "c"], "label": 0}, r"row 24: it has 2 choices .* have 3"),
+        ("multiple_choice", {"text": "a", "choices": ["b", "c", "d"], "label": 3}, r"row 24: it has the label 3"),
+    ],
+)
+def test_a_bad_row_is_named_when_it_is_met(
+    tmp_path: Path, make_task: Callable[..., Task], name: str, row: dict[str, Any], message: str
+) -> None:
+    rows = [COLUMNS[name](number) for number in ROWS]
+    source = source_of(write(tmp_path, [*rows[:46], row, *rows]), streaming=True, eval=None, eval_fraction=0)
+    task = make_task(name, source)
+    with pytest.raises(ConfigError, match=r"data\.train=.*b\.jsonl: " + message.replace("24", "18")):
+        task.train[40]
+
+
+def test_what_is_known_of_labels_is_refused_before_the_first_step(
+    tmp_path: Path, make_task: Callable[..., Task]
+) -> None:
+    rows = [COLUMNS["token_classification"](number) for number in ROWS]
+    alone = {"streaming": True, "eval": None, "eval_fraction": 0}
+    paths = write(tmp_path, [*rows, {"tokens": ["a"], "tags": "O"}])
+    with pytest.raises(ConfigError, match=r"data.label_column=tags: .*b\.jsonl: row 18 has 'O' there"):
+        make_task("token_classification", source_of(paths, **alone))
+    paths = write(tmp_path, [*rows, {"tokens": [], "tags": []}])
+    task = make_task("token_classification", source_of(paths, **alone))
+    assert "data.train: 1 rows without a word carry no loss" in task.notes
+    assert task.count(task.collate([task.train[40]])) == 0
+    with pytest.raises(ConfigError, match="balanced: how many words"):
+        make_task("token_classification", source_of(paths, **alone), class_weights="balanced")
