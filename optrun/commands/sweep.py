@@ -113,7 +113,7 @@ def sweep(
         plan = _Plan(command, options, jobs, tuned=sorted({key for each in contenders for key in each.own}))
         seeds = [job.values["seed"] for job in jobs]
     if options.confirm.asked:
-        refuse_unfit_confirmation(options.confirm, seeds)
+        refuse_unfit_confirmation(options.confirm, seeds, plan.judged)
 
     def compare(folder: Path, code: int) -> None:
         from optrun.report.build import report

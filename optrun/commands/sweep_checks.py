@@ -87,18 +87,25 @@ def refuse_unjudged(jobs: list[Job]) -> None:
             )
 
 
-def refuse_unfit_confirmation(asked: ConfirmConfig, seeds: Sequence[int]) -> None:
+def refuse_unfit_confirmation(asked: ConfirmConfig, seeds: Sequence[int], jobs: Sequence[Job]) -> None:
     """Refuse a confirmation that could not follow, while nothing is spent yet.
 
     Args:
         asked: `hydra.sweeper.confirm`.
         seeds: Those of the sweep.
+        jobs: That show what all of them are.
 
     Raises:
-        ConfigError: With the key; the seeds take part in the choice, or are too few.
+        ConfigError: With the key; the seeds take part in the choice, or are too few; or there is no one choice.
     """
     from optrun.report.confirmation import parse_power, parse_seeds, refuse_stale
+    from optrun.report.forecast import count_workloads
 
+    if (count := count_workloads([job.values for job in jobs])) > 1:
+        raise ConfigError(
+            f"hydra.sweeper.confirm: this sweep is over {count} workloads (tasks, or data that judges), and a "
+            "confirmation is of one choice on one of them. Leave it out, or sweep over each workload by itself."
+        )
     key = "hydra.sweeper.confirm."
     if asked.seeds is not None and asked.power is not None:
         raise ConfigError(

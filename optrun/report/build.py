@@ -99,17 +99,12 @@ def report(
         raise ConfigError(f"report {listed}: no run found here or beneath (a run has metrics.jsonl or summary.json)")
     tuned = tuned_keys(runs)
     weighed = expected(objectives, runs) or objectives_of(runs)
-    overview = over_workloads(runs, metric=metric, baseline=baseline, by=by)
+    overview = over_workloads(runs, metric=metric, baseline=baseline, by=by, objectives=weighed)
     if overview is not None:
         if target is not None:
             raise ConfigError(
                 f"target={target}: {len(overview.workloads)} workloads have a metric each, and no level in common. "
                 "Leave it out, or make a report of each workload by itself."
-            )
-        if objectives:
-            raise ConfigError(
-                f"objectives={objectives[0].name},...: {len(overview.workloads)} workloads have no numbers in common "
-                "to weigh. Leave it out, or make a report of each workload by itself."
             )
         findings = find(runs, metric=metric, by=by, tuned=tuned)
         cautions, drawn = workloads_page.cautions(overview, findings), workloads_figures.pictures(overview)
@@ -164,10 +159,7 @@ def print_report(made: Report, console: Console) -> None:
             console.print(to_rich(terminal_table(findings), width=console.width))
             if budget := budget_line(findings):
                 console.print(budget, markup=False, highlight=False)
-            if (front := pareto_table(findings)) is not None:
-                console.print(to_rich(front, title="Pareto front", width=console.width))
-            elif findings.objectives:
-                console.print(pareto_sentence(findings), markup=False, highlight=False)
+            _print_front(findings, console)
         begun = [run for run in findings.runs if run.status != NOT_STARTED]
         rest = [run for run in begun if not run.finished or run.diverged]
         if rest:
@@ -190,6 +182,15 @@ def _print_overview(overview: Overview, console: Console) -> None:
     for each in overview.workloads:
         console.print(Text(each.name, style="bold"))
         console.print(to_rich(terminal_table(each.findings), width=console.width))
+        _print_front(each.findings, console)
+
+
+def _print_front(findings: Findings, console: Console) -> None:
+    """Print what no other beats, where several numbers are weighed."""
+    if (front := pareto_table(findings)) is not None:
+        console.print(to_rich(front, title="Pareto front", width=console.width))
+    elif findings.objectives:
+        console.print(pareto_sentence(findings), markup=False, highlight=False)
 
 
 def _write(

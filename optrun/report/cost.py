@@ -30,6 +30,17 @@ class Cost:
     untold: int
     """Runs of which tokens or seconds are not known."""
 
+    def __add__(self, other: Cost) -> Cost:
+        """What both cost together."""
+        return Cost(
+            self.configurations + other.configurations,
+            self.runs + other.runs,
+            self.steps + other.steps,
+            _sum([self.tokens, other.tokens]),
+            _sum([self.seconds, other.seconds]),
+            self.untold + other.untold,
+        )
+
 
 def cost(contender: Contender) -> Cost:
     """Add up all runs of a contender."""
@@ -60,7 +71,7 @@ def cost_table(findings: Findings) -> Table:
     same = equal_budget(findings.rows)
     unequal = any(row.budget.tried > same for row in findings.rows if row.rank)
     columns = ["contender", findings.metric, *([f"expected best of {same}"] if unequal else [])]
-    table = Table([*columns, "configurations", "runs", "steps", "tokens", "wall time"], [False, *[True] * 5])
+    table = Table([*columns, *COST_COLUMNS], [False, *[True] * 5])
     table.numeric += [True] * (len(table.columns) - len(table.numeric))
     for row in findings.rows:
         spent = cost(row.contender)
@@ -70,15 +81,25 @@ def cost_table(findings: Findings) -> Table:
                 row.name,
                 mean_sd(row.arm),
                 *([value(expected) if expected == expected else NONE] if unequal else []),
-                f"{spent.configurations:,}",
-                f"{spent.runs:,}",
-                f"{spent.steps:,}",
-                _at_least(spent.tokens, count, spent),
-                _at_least(spent.seconds, duration, spent),
+                *cost_cells(spent),
             ]
         )
         table.styles.append(row_style(row))
     return table
+
+
+COST_COLUMNS = ("configurations", "runs", "steps", "tokens", "wall time")
+
+
+def cost_cells(spent: Cost) -> list[str]:
+    """Format a cost for `COST_COLUMNS`."""
+    return [
+        f"{spent.configurations:,}",
+        f"{spent.runs:,}",
+        f"{spent.steps:,}",
+        _at_least(spent.tokens or None, count, spent),  # images have none
+        _at_least(spent.seconds, duration, spent),
+    ]
 
 
 def _at_least(total: float | None, show: Callable[[float], str], spent: Cost) -> str:

@@ -10,7 +10,7 @@ from optrun.report.arms import comparable, compared, differing, telling
 from optrun.report.branches import KEY, planned_step
 from optrun.report.comparable import workload_of
 from optrun.report.config_file import flatten
-from optrun.report.power import foreseen
+from optrun.report.power import foreseen, foreseen_over
 from optrun.report.statistics import ALPHA, MIN_SEEDS
 
 MORE_SEEDS = (3, 5, 10)
@@ -39,11 +39,8 @@ def forecast(configs: Sequence[Mapping[str, Any]], overrides: Sequence[str]) -> 
     Returns:
         A sentence; empty where nothing is compared over seeds.
     """
-    planned = [_Planned(flatten(config), overrides) for config in configs]
-    workloads: dict[tuple[object, ...], list[_Planned]] = {}
-    for run in planned:
-        workloads.setdefault(workload_of(run), []).append(run)
-    sizes = [_sizes(each) for each in workloads.values()]
+    workloads = _workloads(configs, overrides)
+    sizes = [_sizes(each) for each in workloads]
     contenders, seeds = max(size for size, _ in sizes), min(few for _, few in sizes)
     if contenders < 2 or seeds < 2:
         return ""
@@ -57,7 +54,24 @@ def forecast(configs: Sequence[Mapping[str, Any]], overrides: Sequence[str]) -> 
         parts.append(f"{more} seeds: {_size(contenders, more)}")
     if contenders > 2:
         parts.append(f"a baseline named beforehand: {_size(contenders, seeds, baseline=True)}")
-    return "; ".join(parts) + " (sd: of a contender over seeds)"
+    said = "; ".join(parts) + " (sd: of a contender over seeds)"
+    if len(workloads) > 1:
+        over = foreseen_over(len(workloads), contenders, seeds, ALPHA)
+        said += f"; over all of them: {over:.1f} sd, where they differ by as much in each"
+    return said
+
+
+def count_workloads(configs: Sequence[Mapping[str, Any]]) -> int:
+    """Count the kinds of runs whose numbers can be compared; see `comparable.workload_of`."""
+    return len(_workloads(configs, ()))
+
+
+def _workloads(configs: Sequence[Mapping[str, Any]], overrides: Sequence[str]) -> list[list[_Planned]]:
+    found: dict[tuple[object, ...], list[_Planned]] = {}
+    for config in configs:
+        run = _Planned(flatten(config), overrides)
+        found.setdefault(workload_of(run), []).append(run)
+    return list(found.values())
 
 
 def _sizes(planned: Sequence[_Planned]) -> tuple[int, int]:

@@ -38,7 +38,7 @@ def methods(findings: Findings, confirmed: Sequence[Confirmed], command: str) ->
     ranked = [row for row in findings.rows if row.rank]
     sentences = [_compared(findings), _tuned(findings, ranked), _scored(findings, ranked), _tested(findings, ranked)]
     sentences += [_confirmed(one) for one in confirmed]
-    sentences += [_spent([findings, *(one.findings for one in confirmed)]), _versions(findings.runs)]
+    sentences += [spent_sentence([findings, *(one.findings for one in confirmed)]), versions_sentence(findings.runs)]
     return Methods(
         plain(" ".join(sentence for sentence in sentences if sentence)),
         [plain(line) for line in [*sweep_lines(findings), *map(confirm_line, confirmed), command]],
@@ -48,17 +48,26 @@ def methods(findings: Findings, confirmed: Sequence[Confirmed], command: str) ->
 def _compared(findings: Findings) -> str:
     names = [row.name for row in findings.rows]
     runs = [run for run in findings.runs if run.status != NOT_STARTED]
-    on = [_alike(run.config.get(key) for run in runs) for key in ("task.name", "model.name", "data.name")]
+    on = [alike(run.config.get(key) for run in runs) for key in ("task.name", "model.name", "data.name")]
     task, model, data = on
     where = f" for {str(task).replace('_', ' ')}" if task else ""
     where += f" with the model {model}" if model else ""
     where += f" on the data {data}" if data else ""
-    listed = ", ".join(names[:12]) + (f" and {len(names) - 12} more" if len(names) > 12 else "")
+    return f"We compared {len(names)} contenders ({some(names)}){where}, in {runs_sentence(runs)}."
+
+
+def some(names: Sequence[str]) -> str:
+    """List names, the first dozen of many."""
+    return ", ".join(names[:12]) + (f" and {len(names) - 12} more" if len(names) > 12 else "")
+
+
+def runs_sentence(runs: Sequence[Run]) -> str:
+    """Say how many runs of which length there are."""
     steps = sorted({run.max_steps for run in runs if run.max_steps})
     length = f" of {steps[0]:,} optimizer steps each" if len(steps) == 1 else ""
     if len(steps) > 1:
         length = f" of {steps[0]:,} to {steps[-1]:,} optimizer steps"
-    return f"We compared {len(names)} contenders ({listed}){where}, in {len(runs):,} training runs{length}."
+    return f"{len(runs):,} training runs{length}"
 
 
 def _tuned(findings: Findings, ranked: Sequence[Row]) -> str:
@@ -87,14 +96,18 @@ def _scored(findings: Findings, ranked: Sequence[Row]) -> str:
     listed = ", ".join(map(str, seeds.most_common(1)[0][0]))
     over = f"the seeds {listed}" if len(seeds) == 1 else f"up to {max(map(len, seeds))} seeds"
     runs = [run for row in ranked for run in row.arm.runs]
-    examples = _alike(_section(run, "data").get("eval_examples") for run in runs)
+    examples = alike(section(run, "data").get("eval_examples") for run in runs)
     on = f" ({examples:,} evaluation examples)" if isinstance(examples, int) else ""
-    begun = [run for run in findings.runs if run.status != NOT_STARTED]
+    lost = lost_sentence([run for run in findings.runs if run.status != NOT_STARTED])
+    return f"A score is the last {findings.metric} of a run{on}, and we report its mean over {over}. {lost}".rstrip()
+
+
+def lost_sentence(begun: Sequence[Run]) -> str:
+    """Say how many runs have no score, and why; empty where all have one."""
     diverged = sum(bool(run.diverged) for run in begun)
     rest = sum(not (run.finished or run.diverged) for run in begun)
     lost = [f"{number} {how}" for how, number in (("diverged", diverged), ("did not finish", rest)) if number]
-    without = f" Of all runs {' and '.join(lost)}; these have no score." if lost else ""
-    return f"A score is the last {findings.metric} of a run{on}, and we report its mean over {over}.{without}"
+    return f"Of all runs {' and '.join(lost)}; these have no score." if lost else ""
 
 
 def _tested(findings: Findings, ranked: Sequence[Row]) -> str:
@@ -132,7 +145,8 @@ def _confirmed(one: Confirmed) -> str:
     )
 
 
-def _spent(everything: Sequence[Findings]) -> str:
+def spent_sentence(everything: Sequence[Findings]) -> str:
+    """Say what all runs took."""
     costs = [cost(row.contender) for findings in everything for row in findings.rows]
     steps, untold = sum(each.steps for each in costs), any(each.untold for each in costs)
     parts = [f"{steps:,} optimizer steps"]
@@ -141,11 +155,11 @@ def _spent(everything: Sequence[Findings]) -> str:
     return f"All runs together took {'at least ' if untold else ''}{', '.join(parts)}."
 
 
-def _versions(runs: Sequence[Run]) -> str:
+def versions_sentence(runs: Sequence[Run]) -> str:
     """Say on what the runs ran, as far as all that know agree."""
     known = {name: [text for run in runs if (text := _scalars(run, name))] for name in ("versions", "hardware")}
-    versions, hardware = _alike(known["versions"]), _alike(known["hardware"])
-    commit = _alike(_section(run, "git").get("commit") for run in runs)
+    versions, hardware = alike(known["versions"]), alike(known["hardware"])
+    commit = alike(section(run, "git").get("commit") for run in runs)
     if not known["versions"]:
         return ""
     on = f" on {hardware}" if hardware else ""
@@ -153,18 +167,18 @@ def _versions(runs: Sequence[Run]) -> str:
     return f"Runs were made with {versions or 'several versions'}{on}."
 
 
-def _section(run: Run, name: str) -> Mapping[str, Any]:
-    """A section of the summary; empty where it has none."""
+def section(run: Run, name: str) -> Mapping[str, Any]:
+    """Find a section of the summary; empty where it has none."""
     found = run.summary.get(name)
     return found if isinstance(found, dict) else {}
 
 
 def _scalars(run: Run, name: str) -> str:
-    items = _section(run, name).items()
+    items = section(run, name).items()
     return ", ".join(f"{key} {item}" for key, item in items if isinstance(item, (str, int, float)) and item != "")
 
 
-def _alike(values: Iterable[object]) -> object | None:
-    """The one value there is; None where there are several, or none."""
+def alike(values: Iterable[object]) -> object | None:
+    """Find the one value there is; None where there are several, or none."""
     distinct = {str(value): value for value in values if value is not None}
     return next(iter(distinct.values())) if len(distinct) == 1 else None

@@ -77,7 +77,7 @@ def render(
     }
     switches = [] if single else [row.name for row in drawn_rows(findings.rows)]
     if overview is not None:
-        content |= workloads_page.content(overview, findings)
+        content |= workloads_page.content(overview, findings, command)
         switches = workloads_page.switches(overview)
     # The pictures are markup of our own.
     inline = [

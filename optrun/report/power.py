@@ -88,3 +88,21 @@ def foreseen(contenders: int, seeds: int, alpha: float, *, baseline: bool = Fals
     comparisons = contenders - 1 if baseline else contenders * (contenders - 1) // 2
     caution, weight = moderated.expected(contenders, seeds)
     return detectable(math.sqrt(2), seeds, alpha / comparisons / caution, (1 + weight) * (seeds - 1))
+
+
+def foreseen_over(workloads: int, contenders: int, seeds: int, alpha: float) -> float:
+    """As `foreseen`, of the mean over several workloads, where contenders differ in each by so many of its own.
+
+    Args:
+        workloads: At least 2, whose scores scatter alike.
+        contenders: As for `foreseen`, as the two that follow.
+        seeds: That all of them run.
+        alpha: Chance of any false verdict.
+    """
+    caution, weight = moderated.expected(contenders, seeds)
+    each = (1 + weight) * (seeds - 1)
+    joint = each * (workloads * each + 2) / (each + 2)  # what Satterthwaite's formula gives where variances are alike
+    degrees = joint if caution > 1 else (joint + each) / 2  # as in `workloads_statistics.stratified_t_tests`
+    comparisons = contenders * (contenders - 1) // 2
+    found = detectable(math.sqrt(2), seeds, alpha / comparisons / moderated.CAUTION, degrees)
+    return found / math.sqrt(workloads)

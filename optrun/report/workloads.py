@@ -15,6 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from optrun.artifacts.objective import Objective
 from optrun.errors import ConfigError, did_you_mean
 from optrun.formatting import plain
 from optrun.report.arms import Arm, compared, describe, differing, telling
@@ -129,7 +130,12 @@ class Overview:
 
 
 def over_workloads(
-    runs: Sequence[Run], *, metric: str | None = None, baseline: str | None = None, by: Sequence[str] = ()
+    runs: Sequence[Run],
+    *,
+    metric: str | None = None,
+    baseline: str | None = None,
+    by: Sequence[str] = (),
+    objectives: Sequence[Objective] = (),
 ) -> Overview | None:
     """Split runs into workloads, and judge contenders over all of them.
 
@@ -138,6 +144,7 @@ def over_workloads(
         metric: What to compare by wherever it was logged; default: the main metric of each workload.
         baseline: A contender to test the others against; default: the best over all.
         by: Configuration keys that separate contenders; default: as within a workload.
+        objectives: What is weighed against each other within each workload.
 
     Returns:
         None where the runs are of one workload, or of several that do not share two contenders.
@@ -150,7 +157,7 @@ def over_workloads(
         return None
     between = list(by) or _between(parts.values())
     shared = [key for key in between if all(any(key in run.config for run in part) for part in parts.values())]
-    every = [_workload(name, part, metric, baseline, shared) for name, part in parts.items()]
+    every = [_workload(name, part, metric, baseline, shared, objectives) for name, part in parts.items()]
     names = Counter(row.name for each in every for row in each.findings.rows if row.rank)
     if sum(count > 1 for count in names.values()) < 2:
         return None
@@ -218,11 +225,18 @@ def _between(parts: Iterable[list[Run]]) -> list[str]:
     return list(found)
 
 
-def _workload(name: str, runs: list[Run], metric: str | None, baseline: str | None, by: Sequence[str]) -> Workload:
+def _workload(
+    name: str,
+    runs: list[Run],
+    metric: str | None,
+    baseline: str | None,
+    by: Sequence[str],
+    objectives: Sequence[Objective],
+) -> Workload:
     logged = metric if metric is not None and any(metric in run.log.names() for run in runs) else None
-    findings = find(runs, metric=logged, by=by)
+    findings = find(runs, metric=logged, by=by, objectives=objectives)
     if baseline is not None and any(row.name == baseline for row in findings.rows):
-        findings = find(runs, metric=logged, by=by, baseline=baseline)
+        findings = find(runs, metric=logged, by=by, baseline=baseline, objectives=objectives)
     return Workload(name, findings)
 
 

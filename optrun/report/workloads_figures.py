@@ -17,7 +17,7 @@ from optrun.report.theme import MARKERS, Theme, legend, new_figure, style_axes, 
 from optrun.report.workloads import Overview, Standing, Workload
 from optrun.report.workloads_statistics import LAST_TAU, performance_profile, resample, score_profile
 
-_WITHIN = ("results", "metric", "basin")
+_WITHIN = ("results", "metric", "basin", "pareto")
 """Pictures of each workload by itself, by name."""
 
 

@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 
-from optrun.report.cost import cost_table
 from optrun.report.findings import Findings
 from optrun.report.narrative import subtitle
 from optrun.report.picture import drawn_rows
@@ -20,18 +19,21 @@ from optrun.report.verdict import headline, kind, listed
 from optrun.report.warnings import Warning, find_warnings
 from optrun.report.workloads import Overview
 from optrun.report.workloads_figures import ordered, shown
+from optrun.report.workloads_methods import methods
+from optrun.report.workloads_sections import cost_section, left_section, pareto_section
 from optrun.report.workloads_statistics import FEWEST_WORKLOADS, LAST_TAU
 
 _SAID = ("task", "data")
 """Kinds of warnings that say what the overview is about."""
 
 
-def content(overview: Overview, findings: Findings) -> dict[str, Any]:
+def content(overview: Overview, findings: Findings, command: str) -> dict[str, Any]:
     """Make what a page says in place of one ranking.
 
     Args:
         overview: What was found over workloads.
         findings: Of all runs together; ranks nothing.
+        command: What makes the report again.
     """
     return {
         "title": f"{len(overview.standings)} contenders over {len(overview.workloads)} workloads",
@@ -39,8 +41,8 @@ def content(overview: Overview, findings: Findings) -> dict[str, Any]:
         "headline": lead(overview),
         "result": "Over several workloads",
         "ranking": table(overview),
-        "sections": [*sections(overview), Section("What it cost", tables=[cost_table(findings)])],
-        "methods": None,
+        "sections": [*sections(overview), cost_section(overview), left_section(overview)],
+        "methods": methods(overview, findings, command),
         "arms": None,
         "notes": notes(overview),
     }
@@ -114,12 +116,10 @@ def _elsewhere(count: int) -> str:
 def table(overview: Overview) -> Table:
     """Tabulate all contenders over all workloads, best first."""
     elsewhere = len(overview.workloads) - len(overview.left_out) >= FEWEST_WORKLOADS
-    columns = ["#", "contender", "mean score", "95 % interval", "verdict", "difference", "p (Holm)"]
-    columns += ["interquartile mean", "optimality gap", "mean rank", "better / worse", "steps profile"]
+    columns = ["#", "contender", "mean score", "95 % interval", "verdict", "difference", "p (Holm)", "better / worse"]
     columns += ["p (other workloads)"] if elsewhere else []
     made = Table(columns, [True, False, True, True, False, *[True] * (len(columns) - 5)])
     for number, each in enumerate(overview.standings, start=1):
-        rank = float(np.mean(each.ranks)) if not np.isnan(each.ranks).any() else math.nan
         test = each.test
         tested = test is not None and not math.isnan(test.low)
         made.rows.append(
@@ -131,17 +131,32 @@ def table(overview: Overview) -> Table:
                 f"no result on {', '.join(each.missing)}" if each.missing else each.verdict,
                 NONE if test is None else _difference(test.difference, (test.low, test.high) if tested else None),
                 p_value(each.p) if tested else NONE,
-                _with_interval(each.middle, each.middle_interval),
-                _with_interval(each.gap, each.gap_interval),
-                NONE if math.isnan(rank) else f"{rank:.1f}",
                 NONE if each.missing or test is None else f"{each.better} / {each.worse}",
-                f"{each.profile:.2f}",
                 *([NONE if math.isnan(each.p_elsewhere) else p_value(each.p_elsewhere)] if elsewhere else []),
             ]
         )
         best = number == 1 and not each.missing
         style = {BETTER: "better", WORSE: "worse"}.get(each.verdict, "")
         made.styles.append("muted" if each.missing else "best" if best else style)
+    return made
+
+
+def summaries_table(overview: Overview) -> Table:
+    """Tabulate other ways to sum up over workloads; nothing is tested by these."""
+    columns = ["contender", "interquartile mean", "optimality gap", "mean rank", "steps profile"]
+    made = Table(columns, [False, *[True] * 4])
+    for each in overview.standings:
+        rank = float(np.mean(each.ranks)) if not np.isnan(each.ranks).any() else math.nan
+        made.rows.append(
+            [
+                each.name,
+                _with_interval(each.middle, each.middle_interval),
+                _with_interval(each.gap, each.gap_interval),
+                NONE if math.isnan(rank) else f"{rank:.1f}",
+                f"{each.profile:.2f}",
+            ]
+        )
+        made.styles.append("muted" if each.missing else "")
     return made
 
 
@@ -156,7 +171,7 @@ def scores_table(overview: Overview) -> Table:
         cells = [each.name, each.findings.metric, value(each.floor), value(each.best)]
         for standing in overview.standings:
             known = standing.scores[index][~np.isnan(standing.scores[index])]
-            cells.append(f"{known.mean():.3f}" if len(known) else NONE)
+            cells.append(_number(known.mean()) if len(known) else NONE)
         made.rows.append(cells)
         made.styles.append("")
     return made
@@ -164,9 +179,14 @@ def scores_table(overview: Overview) -> Table:
 
 def sections(overview: Overview) -> list[Section]:
     """List the scores on each workload, then the verdict within each, as a report of its runs alone gives it."""
-    found = [Section("Score on each workload", tables=[scores_table(overview)])] if overview.standings else []
+    found = []
+    if overview.standings:
+        found.append(Section("Score on each workload", tables=[scores_table(overview)]))
+        found.append(Section("Other summaries over workloads", tables=[summaries_table(overview)]))
     for each in overview.workloads:
         found.append(Section(f"Within {each.name}", [headline(each.findings)], [ranking_table(each.findings)]))
+        if (front := pareto_section(each)) is not None:
+            found.append(front)
     return found
 
 
@@ -200,11 +220,11 @@ def notes(overview: Overview) -> list[str]:
 
 
 def _number(number: float) -> str:
-    return NONE if math.isnan(number) else f"{number:.3f}"
+    return NONE if math.isnan(number) else f"{number:.3f}".replace("-", "\N{MINUS SIGN}")
 
 
 def _interval(ends: tuple[float, float]) -> str:
-    return NONE if math.isnan(ends[0]) else f"[{ends[0]:.3f}, {ends[1]:.3f}]"
+    return NONE if math.isnan(ends[0]) else f"[{_number(ends[0])}, {_number(ends[1])}]"
 
 
 def _with_interval(number: float, ends: tuple[float, float]) -> str:

@@ -6,9 +6,13 @@ from collections.abc import Mapping
 from itertools import product
 from typing import Any
 
+import numpy as np
 import pytest
 
 from optrun.report.forecast import forecast
+from optrun.report.power import POWER, foreseen_over
+from optrun.report.statistics import ALPHA
+from optrun.report.workloads_statistics import compare_over_workloads, is_found
 
 
 def _grid(optimizers: int, seeds: int, lrs: int = 1) -> list[Mapping[str, Any]]:
@@ -33,8 +37,21 @@ def test_more_seeds_and_a_baseline_see_more() -> None:
 def test_contenders_are_counted_within_each_workload() -> None:
     tasks = [{**config, "task": {"name": name}} for name in ("causal_lm", "masked_lm") for config in _grid(3, 5)]
     alone, both = forecast(tasks[: len(tasks) // 2], []), forecast(tasks, [])
-    assert both == f"within each of 2 workloads: {alone}"
+    within, over = both.split("; over all of them: ")
+    assert within == f"within each of 2 workloads: {alone}"
+    assert over == f"{foreseen_over(2, 3, 5, ALPHA):.1f} sd, where they differ by as much in each"
     assert alone.startswith("3 contenders, 5 seeds")
+
+
+@pytest.mark.parametrize(("workloads", "contenders", "seeds"), [(2, 3, 3), (5, 7, 3), (5, 2, 5), (3, 4, 5)])
+def test_what_is_foreseen_over_workloads_is_found_in_four_of_five(workloads: int, contenders: int, seeds: int) -> None:
+    gap = foreseen_over(workloads, contenders, seeds, ALPHA)
+    random = np.random.default_rng(0)
+    hits = 0
+    for _ in range(200):
+        scores = {f"c{i}": random.normal(size=(workloads, seeds)) + gap * (i == 0) for i in range(contenders)}
+        hits += is_found(compare_over_workloads(scores, "c0", named_beforehand=False)["c1"][1])
+    assert POWER - 0.15 < hits / 200 < POWER + 0.15  # degrees of freedom are those of the mean, not of each table
 
 
 @pytest.mark.parametrize(

@@ -2,22 +2,28 @@
 
 from __future__ import annotations
 
+import io
 import itertools
+import json
 import math
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from rich.console import Console
 from scipy import stats
 
+from optrun.artifacts.objective import Objective
 from optrun.errors import ConfigError
 from optrun.report.build import report
 from optrun.report.collect import load_runs
 from optrun.report.statistics import BETTER, NO_DIFFERENCE, REFERENCE, TOO_FEW, WORSE, paired_tests
 from optrun.report.workloads import Overview, over_workloads, split
 from optrun.report.workloads_page import cautions, lead, notes, scores_table, switches, table
+from optrun.report.workloads_sections import cost_section
 from optrun.report.workloads_statistics import (
     bootstrap_interval,
     compare_over_workloads,
@@ -258,10 +264,48 @@ def test_the_report(three: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         ):
             assert fact in text
         assert "Nothing is ranked" not in text
+    for fact in (
+        "We compared 3 contenders (adamw, lamb, sgd) on 3 workloads, in 27 training runs of 50 optimizer steps each: "
+        "causal_lm (model",
+        "Within each workload each contender had one configuration",
+        "with Holm's correction over all pairs of contenders, shown against the best, adamw, at 5 %",
+        "Of other workloads nothing is claimed, which takes at least 6.",
+        "All runs together took 1,350 optimizer steps",
+        "Not over several workloads",
+    ):
+        assert fact in text
+    cost, by_workload = cost_section(made.overview).tables
+    assert [row[:6] for row in cost.rows] == [
+        [each.name, f"{each.mean:.3f}", "3", "3", "9", "450"] for each in made.overview.standings
+    ]
+    assert [row[:4] for row in by_workload.rows] == [[task, "3", "9", "450"] for task in TASKS]
     kinds = {warning.kind for warning in cautions(made.overview, made.findings)}
     assert not kinds & {"task", "data"}
     with pytest.raises(ConfigError, match=r"target=2\.0: 3 workloads"):
         report([three], out=tmp_path / "other", target=2.0)
+
+
+def test_each_workload_has_a_front(three: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What several numbers weigh is drawn of each workload; a number that one has not is told there."""
+    drawn: list[str] = []
+    monkeypatch.setattr("optrun.report.build.save_png", lambda figure, path, *, dpi: drawn.append(path.name))
+    monkeypatch.setattr("optrun.report.workloads_figures._WITHIN", ("pareto",))
+    monkeypatch.setattr("optrun.report.workloads_figures._together", lambda overview: [])
+    weighed = [Objective("eval/loss", "min"), Objective("perf/tokens_per_second", "max")]
+    runs = tmp_path / "runs"
+    shutil.copytree(three, runs)
+    for path in runs.glob("masked_lm-*/summary.json"):
+        path.write_text(json.dumps(json.loads(path.read_text()) | {"perf": {}}))
+        metrics = path.with_name("metrics.jsonl")
+        metrics.write_text(metrics.read_text().replace("perf/", "other/"))
+    stream = io.StringIO()
+    made = report([runs], out=tmp_path / "out", objectives=weighed, console=Console(file=stream, width=160))
+    assert drawn == ["report-workload-1-pareto.png", "report-workload-3-pareto.png"]
+    text = (tmp_path / "out" / "report.md").read_text().replace("\\_", "_")
+    assert [f"## Pareto front of {task}" in text for task in TASKS] == [True] * 3
+    missing = "No finished run has all of eval/loss, perf/tokens_per_second: there is nothing to weigh."
+    assert (text.count(missing), stream.getvalue().count(missing)) == (1, 1)
+    assert all(tuple(each.findings.objectives) == tuple(weighed) for each in (made.overview or found(runs)).workloads)
 
 
 def test_no_difference_is_said(tmp_path: Path, make_run: Callable[..., Path]) -> None:
