@@ -57,8 +57,12 @@ def run(argv: list[str]) -> int:
     if name_there is not None:
         expect_hub(name_there)
     run_dir, checkpoint = checkpoint_of(source)
-    name = export(run_dir, checkpoint, destination, merged=bool(merged))
-    Console().print(f"{checkpoint} -> {destination}", markup=False, highlight=False, soft_wrap=True)
+
+    def say(line: str) -> None:
+        Console().print(line, markup=False, highlight=False, soft_wrap=True)
+
+    name = export(run_dir, checkpoint, destination, merged=bool(merged), note=say)
+    say(f"{checkpoint} -> {destination}")
     if (destination / "adapter_config.json").is_file():
         how = (
             f"peft.PeftModel.from_pretrained(BASE, {str(destination)!r}), where BASE is a {name}; "

@@ -16,7 +16,6 @@ _VERBS = "not offered: `optrun` trains and evaluates, `optrun evaluate RUN_DIR` 
 _SPACE = "not offered: a space of trackio's is told to trackio itself, in the environment"
 _SAME_PRECISION = "not offered: an evaluation computes as training does, in training.precision"
 _WORKERS = "not offered: training.dataloader_num_workers says how many; their order is always that of the data"
-_QUANTIZED = "not offered yet: the frozen weights are float32, or bfloat16 by model.dtype=bfloat16"
 
 TRAINING_ARGUMENTS = {
     "output_dir": "hydra.run.dir",
@@ -190,8 +189,12 @@ HABITS = {
     "use_dora": "adapter.use_dora",
     "torch_dtype": "model.dtype",
     "dtype": "model.dtype",
-    "load_in_8bit": _QUANTIZED,
-    "load_in_4bit": _QUANTIZED,
+    "load_in_8bit": "model.quantization=8bit",
+    "load_in_4bit": "model.quantization=4bit",
+    "bnb_4bit_quant_type": "model.bnb_4bit_quant_type",
+    "use_bnb_nested_quant": "model.bnb_4bit_use_double_quant",
+    "bnb_4bit_use_double_quant": "model.bnb_4bit_use_double_quant",
+    "bnb_4bit_compute_dtype": "model.dtype",
     # accelerate launch, PyTorch Lightning.
     "mixed_precision": "training.precision",
     "num_processes": _ONE_PROCESS,

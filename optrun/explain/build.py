@@ -25,6 +25,7 @@ from optrun.explain.memory import rank_memory
 from optrun.explain.schedule import assumed_steps, curves_of, named_steps
 from optrun.model.attention import device_type, refuse_attention, separation
 from optrun.model.build import ModelSpec, build_model, special_ids
+from optrun.model.quantization import require_quantization, tensor_bytes
 from optrun.optimizer.base import NamedOptimizer
 from optrun.optimizer.build import build_optimizer, options_of
 from optrun.optimizer.footprint import state_bytes
@@ -48,6 +49,7 @@ def explain(config: RunConfig, model: nn.Module | None = None, trunk: TrunkState
     """
     notes: list[str] = []
     if model is None:
+        require_quantization(config.model)
         refuse_attention(config.model, config.training.device, config.training.precision.value)
         model, model_notes = build_model(config.model, model_spec(config, notes), adapter=config.adapter, meta=True)
         notes += model_notes
@@ -78,6 +80,7 @@ def explain(config: RunConfig, model: nn.Module | None = None, trunk: TrunkState
     climb = num_warmup_steps_of(config.scheduler, steps)
     sharded = config.distributed.name == "fsdp"
     params = dict(model.named_parameters())
+    sizes = tensor_bytes(model)
     notes += _tied(model, params)
     branch = None if trunk is None else branch_facts(trunk, optimizer, scheduler, steps)
     frozen = {name: param for name, param in params.items() if not param.requires_grad}
@@ -100,11 +103,11 @@ def explain(config: RunConfig, model: nn.Module | None = None, trunk: TrunkState
         frozen=list(frozen),
         frozen_parameters=sum(param.numel() for param in frozen.values()),
         curves=curves,
-        weight_dtype=config.model.dtype.value,
-        weight_bytes=sum(param.numel() * param.itemsize for param in params.values()),
+        weight_dtype=weight_dtype(config),
+        weight_bytes=sum(sizes.values()),
         gradient_bytes=sum(param.numel() * param.itemsize for param in params.values() if param.requires_grad),
         state_bytes=total([tensor.state_bytes for tensor in tensors]),
-        rank_memory=rank_memory(config, params, states),
+        rank_memory=rank_memory(config, params, sizes, states),
         data=sampled,
         branch=branch,
         options=_options(config),
@@ -117,6 +120,12 @@ def _options(config: RunConfig) -> dict[str, Any]:
     own = config.optimizer
     named = {"dialect": own.dialect} if hasattr(own, "dialect") else {}
     return named | options_of(own)
+
+
+def weight_dtype(config: RunConfig) -> str:
+    """Say of which type weights are."""
+    dtype, bits = config.model.dtype.value, getattr(config.model, "quantization", None)
+    return dtype if bits is None else f"{bits.removesuffix('bit')} bits and {dtype}"
 
 
 def _tied(model: nn.Module, params: Mapping[str, Tensor]) -> list[str]:

@@ -13,13 +13,16 @@ from optrun.distributed.shard import data_parallel_degrees
 from optrun.explain.facts import RankMemory
 
 
-def rank_memory(config: RunConfig, params: Mapping[str, Tensor], states: Mapping[str, int | None]) -> RankMemory | None:
+def rank_memory(
+    config: RunConfig, params: Mapping[str, Tensor], sizes: Mapping[str, int], states: Mapping[str, int | None]
+) -> RankMemory | None:
     """Estimate the memory of the rank that holds most, from the configuration alone.
 
     Args:
         config: Says how many ranks there are and how they share a model; `training.nproc_per_node=auto` counts the GPUs
             of this machine.
         params: All of the model's, by name.
+        sizes: Bytes of each of them.
         states: Bytes of optimizer state of those that train; None where it is not known.
 
     Returns:
@@ -41,7 +44,6 @@ def rank_memory(config: RunConfig, params: Mapping[str, Tensor], states: Mapping
         return sum(_piece(param, size, shards) for param, size in whole)
 
     known = {name: size for name, size in states.items() if size is not None}
-    sizes = {name: param.numel() * param.itemsize for name, param in params.items()}
     return RankMemory(
         distributed=distributed.name,
         ranks=ranks,

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import importlib.util
 import warnings
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from optrun.config.schema.adapter import AdapterConfig, LoraConfig
 from optrun.errors import ConfigError
 from optrun.model.adapter_places import Places, head_modules, linear_modules, matched, shared_modules
+from optrun.model.quantization import dequantize, quantize, tensor_sizes
 from optrun.model.tokenizer import in_one_line
 
 if TYPE_CHECKING:
@@ -77,6 +78,8 @@ def inject(
     new: Iterable[str] = (),
     *,
     base: str | None = None,
+    quantization: Mapping[str, Any] | None = None,
+    dequantized: bool = False,
     meta: bool = False,
 ) -> list[str]:
     """Freeze a model, and put factors beside its matrices.
@@ -87,6 +90,8 @@ def inject(
         auto_class: The transformers class it was asked for by: whether its head is a task's own.
         new: Names of parameters that no file of weights had; what is frozen must not be random.
         base: Where its weights come from; None: from a seed.
+        quantization: Of the linear modules that are frozen, all but those of the head; None: they stay as they are.
+        dequantized: Give them the weights that they would have, quantised, in plain modules again.
         meta: Make factors without memory.
 
     Returns:
@@ -102,6 +107,13 @@ def inject(
     _refuse_running_statistics(model)
     saved = _modules_to_save(config, model, auto_class, list(new))
     targets = _targets(config, model, saved, auto_class)
+    notes = []
+    if quantization is not None:
+        aside = [*saved, *head_modules(model)]
+        frozen = [path for path in linear_modules(model) if not any(_inside(path, above) for above in aside)]
+        notes.append(quantize(quantization, model, frozen, meta=meta))
+        if dequantized:
+            dequantize(model)
     options: dict[str, Any] = {
         "r": config.r,
         "lora_alpha": config.lora_alpha,
@@ -127,7 +139,7 @@ def inject(
     _refuse_other_places(places, Places(targets, saved))
     setattr(model, _MARK, Injected(_names(model, places), places, base))
     unread = "; so does what its weights lack, which are not read here" if meta and base is not None else ""
-    return [_note(config, model, places) + unread]
+    return [_note(config, model, places) + unread, *notes]
 
 
 def base_tensors(model: Any) -> dict[str, Tensor]:
@@ -279,10 +291,11 @@ def _note(config: LoraConfig, model: nn.Module, places: Places) -> str:
     kinds = list(dict.fromkeys(path.rpartition(".")[2] for path in places.targets))
     listed = ", ".join(kinds[:6]) + (", ..." if len(kinds) > 6 else "")
     trained = sum(param.numel() for param in model.parameters() if param.requires_grad)
+    sizes = tensor_sizes(model)
     copies = sum(
         param.numel() for path in places.saved for param in model.get_submodule(f"{path}.original_module").parameters()
     )
-    total = sum(param.numel() for param in model.parameters()) - copies
+    total = sum(sizes.values()) - copies
     verb = "trains" if len(places.saved) == 1 else "train"
     whole = f"; {', '.join(places.saved)} {verb} whole" if places.saved else ""
     ratio = config.loraplus_lr_ratio

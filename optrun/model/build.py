@@ -15,6 +15,7 @@ from optrun.model.adapter import inject
 from optrun.model.attention import plain_attention
 from optrun.model.configuration import ModelSpec, configuration, refuse_long, special_ids
 from optrun.model.folder import refuse_broken_weights, refuse_no_model
+from optrun.model.quantization import quantization_of
 from optrun.model.tokenizer import in_one_line
 
 if TYPE_CHECKING:
@@ -89,7 +90,9 @@ def build_model(
         _refuse_seer(config, model)
     if isinstance(adapter, LoraConfig):
         base = _origin(config)
-        notes += inject(adapter, model, spec.auto_class, _parameters(model, new), base=base, meta=meta)
+        asked = quantization_of(config)
+        new = _parameters(model, new)
+        notes += inject(adapter, model, spec.auto_class, new, base=base, quantization=asked, meta=meta)
         if base is None and not meta:
             notes.append(
                 f"warning: model={config.name} starts from scratch: what adapter={adapter.name} freezes is random"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import hashlib
 from collections.abc import Mapping
 from dataclasses import replace
@@ -23,6 +24,7 @@ from optrun.config.store import typed
 from optrun.errors import CheckpointError, ConfigError
 from optrun.model.adapter import base_tensors, inject, injected
 from optrun.model.build import weights_of
+from optrun.model.quantization import quantization_of, quantized, require_quantization
 from optrun.model.weights import load_model_tensors
 
 if TYPE_CHECKING:
@@ -38,6 +40,7 @@ def adapter_facts(model: Any) -> dict[str, Any] | None:
         "base": base_digest(model),
         "target_modules": list(adapter.places.targets),
         "modules_to_save": list(adapter.places.saved),
+        "quantization": quantized(model),
     }
 
 
@@ -73,6 +76,11 @@ def refuse_other_adapter(saved: CheckpointMetadata, here: Mapping[str, Any] | No
             "other weights. Leave adapter as it was; or make a model of both (optrun export CHECKPOINT DIR merge=true) "
             "and begin a new run with model=pretrained model.path=DIR."
         )
+    if before is not None and here is not None and before.get("quantization") != here["quantization"]:
+        raise ConfigError(
+            f"{_in_words(here['quantization'])}: the checkpoint holds an adapter that was trained beside a base with "
+            f"{_in_words(before.get('quantization'))}, another one. Leave it as it was."
+        )
     if before is not None and here is not None and before.get("base") != here["base"]:
         model = saved.config.get("model", {})
         old = _origin(model.get("path"), model.get("name", ""), saved.config.get("seed", 0))
@@ -85,7 +93,13 @@ def refuse_other_adapter(saved: CheckpointMetadata, here: Mapping[str, Any] | No
 
 
 def rebuilt(
-    run: RunDir, checkpoint: Path, snapshot: Snapshot, kind: type[Any], values: PretrainedConfig
+    run: RunDir,
+    checkpoint: Path,
+    snapshot: Snapshot,
+    kind: type[Any],
+    values: PretrainedConfig,
+    *,
+    dequantized: bool = False,
 ) -> PreTrainedModel:
     """Build the model of an adapter's checkpoint: its base from where it lies, the factors of the checkpoint beside it.
 
@@ -95,6 +109,7 @@ def rebuilt(
         snapshot: What it holds.
         kind: Its class, of transformers.
         values: Its configuration, of transformers.
+        dequantized: Give a quantised base plain modules, into which factors can be merged.
 
     Raises:
         ConfigError: The base is not where it was, or another one.
@@ -108,15 +123,29 @@ def rebuilt(
     facts = saved.adapter
     if not isinstance(config.adapter, LoraConfig) or facts is None:
         raise CheckpointError(f"{checkpoint}: its configuration has no adapter, and its weights are one.")
-    torch.manual_seed(config.seed)
-    model, base = weights_of(config.model, kind, values)
+    require_quantization(config.model)
+    asked = quantization_of(config.model)
     adapter = replace(
         config.adapter, target_modules=list(facts["target_modules"]), modules_to_save=list(facts["modules_to_save"])
     )
-    inject(adapter, model, config.task.AUTO_CLASS, base=base)
+
+    def beside_factors(*, plain: bool) -> PreTrainedModel:
+        torch.manual_seed(config.seed)
+        model, base = weights_of(config.model, kind, copy.deepcopy(values))
+        inject(adapter, model, config.task.AUTO_CLASS, base=base, quantization=asked, dequantized=plain)
+        return model
+
+    model = beside_factors(plain=False)
     refuse_other_adapter(saved, adapter_facts(model), config)
+    if dequantized and asked is not None:
+        model = beside_factors(plain=True)
     load_model_tensors(model, snapshot.model)
     return model
+
+
+def _in_words(quantization: Mapping[str, Any] | None) -> str:
+    asked = quantization or {"quantization": None}
+    return " ".join(f"model.{name}={'null' if value is None else value}" for name, value in asked.items())
 
 
 def _origin(path: str | None, name: str, seed: int) -> str:

@@ -6,7 +6,7 @@ import copy
 import os
 import re
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -155,7 +155,29 @@ def _replacing(manifest: RunManifest, folder: Path) -> Iterator[Path]:
         raise
 
 
-def export(run: RunDir, checkpoint: Path, destination: Path, *, merged: bool = False) -> str:
+def _told_of_a_quantised_base(asked: Mapping[str, Any], *, merged: bool) -> str:
+    """What others need to know of a base that was quantised, to compute the same."""
+    if merged:
+        return f"the base was trained beside in {asked['quantization']}: its weights are dequantised, in model.dtype"
+    options = ", ".join(
+        ["load_in_8bit=True"]
+        if asked["quantization"] == "8bit"
+        else ["load_in_4bit=True", *(f"{name}={value!r}" for name, value in asked.items() if name != "quantization")]
+    )
+    return (
+        "the factors were trained beside a quantised base: give the base "
+        f"quantization_config=transformers.BitsAndBytesConfig({options})"
+    )
+
+
+def export(
+    run: RunDir,
+    checkpoint: Path,
+    destination: Path,
+    *,
+    merged: bool = False,
+    note: Callable[[str], object] = lambda line: None,  # noqa: ARG005
+) -> str:
     """Write the model of a checkpoint in `save_pretrained` form; an adapter in that of peft.
 
     Args:
@@ -163,6 +185,7 @@ def export(run: RunDir, checkpoint: Path, destination: Path, *, merged: bool = F
         checkpoint: Whole.
         destination: New or empty.
         merged: Write an adapter and its base as one model.
+        note: Told what a person should know.
 
     Returns:
         Name of the transformers class that loads it, or its base.
@@ -175,7 +198,7 @@ def export(run: RunDir, checkpoint: Path, destination: Path, *, merged: bool = F
         LockedError: The destination lies in a run directory that another process writes.
     """
     refuse_damaged(run, SUMMARY, f"{TOKENIZER}/*")
-    trained = load_trained(run, checkpoint)
+    trained = load_trained(run, checkpoint, dequantized=merged)
     model, snapshot = trained.model, trained.snapshot
     if merged and snapshot.metadata.adapter is None:
         raise ConfigError(f"merge=true: {checkpoint} has no adapter: all its weights trained, and are exported whole.")
@@ -186,6 +209,9 @@ def export(run: RunDir, checkpoint: Path, destination: Path, *, merged: bool = F
         )
     if merged:
         merge(model)
+    asked = (snapshot.metadata.adapter or {}).get("quantization")
+    if asked is not None:
+        note(_told_of_a_quantised_base(asked, merged=merged))
     tokenizer = _tokenizer(run)
     refuse_other_vocabulary(run, checkpoint, snapshot, tokenizer)
     try:

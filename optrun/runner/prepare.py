@@ -28,6 +28,7 @@ from optrun.model.build import ModelSpec, build_model, special_ids
 from optrun.model.configuration import refuse_unknown
 from optrun.model.documents import expect_apart
 from optrun.model.images import load_image_preparation
+from optrun.model.quantization import require_quantization
 from optrun.model.tokenizer import load_tokenizer, other_ids, saved_tokenizer, train_tokenizer, vocab_size
 from optrun.task import Task, build_task
 from optrun.task.build import task_class, vocabulary
@@ -70,6 +71,7 @@ def prepare(config: RunConfig, artifacts: TrainedArtifacts | None = None, *, met
         ConfigError: Anything in data or model that does not fit.
     """
     require_adapter(config.adapter)
+    require_quantization(config.model)
     refuse_attention(config.model, config.training.device, config.training.precision.value)
     kind, auto_class = task_class(config.task), config.task.AUTO_CLASS
     cached = hub.from_cache(

@@ -19,6 +19,7 @@ from optrun.config.request import Request
 from optrun.config.saved import flat
 from optrun.distributed.shard import model_class
 from optrun.errors import EXIT_DONE
+from optrun.model.quantization import tensor_sizes
 from optrun.registry.origins import ALLOW, records
 from optrun.registry.plugins import OPTION, options
 from optrun.runner.class_tables import as_values
@@ -124,7 +125,7 @@ class Summary:
             main_metric={"name": ranking.metric, "mode": ranking.mode} if len(task.eval) else None,
             model={
                 "class": model_class(model).__name__,
-                "parameters": sum(p.numel() for p in model.parameters()),
+                "parameters": sum(tensor_sizes(model).values()),
                 "trainable_parameters": sum(p.numel() for p in model.parameters() if p.requires_grad),
             },
             data={

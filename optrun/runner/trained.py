@@ -26,12 +26,13 @@ class TrainedModel:
     """Name of the transformers class that loads it."""
 
 
-def load_trained(run: RunDir, checkpoint: Path) -> TrainedModel:
+def load_trained(run: RunDir, checkpoint: Path, *, dequantized: bool = False) -> TrainedModel:
     """Build the model of a checkpoint; an adapter beside its base.
 
     Args:
         run: The run it belongs to, which knows the base of an adapter.
         checkpoint: Whole.
+        dequantized: Give a quantised base plain modules, with the weights that these computed with.
 
     Raises:
         ConfigError: The base of an adapter is not where it was, or another one.
@@ -56,7 +57,7 @@ def load_trained(run: RunDir, checkpoint: Path) -> TrainedModel:
         model = kind._from_config(config, dtype=dtype)
         load_model_tensors(model, snapshot.model)
     else:
-        model = rebuilt(run, checkpoint, snapshot, kind, config)
+        model = rebuilt(run, checkpoint, snapshot, kind, config, dequantized=dequantized)
     return TrainedModel(model.eval(), snapshot, name)
 
 

@@ -48,6 +48,13 @@ class PretrainedConfig(ModelConfig):
     """Branch, tag or commit on the hub."""
     trust_remote_code: bool
     """Run Python code that comes with the model. Counts only when it stands on the command line."""
+    quantization: str | None = None
+    """`4bit` or `8bit`: linear modules of a base that an adapter stands beside, by bitsandbytes. This and the next two
+    have defaults: older runs have no such keys."""
+    bnb_4bit_quant_type: str = "nf4"
+    """`nf4`, whose 16 values are quantiles of a normal distribution, or `fp4`, which are floating-point numbers."""
+    bnb_4bit_use_double_quant: bool = False
+    """Of each 64 weights in 4 bits the constant is in 8 bits, too, not in 32."""
 
     def __post_init__(self) -> None:
         """Refuse an empty path and a factor without a sense."""
@@ -61,6 +68,9 @@ class PretrainedConfig(ModelConfig):
             factor,
             "a number above 0, or null",
         )
+        bits, kind = self.quantization, self.bnb_4bit_quant_type
+        expect(bits in (None, "4bit", "8bit"), "model.quantization", bits, "4bit, 8bit or null")
+        expect(kind in ("nf4", "fp4"), "model.bnb_4bit_quant_type", kind, "nf4 or fp4")
 
 
 @dataclass(kw_only=True)

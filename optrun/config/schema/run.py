@@ -99,6 +99,14 @@ class RunConfig:
             "Frozen weights take no gradients and no optimizer state, which is most of what shards would save.",
         )
 
+        bits = getattr(self.model, "quantization", None)
+        expect(
+            bits is None or isinstance(self.adapter, LoraConfig),
+            "model.quantization",
+            bits,
+            f"null with adapter={self.adapter.name}",
+            "Quantised weights cannot be trained; adapter=lora trains factors beside them.",
+        )
         if self.model.dtype is WeightDtype.bfloat16:
             self._expect_room_for_small_steps()
 

@@ -1,0 +1,186 @@
+"""Weights of 4 and 8 bits in a frozen base, by bitsandbytes.
+
+4 bits are QLoRA's (Dettmers et al. 2023, arXiv:2305.14314), 8 bits LLM.int8() (Dettmers et al. 2022, arXiv:2208.07339).
+Weights are quantised on the CPU, whatever device trains, so that the same file gives the same base everywhere.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Iterable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from optrun.config.schema.model import ModelConfig
+from optrun.errors import ConfigError
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+_MARK = "_optrun_quantization"
+_OUTLIERS = 6.0
+"""Activations above it are multiplied in 16 bits, as transformers has it."""
+_BLOCK, _BLOCKS = 64, 256
+"""Weights that share a constant; constants that share one, where they are quantised again."""
+
+
+def quantization_of(config: ModelConfig) -> dict[str, Any] | None:
+    """What a configuration asks for, by its own names; None: nothing."""
+    bits = getattr(config, "quantization", None)
+    if bits is None:
+        return None
+    own = ("bnb_4bit_quant_type", "bnb_4bit_use_double_quant") if bits == "4bit" else ()
+    return {"quantization": bits, **{name: getattr(config, name) for name in own}}
+
+
+def require_quantization(config: ModelConfig) -> None:
+    """Refuse quantised weights whose package is missing, before anything is loaded.
+
+    Raises:
+        ConfigError: With the command that installs it.
+    """
+    asked = quantization_of(config)
+    if asked is not None and importlib.util.find_spec("bitsandbytes") is None:
+        raise ConfigError(
+            f"model.quantization={asked['quantization']}: the package bitsandbytes is not installed. "
+            "pip install 'optrun[quantization]'"
+        )
+
+
+def quantize(asked: Mapping[str, Any], model: PreTrainedModel, paths: Iterable[str], *, meta: bool = False) -> str:
+    """Put quantised weights in place of linear modules.
+
+    Args:
+        asked: What `quantization_of` found.
+        model: On the CPU, or on the meta device; changed in place.
+        paths: Of the modules.
+        meta: There are shapes alone.
+
+    Returns:
+        A note for the user.
+
+    Raises:
+        ConfigError: There is nothing to quantise.
+    """
+    bits = asked["quantization"]
+    found = list(paths)
+    if not found:
+        raise ConfigError(f"model.quantization={bits}: {type(model).__name__} has no linear module that stays frozen.")
+    before = sum(tensor_bytes(model).values())
+    for path in found:
+        model.set_submodule(path, _quantized(asked, model.get_submodule(path), meta=meta))
+    setattr(model, _MARK, dict(asked))
+    setattr(model, "is_loaded_in_4bit" if bits == "4bit" else "is_loaded_in_8bit", True)  # by which peft knows
+    after = sum(tensor_bytes(model).values())
+    kind = f"4 bits ({_kind(asked)})" if bits == "4bit" else "8 bits"
+    return (
+        f"model.quantization={bits}: {len(found)} linear modules of the base in {kind}: its weights take "
+        f"{after / 2**20:,.1f} MiB in place of {before / 2**20:,.1f}"
+    )
+
+
+def quantized(model: Any) -> dict[str, Any] | None:
+    """How a model's base is quantised; None: it is not."""
+    found: dict[str, Any] | None = getattr(model, _MARK, None)
+    return found
+
+
+def dequantize(model: Any) -> None:
+    """Put plain modules in place of the quantised ones, with the weights that these computed with."""
+    import bitsandbytes.functional as bnb
+
+    for path, module in list(_quantized_modules(model)):
+        weight = module.weight
+        if hasattr(weight, "quant_state"):
+            values = bnb.dequantize_4bit(weight.data, weight.quant_state)
+        else:
+            constants = module.state.SCB if weight.SCB is None else weight.SCB
+            values = bnb.int8_vectorwise_dequant(weight.data, constants)
+        model.set_submodule(path, _plain(module, values))
+    for mark in (_MARK, "is_loaded_in_4bit", "is_loaded_in_8bit"):
+        if hasattr(model, mark):
+            delattr(model, mark)
+
+
+def tensor_bytes(model: nn.Module) -> dict[str, int]:
+    """Bytes of each parameter, with the constants that a quantised one needs; of shapes alone those it will take."""
+    sizes = {name: param.numel() * param.itemsize for name, param in model.named_parameters()}
+    for path, module in _quantized_modules(model):
+        count = module.in_features * module.out_features
+        name = f"{path}.weight"
+        if type(module).__name__ == "Linear8bitLt":
+            sizes[name] = count + 4 * module.out_features
+            continue
+        blocks = -(-count // _BLOCK)
+        constants = 4 * blocks
+        if module.weight.compress_statistics:
+            constants = blocks + 4 * -(-blocks // _BLOCKS) + 4 * 256 + 4
+        sizes[name] = -(-count // 2) + constants + 4 * 16
+    return sizes
+
+
+def tensor_sizes(model: nn.Module) -> dict[str, int]:
+    """Elements of each parameter; of one in 4 bits those that it stands for."""
+    sizes = {name: param.numel() for name, param in model.named_parameters()}
+    return sizes | {f"{path}.weight": m.in_features * m.out_features for path, m in _quantized_modules(model)}
+
+
+def _kind(asked: Mapping[str, Any]) -> str:
+    twice = ", its constants quantised, too" if asked["bnb_4bit_use_double_quant"] else ""
+    return f"{asked['bnb_4bit_quant_type']}{twice}"
+
+
+def _quantized_modules(model: nn.Module) -> Iterator[tuple[str, Any]]:
+    for path, module in model.named_modules():
+        if hasattr(module, "optrun_source"):
+            yield path, module
+
+
+def _quantized(asked: Mapping[str, Any], module: Any, *, meta: bool) -> nn.Module:
+    import bitsandbytes.nn as bnb
+
+    turned = not isinstance(module, nn.Linear)  # transformers' Conv1D, whose weight lies the other way round
+    weight: Tensor = module.weight.detach()
+    weight = weight.T.contiguous() if turned else weight
+    out, into = weight.shape
+    found: Any
+    with torch.device("meta"):
+        if asked["quantization"] == "4bit":
+            found = bnb.Linear4bit(
+                into,
+                out,
+                bias=module.bias is not None,
+                compute_dtype=weight.dtype,
+                compress_statistics=asked["bnb_4bit_use_double_quant"],
+                quant_type=asked["bnb_4bit_quant_type"],
+            )
+            found.support_avx512bf16_for_cpu = False  # else an evaluation would lay the weights out otherwise
+            options = {"compress_statistics": found.weight.compress_statistics, "quant_type": found.weight.quant_type}
+            kind, options = bnb.Params4bit, {**options, "module": found}
+        else:
+            found = bnb.Linear8bitLt(
+                into, out, bias=module.bias is not None, has_fp16_weights=False, threshold=_OUTLIERS
+            )
+            kind, options = bnb.Int8Params, {"has_fp16_weights": False}
+    if not meta:
+        found.weight = kind(weight, requires_grad=False, **options).to("cpu")
+    found.bias = module.bias
+    found.optrun_source = type(module), weight.dtype
+    made: nn.Module = found.train(module.training)
+    return made
+
+
+def _plain(module: Any, weight: Tensor) -> nn.Module:
+    source, dtype = module.optrun_source
+    found: nn.Module
+    with torch.device("meta"):
+        if issubclass(source, nn.Linear):
+            found = nn.Linear(module.in_features, module.out_features, bias=module.bias is not None)
+        else:
+            found = source(module.out_features, module.in_features)
+            weight = weight.T
+    found.weight = nn.Parameter(weight.to(dtype).contiguous())
+    found.bias = module.bias
+    return found.train(module.training)
