@@ -13,6 +13,7 @@ from optrun.report.budget import BAND, ScoreAgainstBudget
 from optrun.report.chart import Chart, of_series
 from optrun.report.cost import equal_budget
 from optrun.report.findings import Findings, Row
+from optrun.report.overlap import lines_above, wider
 from optrun.report.picture import WIDTH, Data, series_colour, short_name
 from optrun.report.seed_curves import zoom
 from optrun.report.table import value
@@ -39,18 +40,19 @@ def draw_budget(rows: Sequence[Row], findings: Findings, theme: Theme) -> Chart:
     ax = figure.add_subplot()
     style_axes(ax, theme, xlabel="configurations tried", ylabel=f"expected best {findings.metric}")
     drawn = [series for series, row in enumerate(rows) if row.rank and row.budget.tried]
-    for series in drawn:
+    lines = [(np.arange(1.0, 1 + rows[series].budget.tried), rows[series].budget.expected) for series in drawn]
+    for series, above in zip(drawn, lines_above(lines), strict=True):
         row, budget, colour = rows[series], rows[series].budget, series_colour(theme, series)
         k = np.arange(1, budget.tried + 1)
         told = _spaced(budget.tried)
         band = ax.fill_between(
             k, budget.low, budget.high, color=colour, alpha=0.13 if len(drawn) < 5 else 0.08, linewidth=0
         )
-        marker: dict[str, Any] = {"marker": MARKERS[series % len(MARKERS)], "markersize": 4.5}
+        marker: dict[str, Any] = {"marker": MARKERS[series % len(MARKERS)], "markersize": 4.5, "linewidth": 1.8}
         every = told if budget.tried <= _FEW else told[:: max(1, len(told) // 8)]
         label = f"{short_name(row.name)}  ({budget.tried})"
-        lines = ax.plot(k, budget.expected, color=colour, linewidth=1.8, label=label, markevery=every, **marker)
-        of_series([band, *lines], series)
+        line = ax.plot(k, budget.expected, color=colour, label=label, markevery=every, **wider(marker, above))
+        of_series([band, *line], series)
         for index in told:
             figure.mark(ax, k[index], budget.expected[index], _told(row, budget, index), series=series)
     most, same = max(rows[series].budget.tried for series in drawn), equal_budget(findings.rows)

@@ -57,9 +57,15 @@ def pictures(findings: Findings) -> list[Picture]:
         )
         title = f"Final {metric} ({arrow})"
         add("results", title, caption, lambda to: _draw_results(rows, metric, to), lambda: _results(rows, metric))
-    caption = "Best configuration of each; the line is the mean over seeds, the band spans all seeds." + same
+    caption = (
+        "Best configuration of each; the line is the mean over seeds, the band spans all seeds; a line that others lie "
+        f"on is drawn wider.{same}"
+    )
     add_curves("metric", f"{metric} during training", caption, metric, axis, mode)
-    caption = "As above, against the time since the start of the run. Runs side by side on one machine slow each other."
+    caption = (
+        "As above, against the time since the start of the run, the median over seeds. Runs side by side on one "
+        "machine slow each other."
+    )
     add_curves("time", f"{metric} against wall time", caption, metric, "time", mode)
     caption = "Smoothed; the line is the mean over seeds, the band spans all seeds." + same
     add_curves("train-loss", "train/loss during training", caption, "train/loss", axis, "min")

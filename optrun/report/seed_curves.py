@@ -15,6 +15,7 @@ from optrun.report.chart import Chart, of_series
 from optrun.report.collect import Run
 from optrun.report.curves import smooth
 from optrun.report.findings import Row
+from optrun.report.overlap import lines_above, wider
 from optrun.report.picture import WIDTH, Data, series_colour, short_name
 from optrun.report.table import value
 from optrun.report.theme import MARKERS, Theme, count_axis, legend, new_figure, number_axis, style_axes, tell_cut
@@ -63,8 +64,13 @@ def seed_curves(rows: Sequence[Row], metric: str, axis: Axis) -> list[SeedCurve]
     """
     found = []
     for series, row in enumerate(rows):
-        lines = _lines(row, metric, axis)
-        x, mean, low, high = _band(lines)
+        runs = _counted(row)
+        if axis == "time" and not any(len(branches.trunk_line(run, metric, axis)[0]) for run in runs):
+            lines = _lines(runs, metric, "step")
+            x, mean, low, high = _against_time(runs, *_band(lines))
+        else:
+            lines = _lines(runs, metric, axis)
+            x, mean, low, high = _band(lines)
         if len(x):
             found.append(SeedCurve(series, row.name, len(lines), bool(row.arm.scores), x, mean, low, high))
     return found
@@ -96,7 +102,7 @@ def draw_seed_curves(
         scale, unit = (1.0, "seconds") if longest < 180 else (60.0, "minutes") if longest < 10800 else (3600.0, "hours")
     below = {"step": "optimizer step", "epoch": "passes over the training data", "time": f"time since start, {unit}"}
     style_axes(ax, theme, xlabel=below[axis], ylabel=metric)
-    for curve in curves:
+    for curve, above in zip(curves, lines_above([(curve.x, curve.mean) for curve in curves]), strict=True):
         x, colour = curve.x / scale, series_colour(theme, curve.series)
         style: dict[str, Any] = {"color": colour, "linewidth": 1.8, "linestyle": "-" if curve.finished else "--"}
         label = short_name(curve.name) + ("" if curve.finished else " (not finished)")
@@ -106,7 +112,7 @@ def draw_seed_curves(
         every = max(1, len(x) // 8)
         style |= {"marker": MARKERS[curve.series % len(MARKERS)], "markersize": 4.5}
         style["markevery"] = (curve.series * every // 8, every)
-        of_series(ax.plot(x, curve.mean, label=label, **style), curve.series)
+        of_series(ax.plot(x, curve.mean, label=label, **wider(style, above)), curve.series)
         for index in np.unique(np.linspace(0, len(x) - 1, min(len(x), _MARKS)).astype(int)):
             figure.mark(ax, x[index], curve.mean[index], _told(curve, index, axis, unit, x[index]), series=curve.series)
     better = "low" if mode == "min" else "high"
@@ -127,12 +133,27 @@ def _told(curve: SeedCurve, index: int, axis: Axis, unit: str, x: float) -> str:
     return f"{curve.name}, {where}: {value(float(curve.mean[index]))}{over}"
 
 
-def _lines(row: Row, metric: str, axis: Axis) -> list[tuple[Array, Array]]:
-    """One curve per seed of a contender's best arm, without the values that are not finite."""
+def _counted(row: Row) -> list[Run]:
+    """The runs of a contender's best configuration; where some are finished, these alone."""
     runs = [run for run in row.arm.runs if run not in row.arm.repeated]
-    counted = [run for run in runs if run.finished] or runs
-    found = [_line(run, metric, axis) for run in counted]
+    return [run for run in runs if run.finished] or runs
+
+
+def _lines(runs: Sequence[Run], metric: str, axis: Axis) -> list[tuple[Array, Array]]:
+    """One curve per seed, without the values that are not finite."""
+    found = [_line(run, metric, axis) for run in runs]
     return [(x, y) for x, y in found if len(x)]
+
+
+def _against_time(
+    runs: Sequence[Run], steps: Array, mean: Array, low: Array, high: Array
+) -> tuple[Array, Array, Array, Array]:
+    """Put a band over steps where its runs were at the median: seeds that were slowed down keep their place."""
+    times = np.array([run.elapsed(steps) for run in runs if len(run.series("time")[0])])
+    if not len(times) or not len(steps):
+        return (np.empty(0),) * 4
+    known = ~np.isnan(times).any(axis=0)
+    return np.median(times[:, known], axis=0), mean[known], low[known], high[known]
 
 
 def _line(run: Run, metric: str, axis: Axis) -> tuple[Array, Array]:

@@ -20,6 +20,7 @@ from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure, SubFigure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
+from matplotlib.lines import Line2D
 from matplotlib.text import Text
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter, NullLocator
 
@@ -145,6 +146,9 @@ def legend(ax: Axes, theme: Theme, *, series: Sequence[int] = (), **options: Any
     box.get_title().set(color=theme.muted, fontsize=8.5)
     for text in box.get_texts():
         write(text)
+    for handle in box.legend_handles:
+        if isinstance(handle, Line2D):  # a line may be wide to show below another
+            handle.set(linewidth=min(handle.get_linewidth(), 1.8), markersize=min(handle.get_markersize(), 5.0))
     for index, handle, text in zip(series, box.legend_handles, box.get_texts(), strict=False):
         of_series([text] if handle is None else [handle, text], index, KEY)
     box.get_frame().set(facecolor=theme.paper, edgecolor="none", alpha=0.85)
