@@ -18,15 +18,15 @@ class ChosenTexts(Predictor):
     columns: ClassVar[tuple[str, ...]] = ("text_column", "eval_text_column", "text_pair_column", "choices_column")
 
     def inspect(self) -> None:
-        """Find the columns; every row has as many choices."""
+        """Find the columns, and look at the choices."""
         self.pair = named(self.rows.columns, "text_pair_column", self.split)
         self.choices = choices_column(self.rows.source, self.split)
-        self.size = count_choices(self.split, self.choices, None)
+        count_choices(self.split, self.choices)
         self.text = self.text_column(self.pair, self.choices)
 
     @property
     def shape(self) -> dict[str, Any]:
-        """The choice, its number, and the probabilities of all."""
+        """The choice, its number, and the probabilities of the row's own."""
         return {"prediction": str, "choice": int, "probabilities": [float]}
 
     def encode(self, numbers: Sequence[int]) -> list[Inputs]:
@@ -35,10 +35,11 @@ class ChosenTexts(Predictor):
         listed = list(part.rows[self.choices])
         rows = list(pairs(part, self.text, self.pair, self.choices))
         made = encoded(self.tokenizer, rows, self.predicting.max_length)
+        borders = np.cumsum([0, *map(len, listed)]).tolist()
         return [
             {
                 **{
-                    name: [np.asarray(row, dtype=np.int64) for row in ids[self.size * at : self.size * (at + 1)]]
+                    name: [np.asarray(row, dtype=np.int64) for row in ids[borders[at] : borders[at + 1]]]
                     for name, ids in made.items()
                 },
                 "choices": list(choices),
@@ -54,7 +55,8 @@ class ChosenTexts(Predictor):
         """One forward pass."""
         logits = self.predicting.forward(pad_choices(inputs, self.padding)).logits
         found = []
-        for one, shares in zip(inputs, probabilities(logits), strict=True):
+        for one, scores in zip(inputs, logits, strict=True):
+            shares = probabilities(scores[: len(one["choices"])])
             best = int(shares.argmax())
             found.append(
                 {

@@ -18,10 +18,12 @@ from optrun.data.source import Source, Split
 from optrun.data.stream import StreamedRows, StreamRows
 from optrun.errors import ConfigError
 from optrun.task.base import ModelNeeds, Task, pad
+from optrun.task.evaluation import MeanLoss, MetricAccumulator
 from optrun.task.tokens import tokenizer_key
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
+    from transformers.utils.generic import ModelOutput
 
 Row = tuple[str, str]
 """Context and one choice, behind the question where there is one."""
@@ -30,10 +32,11 @@ Row = tuple[str, str]
 class MultipleChoice(Task):
     """A text, a question where there is one, and a list of choices; the label says which is right.
 
-    The label is the text of a choice, or its index from 0. All rows have as many choices.
+    The label is the text of a choice, or its index from 0. Where a row has fewer choices than another one of its batch,
+    places without a choice fill it up, which no probability goes to; all rows of a stream have as many.
 
     Raises:
-        ConfigError: A missing column, a row with other choices than the first has, a label that is none of them.
+        ConfigError: A missing column, a row with fewer than two choices, a label that is none of them.
     """
 
     columns = ("text_column", "eval_text_column", "text_pair_column", "choices_column", "label_column")
@@ -51,23 +54,29 @@ class MultipleChoice(Task):
     def inspect(self, source: Source, tokenizer: PreTrainedTokenizerBase) -> None:  # noqa: ARG002
         """Look at the choices of each row, and find the number of the right one."""
         self.numbers: dict[Split, np.ndarray] = {}
+        self.counts: dict[Split, np.ndarray] = {}
         self.size = 0
         for split in source.splits:
             if not len(split.rows):
-                self.numbers[split] = np.zeros(0, dtype=np.int64)
+                self.numbers[split] = self.counts[split] = np.zeros(0, dtype=np.int64)
                 continue
             choices, label = choices_column(source, split), label_column(source, split)
             if isinstance(split.rows, StreamRows):  # as many in all rows as in the first; each is looked at when read
                 self.size = _expected(split.rows.where(0), choices, split.rows[0].get(choices), None)
                 continue
-            self.size = self.size or count_choices(split, choices, None)
-            count_choices(split, choices, self.size)
+            self.counts[split] = count_choices(split, choices)
             rows = zip(_lists(split, choices), split.rows[label], strict=True)
             found = [
                 right_choice(f"{split.key}: row {split.number(row)}", label, listed, value)
                 for row, (listed, value) in enumerate(rows)
             ]
             self.numbers[split] = np.array(found, dtype=np.int64)
+        every = np.concatenate([*self.counts.values(), [self.size] if self.size else []])
+        self.unequal = len(every) > 0 and every.min() < every.max()
+        if self.unequal:
+            self.notes.append(
+                f"rows have from {every.min():g} to {every.max():g} choices: each is judged among its own"
+            )
 
     def read(
         self, source: Source, split: Split, tokenizer: PreTrainedTokenizerBase, limit: int | None, seed: int | None
@@ -85,8 +94,9 @@ class MultipleChoice(Task):
         indices = chosen(len(split.rows), limit, seed=seed)
         part = split.take(indices)
         examples = encode(lambda: pairs(part, text, pair, choices), encoder, key, longest=longest)
-        labels = self.numbers.pop(split)
-        return Choices(examples, self.size, labels if indices is None else labels[indices])
+        labels, counts = self.numbers.pop(split), self.counts.pop(split)
+        taken = slice(None) if indices is None else indices
+        return Choices(examples, counts[taken], labels[taken])
 
     def _streamed(
         self, rows: StreamRows, columns: tuple[str, str | None, str, str], encoder: Encoder, key: str
@@ -115,7 +125,59 @@ class MultipleChoice(Task):
 
     def sizes(self, batch: Batch) -> tuple[int, int]:
         """Tokens of all choices, and examples."""
-        return int(batch["attention_mask"].sum()), len(batch["labels"])
+        filled = int(_filled(batch, self.padding).sum()) if self.unequal else 0
+        return int(batch["attention_mask"].sum()) - filled, len(batch["labels"])
+
+    # Rows of unequal choices --------------------------------------------------------------------------------------
+
+    def logits(self, outputs: ModelOutput, batch: Batch) -> torch.Tensor:
+        """Scores of the choices, shape (batch, choices); minus infinity where there is none."""
+        found: torch.Tensor = outputs.logits
+        return found.masked_fill(_filled(batch, self.padding), -torch.inf) if self.unequal else found
+
+    def loss(self, outputs: ModelOutput, batch: Batch) -> torch.Tensor:
+        """As every task's; over a row's own choices, the smoothing, too."""
+        if not self.unequal:
+            return super().loss(outputs, batch)
+        return self._losses(outputs, batch, self.label_smoothing).mean()
+
+    def loss_by_example(self, outputs: ModelOutput, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
+        """As every task's, over a row's own choices."""
+        losses = self._losses(outputs, batch, 0.0)
+        return losses, torch.ones_like(losses, dtype=torch.int64)
+
+    def predictions(self, outputs: ModelOutput, batch: Batch) -> tuple[np.ndarray, np.ndarray]:
+        """Numbers of the choices."""
+        return self.logits(outputs, batch).argmax(-1).cpu().numpy(), batch["labels"].cpu().numpy()
+
+    def running_metrics(self) -> MetricAccumulator:
+        """The mean loss, over a row's own choices."""
+        return _ChoicesLoss(self) if self.unequal else super().running_metrics()
+
+    def _losses(self, outputs: ModelOutput, batch: Batch, smoothing: float) -> torch.Tensor:
+        """Cross-entropy of each row, shape (batch,); a share `smoothing` of the target is spread over its choices."""
+        logs = self.logits(outputs, batch)
+        logs = (logs if logs.dtype is torch.float64 else logs.float()).log_softmax(-1)
+        found = -logs.gather(1, batch["labels"][:, None]).squeeze(1)
+        if not smoothing:
+            return found
+        there = logs > -torch.inf
+        spread = -logs.masked_fill(~there, 0).sum(-1) / there.sum(-1)
+        return (1 - smoothing) * found + smoothing * spread
+
+
+class _ChoicesLoss(MeanLoss):
+    """The mean loss of rows, each over its own choices; the model's own counts places that have none."""
+
+    def __init__(self, task: MultipleChoice) -> None:
+        super().__init__(task.count)
+        self.task = task
+
+    def update(self, outputs: ModelOutput, batch: Batch) -> None:
+        """Add one batch's."""
+        losses, _ = self.task.loss_by_example(outputs, batch)
+        self.loss += float(losses.sum())
+        self.counted += len(losses)
 
 
 class Choices:
@@ -123,24 +185,25 @@ class Choices:
 
     Args:
         examples: The choices of all rows, one after another.
-        size: How many each row has.
+        counts: How many each row has, shape (rows,), int64.
         right: Number of the right one, shape (rows,), int64; a place, and no label to count.
     """
 
-    def __init__(self, examples: Examples, size: int, right: np.ndarray) -> None:
+    def __init__(self, examples: Examples, counts: np.ndarray, right: np.ndarray) -> None:
         self.examples = examples
-        self.size = size
+        self.counts = counts
+        self.borders = np.cumsum([0, *counts.tolist()])
         self.right = right
 
     def __len__(self) -> int:
         return len(self.right)
 
     def __getitem__(self, index: int) -> Example:
-        rows = [self.examples[self.size * index + place] for place in range(self.size)]
+        rows = [self.examples[place] for place in range(int(self.borders[index]), int(self.borders[index + 1]))]
         return {**{name: [row[name] for row in rows] for name in rows[0]}, "labels": self.right[index]}
 
     def _summed(self, values: np.ndarray) -> np.ndarray:
-        found: np.ndarray = values.reshape(-1, self.size).sum(axis=1) if len(values) else values
+        found: np.ndarray = np.add.reduceat(values, self.borders[:-1]) if len(values) else values
         return found
 
     @property
@@ -155,7 +218,9 @@ class Choices:
 
     def fingerprint(self) -> str:
         """Digest of ids and labels."""
-        return digest(self.examples.fingerprint(), str(self.size), np.ascontiguousarray(self.right).tobytes())
+        alike = len(set(self.counts.tolist())) < 2
+        counts = str(self.counts[0] if len(self.counts) else 0) if alike else self.counts.tobytes()
+        return digest(self.examples.fingerprint(), counts, np.ascontiguousarray(self.right).tobytes())
 
 
 def pairs(split: Split, text: str, pair: str | None, choices: str) -> Iterator[Row]:
@@ -187,27 +252,41 @@ def encoded(tokenizer: PreTrainedTokenizerBase, batch: list[Row], longest: int |
 
 
 def pad_choices(examples: list[Example], padding: int) -> Batch:
-    """Ids, masks and, where the tokenizer makes them, token types; shape (batch, choices, longest)."""
-    rows = [row for example in examples for row in example["input_ids"]]
-    flat = {"input_ids": pad(rows, padding), "attention_mask": pad((np.ones_like(row) for row in rows), 0)}
+    """Ids, masks and, where the tokenizer makes them, token types; shape (batch, choices, longest).
+
+    A place without a choice is the padding token alone, which the model reads: nothing to read would be 0/0.
+    """
+    most = max(len(example["input_ids"]) for example in examples)
+
+    def rows(name: str, filler: int) -> list[np.ndarray]:
+        empty = np.array([filler], dtype=np.int64)
+        return [row for example in examples for row in (*example[name], *[empty] * (most - len(example[name])))]
+
+    ids = rows("input_ids", padding)
+    flat = {"input_ids": pad(ids, padding), "attention_mask": pad((np.ones_like(row) for row in ids), 0)}
     if "token_type_ids" in examples[0]:
-        flat["token_type_ids"] = pad((row for example in examples for row in example["token_type_ids"]), 0)
+        flat["token_type_ids"] = pad(rows("token_type_ids", 0), 0)
     return {name: values.unflatten(0, (len(examples), -1)) for name, values in flat.items()}
 
 
-def count_choices(split: Split, column: str, expected: int | None) -> int:
-    """How many choices each row has; all alike.
+def _filled(batch: Batch, padding: int) -> torch.Tensor:
+    """True at places without a choice; shape (batch, choices)."""
+    return (batch["attention_mask"].sum(-1) == 1) & (batch["input_ids"][..., 0] == padding)
+
+
+def count_choices(split: Split, column: str) -> np.ndarray:
+    """How many choices each row has; shape (rows,), int64.
 
     Raises:
-        ConfigError: The first row that has another number, fewer than two, or a choice that is no text.
+        ConfigError: The first row that has fewer than two, or a choice that is no text.
     """
-    for row, listed in enumerate(split.rows[column]):
-        expected = _expected(f"{split.key}: row {split.number(row)}", column, listed, expected)
-    return expected or 0
+    rows = enumerate(split.rows[column])
+    counts = [_expected(f"{split.key}: row {split.number(row)}", column, listed, None) for row, listed in rows]
+    return np.array(counts, dtype=np.int64)
 
 
 def _expected(where: str, column: str, listed: Any, expected: int | None) -> int:
-    """How many choices a row has, which are as many as in the others."""
+    """How many choices a row has, which are as many as in the others, where a number is expected."""
     if listed is None or any(choice is None for choice in listed):
         raise ConfigError(f"{where} has no value, or a missing choice, in column {column}.")
     if len(listed) < 2:
@@ -215,7 +294,7 @@ def _expected(where: str, column: str, listed: Any, expected: int | None) -> int
     if expected is not None and len(listed) != expected:
         raise ConfigError(
             f"{where} has {len(listed)} choices in column {column}, and the rows before it have {expected}. "
-            "Expected as many in all rows; fill up with empty texts where there are fewer."
+            "Expected as many in all rows of a stream; data.streaming=false takes any number."
         )
     return len(listed)
 

@@ -102,9 +102,13 @@ def test_any_number_of_labels(capsys: pytest.CaptureFixture[str]) -> None:
     assert right == pytest.approx(evaluated(capsys)["eval/exact_match"])
 
 
-def test_multiple_choice(capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize("most", [3, 4])
+def test_multiple_choice(most: int, capsys: pytest.CaptureFixture[str]) -> None:
+    """Rows of three choices, or of two to four: as many probabilities as a row has choices."""
+    counts = [3 if most == 3 else 2 + n % 3 for n in range(30)]
     rows = [
-        {"text": sentence(n), "endings": [sentence(n + 1), sentence(n + 2), "x"], "label": n % 3} for n in range(30)
+        {"text": sentence(n), "endings": [*(sentence(n + k) for k in range(1, count)), "x"], "label": n % count}
+        for n, count in enumerate(counts)
     ]
     write_rows(Path("train.jsonl"), rows)
     words = [
@@ -121,5 +125,6 @@ def test_multiple_choice(capsys: pytest.CaptureFixture[str]) -> None:
     assert optrun("predict", "run", "data.eval=train.jsonl", "out=out.jsonl") == 0
     made = [json.loads(line) for line in Path("out.jsonl").read_text().splitlines()]
     assert all(one["prediction"] == one["endings"][one["choice"]] for one in made)
+    assert [len(one["probabilities"]) for one in made] == counts
     assert all(sum(one["probabilities"]) == pytest.approx(1, abs=1e-5) for one in made)
     assert sum(one["choice"] == one["label"] for one in made) / 30 == pytest.approx(found["eval/accuracy"])

@@ -47,6 +47,55 @@ def test_the_loss_is_that_of_transformers(make_task: Make, make_source: Make, to
     assert (facts.examples, facts.labels, facts.span) == (3, {}, None), "places are no labels"
 
 
+UNEQUAL = {
+    "text": ["the cat sat", "Anna went to Paris and Berlin", "a mat"],
+    "choices": [["on a mat", "with Bob"], ["and Berlin", "on a mat with the cat", "a", "Bob"], ["a", "b", "the cat"]],
+    "label": ["with Bob", "Bob", "a"],
+}
+
+
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+def test_rows_of_unequal_choices_are_what_they_are_alone(
+    smoothing: float, make_task: Make, make_source: Make, tokenizer: Make
+) -> None:
+    """Loss, gradients and predictions of a batch are those of its rows one by one, which transformers computes."""
+    task = make_task("multiple_choice", make_source(UNEQUAL))
+    task.label_smoothing = smoothing
+    assert any("from 2 to 4 choices" in note for note in task.notes)
+    batch = task.collate([task.train[n] for n in range(3)])
+    assert batch["input_ids"].shape[:2] == (3, 4)
+    assert task.sizes(batch) == (int(task.train.lengths.sum()), 3)
+    values = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
+    torch.manual_seed(0)
+    model = AutoModelForMultipleChoice.from_config(BertConfig(vocab_size=320, **values)).double().eval()
+    outputs = model(**batch)
+    loss = task.loss(outputs, batch)
+    loss.backward()
+    grads = [param.grad.clone() for param in model.parameters()]
+    model.zero_grad()
+    total, best = 0.0, []
+    for text, choices, label in zip(*UNEQUAL.values(), strict=True):
+        ids = tokenizer("pair")([text] * len(choices), choices, padding=True, return_tensors="pt")
+        logits = model(**{name: each[None] for name, each in ids.items()}).logits
+        best.append(int(logits.argmax()))
+        target = torch.tensor([choices.index(label)])
+        each = torch.nn.functional.cross_entropy(logits, target, label_smoothing=smoothing) / 3
+        each.backward()
+        total += float(each.detach())
+    assert float(loss.detach()) == pytest.approx(total, rel=1e-9)
+    for grad, param in zip(grads, model.parameters(), strict=True):
+        assert torch.allclose(grad, param.grad, rtol=1e-6, atol=1e-12)
+    predicted, there = task.predictions(outputs, batch)
+    assert (predicted.tolist(), there.tolist()) == (best, [1, 3, 0])
+    metrics = task.evaluation()
+    with torch.no_grad():
+        metrics.update(model(**batch), batch)
+    if not smoothing:
+        assert metrics.compute()["loss"] == pytest.approx(total, rel=1e-6)
+    sums, counts = task.loss_by_example(outputs, batch)
+    assert (sums.shape, counts.tolist()) == ((3,), [1, 1, 1])
+
+
 def test_a_question_stands_before_each_choice(make_task: Make, make_source: Make, tokenizer: Make) -> None:
     rows = {**ROWS, "question": ["where", "what", "which"], "label": [0, 1, 0]}
     task = make_task("multiple_choice", make_source(rows, text_column="text", text_pair_column="question"))
@@ -60,7 +109,10 @@ def test_a_question_stands_before_each_choice(make_task: Make, make_source: Make
         ({"label": ["with Bob", "Berlin", "b"]}, ["row 2 has the label 'Berlin'", "is none of them", "from 0 to 1"]),
         ({"label": [0, 2, 1]}, ["row 2 has the label 2", "from 0 to 1"]),
         ({"label": [0.0, 0.5, 1.0]}, ["row 2 has the label 0.5"]),
-        ({"choices": [["a", "b"], ["a", "b", "c"], ["a", "b"]]}, ["row 2 has 3 choices", "have 2"]),
+        (
+            {"choices": [["a", "b"], ["a", "b", "c"], ["a", "b"]], "label": [0, 1, 2]},
+            ["row 3 has the label 2", "0 to 1"],
+        ),
         ({"choices": [["a"], ["b"], ["c"]]}, ["row 1 has 1 choices", "two or more"]),
         ({"choices": [["a", "b"], ["a", None], ["a", "b"]]}, ["row 2", "a missing choice"]),
         ({"choices": ["a", "b", "c"]}, ["data.choices_column=choices", "no lists of texts"]),
