@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,7 @@ from optrun.config.schema.data import HubConfig
 from optrun.data import hub_access as hub
 from optrun.data.cache import digest, digest_of, folder_for
 from optrun.data.files import kept_rows, quiet, reason
+from optrun.data.hub_stream import load_stream
 from optrun.data.source import Source, Split
 from optrun.errors import ConfigError, OptrunError, did_you_mean
 
@@ -24,8 +26,20 @@ def load_hub(config: HubConfig, *, documents: bool) -> Source:  # noqa: ARG001
     Raises:
         ConfigError: An unknown dataset, subset or split; a split without rows.
     """
+    if config.streaming:
+        return load_stream(config, partial(_picked, config))
     loaded = _load(config)
-    splits = list(loaded)
+    train_split, name = _picked(config, list(loaded))
+    for split in (train_split, name):
+        if split is not None and len(loaded[split]) == 0:
+            raise ConfigError(f"data.path={config.path}: split {split} has no rows.")
+    train = Split(loaded[train_split], f"split {train_split}")
+    held = {} if name is None else {"": Split(loaded[name], f"split {name}")}
+    return Source(train, held, config)
+
+
+def _picked(config: HubConfig, splits: list[str]) -> tuple[str, str | None]:
+    """The names of the training and of the evaluation split; None: there is no such."""
     if config.train_split not in splits:
         raise ConfigError(
             f"data.train_split={config.train_split}: no such split in {config.path}. "
@@ -36,12 +50,7 @@ def load_hub(config: HubConfig, *, documents: bool) -> Source:  # noqa: ARG001
         raise ConfigError(f"data.eval_split={name}: no such split in {config.path}. {did_you_mean(name, splits)}")
     if name is None:
         name = next((usual for usual in USUAL_EVAL_SPLITS if usual in splits and usual != config.train_split), None)
-    for split in (config.train_split, name):
-        if split is not None and len(loaded[split]) == 0:
-            raise ConfigError(f"data.path={config.path}: split {split} has no rows.")
-    train = Split(loaded[config.train_split], f"split {config.train_split}")
-    held = {} if name is None else {"": Split(loaded[name], f"split {name}")}
-    return Source(train, held, config)
+    return config.train_split, name
 
 
 def _load(config: HubConfig) -> Any:

@@ -1,4 +1,4 @@
-"""Files whose rows are read where they lie: jsonl by an index of where each row begins, parquet by its row groups."""
+"""Files whose rows are read where they lie, here or on the hub: jsonl by where each row begins, parquet by groups."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import os
 import time
 from abc import ABC, abstractmethod
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields
 from functools import cached_property
 from itertools import pairwise
@@ -17,8 +17,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import xxhash
 
-from optrun.data.cache import cached, digest
+from optrun.data.cache import cached, digest, known_by
 from optrun.data.content import COMPRESSED, refuse_other_content
+from optrun.data.hub_file import HubFile
 from optrun.data.known_files import remembered
 from optrun.errors import ConfigError, OptrunError
 
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from datasets import Dataset
 
 Row = dict[str, Any]
+File = Path | HubFile
 
 STREAMED = {".jsonl": "json", ".ndjson": "json", ".parquet": "parquet"}
 """Ending to format: what can be read in the middle without reading what stands before."""
@@ -41,14 +43,14 @@ class Shard(ABC):
 
     Attributes:
         key: The configuration key it came by.
-        path: The file.
+        path: The file, or one of the hub, which never changes.
         rows: How many it has, empty lines left out.
         content: Digest of its bytes.
         state: Size and time of change, as they were when it was indexed.
     """
 
     key: str
-    path: Path
+    path: File
     rows: int
     content: str
     state: tuple[int, int]
@@ -93,7 +95,9 @@ class Shard(ABC):
             )
 
 
-def _state(path: Path) -> tuple[int, int]:
+def _state(path: File) -> tuple[int, int]:
+    if isinstance(path, HubFile):
+        return path.size, 0
     try:
         entry = path.stat()
     except OSError:
@@ -114,23 +118,28 @@ class Lines(Shard):
     @cached_property
     def _file(self) -> int:
         self.refuse_changed()
+        assert isinstance(self.path, Path)
         return os.open(self.path, os.O_RDONLY)  # read by place alone: processes that share it do not disturb each other
 
     def read(self, begin: int, end: int, columns: Sequence[str] | None) -> list[Row]:
         """Rows by the place of their bytes."""
         borders = self._begins[begin : end + 1]
         first, size = int(borders[0]), int(borders[-1] - borders[0])
-        raw = b""
-        while len(raw) < size and (piece := os.pread(self._file, size - len(raw), first + len(raw))):
-            raw += piece
-        if len(raw) < size:
-            self.refuse_changed()
+        raw = self.path.read(first, size) if isinstance(self.path, HubFile) else self._bytes(first, size)
         cuts = (borders - first).tolist()
         rows = []
         for number, (left, right) in enumerate(pairwise(cuts), begin):
             row = self._parsed(raw[left:right], number)
             rows.append(row if columns is None else {name: row.get(name) for name in columns})
         return rows
+
+    def _bytes(self, first: int, size: int) -> bytes:
+        raw = b""
+        while len(raw) < size and (piece := os.pread(self._file, size - len(raw), first + len(raw))):
+            raw += piece
+        if len(raw) < size:
+            self.refuse_changed()
+        return raw
 
     def _parsed(self, raw: bytes, number: int) -> Row:
         try:
@@ -166,7 +175,7 @@ class Groups(Shard):
         place = (os.getpid(), number, None if columns is None else tuple(columns))
         if place not in self._kept:
             self.refuse_changed()
-            with reader.ParquetFile(self.path) as file:
+            with reader.ParquetFile(_opened(self.path)) as file:
                 self._kept[place] = file.read_row_group(number, columns=columns, use_threads=False)
             while len(self._kept) > _GROUPS:
                 self._kept.popitem(last=False)
@@ -193,11 +202,21 @@ class Groups(Shard):
 
     def sizes(self, borders: np.ndarray, columns: Sequence[str]) -> np.ndarray:
         """Bytes of the columns before compression, spread evenly over the rows of each row group."""
+        if isinstance(self.path, HubFile):
+            totals = known_by(digest("totals-1", self.content, *columns), lambda: self._totals(columns))
+        else:
+            totals = self._totals(columns)
+        places, sums = np.array([0, *self.ends]), np.cumsum([0, *totals])
+        spread: np.ndarray = np.diff(np.interp(borders, places, sums)).astype(np.int64)
+        return spread
+
+    def _totals(self, columns: Sequence[str]) -> list[int]:
+        """Bytes of the columns in each row group."""
         import pyarrow.parquet as reader
 
-        with reader.ParquetFile(self.path) as file:
+        with reader.ParquetFile(_opened(self.path)) as file:
             groups = [file.metadata.row_group(number) for number in range(len(self.ends))]
-        totals = [
+        return [
             sum(
                 column.total_uncompressed_size
                 for column in map(group.column, range(group.num_columns))
@@ -205,12 +224,13 @@ class Groups(Shard):
             )
             for group in groups
         ]
-        places, sums = np.array([0, *self.ends]), np.cumsum([0, *totals])
-        spread: np.ndarray = np.diff(np.interp(borders, places, sums)).astype(np.int64)
-        return spread
 
 
-def open_shards(key: str, files: Sequence[Path], notes: list[str]) -> list[Shard]:
+def _opened(path: File) -> Any:
+    return path.opened() if isinstance(path, HubFile) else path
+
+
+def open_shards(key: str, files: Sequence[File], notes: list[str]) -> list[Shard]:
     """Find the rows of each file; what was found once of a file is known as long as it is the same file.
 
     Args:
@@ -221,14 +241,14 @@ def open_shards(key: str, files: Sequence[Path], notes: list[str]) -> list[Shard
     Raises:
         ConfigError: A format that cannot be read in the middle; files of several formats; one without rows.
     """
-    kinds = {_kind(key, path) for path in files}
+    kinds = {kind_of_stream(key, path) for path in files}
     if len(kinds) > 1:
         raise ConfigError(f"{key}: files of several formats ({', '.join(sorted(kinds))}). Give files of one format.")
     kind = kinds.pop()
     begun, read = time.monotonic(), 0
     shards: list[Shard] = []
     for path in files:
-        if path.stat().st_size == 0:
+        if _state(path)[0] == 0:
             raise ConfigError(f"{key}={path}: the file is empty.")
         new: list[int] = []
         shards.append(_lines(key, path, new) if kind == "json" else _groups(key, path, new))
@@ -244,8 +264,13 @@ def open_shards(key: str, files: Sequence[Path], notes: list[str]) -> list[Shard
     return shards
 
 
-def _kind(key: str, path: Path) -> str:
-    suffixes = [suffix.lower() for suffix in path.suffixes]
+def kind_of_stream(key: str, path: File) -> str:
+    """The format of a file that can be read in the middle.
+
+    Raises:
+        ConfigError: It cannot.
+    """
+    suffixes = [suffix.lower() for suffix in Path(str(path)).suffixes]
     if suffixes and suffixes[-1] in COMPRESSED:
         raise ConfigError(
             f"{key}={path}: data.streaming=true cannot begin in the middle of a compressed file. Unpack it, or write "
@@ -259,7 +284,10 @@ def _kind(key: str, path: Path) -> str:
     return STREAMED[suffixes[-1]]
 
 
-def _lines(key: str, path: Path, new: list[int]) -> Lines:
+def _lines(key: str, path: File, new: list[int]) -> Lines:
+    if isinstance(path, HubFile):
+        return _lines_of_hub(key, path, new)
+
     def find() -> dict[str, Any]:
         refuse_other_content(key, path, "json")
         new.append(path.stat().st_size)
@@ -277,21 +305,41 @@ def _lines(key: str, path: Path, new: list[int]) -> Lines:
     return Lines(key, path, found["rows"], found["content"], _state(path), index)
 
 
-def _begins_of(path: Path) -> tuple[np.ndarray, str]:
+def _lines_of_hub(key: str, path: HubFile, new: list[int]) -> Lines:
+    """As `_lines`; the hub's digest of the bytes is known beforehand, and what was found by it remembered."""
+
+    def make(folder: Path) -> None:
+        new.append(path.size)
+        np.save(folder / "begins.npy", _begins_of(path)[0])
+
+    index = cached("stream", digest("hub-lines-1", path.content), make)
+    rows = len(np.load(index / "begins.npy", mmap_mode="r", allow_pickle=False)) - 1
+    return Lines(key, path, rows, path.content, _state(path), index)
+
+
+def _chunks(path: File) -> Iterator[bytes]:
+    if isinstance(path, HubFile):
+        yield from path.chunks()
+        return
+    with path.open("rb") as file:
+        while chunk := file.read(_CHUNK):
+            yield chunk
+
+
+def _begins_of(path: File) -> tuple[np.ndarray, str]:
     """Where each line that is not blank begins, and where the last one ends; with a digest of the bytes.
 
     Returns:
         Shape (rows + 1,), int64; size and xxh3-128.
     """
     total, found, at, rest = xxhash.xxh3_128(), [np.zeros(0, dtype=np.int64)], 0, b""
-    with path.open("rb") as file:
-        while chunk := file.read(_CHUNK):
-            total.update(chunk)
-            whole, line_end, tail = (rest + chunk).rpartition(b"\n")
-            if line_end:
-                found.append(at + _starts(whole + line_end))
-                at += len(whole) + 1
-            rest = tail
+    for chunk in _chunks(path):
+        total.update(chunk)
+        whole, line_end, tail = (rest + chunk).rpartition(b"\n")
+        if line_end:
+            found.append(at + _starts(whole + line_end))
+            at += len(whole) + 1
+        rest = tail
     if rest.strip():
         found.append(np.array([at], dtype=np.int64))
     begins = np.concatenate([*found, np.array([at + len(rest)])])
@@ -308,23 +356,28 @@ def _starts(lines: bytes) -> np.ndarray:
     return np.delete(starts, blank).astype(np.int64)
 
 
-def _groups(key: str, path: Path, new: list[int]) -> Groups:
+def _groups(key: str, path: File, new: list[int]) -> Groups:
     import pyarrow as pa
     import pyarrow.parquet as reader
 
     def look() -> str:
+        assert isinstance(path, Path)
         refuse_other_content(key, path, "parquet")
         new.append(path.stat().st_size)
         total = xxhash.xxh3_128()
-        with path.open("rb") as file:
-            while chunk := file.read(_CHUNK):
-                total.update(chunk)
+        for chunk in _chunks(path):
+            total.update(chunk)
         return f"{path.stat().st_size} {total.hexdigest()}"
 
-    content = remembered(path, "bytes-1", look)
+    def count() -> list[int]:
+        with reader.ParquetFile(_opened(path)) as file:
+            return [file.metadata.row_group(number).num_rows for number in range(file.metadata.num_row_groups)]
+
     try:
-        with reader.ParquetFile(path) as file:
-            counts = [file.metadata.row_group(number).num_rows for number in range(file.metadata.num_row_groups)]
+        if isinstance(path, HubFile):
+            content, counts = path.content, known_by(digest("groups-1", path.content), count)
+        else:
+            content, counts = remembered(path, "bytes-1", look), count()
     except (pa.ArrowException, OSError) as error:
         raise ConfigError(f"{key}={path}: cannot be read as parquet: {' '.join(str(error).split())}") from error
     ends = tuple(np.cumsum(counts, dtype=np.int64).tolist())

@@ -18,12 +18,10 @@ import numpy as np
 from optrun.data.cache import digest, known_by
 from optrun.data.examples import Example
 from optrun.data.randomness import generator
-from optrun.data.shards import Row, Shard, open_shards
+from optrun.data.shards import File, Row, Shard, open_shards
 from optrun.errors import ConfigError
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from datasets import Dataset
 
 _HEAD = 100
@@ -154,7 +152,7 @@ class StreamRows:
         return {str(shard.path): shard.content for shard in self.shards}
 
 
-def open_stream(key: str, files: Sequence[Path], window: int, notes: list[str]) -> StreamRows:
+def open_stream(key: str, files: Sequence[File], window: int, notes: list[str]) -> StreamRows:
     """Open files as a stream.
 
     Args:

@@ -16,7 +16,13 @@ from optrun.model.weights import load_model_tensors
 from optrun.runner.adapter_base import adapter_facts, refuse_other_adapter
 from optrun.runner.assemble import build_loaders
 from optrun.runner.prepare import TrainedArtifacts, prepare
-from optrun.runner.resume.data_position import class_names, not_held_back, refuse_other_tokenizer
+from optrun.runner.resume.data_position import (
+    class_names,
+    not_held_back,
+    pinned,
+    pinned_revision,
+    refuse_other_tokenizer,
+)
 from optrun.runner.resume.state_file import refuse_garbage
 from optrun.task.class_table import ClassTable
 from optrun.task.evaluation import MetricAccumulator
@@ -60,7 +66,8 @@ def evaluate_checkpoint(config: RunConfig, run: RunDir, checkpoint: Path) -> Eva
     snapshot = load_checkpoint(checkpoint)
     refuse_garbage(checkpoint, snapshot.metadata)
     tokenizer = run.tokenizer if (run.tokenizer / "tokenizer.json").is_file() else None
-    prepared = prepare(config, TrainedArtifacts(tokenizer, class_names(snapshot.metadata.model_config)))
+    at = pinned(config, pinned_revision(config, snapshot.metadata))
+    prepared = prepare(at, TrainedArtifacts(tokenizer, class_names(snapshot.metadata.model_config)))
     refuse_other_tokenizer(snapshot.metadata, prepared.tokenizer)
     task = prepared.task
     examples = sum(map(len, task.eval_sets.values()))

@@ -19,6 +19,7 @@ from optrun.model.forward import lean_forward
 from optrun.runner.assemble import assemble
 from optrun.runner.components import build_loop
 from optrun.runner.prepare import prepare
+from optrun.runner.resume.data_position import pinned
 from optrun.runner.session import Session
 from optrun.runner.summary import Summary
 from optrun.runner.whole_model import whole_model
@@ -72,7 +73,9 @@ def follow(
         with nullcontext() if start.trunk is None else reading(start.trunk.folder):
             snapshot = None if start.checkpoint is None else open_verified(start.checkpoint, lazy=sharded)
             beat(Phase.preparing)
-            prepared = world.agree(lambda: prepare(config, meta=sharded))
+            world.agree(lambda: None)  # rank 0 finds out at which commit a stream of the hub is read
+            revision = world.broadcast(None)
+            prepared = world.agree(lambda: prepare(pinned(config, revision), meta=sharded))
             garbage.resume()
             assembled = assemble(request, prepared, snapshot, device, start.started_from, world, start.trunk)
         if snapshot is not None and assembled.is_done and world.broadcast(None):

@@ -49,6 +49,7 @@ from optrun.runner.resume.checkpoint import (
     refuse_newer_run,
 )
 from optrun.runner.resume.config_diff import refuse_idle
+from optrun.runner.resume.data_position import pinned, pinned_revision
 from optrun.runner.session import Session
 from optrun.runner.summary import Summary
 from optrun.runner.whole_model import whole_model
@@ -171,7 +172,10 @@ def _train(session: Session, resume: ResumePoint | None, stop_at: int | None) ->
         if trunk is not None:
             started_from = original_cwd(RunDir(trunk.folder.parent.parent).hydra)
         world.broadcast(Start(opened.folder, started_from, trunk))
-        prepared = world.agree(lambda: _prepare(session, snapshot))
+        revision = world.broadcast(
+            world.agree(lambda: pinned_revision(config, None if snapshot is None else snapshot.metadata))
+        )
+        prepared = world.agree(lambda: _prepare(session, snapshot, revision))
         garbage.resume()  # the libraries are there; what is made from here on is the run's
         assembled = assemble(session.request, prepared, snapshot, device, started_from, world, trunk)
     assembled.constants.run_id = summary.values["run_id"]
@@ -265,12 +269,12 @@ def _open(session: Session, resume: ResumePoint | None) -> Iterator[OpenedCheckp
         yield opened
 
 
-def _prepare(session: Session, snapshot: Snapshot | None) -> Prepared:
+def _prepare(session: Session, snapshot: Snapshot | None, revision: str | None) -> Prepared:
     """Prepare data and model; a request to stop ends it at once."""
     beat(Phase.preparing)
     try:
         with session.signal_handler.immediate():
-            return prepare(session.config)
+            return prepare(pinned(session.config, revision))
     except Stopped:
         signal = session.signal_handler.stop_signal
         assert signal is not None

@@ -138,12 +138,12 @@ class PathsConfig(DataConfig):
 
 
 @dataclass(kw_only=True)
-class FilesConfig(PathsConfig, ColumnsConfig):
-    """The user's own csv, tsv, json, jsonl, parquet or text files."""
+class StreamableConfig(ColumnsConfig):
+    """Sources whose training rows may be read where they lie."""
 
     streaming: bool = False
-    """True: the rows of `train` (jsonl, parquet) are read where they lie whenever they are needed; only where each
-    begins is kept. It has a default: older runs have no such key."""
+    """True: training rows (jsonl, parquet) are read where they lie whenever they are needed; only where each begins
+    is kept. It has a default: older runs have no such key."""
     shuffle_window: int = 1000
     """Rows of a stream that are shuffled together; windows come one after another, files in a shuffled order."""
 
@@ -151,21 +151,28 @@ class FilesConfig(PathsConfig, ColumnsConfig):
         """Refuse what a stream cannot do."""
         super().__post_init__()
         expect_count("data.shuffle_window", self.shuffle_window)
-        if not self.streaming:
-            return
         expect(
-            self.eval is not None or self.eval_fraction == 0,
-            "data.streaming",
-            True,
-            "rows to evaluate on in files of their own",
-            "None are cut from a stream: name them with data.eval=FILE, or take data.eval_fraction=0.",
-        )
-        expect(
-            self.max_train_examples is None,
+            not self.streaming or self.max_train_examples is None,
             "data.max_train_examples",
             self.max_train_examples,
             "null with data.streaming=true",
             "How much of a stream is read is said by training.max_steps.",
+        )
+
+
+@dataclass(kw_only=True)
+class FilesConfig(PathsConfig, StreamableConfig):
+    """The user's own csv, tsv, json, jsonl, parquet or text files."""
+
+    def __post_init__(self) -> None:
+        """Refuse a stream without rows to evaluate on."""
+        super().__post_init__()
+        expect(
+            not self.streaming or self.eval is not None or self.eval_fraction == 0,
+            "data.streaming",
+            True,
+            "rows to evaluate on in files of their own",
+            "None are cut from a stream: name them with data.eval=FILE, or take data.eval_fraction=0.",
         )
 
 
@@ -273,7 +280,7 @@ class TokensConfig(PathsConfig):
 
 
 @dataclass(kw_only=True)
-class HubConfig(ColumnsConfig):
+class HubConfig(StreamableConfig):
     """A dataset by `datasets.load_dataset`: hub name or local folder."""
 
     EVALUATION_ROWS: ClassVar[str | None] = "data.eval_split=NAME"

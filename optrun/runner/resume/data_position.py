@@ -4,14 +4,22 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from optrun.artifacts.metadata import CheckpointMetadata
+from optrun.config.schema.data import HubConfig
+from optrun.config.schema.run import RunConfig
+from optrun.data.hub_stream import commit_of
 from optrun.data.loader import EpochPlan
 from optrun.errors import ConfigError
 from optrun.runner.resume.config_diff import Changes, may_change_data
 from optrun.training.state import TrainState
+
+_OF_HUB = re.compile(r"hf://datasets/[^@]+@([0-9a-f]{40})/")
+"""File of a stream that is read from the hub."""
 
 
 def plan_values(plan: EpochPlan, fingerprint: str, examples: Any = None) -> dict[str, Any]:
@@ -33,6 +41,39 @@ def plan_values(plan: EpochPlan, fingerprint: str, examples: Any = None) -> dict
         "ordering": plan.ordering,
         "fingerprint": fingerprint,
     }
+
+
+def pinned_revision(config: RunConfig, saved: CheckpointMetadata | None) -> str | None:
+    """The commit at which a stream of the hub is read: that of the checkpoint as long as the same data are named.
+
+    Args:
+        config: In force.
+        saved: Of the checkpoint; None: the run begins.
+
+    Returns:
+        None where the data is no such stream.
+
+    Raises:
+        ConfigError: The hub does not say which commit it is.
+    """
+    data = config.data
+    if not (isinstance(data, HubConfig) and data.streaming):
+        return None
+    if saved is not None:
+        before = saved.config.get("data", {})
+        parts = saved.plan.get("parts") or {}
+        commits = {match[1] for part in parts if (match := _OF_HUB.match(part))}
+        if len(commits) == 1 and all(before.get(key) == getattr(data, key) for key in ("path", "revision")):
+            return str(commits.pop())
+    return commit_of(data)
+
+
+def pinned(config: RunConfig, revision: str | None) -> RunConfig:
+    """The configuration by which data is read at this commit; None: as it is."""
+    if revision is None:
+        return config
+    assert isinstance(config.data, HubConfig)
+    return replace(config, data=replace(config.data, revision=revision))
 
 
 def vocabulary_digest(tokenizer: Any | None) -> str:

@@ -1,0 +1,150 @@
+"""A file of a dataset on the hub at one commit, of which only the bytes that are asked for are fetched."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+from collections import OrderedDict
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+from optrun.errors import OptrunError
+
+BLOCK = 4 << 20
+"""Bytes that are fetched together, where fewer are asked for."""
+_KEPT = 16
+"""Blocks that stay in the memory of a process."""
+_blocks: OrderedDict[tuple[HubFile, int], bytes] = OrderedDict()
+
+
+@dataclass(frozen=True)
+class HubFile:
+    """One file.
+
+    Attributes:
+        repo: `OWNER/NAME`.
+        revision: The commit, by its whole sha: what it holds never changes.
+        path: Inside the repository.
+        size: In bytes.
+        digest: The hub's own: `sha256:...` of a file in large storage, else git's `sha1:...` of the blob.
+    """
+
+    repo: str
+    revision: str
+    path: str
+    size: int
+    digest: str
+
+    def __str__(self) -> str:
+        """Its address for `fsspec` and for people."""
+        return f"hf://datasets/{self.repo}@{self.revision}/{self.path}"
+
+    @property
+    def content(self) -> str:
+        """What another file has not: size and digest."""
+        return f"{self.size} {self.digest}"
+
+    def read(self, begin: int, size: int) -> bytes:
+        """Some of its bytes: of a few the blocks they are in, which stay a while.
+
+        Raises:
+            OptrunError: The hub does not give them.
+        """
+        end = min(begin + size, self.size)
+        if end - begin >= BLOCK:
+            return self._fetched(begin, end)
+        found = b""
+        for number in range(begin // BLOCK, -(-end // BLOCK)):
+            first = number * BLOCK
+            found += self._block(number)[max(begin - first, 0) : end - first]
+        return found
+
+    def _block(self, number: int) -> bytes:
+        place = (self, number)
+        if place not in _blocks:
+            _blocks[place] = self._fetched(number * BLOCK, min((number + 1) * BLOCK, self.size))
+            while len(_blocks) > _KEPT:
+                _blocks.popitem(last=False)
+        _blocks.move_to_end(place)
+        return _blocks[place]
+
+    def _fetched(self, begin: int, end: int) -> bytes:
+        try:
+            with _file_system().open(str(self), "rb", size=self.size, cache_type="none") as file:
+                file.seek(begin)
+                found: bytes = file.read(end - begin)
+        except Exception as error:  # the hub's client and whichever HTTP library it is built on
+            why = f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
+            raise OptrunError(
+                f"data.path={self.repo}: {self.path} at revision {self.revision}: the hub does not give its bytes: "
+                f"{why}. Where the run has saved, resume= goes on as soon as the hub answers."
+            ) from error
+        if len(found) != end - begin:
+            raise OptrunError(
+                f"data.path={self.repo}: {self.path} at revision {self.revision}: {len(found):,} bytes came where "
+                f"{end - begin:,} were asked for: this hub answers no range requests."
+            )
+        return found
+
+    def chunks(self) -> Iterator[bytes]:
+        """All of it, from the beginning; at the end it is compared with its digest.
+
+        Raises:
+            OptrunError: The hub does not give it, or gives other bytes.
+        """
+        kind, _, expected = self.digest.partition(":")
+        total = hashlib.new(kind, b"" if kind == "sha256" else b"blob %d\0" % self.size, usedforsecurity=False)
+        for begin in range(0, self.size, 2 * BLOCK):
+            chunk = self._fetched(begin, min(begin + 2 * BLOCK, self.size))
+            total.update(chunk)
+            yield chunk
+        if total.hexdigest() != expected:
+            raise OptrunError(
+                f"data.path={self.repo}: {self.path} at revision {self.revision}: the hub gives other bytes than it "
+                f"names: {kind} {total.hexdigest()}, and {expected} in its listing. Try again."
+            )
+
+    def opened(self) -> io.RawIOBase:
+        """As a file to read and seek in."""
+        return _Opened(self)
+
+
+class _Opened(io.RawIOBase):
+    """What `pyarrow` reads as if it were a file."""
+
+    def __init__(self, file: HubFile) -> None:
+        self._file = file
+        self._at = 0
+
+    def readable(self) -> bool:
+        """It is."""
+        return True
+
+    def seekable(self) -> bool:
+        """It is."""
+        return True
+
+    def tell(self) -> int:
+        """Where the next byte is read."""
+        return self._at
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        """Go there."""
+        self._at = offset + (0, self._at, self._file.size)[whence]
+        return self._at
+
+    def readinto(self, buffer: Any) -> int:
+        """Read as much as there is room for."""
+        found = self._file.read(self._at, len(buffer))
+        buffer[: len(found)] = found
+        self._at += len(found)
+        return len(found)
+
+
+@cache
+def _file_system() -> Any:
+    from huggingface_hub import HfFileSystem
+
+    return HfFileSystem()

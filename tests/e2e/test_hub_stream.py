@@ -1,0 +1,130 @@
+"""`data=hub data.streaming=true` against a stand-in of the hub on this machine."""
+
+from __future__ import annotations
+
+import io
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from tests.hub_stand_in import NAME, DatasetHub, served
+from tests.running import TINY_BERT, TINY_GPT, optrun, sentence, summary, tensors
+
+CARD = b"---\nlicense: mit\n---\nrows\n"
+COMMON = [
+    "data=hub",
+    f"data.path={NAME}",
+    "data.streaming=true",
+    "data.shuffle_window=7",
+    "scheduler=constant",
+    "training.per_device_train_batch_size=4",
+    "training.logging_steps=1",
+    "checkpoint.save_steps=2",
+]
+KINDS = {"jsonl": [*TINY_BERT, "task=sequence_classification"], "parquet": TINY_GPT}
+
+
+def files(kind: str, step: int = 1) -> dict[str, bytes]:
+    """The rows in their order, or with `step=-1` in the opposite one."""
+    found = {"README.md": CARD}
+    for name, begin in (("train-00000", 0), ("train-00001", 40), ("validation", 80)):
+        rows = [{"text": sentence(row), "label": "odd" if row % 2 else "even"} for row in range(begin, begin + 40)][
+            ::step
+        ]
+        content = "".join(json.dumps(row) + "\n" for row in rows).encode()
+        if kind == "parquet":
+            file = io.BytesIO()
+            pq.write_table(pa.Table.from_pylist(rows), file, row_group_size=10)
+            content = file.getvalue()
+        found[f"data/{name}.{kind}"] = content
+    return found
+
+
+class Place:
+    """Processes that ask the stand-in: the hub's client reads its address when it is imported."""
+
+    def __init__(self, folder: Path, env: dict[str, str]) -> None:
+        self.folder = folder
+        self.env = {**env, "HF_HOME": str(folder / "hf"), "OPTRUN_CACHE": str(folder / "cache")}
+
+    def run(self, *words: str, code: int = 0, **env: str) -> str:
+        command = [sys.executable, "-m", "optrun", *words]
+        done = subprocess.run(
+            command, env={**self.env, **env}, cwd=self.folder, text=True, capture_output=True, timeout=240
+        )
+        assert done.returncode == code, done.stdout + done.stderr
+        return " ".join((done.stdout if code == 0 else done.stderr).split())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_run_goes_on_at_its_commit_whatever_the_branch_is_at(tmp_path: Path, kind: str) -> None:
+    hub = DatasetHub()
+    first = hub.commit(files(kind))
+    with served(hub) as env:
+        place = Place(tmp_path, env)
+        words = [*COMMON, *KINDS[kind]]
+        workers = "training.dataloader_num_workers=2"
+        assert f"{NAME} is read at revision {first}" in place.run(
+            *words, "training.max_steps=8", "hydra.run.dir=straight"
+        )
+        place.run(*words, workers, "training.max_steps=4", "hydra.run.dir=cut")
+        second = hub.commit(files(kind, -1))
+        hub.sent.clear()
+        assert first in place.run("resume=cut", "training.max_steps=8")
+        assert tensors(tmp_path / "cut", 8) == tensors(tmp_path / "straight", 8)
+        assert "data/validation" not in " ".join(hub.sent), "evaluation rows were kept"
+        place.run("evaluate", "cut")
+        told = place.run("resume=cut", "data.revision=main", "training.max_steps=10")
+        assert "data.revision null -> main" in told
+        assert "start of a new epoch" in told
+        assert second in told
+        del hub.commits[first]
+        gone = place.run("resume=straight", "training.max_steps=10", code=2)
+        assert "the hub has no such revision" in gone
+    assert summary(tmp_path / "cut")["global_step"] == 10
+
+
+@pytest.mark.slow
+def test_what_the_hub_does_not_give_is_one_message(tmp_path: Path) -> None:
+    hub = DatasetHub()
+    hub.commit({"README.md": CARD, "train.jsonl": files("jsonl")["data/train-00000.jsonl"]})
+    with served(hub) as env:
+        place = Place(tmp_path, env)
+        words = [*COMMON, *KINDS["jsonl"], "training.max_steps=2"]
+        told = place.run(*words, code=2)
+        for fact in ("data.streaming=true", f"{NAME} has no split to evaluate on (it has train)", "data.eval_split"):
+            assert fact in told
+        assert "no such revision" in place.run(*words, "data.revision=other", code=2)
+        others = [word.replace(NAME, "someone/other") for word in words]
+        assert "nothing of this name" in place.run(*others, code=2)
+        hub.lies["train.jsonl"] = hub.commits[hub.main]["train.jsonl"].replace(b"fox", b"dog")
+        assert "other bytes than it names" in place.run(*words, "data.eval_fraction=0", code=1)
+        hub.commit({"README.md": CARD, "train.csv": b"text,label\na,b\n" * 9})
+        assert "data.streaming=true reads .jsonl" in place.run(*words, "data.eval_fraction=0", code=2)
+        silent = place.run(*words, code=2, HF_ENDPOINT="http://127.0.0.1:9")
+        assert (
+            "data.streaming=true reads from the hub while it trains, and http://127.0.0.1:9 does not answer" in silent
+        )
+        assert "Traceback" not in silent
+
+
+def test_without_the_hub_and_of_a_folder_it_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "rows").mkdir()
+    for path, facts in (
+        (NAME, (f"data.path={NAME}: data.streaming=true reads from the hub", "HF_HUB_OFFLINE is set")),
+        ("rows", ("data.path=rows: data.streaming=true reads a dataset of the hub", "data=files")),
+    ):
+        words = [word for word in COMMON if not word.startswith("data.path=")]
+        assert optrun(*words, *KINDS["jsonl"], f"data.path={path}", f"hydra.run.dir={path}-run") == 2
+        told = " ".join(capsys.readouterr().err.split())
+        for fact in facts:
+            assert fact in told
