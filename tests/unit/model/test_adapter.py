@@ -14,9 +14,11 @@ import transformers
 
 from optrun.config.choice import choice
 from optrun.config.schema.adapter import SCHEMAS, LoraConfig
+from optrun.config.schema.model import SCHEMAS as MODELS
 from optrun.errors import ConfigError
 from optrun.model.adapter import base_tensors, inject, injected, merge, require_adapter
 from optrun.model.adapter_places import head_modules, linear_modules
+from optrun.model.quantization import quantization_of, require_quantization
 from optrun.model.weights import load_model_tensors, model_tensors
 from optrun.param_groups import build_param_groups
 
@@ -340,3 +342,15 @@ def test_every_architecture_of_transformers(quarter: int) -> None:
     adapted_ones = [name for name, said in found.items() if said == "adapted"]
     assert len(adapted_ones) > 75, found
     assert len([name for name, said in found.items() if "by the end of its name" in said]) < 6, found
+
+
+def test_a_missing_package_for_quantised_weights_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    config: Any = choice("model", MODELS, "pretrained", {"path": "x", "quantization": "4bit"})
+    asked = {"quantization": "4bit", "bnb_4bit_quant_type": "nf4", "bnb_4bit_use_double_quant": False}
+    assert quantization_of(config) == asked
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(
+        ConfigError, match=r"model.quantization=4bit: the package bitsandbytes .*optrun\[quantization\]"
+    ):
+        require_quantization(config)
+    require_quantization(choice("model", MODELS, "pretrained", {"path": "x"}))

@@ -12,17 +12,12 @@ from typing import Any
 import pytest
 import torch
 
-from optrun.config.choice import choice
-from optrun.config.schema.model import SCHEMAS
-from optrun.errors import ConfigError
 from optrun.model.adapter import base_tensors, inject, merge
 from optrun.model.adapter_places import linear_modules
 from optrun.model.documents import expect_apart
 from optrun.model.flops import step_flops
 from optrun.model.quantization import (
-    quantization_of,
     quantized,
-    require_quantization,
     tensor_bytes,
     tensor_sizes,
 )
@@ -172,14 +167,3 @@ def test_operations_are_not_known(asked: Any) -> None:
     """Torch counts none of bitsandbytes' products: nothing is said in place of too little."""
     _, model = both(CAUSAL, "llama", LARGER, asked)
     assert step_flops(model, batch()) == 0
-
-
-def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    config: Any = choice("model", SCHEMAS, "pretrained", {"path": "x", "quantization": "4bit"})
-    assert quantization_of(config) == NF4
-    require_quantization(config)
-    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    with pytest.raises(
-        ConfigError, match=r"model.quantization=4bit: the package bitsandbytes .*'optrun\[quantization\]'"
-    ):
-        require_quantization(config)
