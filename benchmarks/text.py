@@ -1,6 +1,6 @@
 """Time and memory of a start on a text file, cold and warm, beside `datasets.map` and a bare loop over `tokenizers`.
 
-    python benchmarks/text.py [--sizes 10,100,1000]
+    python benchmarks/text.py [--sizes 10,100,1000] [--without datasets.map]
 
 The file holds the source of the standard library again and again, each time with other numbers in it. Each way runs in
 a process of its own; its seconds are those after all imports, its memory is the most that one of its processes had. All
@@ -134,8 +134,8 @@ def measured(program: str, *words: str, folder: str) -> dict[str, float]:
     return {**json.loads(told), "memory": int(memory) / 1024}
 
 
-def rows(megabytes: int, folder: str) -> list[str]:
-    """Measure one size."""
+def rows(megabytes: int, folder: str, without: list[str]) -> list[str]:
+    """Measure one size, without some of the ways."""
     corpus, tokenizer = f"{folder}/corpus-{megabytes}.txt", f"{folder}/tokenizer"
     write_corpus(Path(corpus), megabytes * 1_000_000)
     if not Path(tokenizer).is_dir():
@@ -148,6 +148,8 @@ def rows(megabytes: int, folder: str) -> list[str]:
     }
     found = []
     for name, (program, *words) in ways.items():
+        if name.strip("`") in without:
+            continue
         one = measured(program, *words, folder=folder)
         speed = f"{one['tokens'] / one['encoding'] / 1e3:.0f}" if one["encoding"] else "–"
         row = f"| {megabytes:,} MB | {name} | {one['seconds']:.1f} | {speed} | {one['memory']:,.0f} |"
@@ -161,9 +163,13 @@ def main() -> None:
     """Measure and print a table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--sizes", default="10,100,1000", help="megabytes, separated by commas")
-    sizes = [int(size) for size in parser.parse_args().sizes.split(",")]
+    parser.add_argument(
+        "--without", default="", help="ways to leave out, separated by commas: an hour each at 1,000 MB"
+    )
+    given = parser.parse_args()
+    sizes, without = [int(size) for size in given.sizes.split(",")], given.without.split(",")
     with tempfile.TemporaryDirectory() as folder:
-        table = [row for size in sizes for row in rows(size, folder)]
+        table = [row for size in sizes for row in rows(size, folder, without)]
     print(f"\n{VOCABULARY:,} entries, {os.cpu_count()} cores; imports alone take some 500 MB of memory.\n")
     print("| text | way | seconds | thousand tokens per CPU second of tokenising | peak memory, MB |")
     print("| --- | --- | --- | --- | --- |")

@@ -8,6 +8,7 @@ from typing import Any
 
 from optrun import registry
 from optrun.bounded_yaml import yaml_mapping
+from optrun.config.default_warmup import outside_a_run
 from optrun.config.dialects import own_default
 from optrun.config.paths import config_dir
 from optrun.config.schema import (
@@ -69,7 +70,7 @@ def default_values(group: str, choice: str) -> dict[str, Any]:
     if row is not None:
         return row.values()
     values = yaml_mapping(config_dir() / group / f"{choice}.yaml")
-    return {str(key): own_default(value) for key, value in values.items() if key != "defaults"}
+    return {str(key): outside_a_run(own_default(value)) for key, value in values.items() if key != "defaults"}
 
 
 def no_such_choice(group: str, name: object, options: Sequence[str]) -> ConfigError:

@@ -12,7 +12,7 @@ from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from optrun.config import dialects
+from optrun.config import default_warmup, dialects
 from optrun.config.compose_errors import interpolation, refusal
 from optrun.config.groups import GROUPS as GROUPS
 from optrun.config.groups import complete_choices
@@ -54,6 +54,7 @@ def register_schemas() -> None:
     """Put every dataclass into Hydra's store, as `<choice>_schema` of its group; registered ones as a choice, too."""
     OmegaConf.register_new_resolver("times", _times, replace=True)
     OmegaConf.register_new_resolver("dialect", dialects.resolve, replace=True)
+    OmegaConf.register_new_resolver("default_warmup", default_warmup.resolve, replace=True)
     store = ConfigStore.instance()
     store.store(name="run_schema", node=RunConfig, provider="optrun")
     for group, choices in GROUPS.items():

@@ -15,6 +15,7 @@ from omegaconf import OmegaConf
 from optrun.artifacts.provenance import config_digest
 from optrun.commands.verbs import VERBS
 from optrun.config import saved, store
+from optrun.config.groups import default_values
 from tests.running import optrun
 
 CONF = store.config_dir()
@@ -118,7 +119,7 @@ def test_each_optimizer_brings_its_lr() -> None:
 @pytest.mark.parametrize(("given", "lr"), [([], 5e-5), (["optimizer=lamb"], 1e-4), (["lr=3e-4"], 3e-4)])
 def test_a_pretrained_model_takes_a_share_of_the_default(given: list[str], lr: float) -> None:
     hydra = store.open_hydra()
-    words = ["model=pretrained", "model.path=somewhere", *given]
+    words = ["model=pretrained", "model.path=somewhere", "scheduler.warmup_ratio=null", *given]
     cfg = store.without_hydra(store.compose(hydra, "config", words))
     config = store.typed(cfg)
     assert config.lr == lr, "twenty times less than from scratch; what is given wins"
@@ -129,6 +130,27 @@ def test_a_pretrained_model_takes_a_share_of_the_default(given: list[str], lr: f
         assert all(piece in note for piece in pieces)
     warm = store.typed(store.without_hydra(store.compose(hydra, "config", [*words, "scheduler.warmup_ratio=0.1"])))
     assert "warm-up" not in (warm.default_lr_note() or "")
+
+
+@pytest.mark.parametrize(
+    ("given", "ratio"),
+    [
+        ([], 0.05),
+        (["scheduler=wsd"], 0.05),
+        (["scheduler.warmup_ratio=0.2"], 0.2),
+        (["scheduler.warmup_ratio=null"], None),
+        (["scheduler.num_warmup_steps=0"], None),
+        (["scheduler.num_warmup_steps=7"], None),
+        (["scheduler=constant"], None),
+        (["branch_from=trunk", "branch_schedule=restart"], None),
+        (["branch_from=trunk"], 0.05),
+    ],
+)
+def test_a_run_that_asks_for_no_warmup_gets_one(given: list[str], ratio: float | None) -> None:
+    cfg = store.without_hydra(store.compose(store.open_hydra(), "config", given))
+    assert store.typed(cfg).scheduler.warmup_ratio == ratio
+    name = given[0].removeprefix("scheduler=") if "scheduler=wsd" in given else "cosine"
+    assert default_values("scheduler", name)["warmup_ratio"] is None, "build_scheduler adds nothing of its own"
 
 
 def test_a_configuration_from_before_the_factor_stays_what_it_was() -> None:
