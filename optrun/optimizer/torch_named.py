@@ -9,13 +9,14 @@ import torch
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
-from torch.optim._muon import _adjust_lr, _zeropower_via_newtonschulz  # torch offers no other door to its arithmetic
+from torch.optim._muon import _adjust_lr  # torch offers no other door to its arithmetic
 
 from optrun.optimizer import arguments
 from optrun.optimizer.arguments import Check
 from optrun.optimizer.base import NamedOptimizer, Numeric, Params
 from optrun.optimizer.decay import DECAY_MODES, decay_scale, refuse_no_peak
 from optrun.optimizer.groups import listed_params
+from optrun.optimizer.newton_schulz import orthogonalised
 from optrun.optimizer.numerics import local, sharding_of
 from optrun.optimizer.whole import on_whole
 
@@ -252,7 +253,8 @@ class Muon(NamedOptimizer, torch.optim.Muon):
     """torch's Muon, for 2-D parameters alone, sharded ones too; keywords as there.
 
     A sharded matrix is orthogonalised whole, on one rank, as `whole.py` says; momentum and weights stay in pieces. With
-    16-bit parameters and `nesterov=False` torch 2.13 normalises the momentum in place; here it stays a momentum.
+    16-bit parameters and `nesterov=False` torch 2.13 normalises the momentum in place; here it stays a momentum. On a
+    CPU without arithmetic for bfloat16 larger matrices are multiplied in float32 and rounded (`newton_schulz.py`).
     """
 
     CHECKS: ClassVar[Mapping[str, Check]] = {
@@ -291,7 +293,7 @@ class Muon(NamedOptimizer, torch.optim.Muon):
 
         def orthogonal(index: int, update: Tensor) -> Tensor:
             group = bucket[index][1]
-            return _zeropower_via_newtonschulz(update, group["ns_coefficients"], group["ns_steps"], group["eps"])
+            return orthogonalised(update, group["ns_coefficients"], group["ns_steps"], group["eps"])
 
         pieces = on_whole(orthogonal, updates, [param for param, _ in bucket])
         for (param, group), piece in zip(bucket, pieces, strict=True):
