@@ -9,17 +9,21 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf
 
 _WRITTEN = re.compile(r"\$\{default_warmup:[^}]*\}")
 
 
 def resolve(ratio: float, *, _parent_: DictConfig, _root_: DictConfig) -> float | None:
-    """The ratio; None beside `num_warmup_steps`, and for a schedule that a branch starts anew from trained weights."""
-    if _parent_.get("num_warmup_steps") is not None:
-        return None
+    """The ratio; None where none is wanted.
+
+    That is beside `num_warmup_steps`, for a schedule that a branch starts anew from trained weights, and in a run that
+    is too short: the climb begins at 0, and a step that moves nothing would be much of it.
+    """
     begins_anew = getattr(_root_.get("branch_schedule"), "value", None) == "restart"
-    return None if begins_anew else float(ratio)
+    steps = OmegaConf.select(_root_, "training.max_steps")
+    short = steps is not None and steps * ratio < 1
+    return None if begins_anew or short or _parent_.get("num_warmup_steps") is not None else float(ratio)
 
 
 def outside_a_run(value: Any) -> Any:

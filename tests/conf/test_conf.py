@@ -16,6 +16,7 @@ from optrun.artifacts.provenance import config_digest
 from optrun.commands.verbs import VERBS
 from optrun.config import saved, store
 from optrun.config.groups import default_values
+from optrun.config.schema.run import BranchSchedule
 from tests.running import optrun
 
 CONF = store.config_dir()
@@ -116,7 +117,7 @@ def test_each_optimizer_brings_its_lr() -> None:
         assert cfg.lr == cfg.optimizer.default_lr > 0
 
 
-@pytest.mark.parametrize(("given", "lr"), [([], 5e-5), (["optimizer=lamb"], 1e-4), (["lr=3e-4"], 3e-4)])
+@pytest.mark.parametrize(("given", "lr"), [([], 1e-4), (["optimizer=lamb"], 1e-3), (["lr=3e-4"], 3e-4)])
 def test_a_pretrained_model_takes_a_share_of_the_default(given: list[str], lr: float) -> None:
     hydra = store.open_hydra()
     words = ["model=pretrained", "model.path=somewhere", "scheduler.warmup_ratio=null", *given]
@@ -142,15 +143,21 @@ def test_a_pretrained_model_takes_a_share_of_the_default(given: list[str], lr: f
         (["scheduler.num_warmup_steps=0"], None),
         (["scheduler.num_warmup_steps=7"], None),
         (["scheduler=constant"], None),
-        (["branch_from=trunk", "branch_schedule=restart"], None),
-        (["branch_from=trunk"], 0.05),
+        (["training.max_steps=19"], None),
+        (["training.max_steps=20"], 0.05),
     ],
 )
 def test_a_run_that_asks_for_no_warmup_gets_one(given: list[str], ratio: float | None) -> None:
     cfg = store.without_hydra(store.compose(store.open_hydra(), "config", given))
     assert store.typed(cfg).scheduler.warmup_ratio == ratio
-    name = given[0].removeprefix("scheduler=") if "scheduler=wsd" in given else "cosine"
-    assert default_values("scheduler", name)["warmup_ratio"] is None, "build_scheduler adds nothing of its own"
+    assert default_values("scheduler", "cosine")["warmup_ratio"] is None, "build_scheduler adds nothing of its own"
+
+
+def test_a_schedule_that_a_branch_starts_anew_does_not_climb() -> None:
+    node = OmegaConf.create({"scheduler": {"warmup_ratio": "${default_warmup:0.05}"}})
+    for schedule, ratio in ((BranchSchedule["continue"], 0.05), (BranchSchedule["restart"], None)):
+        node.branch_schedule = schedule
+        assert node.scheduler.warmup_ratio == ratio
 
 
 def test_a_configuration_from_before_the_factor_stays_what_it_was() -> None:

@@ -72,7 +72,7 @@ def test_mathematics_is_applied_for_real(straight: Straight, go: Go, tmp_path: P
     assert "changes" in summary(run.path)["resumes"][-1]
     if word.startswith("lr="):
         assert again["lr"] == 5e-4
-        assert "learning rate of the next step: 0.0005 with the saved configuration, 0.00025 now" in said
+        assert "learning rate of the next step: 0.001 with the saved configuration, 0.00025 now" in said
 
 
 GROUPS = [

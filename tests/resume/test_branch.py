@@ -104,7 +104,7 @@ def test_another_optimizer_begins_anew_and_a_resume_goes_on(place: Path, capsys:
     shown = capsys.readouterr().out
     for fact in ("anew", "AdamW", "Lamb", "starts anew at the branch, over 3 steps", "adamw -> lamb"):
         assert fact in shown
-    assert [record["train/lr"] for record in records(Path("lamb"))][:2] == [0.0, 1e-3], "lamb's own peak is 2e-3"
+    assert [record["train/lr"] for record in records(Path("lamb"))][:2] == [0.0, 1e-2], "lamb's own peak is 2e-2"
     assert not any(name.startswith("optimizer.") for name in tensors(place / "lamb", AT)), "no state came along"
     shutil.copytree("trunk", "copy")
     stopped = ["hydra.run.dir=stopped", "training.max_seconds=1e-9"]
@@ -227,7 +227,7 @@ def test_the_identity_of_a_job_is_what_the_trunk_holds(place: Path) -> None:
     first = jobs(at())
     adamw, lamb = first.values()
     assert (adamw["optimizer"]["weight_decay"], lamb["optimizer"]["weight_decay"]) == (0.1, 0.01)
-    assert (adamw["lr"], lamb["lr"]) == (1e-3, 2e-3)
+    assert (adamw["lr"], lamb["lr"]) == (2e-3, 2e-2)
     shutil.copytree("trunk", "moved")
     assert list(jobs(at(run="moved"))) == list(first)
     state = Path("moved/checkpoints/step-00000005/manifest.json")
@@ -238,7 +238,7 @@ def test_the_identity_of_a_job_is_what_the_trunk_holds(place: Path) -> None:
 
 def test_from_python(place: Path) -> None:
     config = compose([at(), "optimizer=lamb", "optimizer.weight_decay=0.3"])
-    assert (config.optimizer.name, config.optimizer.weight_decay, config.lr) == ("lamb", 0.3, 2e-3)
+    assert (config.optimizer.name, config.optimizer.weight_decay, config.lr) == ("lamb", 0.3, 2e-2)
     assert config.scheduler.num_decay_steps == 4
     assert Trunk.parse(str(config.branch_from)) == Trunk.of(Path("trunk/checkpoints/step-00000005"))
 
@@ -248,7 +248,7 @@ def test_explained_before_a_step(place: Path, capsys: pytest.CaptureFixture[str]
     facts = json.loads(capsys.readouterr().out)["branch"]
     assert facts["step"] == 6
     assert "AdamW" in facts["optimizer_state"]
-    assert facts["first_lr"] == pytest.approx(1e-3 * (1 - 0.5**0.5), rel=1e-6), "two of four steps down, 1 - sqrt"
+    assert facts["first_lr"] == pytest.approx(2e-3 * (1 - 0.5**0.5), rel=1e-6), "two of four steps down, 1 - sqrt"
     assert optrun("explain", at(6), "optimizer.amsgrad=true", "branch_schedule=restart") == 0
     shown = " ".join(capsys.readouterr().out.split())
     for fact in ("step 6", "anew", "max_exp_avg_sq", "over 2 steps"):

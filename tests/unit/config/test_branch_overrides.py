@@ -57,7 +57,7 @@ def test_another_choice_brings_its_own_values() -> None:
     def branch(*typed: str) -> dict:
         return composed(hydra, *under(trunk, values, list(typed)))
 
-    assert branch("optimizer=lamb")["lr"] == 2e-3
+    assert branch("optimizer=lamb")["lr"] == 2e-2
     assert branch("optimizer=lamb", "lr=1e-5")["lr"] == 1e-5
     same = branch("optimizer=adamw", "optimizer.eps=1e-6")
     assert (same["lr"], same["optimizer"]["weight_decay"], same["optimizer"]["eps"]) == (3e-4, 0.3, 1e-6)
