@@ -72,8 +72,8 @@ def test_a_pretrained_model_says_where_its_lr_comes_from(pretrained: Path, capsy
     capsys.readouterr()
     assert optrun(*words("model=pretrained", f"model.path={pretrained}"), "hydra.run.dir=run") == 0
     said = capsys.readouterr().out
-    assert "lr=5e-05 is the default of optimizer=adamw, 0.001, times model.default_lr_factor=0.05" in said
-    assert "lr: 5.0e-05" in Path("run", "config.yaml").read_text()
+    assert "lr=0.0001 is the default of optimizer=adamw, 0.002, times model.default_lr_factor=0.05" in said
+    assert "lr: 0.0001" in Path("run", "config.yaml").read_text()
     assert optrun(*words("model=pretrained", f"model.path={pretrained}", "lr=1e-3"), "hydra.run.dir=given") == 0
     assert "default_lr_factor" not in capsys.readouterr().out
 

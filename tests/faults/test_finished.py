@@ -32,7 +32,7 @@ def run(straight: Straight, tmp_path: Path) -> Path:
 @pytest.mark.parametrize(
     ("word", "pair"),
     [
-        ("lr=1e-4", "lr=0.0001 (was 0.001)"),
+        ("lr=1e-4", "lr=0.0001 (was 0.002)"),
         ("training.max_steps=3", "training.max_steps=3 (was 6)"),
         ("task.prompt=quick", "task.prompt=quick (was null)"),
     ],

@@ -239,26 +239,26 @@ def test_an_edited_value_is_refused_unless_it_is_on_the_command_line(
         values = json.loads(run.summary.read_text())
         del values["config_sha256"]
         run.summary.write_text(json.dumps(values))
-    swap(run, "lr: 0.001\n", "lr: 0.01\n")
+    swap(run, "lr: 0.002\n", "lr: 0.01\n")
     before = tree(run.path)
     for words in ([], ["run_name=mine"]):
         code, said = go("resume=run", *words)
         assert code == 2
-        for piece in ("config.yaml", "lr=0.01", "0.001", "command line"):
+        for piece in ("config.yaml", "lr=0.01", "0.002", "command line"):
             assert piece in said
     assert tree(run.path) == before
-    code, said = go("resume=run", "lr=0.001")
+    code, said = go("resume=run", "lr=0.002")
     assert code == 0
     straight.same(run)
 
 
 def test_an_edited_value_given_on_the_command_line_is_a_change(straight: Straight, go: Go, tmp_path: Path) -> None:
     run = straight.cut(tmp_path / "run", 3)
-    swap(run, "lr: 0.001\n", "lr: 0.01\n")
+    swap(run, "lr: 0.002\n", "lr: 0.01\n")
     code, said = go("resume=run", "lr=0.01")
     assert code == 0
-    assert "0.001 -> 0.01" in said
-    assert summary(run.path)["resumes"][-1]["changes"] == {"lr": [0.001, 0.01]}
+    assert "0.002 -> 0.01" in said
+    assert summary(run.path)["resumes"][-1]["changes"] == {"lr": [0.002, 0.01]}
 
 
 def test_a_change_that_was_killed_before_its_first_save_goes_on(straight: Straight, go: Go, tmp_path: Path) -> None:
@@ -301,7 +301,7 @@ def test_without_a_checkpoint_nothing_is_guessed(straight: Straight, go: Go, tmp
     run = straight.cut(tmp_path / "run", 1)
     shutil.rmtree(run.checkpoints)
     run.metrics.unlink()
-    swap(run, "lr: 0.001\n", "lr: 0.01\n")
+    swap(run, "lr: 0.002\n", "lr: 0.01\n")
     code, said = go("resume=auto", "hydra.run.dir=run")
     assert (code, "changed since the run wrote it" in said) == (2, True)
     run.config.unlink()

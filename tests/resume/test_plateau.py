@@ -16,9 +16,7 @@ def test_plateau(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest
     words += ["training.eval_steps=2", "training.logging_steps=1", "training.max_steps=8"]
     assert optrun(*words, "hydra.run.dir=straight") == 0
     rates = [record["train/lr"] for record in records(Path("straight"))]
-    assert rates == [1e-3] * 4 + [5e-4] * 2 + [2.5e-4] * 2, (
-        "the first evaluation is the best, the others no improvement"
-    )
+    assert rates == [2e-3] * 4 + [1e-3] * 2 + [5e-4] * 2, "the first evaluation is the best, the others no improvement"
     codes = [optrun(*words, "training.max_seconds=1e-9", "hydra.run.dir=stopped", "resume=auto") for _ in range(8)]
     assert codes == [75] * 7 + [0]
     assert records(Path("stopped")) == records(Path("straight"))
