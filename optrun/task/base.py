@@ -131,6 +131,10 @@ class Task(ABC):
         """The first evaluation set, which the main metric is of; without an example where none are wanted."""
         return next(iter(self.eval_sets.values()))
 
+    def join(self, others: Sequence[Task]) -> None:
+        """Take from the tasks of a mixture's sources, of which this is the first, what batches of all need."""
+        del others  # most tasks need nothing
+
     def eval_fingerprint(self) -> str:
         """A digest of the evaluation examples; of several sets with their names."""
         if list(self.eval_sets) == [""]:

@@ -90,6 +90,7 @@ def _mixed(tasks: Mapping[str, Task], data: MixtureConfig, *, seed: int) -> Task
         if not len(other.train):
             raise ConfigError(f"data.sources.{name}: there is no example in it to train on.")
     task.sources = list(tasks)
+    task.join(list(tasks.values()))
     task.train = MixedExamples(
         {name: one.train for name, one in tasks.items()}, data.weights(), data.stopping_strategy, seed=seed
     )

@@ -90,7 +90,7 @@ class ImageClassification(Task):
 
         rows = rows.select_columns([column])
         bytes_of(rows.row(0), rows.where(0))
-        return StreamedRows(rows, example, "images-1", {"labels": labels})
+        return StreamedRows(rows, example, f"images-2 {column}", {"labels": labels})
 
     def transform(self, example: Example, randomness: np.random.Generator) -> Example:  # noqa: ARG002
         """Decode and prepare, where that is not done yet; in the worker, where there is one."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import chain
 from typing import TYPE_CHECKING, Any
 
@@ -72,11 +72,17 @@ class MultipleChoice(Task):
             ]
             self.numbers[split] = np.array(found, dtype=np.int64)
         every = np.concatenate([*self.counts.values(), [self.size] if self.size else []])
-        self.unequal = len(every) > 0 and every.min() < every.max()
+        self.fewest_and_most = {int(every.min()), int(every.max())} if len(every) else set()
+        self.unequal = len(self.fewest_and_most) > 1
         if self.unequal:
             self.notes.append(
                 f"rows have from {every.min():g} to {every.max():g} choices: each is judged among its own"
             )
+
+    def join(self, others: Sequence[Task]) -> None:
+        """Rows of two sources may differ where those of each do not."""
+        numbers = [one.fewest_and_most for one in others if isinstance(one, MultipleChoice)]
+        self.unequal = len(set().union(*numbers)) > 1
 
     def read(
         self, source: Source, split: Split, tokenizer: PreTrainedTokenizerBase, limit: int | None, seed: int | None

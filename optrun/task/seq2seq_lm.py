@@ -102,7 +102,7 @@ class Seq2SeqLm(Task):
             return found
 
         limits = f"{self.max_length} {self.max_target_length}"
-        key = digest(tokenizer_key(tokenizer), "pairs", limits, str(tokenizer.model_input_names))
+        key = digest(tokenizer_key(tokenizer), "pairs", limits, str(tokenizer.model_input_names), text, target)
         return StreamedRows(rows.select_columns([text, target]), example, key)
 
     def sizes(self, batch: Batch) -> tuple[int, int]:

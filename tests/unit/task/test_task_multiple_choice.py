@@ -96,6 +96,24 @@ def test_rows_of_unequal_choices_are_what_they_are_alone(
     assert (sums.shape, counts.tolist()) == ((3,), [1, 1, 1])
 
 
+def test_sources_of_unequal_choices_are_judged_as_unequal_rows_are(make_task: Make, make_source: Make) -> None:
+    """In each source all rows have as many, and a batch has rows of both."""
+    four = {name: [column[1]] for name, column in UNEQUAL.items()}
+    first, second = make_task("multiple_choice", make_source(ROWS)), make_task("multiple_choice", make_source(four))
+    first.join([first, second])
+    batch = first.collate([first.train[0], second.train[0]])
+    values = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
+    model = AutoModelForMultipleChoice.from_config(BertConfig(vocab_size=320, **values)).eval()
+    with torch.no_grad():
+        outputs = model(**batch)
+    assert first.logits(outputs, batch).isinf().tolist() == [[False, False, True, True], [False] * 4]
+    wanted = [
+        torch.nn.functional.cross_entropy(outputs.logits[row, :own], batch["labels"][row])
+        for row, own in ((0, 2), (1, 4))
+    ]
+    assert float(first.loss(outputs, batch)) == pytest.approx(float(sum(wanted)) / 2, rel=1e-5)
+
+
 def test_a_question_stands_before_each_choice(make_task: Make, make_source: Make, tokenizer: Make) -> None:
     rows = {**ROWS, "question": ["where", "what", "which"], "label": [0, 1, 0]}
     task = make_task("multiple_choice", make_source(rows, text_column="text", text_pair_column="question"))
