@@ -161,6 +161,11 @@ def _loaded(config: PretrainedConfig) -> TransformersConfig:
         )
     except Exception as error:  # OSError, ValueError, and the hub client's own
         raise ConfigError(f"model.path={config.path}: {_why_not(config, error, missing)}") from error
+    if config.quantization is not None and getattr(values, "quantization_config", None) is not None:
+        raise ConfigError(
+            f"model.quantization={config.quantization}: the weights of model.path={config.path} are quantised already. "
+            "Name the model that they were made of."
+        )
     refuse_broken_weights(config.path)
     return values
 

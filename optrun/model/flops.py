@@ -8,6 +8,7 @@ from contextlib import AbstractContextManager, nullcontext
 import torch
 from torch.utils.flop_counter import FlopCounterMode, sdpa_flop_count
 
+from optrun.model.attention import one_row
 from optrun.model.quantization import quantized
 
 Shape = tuple[int, ...]
@@ -37,11 +38,12 @@ def step_flops(
     gradient checkpointing is not counted.
 
     Args:
-        model: Not sharded, not compiled; of one with quantised weights nothing is known, which is 0.
+        model: Not sharded, not compiled; of one with quantised weights or flash attention nothing is
+            known, which is 0.
         batch: As collated, on the model's device.
         autocast: Of training.
     """
-    if quantized(model) is not None:
+    if quantized(model) is not None or one_row(model):
         return 0.0  # torch does not know the products of these kernels
     training = model.training
     devices = [batch_device(batch)] if batch_device(batch).type == "cuda" else []

@@ -105,6 +105,11 @@ def assemble(
     task = prepared.task
     model = prepared.model
     sharded = isinstance(config.distributed, FsdpConfig)
+    if sharded and config.task.keeps_apart is not None and needs_device(model):
+        raise ConfigError(
+            f"model.attn_implementation={config.model.attn_implementation}: with distributed=fsdp nobody tries whether "
+            f"{config.task.keeps_apart} keeps documents apart by it. Take sdpa, or distributed=ddp."
+        )
     if not sharded:
         model = model.to(device)
         if config.task.keeps_apart is not None and needs_device(model):  # others were tried on the CPU

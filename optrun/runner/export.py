@@ -158,7 +158,7 @@ def _replacing(manifest: RunManifest, folder: Path) -> Iterator[Path]:
 def _told_of_a_quantised_base(asked: Mapping[str, Any], *, merged: bool) -> str:
     """What others need to know of a base that was quantised, to compute the same."""
     if merged:
-        return f"the base was trained beside in {asked['quantization']}: its weights are dequantised, in model.dtype"
+        return f"the factors were trained beside a base in {asked['quantization']}: these are its weights dequantised"
     options = ", ".join(
         ["load_in_8bit=True"]
         if asked["quantization"] == "8bit"
@@ -166,7 +166,8 @@ def _told_of_a_quantised_base(asked: Mapping[str, Any], *, merged: bool) -> str:
     )
     return (
         "the factors were trained beside a quantised base: give the base "
-        f"quantization_config=transformers.BitsAndBytesConfig({options})"
+        f"dtype=model.dtype of the run and quantization_config=transformers.BitsAndBytesConfig({options}), whose "
+        "llm_int8_skip_modules are the head and what was trained whole, and whose bnb_4bit_compute_dtype is that dtype"
     )
 
 

@@ -165,6 +165,11 @@ WRONG = [
     ([*FULL, "model.quantization=4bit"], ["model.quantization=4bit", "null with adapter=none", "adapter=lora"]),
     ([*LORA, "model.quantization=3bit"], ["model.quantization=3bit", "4bit, 8bit or null"]),
     ([*LORA, "model.quantization=4bit", "model.bnb_4bit_quant_type=int4"], ["int4", "nf4 or fp4"]),
+    ([*LORA, "model.bnb_4bit_quant_type=fp4"], ["model.bnb_4bit_quant_type=fp4", "model.quantization=4bit alone"]),
+    (
+        [*LORA, "model.quantization=8bit", "model.bnb_4bit_use_double_quant=true"],
+        ["model.bnb_4bit_use_double_quant=true", "model.quantization=4bit alone"],
+    ),
     (["adapter=lora", "adapter.r=0"], ["adapter.r=0", "1 or more"]),
     (["adapter=lora", "distributed=fsdp"], ["distributed=fsdp", "ddp or none with adapter=lora"]),
     ([*LORA, "adapter.target_modules=[qury]"], ["adapter.target_modules=['qury']", "Did you mean query?"]),
@@ -224,7 +229,7 @@ def test_explain_tells_what_trains(place: Path, capsys: pytest.CaptureFixture[st
         assert fact in said, said
     assert optrun("explain", *words, "--json") == 0
     facts = json.loads(capsys.readouterr().out)
-    assert facts["lr"] == 5e-4
+    assert facts["lr"] == 1e-3
     peaks = {tensor["name"]: tensor["lr_peak"] for tensor in facts["tensors"]}
     query = "bert.encoder.layer.1.attention.self.query.lora_{}.default.weight"
-    assert peaks[query.format("B")] == 16 * peaks[query.format("A")] == 16 * 2.5e-4
+    assert peaks[query.format("B")] == 16 * peaks[query.format("A")] == 16 * 5e-4

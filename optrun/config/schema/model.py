@@ -71,6 +71,9 @@ class PretrainedConfig(ModelConfig):
         bits, kind = self.quantization, self.bnb_4bit_quant_type
         expect(bits in (None, "4bit", "8bit"), "model.quantization", bits, "4bit, 8bit or null")
         expect(kind in ("nf4", "fp4"), "model.bnb_4bit_quant_type", kind, "nf4 or fp4")
+        twice, beside = self.bnb_4bit_use_double_quant, "It has an effect with model.quantization=4bit alone."
+        expect(bits == "4bit" or kind == "nf4", "model.bnb_4bit_quant_type", kind, "nf4, its default", beside)
+        expect(bits == "4bit" or not twice, "model.bnb_4bit_use_double_quant", "true", "false, its default", beside)
 
 
 @dataclass(kw_only=True)
