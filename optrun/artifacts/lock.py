@@ -116,7 +116,11 @@ def refuse_held(path: Path) -> None:
     except OSError:
         return
     try:
-        RunLock(path)._lock(descriptor)
+        try:
+            RunLock(path)._lock(descriptor)
+        except LockedError:  # somebody may only have looked, see is_held
+            time.sleep(_LOOK)
+            RunLock(path)._lock(descriptor)
     except StorageError:
         return
     finally:

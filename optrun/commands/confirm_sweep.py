@@ -94,8 +94,9 @@ def confirm(sweep: Path, asked: Asked, caller: Caller, of_hydra: Sequence[str] =
         baseline = made.reference if judged[0].findings.chosen_baseline else None
         report([runs], baseline=baseline, metric=made.metric, by=made.by, console=caller.console)
 
-    again = f"optrun confirm {shlex.quote(str(sweep))}"
-    again += "" if asked.out is None else f" out={shlex.quote(str(folder))}"
+    told = {"baseline": asked.baseline, "metric": asked.metric, "by": ",".join(asked.by) or None, "out": asked.out}
+    words = [f"{key}={value}" for key, value in told.items() if value is not None]
+    again = shlex.join(["optrun", "confirm", str(sweep), *words])
     try:
         return _run(made, folder, caller, of_hydra, compare, again)
     except ConfigError:

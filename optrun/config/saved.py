@@ -115,6 +115,9 @@ def changed(hydra: Hydra, cfg: DictConfig, overrides: list[str]) -> DictConfig:
         if key not in keys_of(result) and open_prefix(result, key) is None:
             raise unknown_key(result, key)
         assign(result, key, override.value())
+    given = {override.key_or_group: override.value() for override in parsed}
+    if given.get("scheduler.num_warmup_steps") is not None and "scheduler.warmup_ratio" not in given:
+        result.scheduler.warmup_ratio = None  # the default that was written down gives way, as on a fresh line
     return result
 
 

@@ -186,7 +186,11 @@ class Groups(Shard):
         """The first rows, with types as `datasets` wrote them down: classes with names, images."""
         from datasets import Dataset
 
-        return Dataset(self._group(0, columns).slice(0, count))
+        try:
+            return Dataset(self._group(0, columns).slice(0, count))
+        except (TypeError, ValueError, NotImplementedError) as error:  # of types that `datasets` has none for
+            why = " ".join(str(error).split())
+            raise ConfigError(f"{self.key}={self.path}: its first rows are no table: {why}.") from error
 
     def read(self, begin: int, end: int, columns: Sequence[str] | None) -> list[Row]:
         """Rows out of their row groups, which are read as wholes."""

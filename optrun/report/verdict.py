@@ -57,8 +57,10 @@ def brief(findings: Findings) -> str:
     ranked = [row for row in findings.rows if row.rank]
     if not ranked:
         return headline(findings)
-    of_kind = kind(findings)
-    return f"{of_kind}: {_lead(findings, ranked[0])}" if of_kind else _lead(findings, ranked[0])
+    of_kind, lead = kind(findings), _lead(findings, ranked[0])
+    if len(ranked) == 1:
+        lead = lead.replace("has the best mean", "ends at")
+    return f"{of_kind}: {lead}" if of_kind else lead
 
 
 def _lead(findings: Findings, first: Row) -> str:

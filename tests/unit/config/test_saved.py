@@ -31,6 +31,14 @@ def test_values_and_choices_change() -> None:
     assert not [key for key in found if key.startswith("optimizer.")], "the same choice keeps the values it was given"
 
 
+def test_a_warmup_in_steps_takes_the_place_of_the_usual_share() -> None:
+    """As on a fresh line: the share was written down by optrun, not by the user."""
+    values = composed()
+    assert values["scheduler"]["warmup_ratio"] == 0.05
+    after = saved.changed(store.open_hydra(), saved.with_schemas(values, "here"), ["scheduler.num_warmup_steps=7"])
+    assert (after.scheduler.num_warmup_steps, after.scheduler.warmup_ratio) == (7, None)
+
+
 @pytest.mark.parametrize(
     ("word", "piece"),
     [("lr=abc", "a number"), ("optimizer=lam", "lamb"), ("optimizer.foo=1", "no such key"), ("lr=1,2", "sweep")],
