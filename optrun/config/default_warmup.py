@@ -17,9 +17,13 @@ _WRITTEN = re.compile(r"\$\{default_warmup:[^}]*\}")
 def resolve(ratio: float, *, _parent_: DictConfig, _root_: DictConfig) -> float | None:
     """The ratio; None where none is wanted.
 
-    That is beside `num_warmup_steps`, for a schedule that a branch starts anew from trained weights, and in a run that
-    is too short: the climb begins at 0, and a step that moves nothing would be much of it.
+    That is beside `num_warmup_steps`, with optimizers of a library of which some divide by lr, for a schedule that a
+    branch starts anew from trained weights, and in a run that is too short: the climb begins at 0, and a step that
+    moves nothing would be much of it.
     """
+    optimizer = OmegaConf.get_type(_root_, "optimizer") if "optimizer" in _root_ else None
+    if not getattr(optimizer, "DEFAULT_WARMUP", True):
+        return None
     begins_anew = getattr(_root_.get("branch_schedule"), "value", None) == "restart"
     steps = OmegaConf.select(_root_, "training.max_steps")
     short = steps is not None and steps * ratio < 1

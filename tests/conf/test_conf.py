@@ -143,6 +143,7 @@ def test_a_pretrained_model_takes_a_share_of_the_default(given: list[str], lr: f
         (["scheduler.num_warmup_steps=0"], None),
         (["scheduler.num_warmup_steps=7"], None),
         (["scheduler=constant"], None),
+        (["optimizer=pytorch_optimizer", "optimizer.name=gravity"], None),
         (["training.max_steps=19"], None),
         (["training.max_steps=20"], 0.05),
     ],

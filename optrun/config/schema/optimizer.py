@@ -112,6 +112,8 @@ class OptimizerConfig:
     """Decay of the parameters that param_groups does not exempt; what it does is the optimizer's."""
     SCHEDULE_FREE: ClassVar[bool] = False
     """Whether something else takes the place of a schedule, so that one is worth a word."""
+    DEFAULT_WARMUP: ClassVar[bool] = True
+    """Whether a run that asks for no warm-up gets one, whose first step has lr 0."""
 
     def __post_init__(self) -> None:
         """Ranges that hold for all."""
@@ -492,6 +494,7 @@ class PytorchOptimizerConfig(OptimizerConfig):
 
     named_by_library: ClassVar[bool] = True
     """So that its name may be that of one of our choices."""
+    DEFAULT_WARMUP: ClassVar[bool] = False
     kwargs: dict[str, Any]
     """Its own keywords; an unknown one is an error."""
 
