@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import fcntl
+import itertools
 import os
 import random
 import re
@@ -62,7 +63,9 @@ def test_the_second_is_told_who_holds_it(tmp_path: Path) -> None:
 def test_somebody_who_only_looks_costs_nobody_a_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     looking = os.open(tmp_path / ".lock", os.O_RDWR | os.O_CREAT)
     fcntl.flock(looking, fcntl.LOCK_EX)
-    monkeypatch.setattr(time, "sleep", lambda _: os.close(looking))
+    looks = iter([looking])
+    # Once only: the number of a closed descriptor is the next one's.
+    monkeypatch.setattr(time, "sleep", lambda _: [os.close(descriptor) for descriptor in itertools.islice(looks, 1)])
     with RunLock(tmp_path / ".lock"), pytest.raises(LockedError):
         refuse_held(tmp_path / ".lock")
 
