@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from optrun.report.findings import Findings, Row
 from optrun.report.selection import find_selection
@@ -26,20 +26,27 @@ def headline(findings: Findings) -> str:
     lead = _lead(findings, ranked[0])
     if len(ranked) == 1:
         return lead.replace("has the best mean", "ends at")
+    verdicts = {
+        row.name: row.versus.verdict for row in ranked if row.versus is not None and row.name != findings.reference
+    }
+    against = f"Against {findings.reference}: {by_verdict(verdicts)}."
+    if not {BETTER, WORSE} & set(verdicts.values()):
+        against += " The order of the table may be chance."
+    return f"{lead} {against}"
+
+
+def by_verdict(verdicts: Mapping[str, str]) -> str:
+    """Say the verdict on each contender, those with the same one together: `a is better; b and c are worse`."""
     groups: dict[str, list[str]] = {}
-    for row in ranked:
-        if row.versus is not None and row.name != findings.reference:
-            groups.setdefault(row.versus.verdict, []).append(row.name)
+    for name, verdict in verdicts.items():
+        groups.setdefault(verdict, []).append(name)
     parts = []
     for verdict, names in groups.items():
         if verdict in (BETTER, WORSE):
             parts.append(f"{listed(names)} {'is' if len(names) == 1 else 'are'} {verdict}")
         else:
             parts.append(f"{verdict} for {listed(names)}")
-    against = f"Against {findings.reference}: " + "; ".join(parts) + "."
-    if not {BETTER, WORSE} & set(groups):
-        against += " The order of the table may be chance."
-    return f"{lead} {against}"
+    return "; ".join(parts)
 
 
 def kind(findings: Findings) -> str:

@@ -15,7 +15,7 @@ from optrun.report.sections import Section
 from optrun.report.statistics import BETTER, WORSE
 from optrun.report.table import NONE, Table, value
 from optrun.report.tables import p_value, ranking_table, signed
-from optrun.report.verdict import headline, kind, listed
+from optrun.report.verdict import by_verdict, headline, kind
 from optrun.report.warnings import Warning, find_warnings
 from optrun.report.workloads import Overview
 from optrun.report.workloads_figures import ordered, shown
@@ -92,18 +92,9 @@ def _finding(overview: Overview) -> str:
         f"Over {count} workloads {first.name} has the best mean score: {first.mean:.3f} of the way from no learning "
         "(0) to the best contender (1)."
     )
-    groups: dict[str, list[str]] = {}
-    for each in judged:
-        if each.test is not None:
-            groups.setdefault(each.verdict, []).append(each.name)
-    parts = []
-    for verdict, names in groups.items():
-        if verdict in (BETTER, WORSE):
-            parts.append(f"{listed(names)} {'is' if len(names) == 1 else 'are'} {verdict}")
-        else:
-            parts.append(f"{verdict} for {listed(names)}")
-    if parts:
-        text += f" Against {overview.reference}, on these workloads: {'; '.join(parts)}."
+    verdicts = {each.name: each.verdict for each in judged if each.test is not None}
+    if verdicts:
+        text += f" Against {overview.reference}, on these workloads: {by_verdict(verdicts)}."
     return f"{text} {_elsewhere(count)}"
 
 
