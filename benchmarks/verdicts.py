@@ -5,8 +5,8 @@
 Every table of scores is `contenders x seeds`; a seed is easy or hard for all of them, and each contender scatters by
 itself. Without a difference, an error is a report in which any pair, or any comparison with a baseline, is called
 different. For power, one contender is four standard deviations better than the others, and a given comparison with it
-counts. Four tests are told the same tables: the paired t test, the t test with one variance pooled over all, limma's
-moderated t test, and optrun's; all of them corrected by Holm's method.
+counts: for every size, and for every situation. Four tests are told the same tables: the paired t test, the t test with
+one variance pooled over all, limma's moderated t test, and optrun's; all of them corrected by Holm's method.
 """
 
 from __future__ import annotations
@@ -40,6 +40,8 @@ SIZES = [
     (4, 10),
     (7, 10),
 ]
+POWER_SIZES = [(7, 3), (7, 5)]
+"""Sizes of the table of power by situation."""
 DIFFERENCE = 4.0
 BLOCK = 250
 """Tables at a time: 20 contenders have 190 pairs."""
@@ -175,10 +177,11 @@ def power(
     baseline: bool = False,
     gap: float = DIFFERENCE,
 ) -> dict[str, float]:
-    """Rate at which the first contender is told from a given other one that scatters as it does."""
+    """Rate at which the first contender is told from a given other one that scatters as it does, if any does."""
     i, j = np.array(list(combinations(range(k), 2))).T
     family = i == 0 if baseline else np.ones(len(i), dtype=bool)
-    counted = (i == 0)[family] & (_scales(situation, k)[j[family]] == 1)
+    alike = _scales(situation, k)[j[family]] == 1
+    counted = (i == 0)[family] & (alike if alike.any() else True)
     drawn = tables(situation, k, n, repetitions, gap=gap)
     found = {}
     for name in names or TESTS:
@@ -193,7 +196,7 @@ def _row(cells: Sequence[str]) -> str:
 
 
 def report(repetitions: int) -> str:
-    """Run everything; a table of errors, one of power, in Markdown."""
+    """Run everything; a table of errors, one of power by size, one of power by situation, in Markdown."""
     names = list(TESTS)
     head = [_row(["situation, worst size", *names]), _row(["---"] * (1 + len(names)))]
     lines = [f"{repetitions:,} tables a cell, sizes {', '.join(f'{k} x {n}' for k, n in SIZES)}.", "", *head]
@@ -218,7 +221,18 @@ def report(repetitions: int) -> str:
         noisy = f"{power(k, n, repetitions, situation='1 x 10')['optrun']:.0%}" if k > 2 else ""
         lines.append(_row([f"{k} x {n}", *(f"{plain[name]:.0%}" for name in names), f"{planned['optrun']:.0%}", noisy]))
         print(lines[-1], flush=True)
-    return "\n".join(lines)
+    return "\n".join([*lines, "", *by_situation(repetitions)])
+
+
+def by_situation(repetitions: int) -> list[str]:
+    """Tabulate the power of every test in every situation, in Markdown."""
+    names = [f"{test}, {k} x {n}" for k, n in POWER_SIZES for test in TESTS]
+    lines = [_row(["situation", *names]), _row(["---"] * (1 + len(names)))]
+    for situation in [*SPREADS, *NOISES, FAMILIES]:
+        found = [power(k, n, repetitions, situation=situation) for k, n in POWER_SIZES]
+        lines.append(_row([situation, *(f"{one[test]:.0%}" for one in found for test in TESTS)]))
+        print(lines[-1], flush=True)
+    return lines
 
 
 def main() -> None:

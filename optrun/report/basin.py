@@ -33,9 +33,9 @@ class Neighbour:
     end: str
     """What the best is where nothing was tried on this side: the `lowest` or the `highest`."""
     lr: float | None
-    """The nearest with an outcome, scored or diverged; None: there is none."""
+    """The nearest whose outcome is known, scored or diverged; None: there is none."""
     unfinished: tuple[float, ...]
-    """Nearer ones without an outcome: their runs failed, were cut, or run still."""
+    """Nearer ones of which it is not: runs failed, were cut, or run still."""
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ class Basin:
     tried: tuple[float, ...]
     """Every learning rate with an outcome: scored or diverged."""
     unfinished: tuple[float, ...]
-    """Learning rates without any."""
+    """Learning rates without any, or with a better mean than the best over fewer seeds, since runs did not finish."""
     best: BasinPoint | None
     level: float
     """What a mean has to reach, in units of the metric; NaN where there is no level."""
@@ -67,11 +67,12 @@ class Basin:
 
     def neighbours(self) -> tuple[Neighbour, ...]:
         """Look at both sides of the best lr; nothing where less than two were begun."""
-        if self.best is None or len(self.tried) + len(self.unfinished) < 2:
+        if self.best is None or len({*self.tried, *self.unfinished}) < 2:
             return ()
         best = self.best.lr
-        below = max((lr for lr in self.tried if lr < best), default=None)
-        above = min((lr for lr in self.tried if lr > best), default=None)
+        known = [lr for lr in self.tried if lr not in self.unfinished]
+        below = max((lr for lr in known if lr < best), default=None)
+        above = min((lr for lr in known if lr > best), default=None)
         return (
             Neighbour("lowest", below, tuple(lr for lr in self.unfinished if (below or 0.0) < lr < best)),
             Neighbour("highest", above, tuple(lr for lr in self.unfinished if best < lr < (above or math.inf))),
@@ -115,11 +116,11 @@ def basin(contender: Contender, mode: str, level: float) -> Basin:
         if any(arm.diverged for arm in arms):
             diverged.append(lr)
     tried = tuple(sorted({point.lr for point in points} | set(diverged)))
-    unfinished = tuple(lr for lr in sorted(by_lr) if lr not in tried)
     stable = [point for point in points if point.lr not in diverged] or points
     best = min(stable, key=lambda point: sign * point.mean, default=None)
     if contender.best.scores and contender.best.lr is not None:
         best = next((point for point in points if point.lr == contender.best.lr), best)
+    unfinished = tuple(lr for lr, arms in sorted(by_lr.items()) if lr not in diverged and _is_open(arms, best, sign))
     if best is None:
         return Basin((), tuple(diverged), tried, unfinished, None, math.nan, math.nan, math.nan, False, False)
     low = high = math.nan
@@ -128,6 +129,22 @@ def basin(contender: Contender, mode: str, level: float) -> Basin:
         high, open_high = _end(points, best, sign, level, diverged, rising=True)
         low, open_low = _end(points, best, sign, level, diverged, rising=False)
     return Basin(tuple(points), tuple(diverged), tried, unfinished, best, level, low, high, open_low, open_high)
+
+
+def _is_open(arms: Sequence[Arm], best: BasinPoint | None, sign: float) -> bool:
+    """Whether runs that did not finish hide how good a learning rate is: nothing is known, or too little of it.
+
+    Fewer seeds than the best one has tell enough where their mean is worse, as it is wherever a failed run is rare.
+    """
+    scored = [arm for arm in arms if arm.scores]
+    if not scored or best is None:
+        return not scored
+    return any(
+        len(arm.scores) < best.seeds
+        and sign * arm.mean < sign * best.mean
+        and any(not run.finished and run.seed not in arm.scores for run in arm.runs)
+        for arm in scored
+    )
 
 
 def _end(

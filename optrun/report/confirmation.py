@@ -11,11 +11,13 @@ from optrun.artifacts.atomic import replace_text
 from optrun.artifacts.run_dir import find_runs
 from optrun.errors import ConfigError
 from optrun.report import moderated
+from optrun.report.branches import KEY, fork_of
 from optrun.report.collect import load_runs
 from optrun.report.findings import Findings, Row, find
 from optrun.report.power import POWER, seeds_for
 from optrun.report.statistics import ALPHA, MIN_SEEDS
 from optrun.report.tuned import tuned_keys
+from optrun.report.verdict import listed
 
 FOLDER = "confirm"
 """Beneath the sweep that is confirmed."""
@@ -120,6 +122,11 @@ def prepare(
     runs = load_runs([sweep], beside=[folder, *confirmations([sweep])])
     if not runs:
         raise ConfigError(f"confirm {sweep}: no run found here or beneath (a run has metrics.jsonl or summary.json)")
+    if branches := [run.label for run in runs if fork_of(run) is not None]:
+        raise ConfigError(
+            f"confirm {sweep}: {listed(branches[:3])} branched from a trunk ({KEY}=), whose seed is theirs: on "
+            "another seed nobody has trained one. Train trunks on fresh seeds, and sweep over branches of these."
+        )
     findings = find(runs, metric=metric, baseline=baseline, by=by, tuned=tuned_keys(runs))
     before = read(folder)
     if before is None:

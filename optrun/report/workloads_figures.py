@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from optrun.report.chart import Chart, of_series
 from optrun.report.figures import pictures as pictures_of_one
@@ -17,6 +18,7 @@ from optrun.report.theme import MARKERS, Theme, legend, new_figure, style_axes, 
 from optrun.report.workloads import Overview, Standing, Workload
 from optrun.report.workloads_statistics import LAST_TAU, performance_profile, resample, score_profile
 
+Array = NDArray[np.float64]
 _WITHIN = ("results", "metric", "basin", "pareto")
 """Pictures of each workload by itself, by name."""
 
@@ -74,6 +76,7 @@ def _together(overview: Overview) -> list[Picture]:
             "Each workload has the same weight; the band is the 95 % stratified bootstrap interval. Further right is "
             f"better.{note}",
             lambda theme: _draw_scores(drawn, theme),
+            lambda: _profile_data(drawn),
         ),
     ]
 
@@ -95,6 +98,18 @@ def _steps_data(overview: Overview, standings: Sequence[Standing]) -> Data:
         for name, ratio in zip(names, standing.ratio, strict=True)
     ]
     return Data(["workload", "contender", "steps by those of the quickest"], rows)
+
+
+def _profile_data(standings: Sequence[Standing]) -> Data:
+    taus = _taus(standings)
+    columns = [score_profile(each.scores, taus) for each in standings]
+    rows = [[float(tau), *map(float, shares)] for tau, *shares in zip(taus, *columns, strict=True)]
+    return Data(["normalised score", *(each.name for each in standings)], rows)
+
+
+def _taus(standings: Sequence[Standing]) -> Array:
+    known = np.concatenate([each.scores[~np.isnan(each.scores)] for each in standings])
+    return np.linspace(max(0.0, float(known.min()) - 0.02), max(1.0, float(known.max())) + 0.01, 200)
 
 
 def _draw_means(overview: Overview, standings: Sequence[Standing], theme: Theme) -> Chart:
@@ -140,8 +155,7 @@ def _draw_scores(standings: Sequence[Standing], theme: Theme) -> Chart:
     figure = new_figure(WIDTH, 3.4 + 0.17 * len(standings), theme)
     ax = figure.add_subplot()
     style_axes(ax, theme, xlabel="normalised score", ylabel="share of runs above it")
-    known = np.concatenate([each.scores[~np.isnan(each.scores)] for each in standings])
-    taus = np.linspace(max(0.0, float(known.min()) - 0.02), max(1.0, float(known.max())) + 0.01, 200)
+    taus = _taus(standings)
     for index, each in enumerate(standings):
         drawn = np.array([score_profile(one, taus) for one in resample(each.scores, resamples=300)])
         low, high = np.quantile(drawn, [0.025, 0.975], axis=0)

@@ -9,8 +9,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from optrun.errors import ConfigError
 from optrun.report.branches import draw_trunks, fork_of, joined, trunk_line
 from optrun.report.collect import Run, load_run, load_runs
+from optrun.report.confirmation import prepare
 from optrun.report.figures import pictures
 from optrun.report.findings import find
 from optrun.report.tables import run_facts, runs_table
@@ -125,3 +127,11 @@ def test_the_tables_name_trunk_and_step(grove: Path) -> None:
     facts = {row[0]: row[1] for row in run_facts(run, "eval/loss", "min").rows}
     assert "step-00000100" in facts["trunk"]
     assert facts["schedule"] == "wsd goes on"
+
+
+def test_a_confirmation_wants_seeds_that_no_trunk_has(grove: Path, tmp_path: Path) -> None:
+    with pytest.raises(
+        ConfigError, match=r"adamw0, adamw1 and adamw2 branched from a trunk .*Train trunks on fresh seeds"
+    ):
+        prepare(grove / "branches", tmp_path / "confirm")
+    assert not list(tmp_path.iterdir())

@@ -97,3 +97,10 @@ def test_a_configuration_that_was_stopped_early_took_part_in_the_choice(tmp_path
             cut = {"status": "interrupted"} if lr == stopped else {}
             make_run(tmp_path / f"{name}{lr}", optimizer=name, lr=lr, max_steps=10, **cut)
     assert budget_line(find(load_runs([tmp_path]))).startswith("Budget: equal, 2 configurations, ")
+
+
+def test_the_documentation_has_these_rates() -> None:
+    text = (Path(__file__).parents[3] / "docs" / "statistics.md").read_text()
+    for seeds, rates in RATES.items():
+        name = "many" if seeds == math.inf else f"{seeds}"
+        assert f"| {name} | {' | '.join(f'{rate:.0%}' for rate in rates.values())} |" in text

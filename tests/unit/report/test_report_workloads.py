@@ -253,7 +253,7 @@ def test_the_report(three: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert all(row.rank is None for row in made.findings.rows), "all runs together stay unranked"
     names = {path.name for path in made.files}
     assert {"report-workloads.png", "report-workloads-steps.png", "report-workloads-scores.png", "report-workloads.csv",
-            "report-workload-1-results.png"} <= names  # fmt: skip
+            "report-workloads-scores.csv", "report-workload-1-results.png"} <= names  # fmt: skip
     for page in ("report.html", "report.md"):
         text = (tmp_path / "report" / page).read_text().replace("\\_", "_")
         for fact in (
