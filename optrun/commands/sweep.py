@@ -191,11 +191,12 @@ def _run(plan: _Plan, cfg: DictConfig, caller: Caller, compare: Compare, again: 
         _tell_left_out(plan.jobs, view)
         try:
             if search is not None:
+                _tell_power_of_search(search, view)
                 search(driver)
             else:
                 driver.add(plan.jobs)
                 view.note(_opening(driver, folder))
-                _tell_power(plan.jobs, command.overrides, view)
+                _tell_power(plan.jobs, command.overrides, driver, view)
                 through_rungs(driver, [(job,) for job in plan.jobs])
         finally:
             view.stop()
@@ -258,13 +259,24 @@ def _tell_left_out(jobs: list[jobs_of.Job], view: PlainView) -> None:
         view.note(f"the same of {len(doubled) - _SHOWN_LEFT_OUT} more jobs")
 
 
-def _tell_power(jobs: list[jobs_of.Job], overrides: Sequence[str], view: PlainView) -> None:
+def _tell_power(jobs: list[jobs_of.Job], overrides: Sequence[str], driver: Driver, view: PlainView) -> None:
     """Say what the report will be able to see, while it can still be changed."""
     if len({job.values.get("seed") for job in jobs}) < 2:
         return
-    from optrun.report.forecast import forecast
+    from optrun.report.collect import load_runs
+    from optrun.report.forecast import forecast, spread_of
 
-    if foretold := forecast([job.values for job in jobs], overrides):
+    ended = any(state.status == "finished" for state in driver.board.states.values())
+    pilot = spread_of(load_runs([driver.sweep.path])) if ended else None
+    if foretold := forecast([job.values for job in jobs], overrides, pilot):
+        view.note(foretold)
+
+
+def _tell_power_of_search(search: Search, view: PlainView) -> None:
+    """Say the same of a search, whose trials are not known yet."""
+    from optrun.report.forecast import forecast_sizes
+
+    if foretold := forecast_sizes(search.contenders, search.seeds_of_trial):
         view.note(foretold)
 
 

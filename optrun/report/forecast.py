@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from optrun.report.arms import comparable, compared, differing, telling
 from optrun.report.branches import KEY, planned_step
+from optrun.report.collect import Run
 from optrun.report.comparable import workload_of
 from optrun.report.config_file import flatten
+from optrun.report.findings import find
 from optrun.report.power import foreseen, foreseen_over
 from optrun.report.statistics import ALPHA, MIN_SEEDS
 
@@ -29,12 +32,24 @@ class _Planned:
         return planned_step(value) if key == KEY else value
 
 
-def forecast(configs: Sequence[Mapping[str, Any]], overrides: Sequence[str]) -> str:
+@dataclass(frozen=True)
+class Spread:
+    """How far the seeds of a configuration lie apart."""
+
+    metric: str
+    sd: float
+    """In units of the metric."""
+    runs: int
+    """How many say so."""
+
+
+def forecast(configs: Sequence[Mapping[str, Any]], overrides: Sequence[str], spread: Spread | None = None) -> str:
     """Say which differences so many contenders and seeds will show with a chance of 80 %.
 
     Args:
         configs: Configurations of the runs, resolved.
         overrides: What was typed, for the names of what differs.
+        spread: Of runs that are there, to say it in units of the metric; not over several workloads.
 
     Returns:
         A sentence; empty where nothing is compared over seeds.
@@ -42,23 +57,46 @@ def forecast(configs: Sequence[Mapping[str, Any]], overrides: Sequence[str]) -> 
     workloads = _workloads(configs, overrides)
     sizes = [_sizes(each) for each in workloads]
     contenders, seeds = max(size for size, _ in sizes), min(few for _, few in sizes)
+    within = f"within each of {len(workloads)} workloads: " if len(workloads) > 1 else ""
+    said = forecast_sizes(contenders, seeds, spread if len(workloads) == 1 else None)
+    if not said or seeds < MIN_SEEDS or len(workloads) == 1:
+        return within + said if said else ""
+    over = foreseen_over(len(workloads), contenders, seeds, ALPHA)
+    return f"{within}{said}; over all of them: {over:.1f} sd, where they differ by as much in each"
+
+
+def forecast_sizes(contenders: int, seeds: int, spread: Spread | None = None) -> str:
+    """Say the same where contenders and seeds are counted; see `forecast`."""
     if contenders < 2 or seeds < 2:
         return ""
-    within = f"within each of {len(workloads)} workloads: " if len(workloads) > 1 else ""
     if seeds < MIN_SEEDS:
-        return f"{within}{contenders} contenders, {seeds} seeds: too few for a verdict, which takes {MIN_SEEDS}"
+        return f"{contenders} contenders, {seeds} seeds: too few for a verdict, which takes {MIN_SEEDS}"
     more = next((n for n in MORE_SEEDS if n > seeds), None)
-    size = _size(contenders, seeds)
-    parts = [f"{within}{contenders} contenders, {seeds} seeds: differences of {size} will be seen in 4 of 5 cases"]
+
+    def size(n: int, *, baseline: bool = False) -> str:
+        found = foreseen(contenders, n, ALPHA, baseline=baseline)
+        return f"{found:.1f} sd" + (f" ({found * spread.sd:.3g})" if spread else "")
+
+    parts = [f"{contenders} contenders, {seeds} seeds: differences of {size(seeds)} will be seen in 4 of 5 cases"]
     if more:
-        parts.append(f"{more} seeds: {_size(contenders, more)}")
+        parts.append(f"{more} seeds: {size(more)}")
     if contenders > 2:
-        parts.append(f"a baseline named beforehand: {_size(contenders, seeds, baseline=True)}")
-    said = "; ".join(parts) + " (sd: of a contender over seeds)"
-    if len(workloads) > 1:
-        over = foreseen_over(len(workloads), contenders, seeds, ALPHA)
-        said += f"; over all of them: {over:.1f} sd, where they differ by as much in each"
-    return said
+        parts.append(f"a baseline named beforehand: {size(seeds, baseline=True)}")
+    here = f", {spread.sd:.3g} {spread.metric} in {spread.runs} runs that are there" if spread else ""
+    return "; ".join(parts) + f" (sd: of a contender over seeds{here})"
+
+
+def spread_of(runs: Sequence[Run]) -> Spread | None:
+    """Pool how far the seeds of a configuration lie apart in runs of one workload that are there; None: too few."""
+    findings = find(runs) if runs else None
+    if findings is None or findings.incomparable:
+        return None
+    arms = [arm for row in findings.rows for arm in row.contender.arms if len(arm.scores) > 1]
+    degrees = sum(len(arm.scores) - 1 for arm in arms)
+    if not degrees:
+        return None
+    squares = sum((len(arm.scores) - 1) * arm.sd**2 for arm in arms)
+    return Spread(findings.metric, math.sqrt(squares / degrees), sum(len(arm.scores) for arm in arms))
 
 
 def count_workloads(configs: Sequence[Mapping[str, Any]]) -> int:
@@ -84,7 +122,3 @@ def _sizes(planned: Sequence[_Planned]) -> tuple[int, int]:
         seeds.setdefault(arm, set()).add(run.setting("seed"))
     contenders = {tuple(comparable(run.setting(key)) for key in between) for run in planned}
     return len(contenders), min(map(len, seeds.values()))
-
-
-def _size(contenders: int, seeds: int, *, baseline: bool = False) -> str:
-    return f"{foreseen(contenders, seeds, ALPHA, baseline=baseline):.1f} sd"

@@ -94,6 +94,16 @@ class Search:
         """Seeds that take part in the choice."""
         return [int(seed) for study in self.studies for seed in study.seeds or [study.example.values["seed"]]]
 
+    @property
+    def contenders(self) -> int:
+        """How many optimizers are searched: with a space of their own each, or as a choice of a common one."""
+        return sum(len(getattr(study.space.get("optimizer"), "choices", (None,))) for study in self.studies)
+
+    @property
+    def seeds_of_trial(self) -> int:
+        """Seeds that each trial runs on."""
+        return min(max(1, len(study.seeds)) for study in self.studies)
+
     def __call__(self, driver: Driver) -> None:
         """Run trials until there are as many as asked for, those of earlier starts among them."""
         optuna.logging.set_verbosity(optuna.logging.WARNING)

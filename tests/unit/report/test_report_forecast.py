@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from itertools import product
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from optrun.report.forecast import forecast
+from optrun.report.collect import load_runs
+from optrun.report.forecast import forecast, spread_of
 from optrun.report.power import POWER, foreseen_over
 from optrun.report.statistics import ALPHA
 from optrun.report.workloads_statistics import compare_over_workloads, is_found
+from tests.unit.report.conftest import write_run
 
 
 def _grid(optimizers: int, seeds: int, lrs: int = 1) -> list[Mapping[str, Any]]:
@@ -67,3 +71,15 @@ def test_what_is_foreseen_over_workloads_is_found_in_four_of_five(workloads: int
 def test_small_and_uneven_sweeps(configs: list[Mapping[str, Any]], expected: str) -> None:
     said = forecast(configs, [])
     assert said == expected if not expected.endswith(": ") else said.startswith(expected)
+
+
+def test_runs_that_are_there_put_it_in_the_unit_of_the_metric(tmp_path: Path) -> None:
+    for number, (name, seed) in enumerate(product(("adamw", "lamb"), range(3))):
+        write_run(tmp_path / f"{number}", optimizer=name, seed=seed, max_steps=20, final=3.0 + 0.1 * seed)
+    spread = spread_of(load_runs([tmp_path]))
+    assert spread is not None
+    assert (spread.metric, spread.runs, spread.sd) == ("eval/loss", 6, pytest.approx(0.1))
+    first = forecast(_grid(2, 3), [], spread).split(";")[0]
+    told, unit = re.findall(r"of ([\d.]+) sd \(([\d.]+)\)", first)[0]
+    assert float(unit) == pytest.approx(0.1 * float(told), rel=0.02)
+    assert spread_of([]) is None
