@@ -43,8 +43,8 @@ class Chat:
     given: int | None
     """How many turns are the prompt; None: the row does not say."""
     tools: list[dict[str, Any]] | None
-    row: int = field(repr=False)
-    """Where it stands in its split; no part of what it is."""
+    row: int | None = field(repr=False)
+    """Where it stands in its split, no part of what it is; None: of a stream, which says itself where it is."""
 
     def until_answer(self) -> tuple[list[Message], str | None]:
         """The turns that are to be answered, and the text of the answer; None where the last turn asks."""
@@ -60,7 +60,7 @@ class Plain:
 
     prompt: str
     completion: str
-    row: int = field(repr=False)
+    row: int | None = field(repr=False)
 
 
 @dataclass(frozen=True)
@@ -239,14 +239,14 @@ class Unreadable(Exception):
     """What is wrong with a row, as the end of a sentence that begins with its number."""
 
 
-def chat_of(cells: Mapping[str, Any], columns: ChatColumns, roles: frozenset[str], row: int = 0) -> Chat | Plain:
+def chat_of(cells: Mapping[str, Any], columns: ChatColumns, roles: frozenset[str], row: int | None) -> Chat | Plain:
     """One row as a conversation, or as two texts.
 
     Args:
         cells: Its values by column; of further ones nothing is read.
         columns: Where it has what.
         roles: That a turn may have.
-        row: Where it stands.
+        row: Where it stands; None: of a stream.
 
     Raises:
         Unreadable: It is none.
@@ -272,20 +272,20 @@ def chat_of(cells: Mapping[str, Any], columns: ChatColumns, roles: frozenset[str
     return Chat(turns, None, tools, row)
 
 
-def _plain(prompt: Any, completion: Any, row: int) -> Plain:
+def _plain(prompt: Any, completion: Any, row: int | None) -> Plain:
     for name, value in (("prompt", prompt), ("completion", completion)):
         if value is not None and not isinstance(value, str):
             raise Unreadable(f"has a text and a list of turns: its {name} is {_short(value)}. Write both alike.")
-    if not completion:
+    if not completion or completion.isspace():
         raise Unreadable("has an empty completion: nothing to learn from it. Leave such rows out.")
     return Plain(prompt or "", completion, row)
 
 
-def _alpaca(values: tuple[Any, ...], more: Mapping[str, Any], tools: Any, row: int) -> Chat:
+def _alpaca(values: tuple[Any, ...], more: Mapping[str, Any], tools: Any, row: int | None) -> Chat:
     instruction, output = values
     if not isinstance(instruction, str) or not isinstance(output or "", str):
         raise Unreadable(f"has {_short(values)} as instruction and output, where texts are expected.")
-    if not output:
+    if not output or output.isspace():
         raise Unreadable("has an empty output: nothing to learn from it. Leave such rows out.")
     question: Message = {"role": "user", "content": instruction}
     if more.get("input"):

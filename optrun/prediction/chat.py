@@ -10,6 +10,7 @@ import numpy as np
 from optrun.data.chat import ROLES, question_columns, questions
 from optrun.errors import ConfigError
 from optrun.prediction.generation import TextGeneration
+from optrun.task.chat_encoder import place
 from optrun.task.chat_template import TemplateFailed, ending_ids, no_template, use_template
 
 
@@ -60,5 +61,5 @@ class ChatAnswers(TextGeneration):
             try:
                 found.append((self.template.text(asked.turns, asked.tools, opening=True), True))
             except TemplateFailed as error:
-                raise ConfigError(f"{part.key}: row {part.number(asked.row)} {error}.") from error
+                raise ConfigError(f"{place(part, asked)} {error}.") from error
         return found

@@ -12,7 +12,7 @@ from optrun.data.cache import digest
 from optrun.data.chat import Chat, Plain
 from optrun.data.source import Split
 from optrun.errors import ConfigError
-from optrun.task.chat_template import NAMES, ChatTemplate, Span, TemplateFailed
+from optrun.task.chat_template import ChatTemplate, Span, TemplateFailed, writers
 from optrun.task.tokens import tokenizer_key
 
 if TYPE_CHECKING:
@@ -88,7 +88,7 @@ class ChatEncoder:
                 if row.given is not None and config.completion_only_loss is not False:
                     prompts.append(template.text(row.turns[: row.given], row.tools, opening=True))
             except TemplateFailed as error:
-                raise unwritten(template, self.split, row.row, error) from error
+                raise unwritten(template, self.split, row, error) from error
         if spans:
             whole, targets = self._told_apart(texts, spans)
         else:
@@ -135,10 +135,24 @@ def _common(one: Sequence[int], other: Sequence[int]) -> int:
     return next((at for at, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other)))
 
 
-def unwritten(template: ChatTemplate, split: Split, row: int, error: TemplateFailed) -> ConfigError:
+def unwritten(template: ChatTemplate, split: Split, row: Chat, error: TemplateFailed) -> ConfigError:
     """The refusal of a row that the template cannot write, or not so that its answers are found."""
-    marked = f"task.chat_template={'|'.join(NAMES)} have marks, and a jinja file of your own can."
-    return ConfigError(
-        f"{template.origin}: row {split.number(row)} of {split.key} {error}. "
-        + (marked if error.lacks_marks else f"Other templates: {', '.join(NAMES)}, or a jinja file.")
-    )
+    way = written_by(template, row, marks=error.lacks_marks)
+    return ConfigError(f"{template.origin}: {place(split, row)} {error}. {way}")
+
+
+def written_by(template: ChatTemplate, row: Chat, *, marks: bool = False) -> str:
+    """What writes a row that a template does not: each of those that come with optrun is tried."""
+    names = writers(template.tokenizer, row.turns, row.tools)
+    if not names:
+        return (
+            "None of the templates that come with optrun writes it: give a jinja file of your own, "
+            "task.chat_template=FILE.jinja."
+        )
+    how = "written with marks" if marks else "written"
+    return f"It is {how} by task.chat_template={'|'.join(names)}, or by a jinja file of your own."
+
+
+def place(split: Split, row: Chat | Plain) -> str:
+    """A row for a person who looks for it; of a stream its place is said by whoever read it."""
+    return "this row" if row.row is None else f"row {split.number(row.row)} of {split.key}"

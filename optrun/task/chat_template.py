@@ -49,10 +49,12 @@ class ChatTemplate:
     Args:
         tokenizer: Has `chat_template`.
         origin: How messages call it, such as `task.chat_template=chatml`.
+        own: Its text, where it is only tried; None: it is the one in use.
     """
 
     tokenizer: PreTrainedTokenizerBase
     origin: str
+    own: str | None = None
 
     @property
     def source(self) -> str:
@@ -124,6 +126,8 @@ class ChatTemplate:
         return _PROBE in self.text(probed, tools)
 
     def _of(self, tools: Any) -> str:
+        if self.own is not None:
+            return self.own
         found: str = self.tokenizer.get_chat_template(None, tools)
         return found
 
@@ -178,6 +182,18 @@ def use_template(tokenizer: PreTrainedTokenizerBase, wanted: str | None) -> Chat
             where = f"line {error.__cause__.lineno}: {error.__cause__.message}"
             raise ConfigError(f"{_KEY}={wanted}: no jinja template: {where}") from error
     return template
+
+
+def writers(tokenizer: PreTrainedTokenizerBase, turns: Sequence[Message], tools: Any = None) -> list[str]:
+    """Names of the templates that come with optrun and write a conversation, with what each of its roles says."""
+    return [name for name in NAMES if _writes(ChatTemplate(tokenizer, name, _read(name)), turns, tools)]
+
+
+def _writes(template: ChatTemplate, turns: Sequence[Message], tools: Any) -> bool:
+    try:
+        return all(template.knows(turns, tools, role) for role in {turn["role"] for turn in turns})
+    except TemplateFailed:
+        return False
 
 
 def _read(wanted: str) -> str:

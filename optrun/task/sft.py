@@ -18,7 +18,7 @@ from optrun.data.source import Source, Split
 from optrun.data.stream import StreamedRows, StreamRows
 from optrun.errors import ConfigError
 from optrun.task.base import Answer, Task, TextKind, in_one_row, pad
-from optrun.task.chat_encoder import TARGETS, ChatEncoder, unwritten
+from optrun.task.chat_encoder import TARGETS, ChatEncoder, place, unwritten, written_by
 from optrun.task.chat_template import NAMES, ChatTemplate, TemplateFailed, ending_ids, no_template, use_template
 from optrun.task.evaluation import IGNORED, MetricAccumulator, TokenMetrics
 from optrun.task.generation import continued
@@ -105,11 +105,11 @@ class Sft(Task):
         """The chats of a split, all of one kind, of roles that the template knows."""
         first: Chat | Plain | None = None
         roles = ROLES if self.template is None else self.template.roles
-        for row in chats(split, self.places[split.key], roles):
+        for number, row in enumerate(chats(split, self.places[split.key], roles)):
             first = row if first is None else first
             if type(row) is not type(first):
                 raise ConfigError(
-                    f"{split.key}: row {split.number(row.row)} has {_kind(row)}, row {split.number(0)} {_kind(first)}. "
+                    f"{split.key}: row {split.number(number)} has {_kind(row)}, row {split.number(0)} {_kind(first)}. "
                     "Write all of them alike."
                 )
             if isinstance(row, Chat) and self.template is not None:
@@ -125,12 +125,11 @@ class Sft(Task):
             try:
                 known = template.knows(row.turns, row.tools, role)
             except TemplateFailed as error:
-                raise unwritten(template, split, row.row, error) from error
+                raise unwritten(template, split, row, error) from error
             if not known:
                 raise ConfigError(
-                    f"{split.key}: row {split.number(row.row)}: {template.origin} does not know the role {role!r}: "
-                    f"nothing of what it says is written. Take another template ({'|'.join(NAMES)}, or a jinja file), "
-                    "or leave such turns out."
+                    f"{template.origin} does not know the role {role!r} in {place(split, row)}: nothing of what it "
+                    f"says is written. {written_by(template, row)} Or leave such turns out."
                 )
 
     def read(
@@ -162,7 +161,7 @@ class Sft(Task):
 
         def example(row: Mapping[str, Any]) -> Example:
             try:
-                chat = chat_of(row, places, roles)
+                chat = chat_of(row, places, roles, None)
             except Unreadable as error:
                 raise ConfigError(f"it {error}") from None
             if isinstance(chat, Chat):
@@ -192,24 +191,24 @@ class Sft(Task):
         if not len(empty):
             return examples
         assert examples.lost is not None
+        bare = empty[examples.lost[empty] == 0]
+        if len(bare):
+            row = int(bare[0])
+            short = len(examples[row]["input_ids"]) < 2
+            why = "too short" if short else "the template writes nothing of its answer"
+            raise ConfigError(
+                f"{split.key}: row {split.number(row)} has no token to learn: {why}."
+                f"{_more(len(bare), len(examples))} Leave such rows out."
+            )
         row = int(empty[0])
         whole = examples.lengths[empty] + examples.lost[empty]
-        which = f"{len(empty):,} of {len(examples):,} rows of {split.key}"
-        if not examples.lost[row]:
-            raise ConfigError(
-                f"{split.key}: row {split.number(row)} has no token to learn: "
-                + (
-                    "the template writes nothing of its answer."
-                    if len(examples[row]["input_ids"]) > 1
-                    else "too short."
-                )
-                + f" So have {which}. Leave such rows out."
-            )
         if self.config.overlong_rows is OverlongRows.refuse:
+            longest = f" The longest has {int(whole.max()):,} tokens." if len(empty) > 1 else ""
             raise ConfigError(
                 f"data.max_length={self.max_length}: row {split.number(row)} of {split.key} has {int(whole[0]):,} "
-                f"tokens, and all that carry loss are cut off: its prompt is longer. So are {which}, up to "
-                f"{int(whole.max()):,} tokens. Raise data.max_length, or leave them out: task.overlong_rows=drop."
+                "tokens, and all that carry loss are cut off: its prompt is longer."
+                f"{_more(len(empty), len(examples))}{longest} Raise data.max_length, or leave such rows out: "
+                "task.overlong_rows=drop."
             )
         if len(empty) == len(examples):
             raise ConfigError(
@@ -217,8 +216,8 @@ class Sft(Task):
                 f"Raise data.max_length; the longest row has {int(whole.max()):,} tokens."
             )
         self.notes.append(
-            f"{which} left out: data.max_length={self.max_length} cuts off all that carries loss "
-            "(task.overlong_rows=drop)"
+            f"{len(empty):,} of {len(examples):,} rows of {split.key} left out: data.max_length={self.max_length} cuts "
+            "off all that carries loss (task.overlong_rows=drop)"
         )
         return Selected(examples, np.setdiff1d(np.arange(len(examples)), empty))
 
@@ -270,7 +269,7 @@ class Sft(Task):
             try:
                 text = self.template.text(turns, row.tools, opening=True)
             except TemplateFailed as error:
-                raise unwritten(self.template, some, row.row, error) from error
+                raise unwritten(self.template, some, row, error) from error
             yield list(tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]), text, answer
 
     def answers(self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> Iterator[Answer]:
@@ -306,6 +305,13 @@ class Sft(Task):
             pieces.append(f"«{text}»" if target else text)
         text = "".join(pieces)
         return text if len(text) <= _LONGEST_SHOWN else f"{text[:_LONGEST_SHOWN]} ..."
+
+
+def _more(count: int, rows: int) -> str:
+    """How many rows are like the one that is named; nothing where it is the only one."""
+    if count == 1:
+        return ""
+    return f" {count - 1:,} more {'is' if count == 2 else 'are'} like it, {count:,} of {rows:,} in all."
 
 
 def _kind(row: Chat | Plain) -> str:

@@ -174,8 +174,14 @@ def test_rows_without_a_target_are_left_out_where_that_is_asked_for(
     options = {"chat_template": "chatml", "assistant_only_loss": True, "samples": 0}
     with pytest.raises(ConfigError) as refused:
         make_task("sft", make_source(rows, max_length=40), bpe, **options)
-    for fact in ("data.max_length=40", "row 2", "1 of 3 rows", "task.overlong_rows=drop"):
+    for fact in ("data.max_length=40", "row 2", "task.overlong_rows=drop"):
         assert fact in str(refused.value)
+    assert "like it" not in str(refused.value)
+    for others, count in (("1 more is like it, 2 of 4", 1), ("2 more are like it, 3 of 5", 2)):
+        with pytest.raises(ConfigError, match=others):
+            make_task(
+                "sft", make_source({"messages": rows["messages"] + [long] * count}, max_length=40), bpe, **options
+            )
     task = make_task("sft", make_source(rows, max_length=40), bpe, overlong_rows="drop", **options)
     assert len(task.train) == 2
     assert any("1 of 3 rows" in note and "data.max_length=40" in note for note in task.notes)
@@ -212,6 +218,39 @@ def test_what_is_refused(
         make_task("sft", make_source(rows, max_length=200), bpe, **options)
     for fact in facts:
         assert fact in str(refused.value)
+
+
+def test_rows_that_are_too_short_are_refused_whatever_else_is_cut(make_source: Make, make_task: Make, bpe: Any) -> None:
+    """Not dropped with those that are cut, which a longer data.max_length would hold."""
+    long = "the cat sat on a mat " * 5
+    rows = {"prompt": [long, "", "the cat"], "completion": ["b", "a", " sat"]}
+    bpe.eos_token = None
+    with pytest.raises(ConfigError, match=r"row 2 has no token to learn: too short\. Leave such rows out"):
+        make_task("sft", make_source(rows, max_length=12), bpe, overlong_rows="drop", samples=0)
+
+
+@pytest.mark.parametrize(
+    ("turns", "options", "way"),
+    [
+        ([*said("a"), {"role": "tool", "content": "2"}, *said("a", "b")], {"chat_template": "vicuna"},
+         "It is written by task.chat_template=chatml, or by a jinja file"),
+        ([*said("a"), {"role": "function", "content": "2"}, *said("a", "b")], {"chat_template": "chatml"},
+         "None of the templates that come with optrun writes it: give a jinja file"),
+        (CHATS[1], {"chat_template": FORGETFUL}, "by task.chat_template=alpaca|chatml|llama3|vicuna|zephyr, or"),
+        ([{"role": "developer", "content": "c"}, *CHATS[2]], {"chat_template": CHANGING, "assistant_only_loss": True},
+         "It is written with marks by task.chat_template=chatml, or"),
+    ],
+)  # fmt: skip
+def test_only_templates_that_write_a_row_are_suggested(
+    make_source: Make, make_task: Make, bpe: Any, tmp_path: Path, turns: Any, options: Any, way: str
+) -> None:
+    if "{" in options["chat_template"]:
+        (tmp_path / "own.jinja").write_text(options["chat_template"])
+        options = options | {"chat_template": str(tmp_path / "own.jinja")}
+    with pytest.raises(ConfigError) as refused:
+        make_task("sft", make_source({"messages": [turns]}, max_length=200), bpe, samples=0, **options)
+    assert way in str(refused.value)
+    assert "row 1 of data.train" in str(refused.value)
 
 
 def test_answers_are_repeatable_and_leave_no_trace(make_source: Make, make_task: Make, bpe: Any) -> None:
