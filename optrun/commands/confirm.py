@@ -5,16 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 from optrun.commands.parser import VerbParser
+from optrun.commands.placement import PLACES, is_place
 from optrun.config.overrides import is_hydra
 from optrun.errors import EXIT_DONE, ConfigError, did_you_mean, refuse_url
 
-_PLACES = (
-    "hydra/launcher",
-    "hydra.sweeper.devices",
-    "hydra.sweeper.max_batch_size",
-    "hydra.sweeper.retry_failed",
-    "hydra.sweeper.timeout",
-)
 KEYS = ("seeds", "power", "baseline", "metric", "by", "out")
 
 
@@ -71,8 +65,8 @@ def _expect_place(token: str) -> None:
     key = token.lstrip("+~").partition("=")[0]
     if key == "hydra.sweep.dir":
         raise ConfigError(f"optrun confirm {token}: out=DIR says where its runs go.")
-    if key not in _PLACES and not key.startswith("hydra.launcher."):
-        raise ConfigError(f"optrun confirm {token}: has no effect here. {did_you_mean(key, _PLACES)}")
+    if not is_place(token):
+        raise ConfigError(f"optrun confirm {token}: has no effect here. {did_you_mean(key, PLACES)}")
 
 
 def _confirm(sweep: Path, given: dict[str, str], placed: list[str]) -> int:

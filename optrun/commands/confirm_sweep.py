@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from hydra.types import RunMode
 
+from optrun.commands.placement import is_place
 from optrun.commands.single_run import Caller
 from optrun.commands.sweep import Compare, run_points
 from optrun.config import overrides, store
@@ -47,7 +48,9 @@ class Asked:
         )
 
 
-def confirm(sweep: Path, asked: Asked, caller: Caller, of_hydra: Sequence[str] = ()) -> int:
+def confirm(
+    sweep: Path, asked: Asked, caller: Caller, of_hydra: Sequence[str] = (), *, seconds: float | None = None
+) -> int:
     """Plan, or go on with what was planned; run it as a sweep, and report.
 
     Args:
@@ -55,6 +58,7 @@ def confirm(sweep: Path, asked: Asked, caller: Caller, of_hydra: Sequence[str] =
         asked: How.
         caller: Who asked for it.
         of_hydra: Overrides that say where its jobs run, such as hydra/launcher=joblib.
+        seconds: What a sweep before it has left of hydra.sweeper.timeout; None: as `of_hydra` has it.
 
     Returns:
         The exit code of the sweep that confirms.
@@ -87,16 +91,14 @@ def confirm(sweep: Path, asked: Asked, caller: Caller, of_hydra: Sequence[str] =
         if runs.resolve().parent == sweep.resolve():  # the report of the sweep shows what confirms it
             report([sweep], baseline=asked.baseline, metric=made.metric, by=asked.by, console=caller.console)
             return
-        judged = confirmation.judge({runs: made}, [runs.parent])
-        if not judged:  # no run has a result
-            report([runs], console=caller.console)
-            return
-        baseline = made.reference if judged[0].findings.chosen_baseline else None
-        report([runs], baseline=baseline, metric=made.metric, by=made.by, console=caller.console)
+        report([runs], console=caller.console)  # by its plan
 
     told = {"baseline": asked.baseline, "metric": asked.metric, "by": ",".join(asked.by) or None, "out": asked.out}
     words = [f"{key}={value}" for key, value in told.items() if value is not None]
-    again = shlex.join(["optrun", "confirm", str(sweep), *words])
+    again = shlex.join(["optrun", "confirm", str(sweep), *words, *filter(is_place, of_hydra)])
+    if seconds is not None:
+        of_hydra = [token for token in of_hydra if not token.startswith("hydra.sweeper.timeout=")]
+        of_hydra.append(f"hydra.sweeper.timeout={max(seconds, 1e-3)}")
     try:
         return _run(made, folder, caller, of_hydra, compare, again)
     except ConfigError:

@@ -192,10 +192,8 @@ def start_sweep(hydra: Hydra, command_line: CommandLine, caller: Caller) -> Swee
         return outcome
     from optrun.commands.confirm_sweep import Asked, confirm
 
-    tokens = [token for token in command_line.overrides if not token.startswith("hydra.sweeper.timeout=")]
-    if outcome.seconds_left is not None:  # one limit for the whole command
-        tokens.append(f"hydra.sweeper.timeout={max(outcome.seconds_left, 1e-3)}")
-    code = confirm(outcome.folder, Asked.of(outcome.confirm), caller, tokens)
+    left = outcome.seconds_left  # one limit for the whole command
+    code = confirm(outcome.folder, Asked.of(outcome.confirm), caller, command_line.overrides, seconds=left)
     return replace(outcome, exit_code=code or outcome.exit_code)
 
 

@@ -20,11 +20,13 @@ from optrun.artifacts.run_manifest import recorded
 from optrun.errors import ConfigError, StorageError
 from optrun.report import verdict, workloads_figures, workloads_page
 from optrun.report.collect import NOT_STARTED, Run, load_runs
-from optrun.report.confirmation import Confirmed, confirmations, judge, label
+from optrun.report.confirmation import confirmations
+from optrun.report.confirmed import Confirmed, judge, plan_of, planned_reference
 from optrun.report.curves import curves_figure, run_title
 from optrun.report.figures import pictures
 from optrun.report.findings import Findings, find
 from optrun.report.narrative import verdict_line
+from optrun.report.open_questions import Asked
 from optrun.report.page import HTML_MARK, MARKDOWN_MARK, facts_of, render
 from optrun.report.pareto import expected, pareto_sentence, pareto_table
 from optrun.report.picture import Data, Picture
@@ -33,7 +35,7 @@ from optrun.report.table import filled, to_rich
 from optrun.report.tables import CSV_MARK, runs_csv, runs_table, terminal_table
 from optrun.report.theme import LIGHT, PAGE, SOFTWARE, Theme, new_figure, save_png, write
 from optrun.report.tuned import objectives_of, tuned_keys
-from optrun.report.warnings import Warning, find_warnings
+from optrun.report.warnings import OF_THE_CHOICE, Warning, find_warnings
 from optrun.report.workloads import Overview, over_workloads
 
 _REPORTS = Path("outputs", "reports")
@@ -48,7 +50,7 @@ class Report:
     files: list[Path]
     """Pages, then pictures, then the data of the pictures."""
     confirmed: list[Confirmed] = field(default_factory=list)
-    """What confirmations beneath the directories found."""
+    """What confirmations beneath the directories found, or the one that the directory is."""
     overview: Overview | None = None
     """Of runs of several workloads; then `findings` ranks nothing."""
 
@@ -73,6 +75,7 @@ def report(
             date and time. Made where missing.
         baseline: The contender to test the others against; default: the best one.
         metric: The metric to compare by; default: the main metric of the runs, of several workloads that of each.
+            A confirmation is judged by its plan where none of these three is given.
         by: Configuration keys that separate contenders; default: all that differ, but for lr and the optimizer's own.
         target: Level of the metric for times to target and lr basins; default: one that the contenders reach.
         objectives: Two or more numbers to weigh against each other; default: those of the sweeps.
@@ -97,6 +100,12 @@ def report(
     if not runs:
         listed = ", ".join(str(directory) for directory in dirs)
         raise ConfigError(f"report {listed}: no run found here or beneath (a run has metrics.jsonl or summary.json)")
+    options = {"baseline": baseline, "metric": metric, "by": ",".join(by)}
+    typed = [f"{key}={given}" for key, given in options.items() if given not in (None, "")]
+    own = plan_of(dirs, runs)
+    if own is not None:
+        metric, by = metric or own.metric, by or own.by
+        baseline = baseline or planned_reference(own, runs, metric=metric, by=by)
     tuned = tuned_keys(runs)
     weighed = expected(objectives, runs) or objectives_of(runs)
     overview = over_workloads(runs, metric=metric, baseline=baseline, by=by, objectives=weighed)
@@ -110,16 +119,20 @@ def report(
         cautions, drawn = workloads_page.cautions(overview, findings), workloads_figures.pictures(overview)
     else:
         findings = find(runs, metric=metric, baseline=baseline, by=by, tuned=tuned, target=target, objectives=weighed)
-        cautions = find_warnings(findings)
+        cautions = [each for each in find_warnings(findings) if own is None or each.kind not in OF_THE_CHOICE]
         drawn = [_run_picture(runs[0])] if len(runs) == 1 else pictures(findings)
     folder = out if out is not None else _folder_for(dirs[0], runs)
     same = all(one.metric == findings.metric for one in planned.values())
     confirmed = judge(planned, dirs, target=findings.target if same and math.isfinite(findings.target) else None)
-    options = {"baseline": baseline, "metric": metric, "by": ",".join(by), "target": target}
-    options["objectives"] = ",".join(f"{each.name}:{each.mode}" for each in objectives)
-    typed = [f"{key}={given}" for key, given in options.items() if given not in (None, "")]
+    if own is not None and overview is None:
+        confirmed.insert(0, Confirmed(dirs[0], own, findings))
+    asked = Asked(dirs, list(typed))
+    if target is not None:
+        typed.append(f"target={target}")
+    if objectives:
+        typed.append(f"objectives={','.join(f'{each.name}:{each.mode}' for each in objectives)}")
     command = shlex.join(["optrun", "report", *map(str, dirs), *typed])
-    files = _write(folder, findings, cautions, drawn, confirmed, command, overview)
+    files = _write(folder, findings, cautions, drawn, confirmed, command, overview, asked)
     result = Report(findings, cautions, files, confirmed, overview)
     if console is not None and brief:
         line = verdict.brief(findings) if overview is None else workloads_page.lead(overview)
@@ -153,8 +166,8 @@ def print_report(made: Report, console: Console) -> None:
         else:
             console.print(Text(verdict_line(findings, made.confirmed), style="bold"))
         for one in made.confirmed:
-            title = f"Confirmed on fresh seeds {label(one.plan.seeds)}"
-            console.print(to_rich(terminal_table(one.findings), title=title, width=console.width))
+            if one.findings is not findings:
+                console.print(to_rich(terminal_table(one.findings), title=one.title, width=console.width))
         if made.overview is None:
             console.print(to_rich(terminal_table(findings), width=console.width))
             if budget := budget_line(findings):
@@ -201,6 +214,7 @@ def _write(
     confirmed: Sequence[Confirmed],
     command: str,
     overview: Overview | None,
+    asked: Asked | None,
 ) -> list[Path]:
     """Write all files, none of them over a person's own."""
     images = {picture: folder / f"report-{picture.name}.png" for picture in drawn}
@@ -213,7 +227,7 @@ def _write(
                 raise ConfigError(
                     f"{path} exists and was not written by optrun report: move it away, or write elsewhere with out=DIR"
                 )
-        contents = [*render(findings, cautions, images, confirmed, command, overview), runs_csv(findings)]
+        contents = [*render(findings, cautions, images, confirmed, command, overview, asked), runs_csv(findings)]
         texts = dict(zip(pages, contents, strict=True)) | {path: data().to_csv() for path, data in numbers.items()}
         with recorded(*pages, *images.values(), *numbers):
             for path, content in texts.items():

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from optrun.artifacts.atomic import replace_text
@@ -44,6 +45,8 @@ class Confirmation:
     """What the seeds were planned for; None: they were named."""
     config_name: str | None = None
     config_dir: list[str] | None = None
+    sweep: str | None = None
+    """Whose choice it is: the way there from the folder of this record; None in one from before it was noted."""
 
     def points(self) -> list[list[str]]:
         """The overrides of each run: each contender on each seed."""
@@ -87,7 +90,10 @@ def _is_well_formed(made: Confirmation) -> bool:
     lists = isinstance(made.contenders, dict) and [*made.contenders.values(), made.by, made.config_dir or []]
     texts = bool(lists) and all(isinstance(one, list) and all(isinstance(item, str) for item in one) for one in lists)
     seeds = isinstance(made.seeds, list) and made.seeds and all(type(seed) is int for seed in made.seeds)
-    return bool(texts and seeds) and isinstance(made.reference, str) and isinstance(made.metric, str)
+    named = all(
+        isinstance(each, str) for each in (made.reference, made.metric, "" if made.sweep is None else made.sweep)
+    )
+    return bool(texts and seeds and named)
 
 
 def prepare(
@@ -119,7 +125,8 @@ def prepare(
     """
     if seeds is not None and power is not None:
         raise ConfigError(f"power={power}: plans how many seeds are run, and seeds= names them. Leave one of them out.")
-    runs = load_runs([sweep], beside=[folder, *confirmations([sweep])])
+    earlier = confirmations([sweep])
+    runs = load_runs([sweep], beside=[folder, *earlier])
     if not runs:
         raise ConfigError(f"confirm {sweep}: no run found here or beneath (a run has metrics.jsonl or summary.json)")
     if branches := [run.label for run in runs if fork_of(run) is not None]:
@@ -132,7 +139,9 @@ def prepare(
     if before is None:
         if folder.exists() and not (folder.is_dir() and not any(folder.iterdir())):
             raise ConfigError(f"{folder} is there and is no confirmation: out=DIR names another folder.")
-        return plan(findings, seeds=seeds, power=POWER if power is None else power)
+        used = {path: each.seeds for path, each in earlier.items()}
+        made, said = plan(findings, seeds=seeds, power=POWER if power is None else power, used=used)
+        return replace(made, sweep=os.path.relpath(sweep.resolve(), folder.resolve())), said
     now, _ = plan(findings, seeds=before.seeds)
     changed = [
         name
@@ -152,7 +161,11 @@ def prepare(
 
 
 def plan(
-    findings: Findings, *, seeds: Sequence[int] | None = None, power: float = POWER
+    findings: Findings,
+    *,
+    seeds: Sequence[int] | None = None,
+    power: float = POWER,
+    used: Mapping[Path, Sequence[int]] | None = None,
 ) -> tuple[Confirmation, list[str]]:
     """Choose what is run again, and on which seeds.
 
@@ -160,6 +173,7 @@ def plan(
         findings: Of the sweep that is confirmed.
         seeds: To run on; None: as many as find each difference that was observed, at its spread, from 5 to 20.
         power: Chance with which such a difference is found.
+        used: Seeds of earlier confirmations of the sweep: none of them is planned, and one that is named is told.
 
     Returns:
         The plan, and what to tell about it.
@@ -173,9 +187,14 @@ def plan(
     if len(rows) < 2 or findings.reference is None:
         raise ConfigError(f"A confirmation compares contenders, and {len(rows)} of them has a result.")
     known = {run.seed for run in findings.runs if run.seed is not None}
-    first = max(known, default=-1) + 1
+    first = max(known.union(*(used or {}).values()), default=-1) + 1
     said: list[str] = []
     named = seeds is not None
+    for path, of_it in (used or {}).items():
+        if again := sorted(set(seeds or ()) & set(of_it)):
+            said.append(
+                f"seeds {label(again)} ran in {path}, too, and what they found is known; unused: from {first} on"
+            )
     if seeds is None:
         number, said = _planned(rows, findings.reference, power)
         seeds = range(first, first + number)
@@ -306,45 +325,6 @@ def label(seeds: Sequence[int]) -> str:
     """
     whole = len(seeds) > 1 and list(seeds) == list(range(seeds[0], seeds[-1] + 1))
     return f"{seeds[0]}-{seeds[-1]}" if whole else ", ".join(map(str, seeds))
-
-
-@dataclass(frozen=True)
-class Confirmed:
-    """What a confirmation found so far."""
-
-    folder: Path
-    plan: Confirmation
-    findings: Findings
-
-    @property
-    def missing(self) -> int:
-        """Runs without a result."""
-        found = sum(len(row.arm.scores) for row in self.findings.rows)
-        return len(self.plan.contenders) * len(self.plan.seeds) - found
-
-
-def judge(
-    planned: Mapping[Path, Confirmation], directories: Sequence[Path], *, target: float | None = None
-) -> list[Confirmed]:
-    """Judge the confirmations directly beneath some directories by their own runs; none that has no result yet.
-
-    Args:
-        planned: What `confirmations` found.
-        directories: The sweeps.
-        target: See `findings.find`.
-    """
-    found = []
-    sweeps = {directory.resolve() for directory in directories}
-    for folder, made in planned.items():
-        if folder.resolve().parent not in sweeps:
-            continue
-        runs = load_runs([folder])
-        if any(run.score(made.metric) is not None for run in runs):
-            names = [row.name for row in find(runs, metric=made.metric, by=made.by).rows]
-            baseline = made.reference if made.reference in names else None
-            judged = find(runs, metric=made.metric, by=made.by, baseline=baseline, target=target)
-            found.append(Confirmed(folder, made, judged))
-    return found
 
 
 def confirmations(directories: Sequence[Path]) -> Mapping[Path, Confirmation]:

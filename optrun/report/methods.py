@@ -9,7 +9,8 @@ from typing import Any
 
 from optrun.formatting import count, duration, plain, span
 from optrun.report.collect import NOT_STARTED, Run
-from optrun.report.confirmation import Confirmed, label
+from optrun.report.confirmation import label
+from optrun.report.confirmed import Confirmed
 from optrun.report.cost import cost
 from optrun.report.findings import Findings, Row
 from optrun.report.moderated import FEWEST
@@ -32,16 +33,19 @@ def methods(findings: Findings, confirmed: Sequence[Confirmed], command: str) ->
 
     Args:
         findings: What was found.
-        confirmed: Confirmations of it.
+        confirmed: Confirmations of it, or of which it is the result.
         command: What makes the report.
     """
     ranked = [row for row in findings.rows if row.rank]
     sentences = [_compared(findings), _tuned(findings, ranked), _scored(findings, ranked), _tested(findings, ranked)]
-    sentences += [_confirmed(one) for one in confirmed]
-    sentences += [spent_sentence([findings, *(one.findings for one in confirmed)]), versions_sentence(findings.runs)]
+    sentences += [_confirmed(one, of_itself=one.findings is findings) for one in confirmed]
+    beside = [one.findings for one in confirmed if one.findings is not findings]
+    sentences += [spent_sentence([findings, *beside]), versions_sentence(findings.runs)]
+    lines = [line for one in confirmed if (line := confirm_line(one, findings))]
+    if len(beside) == len(confirmed) or not lines:
+        lines = [*sweep_lines(findings), *lines]
     return Methods(
-        plain(" ".join(sentence for sentence in sentences if sentence)),
-        [plain(line) for line in [*sweep_lines(findings), *map(confirm_line, confirmed), command]],
+        plain(" ".join(sentence for sentence in sentences if sentence)), [plain(line) for line in [*lines, command]]
     )
 
 
@@ -135,10 +139,20 @@ def _tested(findings: Findings, ranked: Sequence[Row]) -> str:
     )
 
 
-def _confirmed(one: Confirmed) -> str:
+def _confirmed(one: Confirmed, *, of_itself: bool) -> str:
     plan = one.plan
     waits = f" ({one.missing} runs have no result yet)" if one.missing else ""
     power = f", as many as find the differences seen with a power of {plan.power:g}" if plan.power else ""
+    if not one.as_planned:
+        return (
+            f"The verdict{waits} is not what was planned before these runs, on the fresh seeds {label(plan.seeds)}: "
+            f"{plan.metric} against {plan.reference}."
+        )
+    if of_itself:
+        return (
+            f"The configurations had been chosen on other seeds; {label(plan.seeds)} are fresh{power}, and the "
+            f"reference, {plan.reference}, was named before these runs{waits}."
+        )
     return (
         f"The chosen configurations were then run on the fresh seeds {label(plan.seeds)}{power}, and the verdict is "
         f"from these runs alone{waits}, by the same tests against {plan.reference}, which was named before them."

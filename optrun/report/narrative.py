@@ -7,11 +7,12 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 
 from optrun.formatting import plain
-from optrun.report.confirmation import Confirmed, label
+from optrun.report.confirmed import Confirmed
 from optrun.report.curves import run_title
 from optrun.report.findings import Findings
 from optrun.report.level import LEAST, MARGIN
 from optrun.report.moderated import FEWEST
+from optrun.report.open_questions import Asked, confirm_line, open_questions
 from optrun.report.selection import error_rate
 from optrun.report.spent import budget_line
 from optrun.report.statistics import MIN_SEEDS, NO_DIFFERENCE
@@ -24,34 +25,46 @@ def verdict_line(findings: Findings, confirmed: Sequence[Confirmed] = ()) -> str
     """Answer in one line, with the kind of the answer: that of the last confirmation where there is one."""
     if confirmed:
         last = confirmed[-1]
-        seeds = f"Confirmed on fresh seeds {label(last.plan.seeds)}"
         waits = f", {last.missing} of its runs without a result yet" if last.missing else ""
-        return f"{seeds}{waits}: {headline(last.findings)}"
+        return f"{last.title}{waits}: {headline(last.findings)}"
     of_kind = kind(findings)
     return f"{of_kind}: {headline(findings)}" if of_kind else headline(findings)
 
 
-def notes(findings: Findings) -> list[str]:
-    """Explain how the numbers came about and what they do not say; one paragraph each."""
+def notes(findings: Findings, confirmed: Sequence[Confirmed] = (), asked: Asked | None = None) -> list[str]:
+    """Explain how the numbers came about and what they do not say; one paragraph each.
+
+    Args:
+        findings: What was found.
+        confirmed: Confirmations of it, or of which it is the result.
+        asked: Of what the report is; None: it is not known.
+    """
     less = "lower" if findings.mode == "min" else "higher"
+    of_itself = next((one for one in confirmed if one.findings is findings), None)
+    verb = confirm_line(asked)
     found = []
-    if (of_kind := kind(findings)) in KINDS:
-        found.append(
-            f"{of_kind}: {KINDS[of_kind]}. `optrun confirm DIR` runs what was chosen on fresh seeds, and judges by "
-            "these alone."
+    if of_itself is not None:
+        found.append(_plan_note(of_itself))
+    elif (of_kind := kind(findings)) in KINDS:
+        what = (
+            "That is the choice; the verdict above is by fresh seeds alone."
+            if confirmed
+            else (f"`{verb}` runs what was chosen on fresh seeds, and judges by these alone.")
         )
+        found.append(f"{of_kind}: {KINDS[of_kind]}. {what}")
     found += [
         f"Score: the last {findings.metric} of a finished run, on the evaluation split; {less} is better. "
         "Unfinished, failed and diverged runs have no score and are listed below.",
         "Seeds: runs that are alike but for the seed are one configuration; the table shows mean and standard "
         "deviation over its seeds.",
     ]
-    if findings.tuned_keys:
+    if findings.tuned_keys and of_itself is None:
+        advice = f" For a number to quote, confirm it (`{verb}`), or evaluate the chosen configurations on a split of "
+        advice = "" if confirmed else f"{advice}their own."
         found.append(
             f"Selection: each contender is shown at the {listed(findings.tuned_keys)} with the best mean on the "
             "same evaluation split that is reported. Choosing and reporting on one split flatters every "
-            "contender, and the one with most configurations tried most. For a number to quote, confirm it "
-            "(`optrun confirm DIR`), or evaluate the chosen configurations on a split of their own."
+            f"contender, and the one with most configurations tried most.{advice}"
         )
     if budget := budget_line(findings):
         found.append(budget)
@@ -73,7 +86,7 @@ def notes(findings: Findings) -> list[str]:
             f"“{NO_DIFFERENCE.capitalize()}” is no proof of equality. The number behind it is the difference that "
             "so many seeds would have shown with a chance of 80 %, were the spread the one observed."
         )
-        found += open_questions(findings)
+        found += open_questions(findings, confirmed, asked)
         found.append(
             "Intervals of means are bootstrap percentile intervals (2,000 resamples of the seeds). With few seeds "
             "they are too narrow: from five seeds they hold the true mean in about 84 of 100 cases instead of 95."
@@ -115,21 +128,19 @@ def notes(findings: Findings) -> list[str]:
     return found
 
 
-def open_questions(findings: Findings) -> list[str]:
-    """Say how many seeds would tell what was not told apart; one sentence for all, or none."""
-    versus = [row.versus for row in findings.rows if row.rank and row.versus is not None]
-    needed = [(each.needed, each) for each in versus if each.needed]
-    if not needed:
-        return []
-    needed.sort(key=lambda pair: pair[0])
-    told = "; ".join(f"{each.name} ({value(abs(each.difference))}): {seeds}" for seeds, each in needed)
-    first = max((run.seed for run in findings.runs if run.seed is not None), default=-1) + 1
-    last = first + max(MIN_SEEDS, needed[-1][0]) - 1
-    return [
-        f"Open: seeds that would tell a contender from {findings.reference} with a chance of 80 %, were the difference "
-        f"the one observed: {told}. `optrun confirm DIR seeds={first}-{last}` runs as many fresh ones and judges by "
-        "these alone: seeds that are added until something shows raise the error rate."
-    ]
+def _plan_note(one: Confirmed) -> str:
+    """Say how far a report on a confirmation judges by its plan."""
+    plan = f"{one.plan.metric} against {one.plan.reference}"
+    if one.as_planned:
+        return (
+            f"Confirmed: the configurations, their seeds, the metric and the reference were written down before any of "
+            f"these runs ({plan})."
+        )
+    return (
+        f"Not as planned: what was written down before any of these runs is {plan}, and another question that is asked "
+        "of them afterwards can be chosen by its answer. Without baseline=, metric= and by= the report judges by the "
+        "plan, once its reference has a result."
+    )
 
 
 def title(findings: Findings) -> str:

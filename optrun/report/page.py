@@ -10,10 +10,11 @@ from markupsafe import Markup
 from optrun.artifacts.run_dir import RunDir
 from optrun.artifacts.samples import SampleLine, read_samples
 from optrun.report import workloads_page
-from optrun.report.confirmation import Confirmed, label
+from optrun.report.confirmed import Confirmed
 from optrun.report.findings import Findings
 from optrun.report.methods import methods
 from optrun.report.narrative import commands, footer, notes, subtitle, title, verdict_line
+from optrun.report.open_questions import Asked
 from optrun.report.picture import Picture, drawn_rows
 from optrun.report.sections import sections
 from optrun.report.svg import to_svg
@@ -42,6 +43,7 @@ def render(
     confirmed: Sequence[Confirmed] = (),
     command: str = "",
     overview: Overview | None = None,
+    asked: Asked | None = None,
 ) -> Iterator[str]:
     """Render HTML whose content policy forbids every request to anywhere, then Markdown that refers to the pictures.
 
@@ -49,11 +51,13 @@ def render(
         findings: What was found.
         warnings: What to take care of.
         drawn: The pictures, and the files that Markdown shows.
-        confirmed: Confirmations of it.
+        confirmed: Confirmations of it, or of which it is the result.
         command: What makes the report again.
         overview: Of runs of several workloads: what is said in place of a ranking of all.
+        asked: Of what the report is.
     """
     single = len(findings.runs) == 1
+    beside = [one for one in confirmed if one.findings is not findings]
     content = {
         "title": title(findings),
         "subtitle": subtitle(findings),
@@ -63,17 +67,14 @@ def render(
         "samples": last_samples(findings) if single else [],
         "facts": facts_of(findings) if single else None,
         "headline": "" if single else verdict_line(findings, confirmed),
-        "confirmed": [
-            (f"Confirmed on fresh seeds {label(one.plan.seeds)}", headline(one.findings), ranking_table(one.findings))
-            for one in confirmed
-        ],
-        "result": "The choice" if confirmed else "Result",
+        "confirmed": [(one.title, headline(one.findings), ranking_table(one.findings)) for one in beside],
+        "result": "The choice" if beside else "Result",
         "ranking": ranking_table(findings),
         "sections": [] if single else sections(findings),
         "methods": None if single else methods(findings, confirmed, command),
         "arms": arms_table(findings),
         "runs": runs_table(findings.runs, findings.keys, findings.metric, findings.mode),
-        "notes": notes(findings),
+        "notes": notes(findings, confirmed, asked),
     }
     switches = [] if single else [row.name for row in drawn_rows(findings.rows)]
     if overview is not None:

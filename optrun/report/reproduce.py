@@ -7,7 +7,8 @@ import shlex
 from collections.abc import Sequence
 
 from optrun.report.collect import Run
-from optrun.report.confirmation import FOLDER, Confirmed
+from optrun.report.confirmation import FOLDER
+from optrun.report.confirmed import Confirmed
 from optrun.report.findings import Findings
 
 
@@ -23,10 +24,22 @@ def sweep_lines(findings: Findings) -> list[str]:
     return lines if all(lines) else []
 
 
-def confirm_line(one: Confirmed) -> str:
-    """Compose the command of a confirmation."""
-    line = ["optrun", "confirm", str(one.folder.parent), f"seeds={','.join(map(str, one.plan.seeds))}"]
-    return shlex.join(line if one.folder.name == FOLDER else [*line, f"out={one.folder}"])
+def confirm_line(one: Confirmed, choice: Findings) -> str:
+    """Compose the command of a confirmation; empty where nobody knows any more of what.
+
+    Args:
+        one: The confirmation.
+        choice: What was confirmed; or the findings of `one` itself.
+    """
+    beside = one.findings is not choice
+    sweep = one.sweep or (one.folder.parent if beside else None)
+    if sweep is None:
+        return ""
+    named = not beside or choice.chosen_baseline or choice.reference != one.plan.reference
+    line = ["optrun", "confirm", str(sweep), *([f"baseline={one.plan.reference}"] if named else [])]
+    line.append(f"seeds={','.join(map(str, one.plan.seeds))}")
+    beneath = one.folder.resolve() == (sweep / FOLDER).resolve()
+    return shlex.join(line if beneath else [*line, f"out={one.folder}"])
 
 
 def _product(runs: Sequence[Run]) -> str:

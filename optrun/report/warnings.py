@@ -34,6 +34,10 @@ class Warning:
     """Labels of the runs it is about, as far as it is about some."""
 
 
+OF_THE_CHOICE = frozenset({"edge", "coarse", "single-lr", "tuning"})
+"""What says how well configurations were chosen: nothing that the runs of a confirmation could have done better."""
+
+
 def find_warnings(findings: Findings) -> list[Warning]:
     """List every reason for care in a comparison, the gravest first."""
     checks: tuple[Callable[[Findings], Iterable[Warning]], ...] = (

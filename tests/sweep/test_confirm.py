@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import shutil
 import signal
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
 from optrun.cli import run
 from optrun.commands import confirm_sweep
+from optrun.commands.single_run import Caller
+from optrun.commands.sweep import SweepOutcome
+from optrun.config.request import CommandLine
 from optrun.errors import ConfigError
 from optrun.report import build
 from optrun.report.collect import load_runs
@@ -21,6 +26,7 @@ from optrun.report.tuned import tuned_keys
 from tests.running import optrun, summary
 from tests.sweep import forked
 from tests.sweep.forked import STEPS, ForkServer, jobs, sweep, whole
+from tests.unit.report.conftest import write_run
 
 
 def test_a_sweep_is_confirmed_and_goes_on(
@@ -98,6 +104,31 @@ def test_a_refusal_leaves_nothing(
     monkeypatch.setattr(confirm_sweep, "run_points", _refuse)
     assert run(["confirm", str(pilot), "seeds=5-7"]) == 2
     assert not (pilot / "confirm").exists()
+
+
+def test_what_goes_on_runs_where_it_ran(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The line that a stopped confirmation names has all that was typed, and the whole limit of time."""
+    for seed in range(3):
+        for optimizer in ("adamw", "lamb"):
+            write_run(Path("a sweep", f"{optimizer}{seed}"), optimizer=optimizer, seed=seed, max_steps=25)
+    seen: list[tuple[str, list[str]]] = []
+
+    def stopped(hydra: object, line: CommandLine, *arguments: object, again: str, **options: object) -> SweepOutcome:
+        seen.append((again, [token for token in line.overrides if "timeout" in token]))
+        return SweepOutcome(Path("a sweep", "confirm"), 75, ())
+
+    monkeypatch.setattr(confirm_sweep, "run_points", stopped)
+    placed = ["hydra/launcher=joblib", "hydra.launcher.n_jobs=2", "hydra.sweeper.max_batch_size=2"]
+    line = ["confirm", "a sweep", "baseline=adamw", *placed, "hydra.sweeper.timeout=9"]
+    assert run([*line, "seeds=5-7"]) == 75
+    assert seen == [(shlex.join(["optrun", *line]), ["hydra.sweeper.timeout=9"])]
+    assert run(shlex.split(seen[0][0])[1:]) == 75
+    assert seen[1] == seen[0]
+    of_sweep = ["optimizer=lamb", "hydra.sweeper.confirm.seeds=5-7", "hydra.sweeper.devices=auto"]
+    asked, limit = confirm_sweep.Asked(baseline="adamw"), "hydra.sweeper.timeout=9"
+    assert confirm_sweep.confirm(Path("a sweep"), asked, Caller(Console()), [*of_sweep, limit], seconds=0.5) == 75
+    told = ["optrun", "confirm", "a sweep", "baseline=adamw", of_sweep[2], limit]
+    assert seen[2] == (shlex.join(told), ["hydra.sweeper.timeout=0.5"])
 
 
 @pytest.mark.slow

@@ -20,7 +20,7 @@ from optrun.report import build, table
 from optrun.report.build import Report, report
 from optrun.report.collect import load_runs
 from optrun.report.statistics import NO_DIFFERENCE, WORSE
-from optrun.report.table import to_markdown
+from optrun.report.table import escape_markdown, to_markdown
 from optrun.report.tables import ranking_table, runs_table
 from tests.unit.report.conftest import write_sweep
 from tests.unit.report.page_reader import Page
@@ -68,7 +68,7 @@ def test_an_open_question_says_how_many_seeds_would_settle_it(
     assert row.versus.needed is not None
     text = " ".join((tmp_path / "report.md").read_text().split())
     assert f"({table.value(abs(row.versus.difference))}): {row.versus.needed}" in text
-    assert f"confirm DIR seeds=3-{2 + row.versus.needed}" in text
+    assert f"optrun confirm {escape_markdown(str(tmp_path))} seeds=3-{2 + row.versus.needed}" in text
 
 
 def test_a_report_says_the_same_twice_and_replaces_itself(sweep: Path) -> None:

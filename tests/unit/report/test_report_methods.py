@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from optrun.report.collect import load_runs
-from optrun.report.confirmation import Confirmation, Confirmed
+from optrun.report.confirmation import Confirmation
+from optrun.report.confirmed import Confirmed
 from optrun.report.findings import find
 from optrun.report.methods import methods
 from optrun.report.reproduce import sweep_lines
@@ -72,15 +74,27 @@ def test_of_summaries_that_are_torn_the_rest_is_told(tmp_path: Path, make_run: M
 
 def test_a_confirmation_is_told_with_its_seeds(tmp_path: Path, make_run: MakeRun) -> None:
     _grid(tmp_path, make_run)
-    findings = find(load_runs([tmp_path]))
+    findings, alone = find(load_runs([tmp_path])), find(load_runs([tmp_path]), baseline="adamw", by=["optimizer.name"])
     plan = Confirmation({"adamw": [], "lamb": []}, "adamw", ["optimizer.name"], "eval/loss", [5, 6, 7, 8], power=0.8)
-    told = methods(findings, [Confirmed(tmp_path / "confirm", plan, findings)], "optrun report x")
+    told = methods(findings, [Confirmed(tmp_path / "confirm", plan, alone)], "optrun report x")
     assert "fresh seeds 5-8, as many as find the differences seen with a power of 0.8" in told.text
     assert "against adamw, which was named before them" in told.text
     assert "480 optimizer steps" in told.text, "of the choice and of the confirmation"
-    assert told.commands[1] == f"optrun confirm {tmp_path} seeds=5,6,7,8"
-    elsewhere = methods(findings, [Confirmed(tmp_path / "other", plan, findings)], "")
+    assert findings.reference == "lamb"
+    assert told.commands[1] == f"optrun confirm {tmp_path} baseline=adamw seeds=5,6,7,8"
+    of_lamb = replace(plan, reference="lamb")
+    found = find(load_runs([tmp_path]), baseline="lamb", by=["optimizer.name"])
+    assert methods(findings, [Confirmed(tmp_path / "confirm", of_lamb, found)], "").commands[1] == (
+        f"optrun confirm {tmp_path} seeds=5,6,7,8"
+    )
+    elsewhere = methods(findings, [Confirmed(tmp_path / "other", plan, alone)], "")
     assert elsewhere.commands[1].endswith(f"out={tmp_path / 'other'}")
+    by_itself = methods(alone, [Confirmed(tmp_path / "confirm", plan, alone)], "optrun report x")
+    assert "5-8 are fresh, as many" in by_itself.text
+    assert "240 optimizer steps" in by_itself.text
+    assert by_itself.commands == [told.commands[1], "optrun report x"]
+    otherwise = methods(alone, [Confirmed(tmp_path / "confirm", of_lamb, alone)], "").text
+    assert "is not what was planned before these runs, on the fresh seeds 5-8: eval/loss against lamb" in otherwise
 
 
 def test_a_grid_is_one_line(tmp_path: Path, make_run: MakeRun) -> None:
