@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from transformers import AutoTokenizer
 
-from tests.running import TINY_GPT, optrun, records, sentence, summary, tensors
+from tests.running import TINY_GPT, optrun, optrun_process, records, sentence, summary, tensors
 
 SMALL = [
     *(word for word in TINY_GPT if not word.startswith(("data.", "task."))),
@@ -99,6 +99,17 @@ def test_a_stream_of_chats_goes_on_and_is_answered(place: Path) -> None:
     kept = [line["generated"] for line in said_in("straight") if line["step"] == 3]
     assert len(whole) == 24
     assert [whole[0], whole[12]] == kept, "the rows of task.samples=2 are spread over the set"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("workers", [0, 4])
+def test_a_killed_stream_of_chats_with_an_adapter_is_certified(place: Path, workers: int) -> None:
+    words = [*SMALL, "data.train=chats.jsonl", "data.eval=chats.jsonl"]
+    assert optrun(*words, "training.max_steps=1", "hydra.run.dir=tokenizer") == 0
+    words += ["adapter=lora", "data.streaming=true", "data.shuffle_window=8", "model.tokenizer=tokenizer/tokenizer"]
+    words += [f"training.dataloader_num_workers={workers}", "training.max_steps=8", "--steps", "8", "--kills", "2"]
+    done = optrun_process("certify", "resume", *words, cwd=place, timeout=600)
+    assert done.returncode == 0, done.stdout + done.stderr
 
 
 def test_explain_marks_what_carries_loss(place: Path, capsys: pytest.CaptureFixture[str]) -> None:

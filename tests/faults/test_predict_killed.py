@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+import pandas
 import pytest
 
 from optrun.prediction import partial
@@ -107,6 +108,23 @@ def test_killed_and_continued(place: Callable[[pytest.MonkeyPatch], None], words
     assert [line["row"] for line in read_rows(Path("out.jsonl"))] == list(range(1, ROWS + 1))
     assert [line["id"] for line in read_rows(Path("out.jsonl"))] == list(range(ROWS))
     assert sorted(path.name for path in Path().iterdir()) == ["out.jsonl", "rows.jsonl"]
+
+
+@pytest.mark.parametrize("name", ["out.csv", "out.parquet"])
+def test_killed_and_continued_in_another_format(name: str, words: list[str]) -> None:
+    """Killed twice: inside a line, and when the file is whole and not yet in its place."""
+    for place in (in_a_line, before_it_is_in_place):
+        die_at([*words, f"out={name}"], place)
+        assert not Path(name).exists()
+    assert optrun(*words, f"out={name}") == 0
+    Path("straight.jsonl").write_bytes(straight(words))
+    want = [str(line["generation"]) for line in read_rows(Path("straight.jsonl"))]
+    read = pandas.read_csv if name.endswith("csv") else pandas.read_parquet
+    found = read(name, **({"keep_default_na": False} if name.endswith("csv") else {}))
+    assert found["row"].tolist() == list(range(1, ROWS + 1))
+    assert found["id"].tolist() == list(range(ROWS))
+    assert found["generation"].tolist() == want
+    assert not Path(f"{name}.partial").exists()
 
 
 def test_what_was_predicted_is_not_predicted_again(words: list[str], monkeypatch: pytest.MonkeyPatch,
