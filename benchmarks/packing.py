@@ -3,7 +3,7 @@
     python benchmarks/packing.py [--repeats 5] [--steps 40]
 
 Runs of one command each, in turns, in processes of their own; tokens are those of the rows, without padding, and the
-first ten steps are left out. Chats: `sft_tiny` in packed blocks, and in batches of as many rows, padded to their longest.
+first ten steps are left out. Chats: `sft_tiny` in packed blocks, and in padded batches of as many rows.
 Text: blocks of the standard library, with and without `task.document_masking`.
 """
 
