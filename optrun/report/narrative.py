@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 
 from optrun.formatting import plain
+from optrun.report.branches import ADVICE
 from optrun.report.confirmed import Confirmed
 from optrun.report.curves import run_title
 from optrun.report.findings import Findings
@@ -41,16 +42,16 @@ def notes(findings: Findings, confirmed: Sequence[Confirmed] = (), asked: Asked 
     """
     less = "lower" if findings.mode == "min" else "higher"
     of_itself = next((one for one in confirmed if one.findings is findings), None)
-    verb = confirm_line(asked)
+    verb = confirm_line(findings, None if confirmed else asked)
     found = []
     if of_itself is not None:
         found.append(_plan_note(of_itself))
     elif (of_kind := kind(findings)) in KINDS:
-        what = (
-            "That is the choice; the verdict above is by fresh seeds alone."
-            if confirmed
-            else (f"`{verb}` runs what was chosen on fresh seeds, and judges by these alone.")
-        )
+        what = f"`{verb}` runs what was chosen on fresh seeds, and judges by these alone."
+        if confirmed:
+            what = "That is the choice; the verdict above is by fresh seeds alone."
+        elif not verb:
+            what = f"For a verdict to quote {ADVICE}."
         found.append(f"{of_kind}: {KINDS[of_kind]}. {what}")
     found += [
         f"Score: the last {findings.metric} of a finished run, on the evaluation split; {less} is better. "
@@ -59,12 +60,12 @@ def notes(findings: Findings, confirmed: Sequence[Confirmed] = (), asked: Asked 
         "deviation over its seeds.",
     ]
     if findings.tuned_keys and of_itself is None:
-        advice = f" For a number to quote, confirm it (`{verb}`), or evaluate the chosen configurations on a split of "
-        advice = "" if confirmed else f"{advice}their own."
+        other = "evaluate the chosen configurations on a split of their own."
+        advice = f" For a number to quote, {f'confirm it (`{verb}`), or ' if verb else ''}{other}"
         found.append(
             f"Selection: each contender is shown at the {listed(findings.tuned_keys)} with the best mean on the "
             "same evaluation split that is reported. Choosing and reporting on one split flatters every "
-            f"contender, and the one with most configurations tried most.{advice}"
+            f"contender, and the one with most configurations tried most.{'' if confirmed else advice}"
         )
     if budget := budget_line(findings):
         found.append(budget)
@@ -78,8 +79,8 @@ def notes(findings: Findings, confirmed: Sequence[Confirmed] = (), asked: Asked 
             f"Tests: two-sided paired t tests, seed by seed, on the seeds both sides share (at least {MIN_SEEDS}). "
             f"From {FEWEST} contenders on the variance of a difference is moderated by what all contenders show (Smyth "
             "2004), less for one that scatters more than the others, and p values are doubled: see docs/statistics.md. "
-            f"Holm's method corrects over {scope}, {error_rate(findings)} The interval of a difference is the 95 % t "
-            "interval, uncorrected; effect g is the mean difference in standard deviations of the differences "
+            f"Holm's method corrects over {scope}, {error_rate(findings, verb)} The interval of a difference is the "
+            "95 % t interval, uncorrected; effect g is the mean difference in standard deviations of the differences "
             "(Hedges), positive in favour of the contender."
         )
         found.append(

@@ -36,8 +36,10 @@ class Asked:
         return self.directories[0] if len(self.directories) == 1 else None
 
 
-def confirm_line(asked: Asked | None) -> str:
-    """Compose the command that confirms what a report chose, as far as it is of one directory."""
+def confirm_line(findings: Findings, asked: Asked | None) -> str:
+    """Compose the command that confirms what a report chose, as far as it is of one directory; empty for branches."""
+    if any(fork_of(run) for run in findings.runs):
+        return ""
     if asked is None or asked.sweep is None:
         return "optrun confirm DIR"
     return _line(asked.sweep, asked.options)

@@ -83,8 +83,13 @@ def _judged_by_choice(contender: Contender) -> bool:
     return any(set(arm.scores) & set(best.scores) or len(arm.scores) >= len(best.scores) for arm in others)
 
 
-def error_rate(findings: Findings) -> str:
-    """Say which rate of false verdicts the tests keep, as far as the way the contenders were chosen lets them."""
+def error_rate(findings: Findings, verb: str) -> str:
+    """Say which rate of false verdicts the tests keep, as far as the way the contenders were chosen lets them.
+
+    Args:
+        findings: What was found.
+        verb: The command that confirms it; empty: there is none.
+    """
     made = find_selection(findings)
     claim = "the chance of even one false “better” or “worse” in this report"
     if not made.judged_by_choice:
@@ -94,12 +99,14 @@ def error_rate(findings: Findings) -> str:
     if made.rate > ALPHA:
         then = "Where most of the configurations of one are hopeless, it" if made.equal else "It"
         then += f" may be {made.rate_label}"
+    keeps = f"`{verb}`, which runs the chosen configurations, fixed now, on fresh seeds and judges by these alone"
+    if not verb:
+        keeps = "the chosen configurations, fixed now, on fresh seeds, judged by these alone"
     return (
         f"which keeps {claim} to {ALPHA:.0%} for contenders that are fixed beforehand. These are not: each is the best "
         f"of {tried} configurations on the seeds it is judged by, and its luck was chosen with it. {then} (simulated: "
         f"of two contenders equally good in truth, one is the best of {made.most} equally good configurations, the "
         f"other had one; {made.seeds} seeds or a few more, normal noise of one spread; more where the first is the "
-        "noisier). What keeps the rate: `optrun confirm DIR`, which runs the chosen configurations, fixed now, on "
-        "fresh seeds and judges by these alone. Equally many configurations for each, all of them serious and equally "
-        "noisy, keep it, too."
+        f"noisier). What keeps the rate: {keeps}. Equally many configurations for each, all of them serious and "
+        "equally noisy, keep it, too."
     )

@@ -131,6 +131,12 @@ def test_what_no_line_confirms_has_none(sweep: Path, tmp_path: Path, make_run: M
     for path in sweep.glob("*/summary.json"):
         path.write_text(json.dumps({**json.loads(path.read_text()), "overrides": ["model.trust_remote_code=true"]}))
     assert "Run as many fresh ones" in _open(report([sweep]), sweep), "the verb would refuse"
+    branched = {"branch": {"folder": "trunk/checkpoints/step-00000010", "step": 10, "run_id": "t"}}
+    for path in sweep.glob("*/summary.json"):
+        path.write_text(json.dumps({**json.loads(path.read_text()), **branched}))
+    found = report([sweep])
+    assert "For as many train trunks of more seeds" in _open(found, sweep)
+    assert not any("optrun confirm" in note for note in notes(found.findings, [], Asked([sweep], [])))
     _runs(tmp_path / "same", make_run, range(3), gain=1e-5 - sum(NOISE[:3]) / 3)
     assert "more than 100" in _open(report([tmp_path / "same"]), tmp_path / "same")
     assert "optrun confirm" not in _open(report([tmp_path / "same"]), tmp_path / "same")
