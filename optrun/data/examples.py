@@ -138,6 +138,12 @@ class Selected:
         found: np.ndarray | None = self.examples.hashes
         return found if found is None or len(found) != len(self.examples) else found[self.indices]
 
+    @property
+    def origin(self) -> str | None:
+        """Digest of what decides the examples, and of which are taken; None where nobody knows it."""
+        found: str | None = getattr(self.examples, "origin", None)
+        return None if found is None else digest(found, "selected", np.ascontiguousarray(self.indices).tobytes())
+
     def fingerprint(self) -> str:
         """Digest of the examples and of which are taken."""
         return digest(self.examples.fingerprint(), np.ascontiguousarray(self.indices).tobytes())

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 
-from optrun.data.cache import digest
+from optrun.data.cache import digest, known_by
 from optrun.data.examples import Example
+from optrun.data.kept import kept
 
 SIZES = "sizes"
 """Name under which a packed example says how long its documents are."""
+_PIECE = 1 << 16
 
 
 def best_fit(lengths: np.ndarray, room: int) -> tuple[np.ndarray, np.ndarray]:
@@ -30,11 +33,11 @@ def best_fit(lengths: np.ndarray, room: int) -> tuple[np.ndarray, np.ndarray]:
         >>> [order[a:b].tolist() for a, b in zip(borders, borders[1:])]
         [[2], [0, 1], [3]]
     """
-    blocks: list[list[int]] = []
+    by_length = np.argsort(-lengths, kind="stable")
+    block_of = np.empty(len(lengths), dtype=np.int64)
     by_space: dict[int, list[int]] = defaultdict(list)
-    spaces = 0  # bit s: there is a block with s tokens of space
-    for index in np.argsort(-lengths, kind="stable").tolist():
-        length = int(lengths[index])
+    spaces = blocks = 0  # bit s of spaces: there is a block with s tokens of space
+    for place, length in enumerate(_whole_numbers(lengths[by_length])):
         enough = spaces >> length
         if enough:
             space = length + (enough & -enough).bit_length() - 1
@@ -42,14 +45,20 @@ def best_fit(lengths: np.ndarray, room: int) -> tuple[np.ndarray, np.ndarray]:
             if not by_space[space]:
                 spaces &= ~(1 << space)
         else:
-            space, block = room, len(blocks)
-            blocks.append([])
-        blocks[block].append(index)
+            space, block = room, blocks
+            blocks += 1
+        block_of[place] = block
         if space > length:
             by_space[space - length].append(block)
             spaces |= 1 << (space - length)
-    order = np.array([index for block in blocks for index in block], dtype=np.int64)
-    return order, np.cumsum([0, *map(len, blocks)], dtype=np.int64)
+    order = by_length[np.argsort(block_of, kind="stable")]
+    return order, np.concatenate([[0], np.cumsum(np.bincount(block_of, minlength=blocks))]).astype(np.int64)
+
+
+def _whole_numbers(values: np.ndarray) -> Iterator[int]:
+    """Numbers as Python's, of which a few are in memory: each takes four times what it takes in the array."""
+    for at in range(0, len(values), _PIECE):
+        yield from values[at : at + _PIECE].tolist()
 
 
 class Packed:
@@ -69,8 +78,16 @@ class Packed:
     def __init__(self, documents: Any, room: int) -> None:
         self.documents = documents
         self.room = room
-        self._sizes: np.ndarray = np.asarray(documents.lengths)
-        self._order, self._borders = best_fit(self._sizes, room)
+        self._key = digest("best-fit-1", documents.fingerprint(), str(room))
+        plan = kept("packing", self._key, self._plan)
+        self._order, self._borders, self._lengths = (plan[name] for name in ("order", "borders", "lengths"))
+
+    def _plan(self) -> dict[str, np.ndarray]:
+        """Which documents stand in which block, and how many tokens each block has."""
+        sizes = np.asarray(self.documents.lengths)
+        order, borders = best_fit(sizes, self.room)
+        lengths = np.add.reduceat(sizes[order], borders[:-1]) if len(order) else sizes
+        return {"order": order, "borders": borders, "lengths": lengths}
 
     def __len__(self) -> int:
         return len(self._borders) - 1
@@ -79,13 +96,13 @@ class Packed:
         inside = self._order[self._borders[index] : self._borders[index + 1]]
         parts = [self.documents[int(number)] for number in inside]
         example: Example = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
-        return {**example, SIZES: self._sizes[inside]}
+        sizes = [len(next(iter(part.values()))) for part in parts]
+        return {**example, SIZES: np.array(sizes, dtype=np.int64)}
 
     @property
     def lengths(self) -> np.ndarray:
         """Tokens of each block; shape (blocks,), int64."""
-        found: np.ndarray = np.add.reduceat(self._sizes[self._order], self._borders[:-1])
-        return found
+        return self._lengths
 
     @property
     def hashes(self) -> np.ndarray | None:
@@ -93,6 +110,16 @@ class Packed:
         found: np.ndarray | None = self.documents.hashes
         return found
 
+    @property
+    def origin(self) -> str | None:
+        """Of the documents: what decides their hashes."""
+        found: str | None = self.documents.origin
+        return found
+
     def fingerprint(self) -> str:
         """Digest of the documents and of how they are packed."""
+        found: str = known_by(self._key, self._fingerprint)
+        return found
+
+    def _fingerprint(self) -> str:
         return digest("packed", self.documents.fingerprint(), str(self.room), self._order.tobytes())

@@ -20,6 +20,8 @@ MOST_UNKNOWN = 0.5
 """Share of unknown tokens above which nothing can be learnt of the texts."""
 _LOOKED_AT = 1 << 24
 """Tokens of which the share of unknown ones is counted, evenly spread over the split."""
+_HASHES = 1 << 22
+"""Texts that are looked up together."""
 _OTHER_ROLES = ("bos_token_id", "eos_token_id", "sep_token_id", "cls_token_id", "pad_token_id", "mask_token_id")
 
 
@@ -92,9 +94,8 @@ def data_facts(task: Task, source: Source, tokenizer: Any) -> DataFacts:
     if isinstance(task.train, MixedExamples):
         return _mixed_facts(task, task.train, source, tokenizer)
     train = _split_facts(task, task.train, source.train.key, tokenizer, None)
-    trained = getattr(task.train, "hashes", None)
     held = {
-        name: _split_facts(task, examples, source.eval_sets[name].key, tokenizer, trained)
+        name: _split_facts(task, examples, source.eval_sets[name].key, tokenizer, task.train)
         for name, examples in task.eval_sets.items()
     }
     _refuse_unknown((train, *held.values()), tokenizer)
@@ -138,7 +139,7 @@ def _refuse_unknown(splits: Iterable[SplitFacts], tokenizer: Any) -> None:
             )
 
 
-def _split_facts(task: Task, examples: Any, key: str, tokenizer: Any, trained: np.ndarray | None) -> SplitFacts:
+def _split_facts(task: Task, examples: Any, key: str, tokenizer: Any, trained: Any) -> SplitFacts:
     hashes = getattr(examples, "hashes", None)
     lengths = getattr(examples, "lengths", None)
     documents = getattr(examples, "documents", examples)  # of blocks in which none was cut
@@ -153,8 +154,27 @@ def _split_facts(task: Task, examples: Any, key: str, tokenizer: Any, trained: n
         unknown=None if ids is None else _known_unknown(examples, ids, tokenizer),
         labels=labels,
         span=span,
-        known=None if hashes is None or trained is None else int(np.isin(hashes, trained).sum()),
+        known=_in_both(examples, trained),
     )
+
+
+def _in_both(examples: Any, trained: Any) -> int | None:
+    """How many texts stand among those that were trained on, too, remembered by both; None where that is not known."""
+    hashes, others = (getattr(each, "hashes", None) for each in (examples, trained))
+    if hashes is None or others is None:
+        return None
+    origins = [getattr(each, "origin", None) for each in (examples, trained)]
+    if None in origins:
+        return _count_known(hashes, others)
+    found: int = known_by(digest("in-both-1", *origins), lambda: _count_known(hashes, others))
+    return found
+
+
+def _count_known(hashes: np.ndarray, others: np.ndarray) -> int:
+    known = np.zeros(len(hashes), dtype=bool)
+    for at in range(0, len(others), _HASHES):
+        known |= np.isin(hashes, others[at : at + _HASHES])
+    return int(known.sum())
 
 
 def _flat(examples: Any, name: str) -> np.ndarray | None:

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain
 from typing import Any
 
 import numpy as np
 
+from optrun.data.cache import digest
 from optrun.data.columns import label_column, refuse_mixed
+from optrun.data.kept import as_array, as_texts, kept
 from optrun.data.source import Source, Split
 from optrun.errors import ConfigError, nearest
 
@@ -22,14 +24,28 @@ def column(split: Split, name: str) -> list[Any]:
     """Values of a column, none of them missing.
 
     Raises:
+        ConfigError: As `expect_values`.
+    """
+    expect_values(split, name)
+    return list(values(split, name))
+
+
+def expect_values(split: Split, name: str) -> None:
+    """Refuse a column in which values are missing.
+
+    Raises:
         ConfigError: With the first row that has none, or another kind of value than those before it.
     """
     refuse_mixed(split, name)
-    values: list[Any] = list(split.rows[name])
-    for row, value in enumerate(values):
+    for row, value in enumerate(values(split, name)):
         if value is None or (isinstance(value, float) and math.isnan(value)):
             raise ConfigError(f"{split.key}: row {split.number(row)} has no value in column {name}.")
-    return values
+
+
+def values(split: Split, name: str) -> Iterator[Any]:
+    """Values of a column, a few of them in memory at a time."""
+    for batch in split.rows.select_columns([name]).iter(batch_size=1000):
+        yield from batch[name]
 
 
 def declared_names(feature: Any) -> list[str]:
@@ -42,23 +58,46 @@ def labels_of(split: Split, name: str) -> list[str]:
     """The label of each row, by name.
 
     Raises:
+        ConfigError: As `row_labels`.
+    """
+    names, places = row_labels(split, name)
+    return [names[place] for place in places.tolist()]
+
+
+def row_labels(split: Split, name: str) -> tuple[list[str], np.ndarray]:
+    """The label of each row, found once for the same rows, and a few rows in memory at a time.
+
+    Returns:
+        The labels by name, each once, in the order in which rows first have them; and for each row which of them it
+        has, shape (rows,), int32.
+
+    Raises:
         ConfigError: The first row without a label, or with a list; one that says NA among numbers.
     """
     declared = declared_names(split.rows.features[name])
-    labels = [label_name(value, declared, split, name, row) for row, value in enumerate(column(split, name))]
-    if not declared:
-        _refuse_missing(split, name, labels)
-    return labels
+
+    def find() -> dict[str, np.ndarray]:
+        expect_values(split, name)
+        met: dict[str, int] = {}
+        places = np.empty(len(split.rows), dtype=np.int32)
+        for row, value in enumerate(values(split, name)):
+            places[row] = met.setdefault(label_name(value, declared, split, name, row), len(met))
+        if not declared:
+            _refuse_missing(split, name, list(met), places)
+        return {"names": as_array(met), "places": places}
+
+    found = kept("labels", None if split.content is None else digest("labels-1", split.content, name, *declared), find)
+    return as_texts(found["names"]), found["places"]
 
 
-def _refuse_missing(split: Split, name: str, labels: Sequence[str]) -> None:
+def _refuse_missing(split: Split, name: str, labels: Sequence[str], places: np.ndarray) -> None:
     """A csv file may say NA where it has no label: among numbers that is no class of its own."""
-    distinct = set(labels)
-    missing = {label for label in distinct if label.strip().lower() in _MISSING}
-    if missing and len(missing) < len(distinct) and all(_number(label) is not None for label in distinct - missing):
-        row = next(row for row, label in enumerate(labels) if label in missing)
+    missing = [label for label in labels if label.strip().lower() in _MISSING]
+    others = [label for label in labels if label not in missing]
+    if missing and others and all(_number(label) is not None for label in others):
+        row = int(np.argmax(places == labels.index(missing[0])))
         raise ConfigError(
-            f"{split.key}: row {split.number(row)} has {labels[row]!r} in column {name}, and all others have numbers: "
+            f"{split.key}: row {split.number(row)} has {missing[0]!r} in column {name}, and all others have numbers: "
             "a row without a label? Leave such rows out, or give them a number of their own."
         )
 
@@ -178,9 +217,7 @@ class ClassNumbers:
 
     def of(self, label: str, where: str) -> int:
         """The same; `where` is what has the label, for the message."""
-        number = self._number.get(label)
-        if number is None and (value := _number(label)) is not None:
-            number = self._by_value.get(value)
+        number = self._find(label)
         if number is not None:
             return number
         close = nearest(label, self.names, limit=1)
@@ -189,6 +226,29 @@ class ClassNumbers:
         raise ConfigError(
             f"{where} has the label {label!r}, which {self.known_from} does not have. Labels: {shown}.{hint}"
         )
+
+    def _find(self, label: str) -> int | None:
+        number = self._number.get(label)
+        if number is None and (value := _number(label)) is not None:
+            number = self._by_value.get(value)
+        return number
+
+    def of_rows(self, split: Split, labels: Sequence[str], places: np.ndarray) -> np.ndarray:
+        """The number of each row's label; shape (rows,), int64.
+
+        Args:
+            split: The rows.
+            labels: Each once, in the order in which rows first have them.
+            places: For each row which of these it has, shape (rows,).
+
+        Raises:
+            ConfigError: The first row whose label is no class.
+        """
+        table = np.empty(len(labels), dtype=np.int64)
+        for place, label in enumerate(labels):
+            number = self._find(label)
+            table[place] = self(split, int(np.argmax(places == place)), label) if number is None else number
+        return table[places]
 
     def all(self, split: Split, labels: Sequence[str]) -> np.ndarray:
         """The number of each row's label; shape (rows,), int64."""
@@ -204,11 +264,11 @@ def row_classes(source: Source) -> tuple[list[str], dict[Split, np.ndarray]]:
     Raises:
         ConfigError: A row without a label, a label unseen in training, fewer than two classes.
     """
-    labels = {split: labels_of(split, label_column(source, split)) for split in source.splits}
-    held = chain.from_iterable(labels[split] for split in source.eval_sets.values()) if source.cut_from_train else ()
-    names = class_names(source, label_column(source, source.train), labels[source.train], held)
+    labels = {split: row_labels(split, label_column(source, split)) for split in source.splits}
+    held = chain.from_iterable(labels[split][0] for split in source.eval_sets.values()) if source.cut_from_train else ()
+    names = class_names(source, label_column(source, source.train), labels[source.train][0], held)
     numbered = ClassNumbers(names, source)
-    return names, {split: numbered.all(split, found) for split, found in labels.items()}
+    return names, {split: numbered.of_rows(split, *found) for split, found in labels.items()}
 
 
 def numbers(split: Split, name: str) -> np.ndarray:
@@ -220,19 +280,25 @@ def numbers(split: Split, name: str) -> np.ndarray:
     Raises:
         ConfigError: The first row that is no finite number.
     """
-    found: list[float] = []
-    for row, value in enumerate(column(split, name)):
-        try:
-            number = float(value) if not isinstance(value, bool) else math.nan
-        except (TypeError, ValueError, OverflowError):
-            number = math.nan
-        if not abs(number) <= _LARGEST:  # NaN too
-            raise ConfigError(
-                f"{split.key}: row {split.number(row)} has {value!r} in column {name}: "
-                "task.problem_type=regression expects finite numbers."
-            )
-        found.append(number)
-    return np.array(found, dtype=np.float32)
+
+    def find() -> dict[str, np.ndarray]:
+        expect_values(split, name)
+        found = np.empty(len(split.rows), dtype=np.float32)
+        for row, value in enumerate(values(split, name)):
+            try:
+                number = float(value) if not isinstance(value, bool) else math.nan
+            except (TypeError, ValueError, OverflowError):
+                number = math.nan
+            if not abs(number) <= _LARGEST:  # NaN too
+                raise ConfigError(
+                    f"{split.key}: row {split.number(row)} has {value!r} in column {name}: "
+                    "task.problem_type=regression expects finite numbers."
+                )
+            found[row] = number
+        return {"numbers": found}
+
+    key = None if split.content is None else digest("numbers-1", split.content, name)
+    return kept("labels", key, find)["numbers"]
 
 
 def label_config(names: Iterable[str]) -> dict[str, Any]:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from optrun.data.cache import digest
+from optrun.data.cache import digest, known_by
 from optrun.data.columns import cell_text, target_column, text_column, texts
 from optrun.data.examples import Example, Examples, Joined, chosen, encode
 from optrun.data.loader import Batch, ExampleSource
@@ -51,11 +52,10 @@ class Seq2SeqLm(Task):
             target = target_column(source, split)
             if isinstance(split.rows, StreamRows):
                 continue  # each is looked at when it is read
-            for row, value in enumerate(split.rows[target]):
-                if value is None or value == "":
-                    raise ConfigError(
-                        f"{split.key}: row {split.number(row)} has no text in column {target}: nothing to produce."
-                    )
+            if split.content is None:
+                _expect_targets(split, target)
+            else:
+                known_by(digest("all-targets-1", split.content, target), partial(_expect_targets, split, target))
 
     def read(
         self, source: Source, split: Split, tokenizer: PreTrainedTokenizerBase, limit: int | None, seed: int | None
@@ -72,7 +72,8 @@ class Seq2SeqLm(Task):
                 return {"input_ids": _ids(tokenizer, batch, longest if cut else None, as_target=as_target)}
 
             settings = digest(key, "target" if as_target else "text", str(longest), str(tokenizer.model_input_names))
-            examples = encode(lambda: texts(part, column), encoder, settings, longest=longest)
+            known = None if part.content is None else digest(part.content, "seq2seq", column)
+            examples = encode(lambda: texts(part, column), encoder, settings, longest=longest, content=known)
             if (np.diff(examples.offsets) == 0).any():
                 raise ConfigError(f"{split.key}: a text in column {column} has no token. Leave such rows out.")
             return examples
@@ -130,3 +131,16 @@ def _columns(source: Source, split: Split) -> tuple[str, str]:
     """The columns of texts and of targets."""
     target = target_column(source, split)
     return text_column(source, split, taken=(target,)), target
+
+
+def _expect_targets(split: Split, target: str) -> bool:
+    """Refuse the first row without a text to produce; True: there is none."""
+    row = -1
+    for batch in split.rows.select_columns([target]).iter(batch_size=1000):
+        for value in batch[target]:
+            row += 1
+            if value is None or value == "":
+                raise ConfigError(
+                    f"{split.key}: row {split.number(row)} has no text in column {target}: nothing to produce."
+                )
+    return True

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch.nn import functional
 
-from optrun.data.cache import digest
+from optrun.data.cache import digest, known_by
 from optrun.data.columns import cell_text, label_column, named, text_column, texts
 from optrun.data.encoded import Encoder
 from optrun.data.examples import Example, chosen, encode
@@ -94,7 +94,11 @@ class SequenceClassification(Task):
             return self._streamed(split, text, pair, encoder, key)
         indices = chosen(len(split.rows), limit, seed=seed)
         part = split.take(indices)
-        blank = sum(not value.strip() for value in texts(part, text))
+
+        def count_blank() -> int:
+            return sum(not value.strip() for value in texts(part, text))
+
+        blank = count_blank() if part.content is None else known_by(digest("blank-1", part.content, text), count_blank)
         if blank:
             self.notes.append(f"{split.key}: {blank:,} of {len(part.rows):,} rows have no text in column {text}")
         known = None if part.content is None else digest(part.content, "sequence", text, str(pair))

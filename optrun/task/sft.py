@@ -12,6 +12,7 @@ from optrun.config.schema.task import OverlongRows
 from optrun.data.cache import digest
 from optrun.data.chat import ROLES, Chat, ChatColumns, Plain, Unreadable, chat_columns, chat_of, chats, strings
 from optrun.data.examples import Example, Examples, Selected, chosen, encode
+from optrun.data.kept import kept, nothing_marked
 from optrun.data.loader import Batch, ExampleSource
 from optrun.data.packing import SIZES, Packed
 from optrun.data.source import Source, Split
@@ -150,8 +151,8 @@ class Sft(Task):
         examples = encode(
             lambda: self._rows(part), encoder, encoder.key(), longest=self.max_length, content=known, ids_below=size
         )
-        kept = self._with_targets(examples, part)
-        return Packed(kept, self.max_length) if self.config.packing else kept
+        learnt = self._with_targets(examples, part)
+        return Packed(learnt, self.max_length) if self.config.packing else learnt
 
     def _streamed(self, split: Split, rows: StreamRows, tokenizer: PreTrainedTokenizerBase) -> StreamedRows:
         """Rows that are looked at and written when they are read; what is wrong with one is told then."""
@@ -184,10 +185,10 @@ class Sft(Task):
         Raises:
             ConfigError: With the first of them, how many there are, and how long they are.
         """
-        sums = np.concatenate([[0], np.cumsum(examples.flat(TARGETS), dtype=np.int64)])
-        first, last = examples.offsets[:-1], examples.offsets[1:]
-        begun = np.minimum(first + 1, last)  # nothing is before the first token to predict it from
-        empty = np.flatnonzero(sums[last] == sums[begun])
+        marks, offsets = examples.flat(TARGETS), examples.offsets
+        key = None if examples.origin is None else digest("no-targets-1", examples.origin)
+        # Nothing is before the first token to predict it from.
+        empty = kept("no-targets", key, lambda: {"rows": nothing_marked(marks, offsets)})["rows"]
         if not len(empty):
             return examples
         assert examples.lost is not None
@@ -201,7 +202,7 @@ class Sft(Task):
                 f"{_more(len(bare), len(examples))} Leave such rows out."
             )
         row = int(empty[0])
-        whole = examples.lengths[empty] + examples.lost[empty]
+        whole = offsets[empty + 1] - offsets[empty] + examples.lost[empty]
         if self.config.overlong_rows is OverlongRows.refuse:
             longest = f" The longest has {int(whole.max()):,} tokens." if len(empty) > 1 else ""
             raise ConfigError(
@@ -219,7 +220,7 @@ class Sft(Task):
             f"{len(empty):,} of {len(examples):,} rows of {split.key} left out: data.max_length={self.max_length} cuts "
             "off all that carries loss (task.overlong_rows=drop)"
         )
-        return Selected(examples, np.setdiff1d(np.arange(len(examples)), empty))
+        return Selected(examples, np.delete(np.arange(len(examples)), empty))
 
     # Batches ------------------------------------------------------------------------------------------------------
 

@@ -1,0 +1,77 @@
+"""Arrays that are found out of all rows once, kept in the cache, and mapped from then on."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+
+import numpy as np
+
+from optrun.data.cache import cached
+
+_PIECE = 1 << 20
+"""Values that are looked at together."""
+
+
+def kept(kind: str, key: str | None, find: Callable[[], Mapping[str, np.ndarray]]) -> dict[str, np.ndarray]:
+    """What `find` finds, found once.
+
+    Args:
+        kind: Subfolder of the cache.
+        key: Digest of everything the arrays depend on; None: nobody knows it, and they are found out anew.
+        find: Finds them at some cost. What it raises is raised, and nothing is kept.
+
+    Returns:
+        Name to array, mapped from the cache.
+    """
+    if key is None:
+        return dict(find())
+
+    def make(folder: Path) -> None:
+        for name, array in find().items():
+            np.save(folder / f"{name}.npy", array, allow_pickle=False)
+
+    folder = cached(kind, key, make)
+    return {
+        path.stem: np.asarray(np.load(path, mmap_mode="r", allow_pickle=False)) for path in sorted(folder.glob("*.npy"))
+    }
+
+
+def as_array(texts: Iterable[str]) -> np.ndarray:
+    """A few texts as bytes, for `kept`; `as_texts` gives them back."""
+    return np.frombuffer(json.dumps(list(texts)).encode(), dtype=np.uint8)
+
+
+def as_texts(array: np.ndarray) -> list[str]:
+    """The texts that `as_array` was given."""
+    found: list[str] = json.loads(array.tobytes())
+    return found
+
+
+def nothing_marked(marks: np.ndarray, offsets: np.ndarray) -> np.ndarray:
+    """Rows of which no value but the first is marked, with no more of them in memory than a piece, or one row.
+
+    Args:
+        marks: Of all rows, one behind the other; marked is what is not 0. Shape (values,).
+        offsets: Where each row begins; shape (rows + 1,), int64.
+
+    Returns:
+        Numbers of the rows, in order; int64.
+
+    Example:
+        >>> nothing_marked(np.array([1, 0, 0, 1, 1]), np.array([0, 2, 4, 4, 5])).tolist()
+        [0, 2, 3]
+    """
+    found = [np.zeros(0, dtype=np.int64)]
+    rows, first = len(offsets) - 1, 0
+    while first < rows:
+        wanted = int(np.searchsorted(offsets, offsets[first] + _PIECE, side="right")) - 1
+        end = min(rows, max(first + 1, wanted), first + _PIECE)
+        borders = np.asarray(offsets[first : end + 1]) - offsets[first]
+        piece = marks[offsets[first] : offsets[end]] != 0
+        sums = np.concatenate([[0], np.cumsum(piece, dtype=np.int64)])
+        begins = np.minimum(borders[:-1] + 1, borders[1:])
+        found.append(first + np.flatnonzero(sums[borders[1:]] == sums[begins]))
+        first = end
+    return np.concatenate(found)
