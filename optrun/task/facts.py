@@ -163,10 +163,10 @@ def _in_both(examples: Any, trained: Any) -> int | None:
     hashes, others = (getattr(each, "hashes", None) for each in (examples, trained))
     if hashes is None or others is None:
         return None
-    origins = [getattr(each, "origin", None) for each in (examples, trained)]
-    if None in origins:
+    origin, trained_origin = (getattr(each, "origin", None) for each in (examples, trained))
+    if origin is None or trained_origin is None:
         return _count_known(hashes, others)
-    found: int = known_by(digest("in-both-1", *origins), lambda: _count_known(hashes, others))
+    found: int = known_by(digest("in-both-1", origin, trained_origin), lambda: _count_known(hashes, others))
     return found
 
 

@@ -248,7 +248,8 @@ class ClassNumbers:
         for place, label in enumerate(labels):
             number = self._find(label)
             table[place] = self(split, int(np.argmax(places == place)), label) if number is None else number
-        return table[places]
+        found: np.ndarray = table[places]
+        return found
 
     def all(self, split: Split, labels: Sequence[str]) -> np.ndarray:
         """The number of each row's label; shape (rows,), int64."""
