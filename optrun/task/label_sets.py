@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Sequence
 from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from optrun.data.cache import digest
 from optrun.data.columns import label_column, missing_column
+from optrun.data.kept import as_array, as_texts, kept
 from optrun.data.loader import Batch
 from optrun.data.source import Source, Split
 from optrun.errors import ConfigError
 from optrun.task.class_table import ClassTable, table_of_labels
 from optrun.task.evaluation import MetricAccumulator
-from optrun.task.labels import ClassNumbers, class_names, column, declared_names, label_name
+from optrun.task.labels import ClassNumbers, class_names, declared_names, expect_values, label_name, values
 
 if TYPE_CHECKING:
     from transformers.utils.generic import ModelOutput
@@ -55,35 +58,49 @@ def row_sets(source: Source) -> tuple[list[str], dict[Split, np.ndarray]]:
     if source.columns is not None and source.columns.label_columns is not None:
         return _of_columns(source)
     lists = {split: _lists(split, label_column(source, split)) for split in source.splits}
-    held = chain.from_iterable(lists[split] for split in source.eval_sets.values()) if source.cut_from_train else ()
-    names = class_names(
-        source,
-        label_column(source, source.train),
-        chain.from_iterable(lists[source.train]),
-        chain.from_iterable(held),
-    )
+    held = chain.from_iterable(lists[split][0] for split in source.eval_sets.values()) if source.cut_from_train else ()
+    names = class_names(source, label_column(source, source.train), lists[source.train][0], held)
     numbered = ClassNumbers(names, source)
-    return names, {split: _indicators(split, found, numbered) for split, found in lists.items()}
+    return names, {split: _indicators(split, *found, numbered) for split, found in lists.items()}
 
 
-def _lists(split: Split, name: str) -> list[list[str]]:
+def _lists(split: Split, name: str) -> tuple[list[str], np.ndarray, np.ndarray]:
+    """The labels of each row, found once for the same rows.
+
+    Returns:
+        The labels by name, each once; which of these the rows have, one row behind the other; and where each row begins
+        in that, shape (rows + 1,), int64.
+    """
     declared = declared_names(split.rows.features[name])
-    found = []
-    for row, values in enumerate(column(split, name)):
-        if not isinstance(values, list | tuple | np.ndarray):
-            raise ConfigError(
-                f"data.label_column={name}: {split.key}: row {split.number(row)} has {values!r} there; "
-                'task.problem_type=multi_label_classification expects a list of labels, such as ["a", "b"], or a '
-                "column of 0 and 1 for each label: data.label_columns=[a,b]."
-            )
-        found.append([label_name(value, declared, split, name, row) for value in values])
-    return found
+
+    def find() -> dict[str, np.ndarray]:
+        expect_values(split, name)
+        met: dict[str, int] = {}
+        places = array("i")
+        sizes = np.zeros(len(split.rows) + 1, dtype=np.int64)
+        for row, listed in enumerate(values(split, name)):
+            if not isinstance(listed, list | tuple | np.ndarray):
+                raise ConfigError(
+                    f"data.label_column={name}: {split.key}: row {split.number(row)} has {listed!r} there; "
+                    'task.problem_type=multi_label_classification expects a list of labels, such as ["a", "b"], or a '
+                    "column of 0 and 1 for each label: data.label_columns=[a,b]."
+                )
+            named = (label_name(value, declared, split, name, row) for value in listed)
+            places.extend(met.setdefault(label, len(met)) for label in named)
+            sizes[row + 1] = len(listed)
+        return {"names": as_array(met), "places": np.array(places, dtype=np.int32), "borders": np.cumsum(sizes)}
+
+    key = None if split.content is None else digest("label-sets-1", split.content, name, *declared)
+    found = kept("labels", key, find)
+    return as_texts(found["names"]), found["places"], found["borders"]
 
 
-def _indicators(split: Split, lists: Sequence[Sequence[str]], numbered: ClassNumbers) -> np.ndarray:
-    found = np.zeros((len(lists), len(numbered.names)), dtype=np.float32)
-    for row, labels in enumerate(lists):
-        found[row, [numbered(split, row, label) for label in labels]] = 1
+def _indicators(
+    split: Split, labels: Sequence[str], places: np.ndarray, borders: np.ndarray, numbered: ClassNumbers
+) -> np.ndarray:
+    found = np.zeros((len(borders) - 1, len(numbered.names)), dtype=np.float32)
+    rows = np.repeat(np.arange(len(found)), np.diff(borders))
+    found[rows, numbered.of_rows(split, labels, places, borders)] = 1
     return found
 
 
@@ -105,14 +122,22 @@ def _of_columns(source: Source) -> tuple[list[str], dict[Split, np.ndarray]]:
 
 
 def _indicator(split: Split, name: str) -> np.ndarray:
-    values = column(split, name)
-    for row, value in enumerate(values):
-        if isinstance(value, list | dict) or value not in (*_YES, *_NO):
-            raise ConfigError(
-                f"data.label_columns: {split.key}: row {split.number(row)} has {value!r} in column {name}; expected 1 "
-                "where the row has this label, and 0 where it has not."
-            )
-    return np.array([value in _YES for value in values], dtype=np.float32)
+    """1 where a row has the label of a column, else 0; shape (rows,), float32."""
+
+    def find() -> dict[str, np.ndarray]:
+        expect_values(split, name)
+        has = np.zeros(len(split.rows), dtype=np.float32)
+        for row, value in enumerate(values(split, name)):
+            if isinstance(value, list | dict) or value not in (*_YES, *_NO):
+                raise ConfigError(
+                    f"data.label_columns: {split.key}: row {split.number(row)} has {value!r} in column {name}; "
+                    "expected 1 where the row has this label, and 0 where it has not."
+                )
+            has[row] = value in _YES
+        return {"has": has}
+
+    key = None if split.content is None else digest("label-column-1", split.content, name)
+    return kept("labels", key, find)["has"]
 
 
 class LabelSetMetrics(MetricAccumulator):

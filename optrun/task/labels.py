@@ -233,13 +233,16 @@ class ClassNumbers:
             number = self._by_value.get(value)
         return number
 
-    def of_rows(self, split: Split, labels: Sequence[str], places: np.ndarray) -> np.ndarray:
-        """The number of each row's label; shape (rows,), int64.
+    def of_rows(
+        self, split: Split, labels: Sequence[str], places: np.ndarray, borders: np.ndarray | None = None
+    ) -> np.ndarray:
+        """The number of each row's label; shape of `places`, int64.
 
         Args:
             split: The rows.
             labels: Each once, in the order in which rows first have them.
-            places: For each row which of these it has, shape (rows,).
+            places: For each row which of these it has, shape (rows,); where rows have several, one behind the other.
+            borders: Where each row begins in `places`, shape (rows + 1,); None: each has one.
 
         Raises:
             ConfigError: The first row whose label is no class.
@@ -247,7 +250,11 @@ class ClassNumbers:
         table = np.empty(len(labels), dtype=np.int64)
         for place, label in enumerate(labels):
             number = self._find(label)
-            table[place] = self(split, int(np.argmax(places == place)), label) if number is None else number
+            if number is None:
+                first = int(np.argmax(places == place))
+                self(split, first if borders is None else int(np.searchsorted(borders, first, side="right")) - 1, label)
+            else:
+                table[place] = number
         found: np.ndarray = table[places]
         return found
 

@@ -54,6 +54,7 @@ def start(tmp_path: Path) -> Callable[..., Any]:
                 "train": str(tmp_path / "train.jsonl"),
                 "eval": str(tmp_path / "held.jsonl"),
                 "max_length": options.pop("max_length", 32),
+                **{name: options.pop(name) for name in ("label_column", "label_columns") if name in options},
             },
         )
         source = load_files(data, documents=False)
@@ -131,22 +132,33 @@ def test_other_rows_are_other_targets(start: Any) -> None:
     assert not any("left out" in note for note in notes)
 
 
+SETS = {"problem_type": "multi_label_classification"}
 LABELLED = [
-    {"text": text, "label": label, "target": "mat"}
+    {"text": text, "label": label, "target": "mat", "tags": [str(label), "x"][: label - 1], "two": label == 2, "ten": 1}
     for text, label in (("the cat", 2), (" ", 10), ("Anna", 2), ("Bob", 10), ("", 1))
 ]
 
 
 @pytest.mark.parametrize(
     ("task", "options"),
-    [("sequence_classification", {}), ("sequence_classification", {"problem_type": "regression"}), ("seq2seq_lm", {})],
+    [
+        ("sequence_classification", {}),
+        ("sequence_classification", {"problem_type": "regression"}),
+        ("sequence_classification", {**SETS, "label_column": "tags"}),
+        ("sequence_classification", {**SETS, "label_columns": ["ten", "two"]}),
+        ("seq2seq_lm", {}),
+    ],
 )
 def test_a_warm_start_reads_no_rows(start: Any, task: str, options: dict[str, Any]) -> None:
     cold = start(task, LABELLED, **options)
     if task == "sequence_classification":
         assert "data.train: 2 of 5 rows have no text in column text" in cold[2]
-        labels = [2, 10, 2, 10, 1] if options else [1, 2, 1, 2, 0]
-        assert [example["labels"] for example in map(cold[0].train.__getitem__, range(5))] == labels
+        labels: Any = {"regression": [2, 10, 2, 10, 1], None: [1, 2, 1, 2, 0]}.get(options.get("problem_type"))
+        if "label_column" in options:  # 10, 2, x
+            labels = [[0, 1, 0], [1, 0, 1], [0, 1, 0], [1, 0, 1], [0, 0, 0]]
+        if "label_columns" in options:
+            labels = [[1, 1], [1, 0], [1, 1], [1, 0], [1, 0]]
+        assert [cold[0].train[number]["labels"].tolist() for number in range(5)] == labels
     from datasets import Dataset
 
     reads: list[Any] = []
