@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,7 @@ from omegaconf import OmegaConf
 
 from optrun.config import store
 from optrun.config.hydra_internals import Hydra
+from optrun.report.build import report as made
 from optrun.report.collect import load_runs
 from optrun.report.workloads import split
 from optrun.sweeper.jobs import Composer, Job, build_jobs, combinations, merged, param_overrides
@@ -96,3 +98,24 @@ def test_every_optimizer_runs(place: Path) -> None:
     assert [job.name.rpartition("-")[0] for job in jobs("again")] == ["sgd-lr0.001-seed0", "sgd-lr0.001-seed1"]
     assert optrun(*shlex.split(sgd.command())[1:], "hydra.run.dir=alone") == 0
     assert records(Path("alone"))[-1]["eval/loss"] == records(sgd.path)[-1]["eval/loss"]
+
+
+@pytest.mark.slow
+def test_search_and_confirm(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One line searches three optimizers with equal budgets, confirms the best of each, and says so first."""
+    monkeypatch.setattr("optrun.report.build.save_png", lambda figure, path, *, dpi: path)
+    words = [*TINY_GPT, "training.max_steps=4", "training.eval_steps=4", "checkpoint=none"]
+    words += ["data.max_train_examples=64", "data.max_eval_examples=8"]
+    words += ["hydra.sweeper.n_trials=6", "hydra.sweeper.confirm.seeds=5-7", "hydra.sweep.dir=sweep"]
+    assert optrun("-cn", "search_and_confirm", *words) == 0
+    searched = load_runs([Path("sweep")], beside=[Path("sweep/confirm")])
+    steps = Counter(dict.fromkeys(("adamw", "lamb", "sgd"), 0))
+    for run in searched:
+        steps[str(run.optimizer)] += len({record["step"] for record in records(run.path)})
+    assert len(searched) == 12
+    assert len(set(steps.values())) == 1
+    page = made([Path("sweep")], out=Path("said"))
+    assert page.confirmed
+    told = Path("said/report.md").read_text()
+    assert next(line for line in told.splitlines() if line.startswith("**")).startswith("**Confirmed")
+    assert "Budget: equal, 2 configurations in 4 runs, 16 steps for each of" in told
