@@ -162,6 +162,9 @@ def _cells(split: Split, columns: ChatColumns) -> Iterator[dict[str, Any]]:
 def question_columns(source: Source, split: Split, wanted: ChatLayout | None) -> ChatColumns:
     """As `chat_columns`, of rows that are to be answered: completions and outputs need not be there.
 
+    A column that is named has prompts, each of which asks as a whole, where the rows of the training were prompts and
+    completions, and it is not called as whole chats are.
+
     Raises:
         ConfigError: No such column, none at all, or those of several layouts.
     """
@@ -170,7 +173,10 @@ def question_columns(source: Source, split: Split, wanted: ChatLayout | None) ->
     if key is not None:
         name = named(source.columns, key, split)
         assert name is not None
-        return _found(ChatLayout.messages, (name,), there)
+        prompts = wanted is ChatLayout.prompt_completion or getattr(source.columns, "target_column", None) is not None
+        usual = (*_COLUMNS[ChatLayout.messages], *_COLUMNS[ChatLayout.sharegpt])
+        layout = ChatLayout.prompt_completion if prompts and name not in usual else ChatLayout.messages
+        return _found(layout, (name,), there)
     fitting = [layout for layout, names in _COLUMNS.items() if names[0] in there and wanted in (None, layout)]
     if len(fitting) == 1:
         return _found(fitting[0], _COLUMNS[fitting[0]][:1], there)
@@ -181,7 +187,7 @@ def question_columns(source: Source, split: Split, wanted: ChatLayout | None) ->
 
 
 def questions(split: Split, columns: ChatColumns, roles: frozenset[str] = ROLES) -> Iterator[Chat | str]:
-    """What is to be answered of each row: turns up to its last answer, or a text as it stands.
+    """What is to be answered of each row: of a chat the turns up to its last answer, a prompt or a text as it stands.
 
     Raises:
         ConfigError: With the first row that cannot be read.
@@ -203,7 +209,8 @@ def _question(cells: Mapping[str, Any], columns: ChatColumns, roles: frozenset[s
     turns = _turns(asked, roles, "chat")
     if not turns:
         raise Unreadable("has no turn to answer.")
-    turns = Chat(turns, None, None, row).until_answer()[0]
+    given = len(turns) if columns.layout is ChatLayout.prompt_completion else None
+    turns = Chat(turns, given, None, row).until_answer()[0]
     if not turns:
         raise Unreadable("begins with its only answer: there is nothing to answer.")
     return Chat(turns, None, _tools(cells.get(_TOOLS)), row)

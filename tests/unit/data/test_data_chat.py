@@ -136,6 +136,7 @@ def test_what_cannot_be_read(row: dict[str, Any], options: dict[str, Any], facts
         ({"messages": [USER, BOT, USER, BOT]}, [USER, BOT, USER]),
         ({"messages": [USER, BOT, USER]}, [USER, BOT, USER]),
         ({"prompt": [USER]}, [USER]),
+        ({"prompt": [USER, BOT]}, [USER, BOT]),
         ({"instruction": "Hi", "other": 1}, [USER]),
         ({"conversations": [{"from": "human", "value": "Hi"}]}, [USER]),
         ({"prompt": "Hi", "completion": None}, "Hi"),
@@ -145,6 +146,17 @@ def test_questions_need_no_answer(row: dict[str, Any], expected: Any) -> None:
     source = source_of(row)
     (asked,) = questions(source.train, question_columns(source, source.train, None))
     assert (asked if isinstance(asked, str) else asked.turns) == expected
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"), [("question", [USER, BOT]), ("messages", [USER]), ("conversations", [USER])]
+)
+def test_a_named_column_is_read_as_in_training(name: str, expected: Any) -> None:
+    """The names are those of a run on prompts and completions; whole chats are known by theirs."""
+    source = source_of({name: [USER, BOT]}, text_column=name, target_column="answer")
+    (asked,) = questions(source.train, question_columns(source, source.train, None))
+    assert isinstance(asked, Chat)
+    assert asked.turns == expected
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 
+from optrun.data.chat import Chat, question_columns, questions
 from optrun.errors import ConfigError
 from optrun.task.chat_template import NAMES
 from optrun.task.evaluation import IGNORED
@@ -113,6 +114,16 @@ def test_completions(make_source: Make, make_task: Make, bpe: Any, column: Any, 
     rows = {"prompt": [said("Hi", "Ho", "so")], "completion": [[{"role": "assistant", "content": "the cat"}]]}
     task = make_task("sft", make_source(rows, max_length=200), bpe, chat_template="chatml", samples=0, **options)
     assert learnt(task, bpe) == expected
+
+
+def test_a_prompt_is_asked_as_it_was_learnt(make_source: Make, make_task: Make, bpe: Any) -> None:
+    """One that ends with a turn of the assistant, too: `optrun predict` asks with what stands before the completion."""
+    rows = {"prompt": [said("Hi", "Ho")], "completion": [[{"role": "assistant", "content": "the cat"}]]}
+    source = make_source(rows, max_length=200)
+    task = make_task("sft", source, bpe, chat_template="chatml", samples=0)
+    (asked,) = questions(source.train, question_columns(source, source.train, None))
+    assert isinstance(asked, Chat)
+    assert task.shown(bpe).partition("«")[0] == task.template.text(asked.turns, opening=True)
 
 
 def test_plain_completions_end(make_source: Make, make_task: Make, bpe: Any) -> None:
