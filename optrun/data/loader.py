@@ -159,13 +159,15 @@ def share_of(count: int, rank: int, ranks: int) -> list[int]:
 
 SOURCE = "source_number"
 """Of an example of a mixture, and of a batch of them, shape (batch,), int64: no input of the model."""
+LEFT_OUT = "left_out"
+"""Of an example that its batch leaves out; one alone in its batch stays, and has no target."""
 _REFUSED = "refused"
 """Name under which what is wrong with an example comes in its place, out of a worker process."""
 
 
 @dataclass
 class _Collated:
-    """`collate`, but where an example was refused; with the source of each example, where there are several."""
+    """`collate` of what is not left out, but where an example was refused; with the source of each of several."""
 
     collate: Callable[[list[Example]], Batch]
 
@@ -173,6 +175,7 @@ class _Collated:
         refused = next((example for example in examples if _REFUSED in example), None)
         if refused is not None:
             return refused
+        examples = [example for example in examples if LEFT_OUT not in example] or examples[:1]
         batch = self.collate(examples)
         if SOURCE in examples[0]:
             batch[SOURCE] = torch.tensor([example[SOURCE] for example in examples])

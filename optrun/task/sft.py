@@ -13,7 +13,8 @@ from optrun.data.cache import digest
 from optrun.data.chat import ROLES, Chat, ChatColumns, Plain, Unreadable, chat_columns, chat_of, chats, strings
 from optrun.data.examples import Example, Examples, Selected, chosen, encode
 from optrun.data.kept import kept, nothing_marked
-from optrun.data.loader import Batch, ExampleSource
+from optrun.data.loader import LEFT_OUT, Batch, ExampleSource
+from optrun.data.mixture import MixedExamples
 from optrun.data.packing import SIZES, Packed
 from optrun.data.source import Source, Split
 from optrun.data.stream import StreamedRows, StreamRows
@@ -30,6 +31,8 @@ if TYPE_CHECKING:
 
 _LONGEST_SHOWN = 4000
 """Characters of a training example that a person reads."""
+_LOOKED_AT = 100
+"""Rows of a stream that are looked at before the first step, where some may be left out."""
 
 
 class Sft(Task):
@@ -56,11 +59,14 @@ class Sft(Task):
         """Find the columns, the template, and what carries loss."""
         self.template = use_template(tokenizer, self.config.chat_template)
         self.places: dict[str, ChatColumns] = {}
+        self.kinds: dict[str, type[Chat | Plain]] = {}
         self.known_roles: set[str] = set()
         self.asked: list[tuple[list[int], str, str | None]] = []
         for split in source.splits:
             self.places[split.key] = chat_columns(source, split, self.config.layout)
             first = next(self._rows(split), None) if len(split.rows) else None
+            if first is not None:
+                self.kinds[split.key] = type(first)
             if isinstance(first, Plain):
                 self._expect_texts_to_fit(split)
             elif first is not None:
@@ -165,19 +171,46 @@ class Sft(Task):
                 chat = chat_of(row, places, roles, None)
             except Unreadable as error:
                 raise ConfigError(f"it {error}") from None
+            if type(chat) is not self.kinds[split.key]:
+                raise ConfigError(f"it has {_kind(chat)}, and the first row has not. Write all of them alike.")
             if isinstance(chat, Chat):
-                if template is None:
-                    raise no_template("it is a conversation")
+                assert template is not None
                 self._expect_known_roles(split, chat, template)
             found = {name: np.asarray(values[0], dtype=np.int64) for name, values in encoder([chat], True).items()}
-            if not found[TARGETS][1:].any() and self.config.overlong_rows is OverlongRows.refuse:
+            if found[TARGETS][1:].any():
+                return found
+            tokens = len(encoder([chat], False)["input_ids"][0])
+            if tokens <= self.max_length:
+                raise ConfigError(f"it has no token to learn: {_why_bare(tokens)}. Leave such rows out.")
+            if self.config.overlong_rows is OverlongRows.refuse:
                 raise ConfigError(
-                    f"none of its tokens within data.max_length={self.max_length} carries loss: its prompt is longer. "
-                    "Raise data.max_length; task.overlong_rows=drop learns nothing of such rows."
+                    f"data.max_length={self.max_length}: it has {tokens:,} tokens, and all that carry loss are cut "
+                    "off: its prompt is longer. Raise data.max_length, or leave such rows out: task.overlong_rows=drop."
                 )
-            return found
+            return found | {LEFT_OUT: np.ones(1, dtype=np.int64)}
 
-        return StreamedRows(rows.select_columns([*places.names, *places.more]), example, encoder.key())
+        examples = StreamedRows(rows.select_columns([*places.names, *places.more]), example, encoder.key())
+        if self.config.overlong_rows is OverlongRows.drop:
+            self._note_left_out(split, examples)
+        return examples
+
+    def _note_left_out(self, split: Split, examples: StreamedRows) -> None:
+        """Say how many of the first rows are left out: of all of them it is known when they are read.
+
+        Raises:
+            ConfigError: All rows there are.
+        """
+        first = min(len(examples), _LOOKED_AT)
+        count = sum(LEFT_OUT in examples[index] for index in range(first))
+        if count == len(examples):
+            raise ConfigError(
+                f"data.max_length={self.max_length}: every row of {split.key} has a longer prompt: nothing is left. "
+                "Raise data.max_length."
+            )
+        self.notes.append(
+            f"{split.key}: rows of which data.max_length={self.max_length} cuts off all that carries loss are left out "
+            f"of their batches, {count:,} of the first {first:,} rows (task.overlong_rows=drop)"
+        )
 
     def _with_targets(self, examples: Examples, split: Split) -> Examples | Selected:
         """Refuse, or leave out, rows of which nothing is learnt.
@@ -195,8 +228,7 @@ class Sft(Task):
         bare = empty[examples.lost[empty] == 0]
         if len(bare):
             row = int(bare[0])
-            short = len(examples[row]["input_ids"]) < 2
-            why = "too short" if short else "the template writes nothing of its answer"
+            why = _why_bare(len(examples[row]["input_ids"]))
             raise ConfigError(
                 f"{split.key}: row {split.number(row)} has no token to learn: {why}."
                 f"{_more(len(bare), len(examples))} Leave such rows out."
@@ -293,11 +325,16 @@ class Sft(Task):
         return None if first is None else (first.prompt, first.generated)
 
     def shown(self, tokenizer: PreTrainedTokenizerBase) -> str | None:
-        """The first training row with its targets between « and »."""
-        examples: Any = self.train.documents if isinstance(self.train, Packed) else self.train
-        if not len(examples):
+        """The first training row with its targets between « and »; of a mixture that of its first source."""
+        examples: Any = self.train
+        if isinstance(examples, MixedExamples):
+            examples = next(iter(examples.sources.values()))
+        if isinstance(examples, Packed):
+            examples = examples.documents
+        some = (examples[index] for index in range(min(len(examples), _LOOKED_AT)))
+        example = next((example for example in some if LEFT_OUT not in example), None)
+        if example is None:
             return None
-        example = examples[0]
         pieces = []
         marks = example[TARGETS].copy()
         marks[0] = 0
@@ -306,6 +343,11 @@ class Sft(Task):
             pieces.append(f"«{text}»" if target else text)
         text = "".join(pieces)
         return text if len(text) <= _LONGEST_SHOWN else f"{text[:_LONGEST_SHOWN]} ..."
+
+
+def _why_bare(tokens: int) -> str:
+    """Why nothing of a row that is not cut carries loss."""
+    return "too short" if tokens < 2 else "the template writes nothing of its answer"
 
 
 def _more(count: int, rows: int) -> str:

@@ -78,10 +78,16 @@ def test_a_stream_of_chats_goes_on_and_is_answered(place: Path) -> None:
         *SMALL,
         "data.train=chats.jsonl",
         "data.eval=chats.jsonl",
+        "task.overlong_rows=drop",
         "training.eval_steps=2",
         "checkpoint.save_steps=1",
     ]
-    stream = [*words, "data.streaming=true", "data.shuffle_window=8", "model.tokenizer=tokenizer/tokenizer"]
+    chats = Path("chats.jsonl").read_text().splitlines()
+    long = json.dumps({"messages": [{"role": "user", "content": sentence(3) * 9}, BOT]})
+    Path("some_long.jsonl").write_text("".join(f"{chat}\n{long}\n" for chat in chats))
+    stream = [word for word in words if word != "data.train=chats.jsonl"]
+    stream += ["data.train=some_long.jsonl", "data.streaming=true", "data.shuffle_window=8"]
+    stream += ["model.tokenizer=tokenizer/tokenizer"]
     assert optrun(*words, "training.max_steps=1", "hydra.run.dir=tokenizer") == 0
     assert optrun(*stream, "training.max_steps=3", "hydra.run.dir=straight") == 0
     assert optrun(*stream, "training.max_steps=2", "hydra.run.dir=cut") == 0

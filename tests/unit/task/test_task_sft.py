@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from optrun.data.chat import Chat, question_columns, questions
+from optrun.data.mixture import MixedExamples
 from optrun.errors import ConfigError
 from optrun.task.chat_template import NAMES
 from optrun.task.evaluation import IGNORED
@@ -275,6 +276,14 @@ def test_answers_are_repeatable_and_leave_no_trace(make_source: Make, make_task:
     assert torch.equal(torch.get_rng_state(), before)
     assert [answer.reference for answer in first] == ["the cat", "unbelievable things"]
     assert first[1].prompt.endswith("<|im_start|>user\nwhy?<|im_end|>\n<|im_start|>assistant\n")
+
+
+def test_of_a_mixture_of_packed_chats_one_row_is_shown(make_source: Make, make_task: Make, bpe: Any) -> None:
+    options = {"chat_template": "chatml", "samples": 0}
+    alone = make_task("sft", make_source({"messages": CHATS}, max_length=150), bpe, **options)
+    mixed = make_task("sft", make_source({"messages": CHATS}, max_length=150), bpe, packing=True, **options)
+    mixed.train = MixedExamples({"a": mixed.train, "b": alone.train}, None, "first_exhausted", seed=0)
+    assert mixed.shown(bpe) == alone.shown(bpe)
 
 
 def test_limits_pick_rows_before_they_are_packed(make_source: Make, make_task: Make, bpe: Any) -> None:

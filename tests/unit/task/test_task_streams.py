@@ -16,9 +16,11 @@ from PIL import Image
 from optrun.config.choice import choice
 from optrun.config.schema.data import SCHEMAS
 from optrun.data.build import load_source
+from optrun.data.loader import BatchLoader, EpochPlan
 from optrun.data.source import Source
 from optrun.errors import ConfigError
 from optrun.task import Task
+from optrun.task.evaluation import IGNORED
 from tests.unit.task.conftest import SENTENCE
 
 WORDS = SENTENCE.split()
@@ -164,6 +166,69 @@ def test_a_bad_row_is_named_when_it_is_met(
     task = make_task(name, source)
     with pytest.raises(ConfigError, match=r"data\.train=.*b\.jsonl: " + message.replace("24", "18")):
         task.train[40]
+
+
+def chat(number: int, *, long: bool = False) -> dict[str, Any]:
+    asked = {"role": "user", "content": SENTENCE * 3 if long else words(number)}
+    return {"messages": [asked, {"role": "assistant", "content": words(number + 1)}]}
+
+
+CHATS = {"chat_template": "chatml", "assistant_only_loss": True, "samples": 0}
+
+
+def test_chats_without_a_target_are_left_out_of_their_batches(tmp_path: Path, make_task: Callable[..., Task]) -> None:
+    """Of a stream as of rows read whole, in whichever order; a run goes on in the middle of it."""
+    long = {number for number in ROWS if number % 3 == 1}
+    paths = write(tmp_path, [chat(number, long=number in long) for number in ROWS])
+    source = source_of(paths, streaming=True, max_length=60, shuffle_window=8, eval=None, eval_fraction=0)
+    with pytest.raises(ConfigError, match=r"a\.jsonl: row 2: data\.max_length=60: it has [\d,]+ tokens, .*rows=drop"):
+        _ = make_task("sft", source, **CHATS).train[1]
+    task = make_task("sft", source, **CHATS, overlong_rows="drop")
+    whole = make_task("sft", source_of(paths, max_length=60, eval=None, eval_fraction=0), **CHATS, overlong_rows="drop")
+    assert any("13 of the first 40 rows (task.overlong_rows=drop)" in note for note in task.notes)
+    assert len(task.train) == 40
+    assert len(whole.train) == 27
+    plan = EpochPlan(40, 2, 2, 0, arrangement=task.train.arrangement)  # type: ignore[attr-defined]
+    loader = BatchLoader(task.train, None, task.collate, seed=0, workers=0)
+    steps = [batches for batches, _ in zip(loader.training(plan, 0), range(10), strict=False)]
+    rows = [row for batches in steps for batch in batches for row in batch["labels"] if (row != IGNORED).any()]
+    sizes = {len(batch["labels"]) for batches in steps for batch in batches}
+    assert (len(rows), sizes) == (27, {1, 2})
+    learnt = sorted(row[row != IGNORED].tolist() for row in rows)
+    assert learnt == sorted(whole.train[at]["input_ids"][whole.train[at]["targets"] != 0].tolist() for at in range(27))
+    empty = [batch for batches in steps for batch in batches if not task.count(batch)]
+    assert empty, "a batch of which none is left keeps one row, without a target"
+    assert {len(batch["labels"]) for batch in empty} == {1}
+    assert all(same(one, other) for one, other in zip(loader.training(plan, 6), steps[6:], strict=False))
+
+
+def test_what_no_length_gives_a_target_is_refused(tmp_path: Path, make_task: Callable[..., Task]) -> None:
+    for rows, message in (
+        ([chat(0), {"messages": chat(0)["messages"][:1]}], r"a\.jsonl: row 2: it has no turn of the assistant"),
+        ([chat(number, long=True) for number in range(3)], r"every row of data\.train has a longer prompt"),
+    ):
+        (tmp_path / "a.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+        source = source_of([str(tmp_path / "a.jsonl")], streaming=True, max_length=60, eval=None, eval_fraction=0)
+        with pytest.raises(ConfigError, match=message):
+            make_task("sft", source, **CHATS, overlong_rows="drop")
+
+
+def test_texts_that_are_met_later_are_looked_at(
+    tmp_path: Path, make_task: Callable[..., Task], tokenizer: Callable[[str], Any]
+) -> None:
+    """Turns among the first hundred rows of texts Arrow refuses already."""
+    turns = chat(0)["messages"]
+    rows = [*[{"prompt": "a", "completion": " cat"}] * 99, {"prompt": "", "completion": "a"}]
+    rows += [{"prompt": turns[:1], "completion": turns[1:]}]
+    (tmp_path / "a.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    source = source_of([str(tmp_path / "a.jsonl")], streaming=True, eval=None, eval_fraction=0)
+    endless = tokenizer("chat")
+    endless.eos_token = None
+    task = make_task("sft", source, endless, samples=0)
+    with pytest.raises(ConfigError, match=r"a\.jsonl: row 100: it has no token to learn: too short\. Leave"):
+        task.train[99]
+    with pytest.raises(ConfigError, match=r"a\.jsonl: row 101: it has turns, and the first row has not"):
+        task.train[100]
 
 
 def test_what_is_known_of_labels_is_refused_before_the_first_step(
