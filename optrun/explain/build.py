@@ -55,7 +55,8 @@ def explain(config: RunConfig, model: nn.Module | None = None, trunk: TrunkState
         notes += model_notes
         if config.task.keeps_apart is not None:
             notes.append(separation(model, config.task.keeps_apart))
-    notes += [note for note in [config.default_lr_note(), config.schedule_note()] if note is not None]
+    said = [config.default_lr_note(), config.factors_note(), config.schedule_note()]
+    notes += [note for note in said if note is not None]
     sampled = look_at(config, notes)
     notes += discarded()
     known, steps_from = _steps(config, sampled)

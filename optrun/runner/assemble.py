@@ -177,8 +177,8 @@ def assemble(
     constants.environment = environment(device, world.size, kernel)
     elsewhere = None if snapshot is None else other_environment(snapshot.metadata, constants.environment)
     notes += [note for note in [elsewhere] if note is not None]
-    default_lr = config.default_lr_note() if snapshot is None else None
-    said = [default_lr, config.schedule_note(), warmup_note(config.scheduler, schedule_steps)]
+    begun = [config.default_lr_note(), config.factors_note()] if snapshot is None else []
+    said = [*begun, config.schedule_note(), warmup_note(config.scheduler, schedule_steps)]
     notes += [note for note in said if note is not None]
     if train_step.scheduler.metric is not None:
         known_metric(task, "scheduler.metric", train_step.scheduler.metric)

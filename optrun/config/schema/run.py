@@ -15,7 +15,7 @@ from optrun.config.schema.clip import ClipConfig
 from optrun.config.schema.data import DataConfig
 from optrun.config.schema.distributed import DistributedConfig, FsdpConfig
 from optrun.config.schema.model import ModelConfig, PretrainedConfig, WeightDtype
-from optrun.config.schema.optimizer import OptimizerConfig
+from optrun.config.schema.optimizer import LambConfig, OptimizerConfig
 from optrun.config.schema.param_groups import ParamGroupsConfig
 from optrun.config.schema.scheduler import ConstantConfig, SchedulerConfig
 from optrun.config.schema.task import TaskConfig
@@ -192,6 +192,23 @@ class RunConfig:
         return (
             f"lr={self.lr:g} is the default of optimizer={self.optimizer.name}, {self.optimizer.default_lr:g}, times "
             f"{group}.default_lr_factor={factor:g} for {of}; lr=VALUE sets another{warmup}"
+        )
+
+    def factors_note(self) -> str | None:
+        """Say what LAMB's trust ratio does with the factors of a LoRA; None where there are none, or they have none."""
+        optimizer = self.optimizer
+        if not isinstance(self.adapter, LoraConfig) or not isinstance(optimizer, LambConfig):
+            return None
+        if optimizer.exclude_from_layer_adaptation or not (optimizer.weight_decay or optimizer.always_adapt):
+            return None
+        begins = (
+            f"its norm counts as {optimizer.min_param_norm:g} at least (optimizer.min_param_norm)"
+            if optimizer.min_param_norm
+            else "its first step has the ratio 1, and the next about lr, since it is then as large as that step"
+        )
+        return (
+            f"optimizer={optimizer.name} gives A and B of a LoRA a trust ratio each. B begins at zero: {begins}; "
+            'optimizer.exclude_from_layer_adaptation=["lora_B"] leaves its ratio at 1'
         )
 
     def schedule_note(self) -> str | None:

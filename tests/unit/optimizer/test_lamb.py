@@ -137,6 +137,19 @@ def test_group_patterns_and_the_optimizers_own() -> None:
     assert not optimizer.adapted(params["body.bias"], first)
 
 
+def test_a_factor_that_begins_at_zero_takes_one_step_without_a_ratio() -> None:
+    """As B of a LoRA: the first step has the ratio 1, and the next about lr, for B is as large as that step then."""
+    b = torch.nn.Parameter(torch.zeros(8, 4))
+    optimizer = Lamb([("lora_B", b)], lr=0.01)
+    ratios = []
+    for seed in range(2):
+        b.grad = torch.randn(8, 4, generator=torch.Generator().manual_seed(seed)).abs() + 1
+        optimizer.step()
+        ratios.append(optimizer.trust_ratios["lora_B"])
+    assert ratios[0] == 1.0
+    assert ratios[1] == pytest.approx(0.01, rel=0.2)
+
+
 def test_patterns_need_names() -> None:
     with pytest.raises(ValueError, match=r"exclude_from_weight_decay=\['bias'\]: the parameters have no names"):
         Lamb(toy().values(), exclude_from_weight_decay=["bias"])
