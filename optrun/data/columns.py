@@ -310,6 +310,12 @@ def refuse_mixed(split: Split, column: str) -> None:
         )
 
 
+def values(split: Split, name: str) -> Iterator[Any]:
+    """Values of a column, a few of them in memory at a time."""
+    for batch in split.rows.select_columns([name]).iter(batch_size=1000):
+        yield from batch[name]
+
+
 def texts(split: Split, column: str) -> Iterator[str]:
     """Each row's text; a missing one is empty, a number is its digits.
 
@@ -317,17 +323,14 @@ def texts(split: Split, column: str) -> Iterator[str]:
         ConfigError: A value that is no text: a list, bytes, a date; a column that mixes texts and numbers.
     """
     refuse_mixed(split, column)
-    row = -1
-    for batch in split.rows.select_columns([column]).iter(batch_size=1000):
-        for value in batch[column]:
-            row += 1
-            text = text_of(value)
-            if text is None:
-                raise ConfigError(
-                    f"{split.key}: row {split.number(row)} has {_short(value)} in column {column}, where a text is "
-                    f"expected. {columns_in_words(split.rows)}"
-                )
-            yield text
+    for row, value in enumerate(values(split, column)):
+        text = text_of(value)
+        if text is None:
+            raise ConfigError(
+                f"{split.key}: row {split.number(row)} has {_short(value)} in column {column}, where a text is "
+                f"expected. {columns_in_words(split.rows)}"
+            )
+        yield text
 
 
 def text_of(value: Any) -> str | None:

@@ -20,8 +20,8 @@ MOST_UNKNOWN = 0.5
 """Share of unknown tokens above which nothing can be learnt of the texts."""
 _LOOKED_AT = 1 << 24
 """Tokens of which the share of unknown ones is counted, evenly spread over the split."""
-_HASHES = 1 << 22
-"""Texts that are looked up together."""
+_HASHES = _LABELS = 1 << 22
+"""Texts that are looked up together, labels that are counted together."""
 _OTHER_ROLES = ("bos_token_id", "eos_token_id", "sep_token_id", "cls_token_id", "pad_token_id", "mask_token_id")
 
 
@@ -228,5 +228,18 @@ def _labels(task: Task, examples: Any) -> tuple[dict[str, int], tuple[float, flo
         return {}, (float(values.min()), float(values.mean()), float(values.max()))
     if values.ndim == 2:  # of any number of labels, 0 or 1 each
         return dict(zip(classes, map(int, values.sum(axis=0)), strict=True)), None
-    counts = np.bincount(values[values != IGNORED], minlength=len(classes))
-    return dict(zip(classes, map(int, counts), strict=True)), None
+    origin = getattr(examples, "origin", None)
+    if origin is None or task.unit == "examples":
+        counts = _counts(values, len(classes))
+    else:  # of every token
+        counts = known_by(digest("labels-1", origin, str(len(classes))), lambda: _counts(values, len(classes)))
+    return dict(zip(classes, counts, strict=True)), None
+
+
+def _counts(labels: np.ndarray, classes: int) -> list[int]:
+    total = np.zeros(classes, dtype=np.int64)
+    for at in range(0, len(labels), _LABELS):
+        piece = labels[at : at + _LABELS]
+        total += np.bincount(piece[piece != IGNORED], minlength=classes)
+    found: list[int] = total.tolist()
+    return found

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from array import array
 from collections.abc import Sequence
 from itertools import chain
 from typing import TYPE_CHECKING, Any
@@ -10,18 +9,22 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from optrun.data.cache import digest
-from optrun.data.columns import label_column, missing_column
-from optrun.data.kept import as_array, as_texts, kept
+from optrun.data.columns import label_column, missing_column, values
+from optrun.data.kept import kept
 from optrun.data.loader import Batch
 from optrun.data.source import Source, Split
 from optrun.errors import ConfigError
 from optrun.task.class_table import ClassTable, table_of_labels
 from optrun.task.evaluation import MetricAccumulator
-from optrun.task.labels import ClassNumbers, class_names, declared_names, expect_values, label_name, values
+from optrun.task.labels import ClassNumbers, LabelLists, class_names, expect_values, row_label_lists
 
 if TYPE_CHECKING:
     from transformers.utils.generic import ModelOutput
 
+_EXPECTED = (
+    'task.problem_type=multi_label_classification expects a list of labels, such as ["a", "b"], or a column of 0 and 1 '
+    "for each label: data.label_columns=[a,b]."
+)
 _YES, _NO = (True, 1, 1.0, "1", "1.0", "true", "True"), (False, 0, 0.0, "0", "0.0", "false", "False")
 
 
@@ -57,50 +60,18 @@ def row_sets(source: Source) -> tuple[list[str], dict[Split, np.ndarray]]:
     """
     if source.columns is not None and source.columns.label_columns is not None:
         return _of_columns(source)
-    lists = {split: _lists(split, label_column(source, split)) for split in source.splits}
-    held = chain.from_iterable(lists[split][0] for split in source.eval_sets.values()) if source.cut_from_train else ()
-    names = class_names(source, label_column(source, source.train), lists[source.train][0], held)
+    lists = {split: row_label_lists(split, label_column(source, split), _EXPECTED) for split in source.splits}
+    held = chain.from_iterable(lists[split].names for split in source.eval_sets.values())
+    train = label_column(source, source.train)
+    names = class_names(source, train, lists[source.train].names, held if source.cut_from_train else ())
     numbered = ClassNumbers(names, source)
-    return names, {split: _indicators(split, *found, numbered) for split, found in lists.items()}
+    return names, {split: _indicators(split, found, numbered) for split, found in lists.items()}
 
 
-def _lists(split: Split, name: str) -> tuple[list[str], np.ndarray, np.ndarray]:
-    """The labels of each row, found once for the same rows.
-
-    Returns:
-        The labels by name, each once; which of these the rows have, one row behind the other; and where each row begins
-        in that, shape (rows + 1,), int64.
-    """
-    declared = declared_names(split.rows.features[name])
-
-    def find() -> dict[str, np.ndarray]:
-        expect_values(split, name)
-        met: dict[str, int] = {}
-        places = array("i")
-        sizes = np.zeros(len(split.rows) + 1, dtype=np.int64)
-        for row, listed in enumerate(values(split, name)):
-            if not isinstance(listed, list | tuple | np.ndarray):
-                raise ConfigError(
-                    f"data.label_column={name}: {split.key}: row {split.number(row)} has {listed!r} there; "
-                    'task.problem_type=multi_label_classification expects a list of labels, such as ["a", "b"], or a '
-                    "column of 0 and 1 for each label: data.label_columns=[a,b]."
-                )
-            named = (label_name(value, declared, split, name, row) for value in listed)
-            places.extend(met.setdefault(label, len(met)) for label in named)
-            sizes[row + 1] = len(listed)
-        return {"names": as_array(met), "places": np.array(places, dtype=np.int32), "borders": np.cumsum(sizes)}
-
-    key = None if split.content is None else digest("label-sets-1", split.content, name, *declared)
-    found = kept("labels", key, find)
-    return as_texts(found["names"]), found["places"], found["borders"]
-
-
-def _indicators(
-    split: Split, labels: Sequence[str], places: np.ndarray, borders: np.ndarray, numbered: ClassNumbers
-) -> np.ndarray:
-    found = np.zeros((len(borders) - 1, len(numbered.names)), dtype=np.float32)
-    rows = np.repeat(np.arange(len(found)), np.diff(borders))
-    found[rows, numbered.of_rows(split, labels, places, borders)] = 1
+def _indicators(split: Split, lists: LabelLists, numbered: ClassNumbers) -> np.ndarray:
+    found = np.zeros((len(lists.borders) - 1, len(numbered.names)), dtype=np.float32)
+    rows = np.repeat(np.arange(len(found)), np.diff(lists.borders))
+    found[rows, numbered.table(split, *lists)[lists.places]] = 1
     return found
 
 

@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
-from itertools import chain
-from typing import Any
+from array import array
+from collections.abc import Iterable, Sequence
+from itertools import chain, pairwise
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from optrun.data.cache import digest
-from optrun.data.columns import label_column, refuse_mixed
+from optrun.data.columns import label_column, refuse_mixed, values
 from optrun.data.kept import as_array, as_texts, kept
 from optrun.data.source import Source, Split
 from optrun.errors import ConfigError, nearest
 
 MAX_SHOWN = 12
+LABEL_OF_EACH_WORD = "task=token_classification expects a list of labels, one for each word."
 _MISSING = {"", "na", "n/a", "nan", "null", "none", "-", "?"}
 _LARGEST = float(np.finfo(np.float32).max)
 
@@ -40,12 +42,6 @@ def expect_values(split: Split, name: str) -> None:
     for row, value in enumerate(values(split, name)):
         if value is None or (isinstance(value, float) and math.isnan(value)):
             raise ConfigError(f"{split.key}: row {split.number(row)} has no value in column {name}.")
-
-
-def values(split: Split, name: str) -> Iterator[Any]:
-    """Values of a column, a few of them in memory at a time."""
-    for batch in split.rows.select_columns([name]).iter(batch_size=1000):
-        yield from batch[name]
 
 
 def declared_names(feature: Any) -> list[str]:
@@ -106,18 +102,58 @@ def label_lists_of(split: Split, name: str) -> list[list[str]]:
     """The labels of each row's words, by name.
 
     Raises:
+        ConfigError: As `row_label_lists`.
+    """
+    found = row_label_lists(split, name, LABEL_OF_EACH_WORD)
+    labels = [found.names[place] for place in found.places.tolist()]
+    return [labels[begin:end] for begin, end in pairwise(found.borders.tolist())]
+
+
+class LabelLists(NamedTuple):
+    """Several labels of each row.
+
+    Attributes:
+        names: The labels, each once, in the order in which rows first have them.
+        places: Which of these the rows have, one row behind the other; int32.
+        borders: Where each row begins in `places`; shape (rows + 1,), int64.
+    """
+
+    names: list[str]
+    places: np.ndarray
+    borders: np.ndarray
+
+
+def row_label_lists(split: Split, name: str, expected: str) -> LabelLists:
+    """The labels of each row, found once for the same rows.
+
+    Args:
+        split: The rows.
+        name: The column.
+        expected: What a task expects there, for the message.
+
+    Raises:
         ConfigError: The first row without a list, or with a list that holds something else than labels.
     """
     declared = declared_names(split.rows.features[name])
-    found = []
-    for row, values in enumerate(column(split, name)):
-        if not isinstance(values, list | tuple | np.ndarray):
-            raise ConfigError(
-                f"data.label_column={name}: {split.key}: row {split.number(row)} has {values!r} there; "
-                "task=token_classification expects a list of labels, one for each word."
-            )
-        found.append([label_name(value, declared, split, name, row) for value in values])
-    return found
+
+    def find() -> dict[str, np.ndarray]:
+        expect_values(split, name)
+        met: dict[str, int] = {}
+        places = array("i")
+        borders = np.zeros(len(split.rows) + 1, dtype=np.int64)
+        for row, listed in enumerate(values(split, name)):
+            if not isinstance(listed, list | tuple | np.ndarray):
+                raise ConfigError(
+                    f"data.label_column={name}: {split.key}: row {split.number(row)} has {listed!r} there; {expected}"
+                )
+            named = (label_name(value, declared, split, name, row) for value in listed)
+            places.extend(met.setdefault(label, len(met)) for label in named)
+            borders[row + 1] = len(places)
+        return {"names": as_array(met), "places": np.array(places, dtype=np.int32), "borders": borders}
+
+    key = None if split.content is None else digest("label-lists-1", split.content, name, *declared)
+    found = kept("labels", key, find)
+    return LabelLists(as_texts(found["names"]), found["places"], found["borders"])
 
 
 def label_name(value: Any, declared: Sequence[str], split: Split, name: str, row: int) -> str:
@@ -233,10 +269,10 @@ class ClassNumbers:
             number = self._by_value.get(value)
         return number
 
-    def of_rows(
+    def table(
         self, split: Split, labels: Sequence[str], places: np.ndarray, borders: np.ndarray | None = None
     ) -> np.ndarray:
-        """The number of each row's label; shape of `places`, int64.
+        """The numbers of labels, which every row has some of; shape (labels,), int64.
 
         Args:
             split: The rows.
@@ -247,15 +283,14 @@ class ClassNumbers:
         Raises:
             ConfigError: The first row whose label is no class.
         """
-        table = np.empty(len(labels), dtype=np.int64)
+        found = np.empty(len(labels), dtype=np.int64)
         for place, label in enumerate(labels):
             number = self._find(label)
             if number is None:
                 first = int(np.argmax(places == place))
                 self(split, first if borders is None else int(np.searchsorted(borders, first, side="right")) - 1, label)
             else:
-                table[place] = number
-        found: np.ndarray = table[places]
+                found[place] = number
         return found
 
     def all(self, split: Split, labels: Sequence[str]) -> np.ndarray:
@@ -276,7 +311,7 @@ def row_classes(source: Source) -> tuple[list[str], dict[Split, np.ndarray]]:
     held = chain.from_iterable(labels[split][0] for split in source.eval_sets.values()) if source.cut_from_train else ()
     names = class_names(source, label_column(source, source.train), labels[source.train][0], held)
     numbered = ClassNumbers(names, source)
-    return names, {split: numbered.of_rows(split, *found) for split, found in labels.items()}
+    return names, {split: numbered.table(split, *found)[found[1]] for split, found in labels.items()}
 
 
 def numbers(split: Split, name: str) -> np.ndarray:

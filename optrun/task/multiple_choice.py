@@ -10,9 +10,10 @@ import numpy as np
 import torch
 
 from optrun.data.cache import digest
-from optrun.data.columns import cell_list, cell_text, choices_column, label_column, named, text_column, texts
+from optrun.data.columns import cell_list, cell_text, choices_column, label_column, named, text_column, texts, values
 from optrun.data.encoded import Encoder
 from optrun.data.examples import Example, Examples, chosen, encode
+from optrun.data.kept import kept
 from optrun.data.loader import Batch, ExampleSource
 from optrun.data.source import Source, Split
 from optrun.data.stream import StreamedRows, StreamRows
@@ -64,13 +65,7 @@ class MultipleChoice(Task):
             if isinstance(split.rows, StreamRows):  # as many in all rows as in the first; each is looked at when read
                 self.size = _expected(split.rows.where(0), choices, split.rows[0].get(choices), None)
                 continue
-            self.counts[split] = count_choices(split, choices)
-            rows = zip(_lists(split, choices), split.rows[label], strict=True)
-            found = [
-                right_choice(f"{split.key}: row {split.number(row)}", label, listed, value)
-                for row, (listed, value) in enumerate(rows)
-            ]
-            self.numbers[split] = np.array(found, dtype=np.int64)
+            self.counts[split], self.numbers[split] = _row_choices(split, choices, label)
         every = np.concatenate([*self.counts.values(), [self.size] if self.size else []])
         self.fewest_and_most = {int(every.min()), int(every.max())} if len(every) else set()
         self.unequal = len(self.fewest_and_most) > 1
@@ -99,7 +94,8 @@ class MultipleChoice(Task):
             return self._streamed(split.rows, (text, pair, choices, label_column(source, split)), encoder, key)
         indices = chosen(len(split.rows), limit, seed=seed)
         part = split.take(indices)
-        examples = encode(lambda: pairs(part, text, pair, choices), encoder, key, longest=longest)
+        known = None if part.content is None else digest(part.content, "choices", text, str(pair), choices)
+        examples = encode(lambda: pairs(part, text, pair, choices), encoder, key, longest=longest, content=known)
         labels, counts = self.numbers.pop(split), self.counts.pop(split)
         taken = slice(None) if indices is None else indices
         return Choices(examples, counts[taken], labels[taken])
@@ -198,7 +194,7 @@ class Choices:
     def __init__(self, examples: Examples, counts: np.ndarray, right: np.ndarray) -> None:
         self.examples = examples
         self.counts = counts
-        self.borders = np.cumsum([0, *counts.tolist()])
+        self.borders = np.concatenate([[0], np.cumsum(counts, dtype=np.int64)])
         self.right = right
 
     def __len__(self) -> int:
@@ -224,7 +220,7 @@ class Choices:
 
     def fingerprint(self) -> str:
         """Digest of ids and labels."""
-        alike = len(set(self.counts.tolist())) < 2
+        alike = bool((self.counts == self.counts[:1]).all())
         counts = str(self.counts[0] if len(self.counts) else 0) if alike else self.counts.tobytes()
         return digest(self.examples.fingerprint(), counts, np.ascontiguousarray(self.right).tobytes())
 
@@ -286,9 +282,25 @@ def count_choices(split: Split, column: str) -> np.ndarray:
     Raises:
         ConfigError: The first row that has fewer than two, or a choice that is no text.
     """
-    rows = enumerate(split.rows[column])
-    counts = [_expected(f"{split.key}: row {split.number(row)}", column, listed, None) for row, listed in rows]
-    return np.array(counts, dtype=np.int64)
+    counts = np.empty(len(split.rows), dtype=np.int64)
+    for row, listed in enumerate(values(split, column)):
+        counts[row] = _expected(f"{split.key}: row {split.number(row)}", column, listed, None)
+    return counts
+
+
+def _row_choices(split: Split, choices: str, label: str) -> tuple[np.ndarray, np.ndarray]:
+    """How many choices each row has, and the number of the right one; found once for the same rows."""
+
+    def find() -> dict[str, np.ndarray]:
+        counts = count_choices(split, choices)
+        right = np.empty(len(counts), dtype=np.int64)
+        rows = zip(_lists(split, choices), values(split, label), strict=True)
+        for row, (listed, value) in enumerate(rows):
+            right[row] = right_choice(f"{split.key}: row {split.number(row)}", label, listed, value)
+        return {"counts": counts, "right": right}
+
+    found = kept("labels", None if split.content is None else digest("choices-1", split.content, choices, label), find)
+    return found["counts"], found["right"]
 
 
 def _expected(where: str, column: str, listed: Any, expected: int | None) -> int:
@@ -315,7 +327,7 @@ def _columns(source: Source, split: Split) -> tuple[str, str | None, str]:
 
 
 def _lists(split: Split, column: str) -> Iterator[list[str]]:
-    return (list(listed) for listed in split.rows[column])
+    return (list(listed) for listed in values(split, column))
 
 
 def right_choice(where: str, column: str, choices: list[str], value: Any) -> int:

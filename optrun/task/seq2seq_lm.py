@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from optrun.data.cache import digest, known_by
-from optrun.data.columns import cell_text, target_column, text_column, texts
+from optrun.data.columns import cell_text, target_column, text_column, texts, values
 from optrun.data.examples import Example, Examples, Joined, chosen, encode
 from optrun.data.loader import Batch, ExampleSource
 from optrun.data.shards import Row
@@ -135,12 +135,9 @@ def _columns(source: Source, split: Split) -> tuple[str, str]:
 
 def _expect_targets(split: Split, target: str) -> bool:
     """Refuse the first row without a text to produce; True: there is none."""
-    row = -1
-    for batch in split.rows.select_columns([target]).iter(batch_size=1000):
-        for value in batch[target]:
-            row += 1
-            if value is None or value == "":
-                raise ConfigError(
-                    f"{split.key}: row {split.number(row)} has no text in column {target}: nothing to produce."
-                )
+    for row, value in enumerate(values(split, target)):
+        if value is None or value == "":
+            raise ConfigError(
+                f"{split.key}: row {split.number(row)} has no text in column {target}: nothing to produce."
+            )
     return True

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from optrun.data.cache import digest
-from optrun.data.columns import cell_list, label_column, words_column
+from optrun.data.cache import digest, known_by
+from optrun.data.columns import cell_list, label_column, values, words_column
 from optrun.data.encoded import Encoder
-from optrun.data.examples import Example, chosen, encode
+from optrun.data.examples import Example, Examples, chosen, encode
 from optrun.data.loader import Batch, ExampleSource
 from optrun.data.source import Source, Split
 from optrun.data.stream import StreamedRows, StreamRows
@@ -20,7 +20,15 @@ from optrun.task import entities, metrics
 from optrun.task.base import ModelNeeds, Task
 from optrun.task.class_table import ClassTable, table_of_classes, table_of_entities
 from optrun.task.evaluation import IGNORED, MetricAccumulator
-from optrun.task.labels import ClassNumbers, class_names, declared_names, label_config, label_lists_of, named_label
+from optrun.task.labels import (
+    LABEL_OF_EACH_WORD,
+    ClassNumbers,
+    class_names,
+    declared_names,
+    label_config,
+    named_label,
+    row_label_lists,
+)
 from optrun.task.stream_labels import streamed_list_names
 from optrun.task.tokens import tokenizer_key
 
@@ -29,6 +37,7 @@ if TYPE_CHECKING:
     from transformers.utils.generic import ModelOutput
 
 USUAL_LABEL_LISTS = ("labels", "ner_tags", "tags", "label")
+_PIECE = 1 << 20
 
 Row = tuple[list[str], list[int]]
 """Words, and the class number of each."""
@@ -66,7 +75,11 @@ class TokenClassification(Task):
             )
         lists = {split: _labels_column(source, split) for split in source.splits}
         train = source.train
-        self.names = {s: label_lists_of(s, name) for s, name in lists.items() if not isinstance(s.rows, StreamRows)}
+        self.lists = {
+            split: row_label_lists(split, name, LABEL_OF_EACH_WORD)
+            for split, name in lists.items()
+            if not isinstance(split.rows, StreamRows)
+        }
         met: Iterable[str]
         if isinstance(train.rows, StreamRows):
             met, empty = streamed_list_names(train.rows, lists[train])
@@ -74,9 +87,9 @@ class TokenClassification(Task):
                 self.notes.append(f"{train.key}: {empty:,} rows without a word carry no loss")
             self._expect_weights_of_streams()
         else:
-            met = chain.from_iterable(self.names[train])
-        held = [row for split in source.eval_sets.values() for row in self.names[split]]
-        self.labels = class_names(source, lists[train], met, chain.from_iterable(held if source.cut_from_train else ()))
+            met = self.lists[train].names
+        held = chain.from_iterable(self.lists[split].names for split in source.eval_sets.values())
+        self.labels = class_names(source, lists[train], met, held if source.cut_from_train else ())
         self.scheme = entities.is_iob2(self.labels)
         self.numbered = ClassNumbers(self.labels, source)
         if isinstance(train.rows, StreamRows):
@@ -105,30 +118,34 @@ class TokenClassification(Task):
         encoder, key = self._encoder(tokenizer, continued)
         if isinstance(split.rows, StreamRows):
             return self._streamed(source, split, encoder, key)
-        labels = self.names.pop(split)
-        full: list[Row] = []
-        words = _word_lists(split, words_column(source, split, _labels_column(source, split)))
-        for row, (texts, names) in enumerate(zip(words, labels, strict=True)):
-            if len(texts) != len(names):
-                raise ConfigError(
-                    f"{split.key}: row {split.number(row)} has {len(texts)} words and {len(names)} labels."
-                )
-            if texts:
-                full.append((texts, [self.numbered(split, row, name) for name in names]))
-        if len(full) < len(labels):
-            self.notes.append(f"{split.key}: {len(labels) - len(full)} rows without a word left out")
-        if not full and labels:
+        labels = self.lists.pop(split)
+        names = _labels_column(source, split)
+        words = words_column(source, split, names)
+        sizes = np.diff(labels.borders)
+        _expect_labels_for_words(split, words, names, sizes)
+        numbers = self.numbered.table(split, *labels)
+        full = np.flatnonzero(sizes)
+        if len(full) < len(sizes):
+            self.notes.append(f"{split.key}: {len(sizes) - len(full)} rows without a word left out")
+        if not len(full) and len(sizes):
             raise ConfigError(f"{split.key}: no row has a word.")
         indices = chosen(len(full), limit, seed=seed)
-        rows = full if indices is None else [full[index] for index in indices]
-        examples = encode(lambda: iter(rows), encoder, key, longest=self.max_length)
-        labelled = int((examples.flat("labels") != IGNORED).sum())
-        cut = sum(len(numbers) for _, numbers in rows) - labelled
+        taken = full if indices is None else full[indices]
+        part = split if len(taken) == len(sizes) and indices is None else split.take(taken)
+
+        def rows() -> Iterator[Row]:
+            for row, texts in zip(taken.tolist(), _word_lists(part, words), strict=True):
+                yield texts, numbers[labels.places[labels.borders[row] : labels.borders[row + 1]]].tolist()
+
+        content = None if part.content is None else digest(part.content, "words", words, names, *self.labels)
+        examples = encode(rows, encoder, key, longest=self.max_length, content=content)
+        labelled = _labelled(examples)
+        cut = int(sizes[taken].sum()) - labelled
         if continued is None and cut > 0:
             self.notes.append(
                 f"{split.key}: {cut} words stand beyond data.max_length={self.max_length} or have no piece"
             )
-        if rows and not labelled:
+        if len(taken) and not labelled:
             raise ConfigError(f"{split.key}: no word has a piece within data.max_length={self.max_length}.")
         return examples
 
@@ -245,12 +262,38 @@ def _labels_column(source: Source, split: Split) -> str:
 
 
 def _word_lists(split: Split, column: str) -> Iterator[list[str]]:
-    for row, words in enumerate(split.rows[column]):
+    for row, words in enumerate(values(split, column)):
         if words is None or any(word is None for word in words):
             raise ConfigError(
                 f"{split.key}: row {split.number(row)} has no value, or a missing word, in column {column}."
             )
         yield list(words)
+
+
+def _expect_labels_for_words(split: Split, words: str, labels: str, sizes: np.ndarray) -> None:
+    """Refuse the first row that has not as many words as labels; rows that were looked at are not read again."""
+
+    def look() -> bool:
+        for row, (texts, size) in enumerate(zip(_word_lists(split, words), sizes.tolist(), strict=True)):
+            if len(texts) != size:
+                raise ConfigError(f"{split.key}: row {split.number(row)} has {len(texts)} words and {size} labels.")
+        return True
+
+    if split.content is None:
+        look()
+    else:
+        known_by(digest("words-1", split.content, words, labels), look)
+
+
+def _labelled(examples: Examples) -> int:
+    """How many pieces carry a label."""
+
+    def count() -> int:
+        marks = examples.flat("labels")
+        return sum(int((marks[at : at + _PIECE] != IGNORED).sum()) for at in range(0, len(marks), _PIECE))
+
+    found: int = count() if examples.origin is None else known_by(digest("labelled-1", examples.origin), count)
+    return found
 
 
 def _piece_labels(words: list[int | None], numbers: list[int], continued: list[int] | None) -> list[int]:
