@@ -7,6 +7,7 @@ import json
 import logging
 import os
 import random
+import re
 import resource
 import shutil
 import signal
@@ -71,7 +72,8 @@ def test_a_full_disk_is_told_and_tried_again(straight: Straight, go: Go, monkeyp
     assert code == 0
     assert full.calls == [4, 8, 8, 12]
     assert "step-00000008: the checkpoint could not be saved: No space left on device" in said
-    assert "newest good checkpoint: step-00000004; next try after step 1" in said
+    # Step 8 fails within that step or during a later one, and the next try comes a step behind that.
+    assert re.search(r"newest good checkpoint: step-00000004; next try after step (9|10|11|12)\. ", said)
     run = RunDir("run")
     assert [problems(run.checkpoint(step)) for step in (4, 8, 12)] == [[], [], []]
     assert not list(run.checkpoints.glob(".*"))
