@@ -264,10 +264,12 @@ def _tell_power(jobs: list[jobs_of.Job], overrides: Sequence[str], driver: Drive
     if len({job.values.get("seed") for job in jobs}) < 2:
         return
     from optrun.report.collect import load_runs
+    from optrun.report.confirmation import confirmations
     from optrun.report.forecast import forecast, spread_of
 
+    folder = driver.sweep.path
     ended = any(state.status == "finished" for state in driver.board.states.values())
-    pilot = spread_of(load_runs([driver.sweep.path])) if ended else None
+    pilot = spread_of(load_runs([folder], beside=list(confirmations([folder])))) if ended else None
     if foretold := forecast([job.values for job in jobs], overrides, pilot):
         view.note(foretold)
 
