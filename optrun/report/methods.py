@@ -120,7 +120,8 @@ def _tested(findings: Findings, ranked: Sequence[Row]) -> str:
     if not tested:
         return "No test was made." if len(ranked) > 1 else ""
     moderated = (
-        " with a moderated variance (Smyth 2004; prior of at most 2.5 times the own degrees of freedom, p doubled)"
+        " with a moderated variance (Smyth 2004; prior of at most 4 times the own degrees of freedom,"
+        " p doubled where it counts)"
         if len(ranked) >= FEWEST
         else ""
     )

@@ -2,20 +2,23 @@
 
 With three seeds a pair's own differences have two degrees of freedom, and a test that must hold over many pairs finds
 nothing. Contenders of one sweep mostly scatter alike, so their residuals say more; where one does not, its pairs keep
-to what they show themselves. This is the moderated t test of Smyth (2004), with three changes that were chosen by
+to what they show themselves. This is the moderated t test of Smyth (2004), with four changes that were chosen by
 simulation (`benchmarks/verdicts.py`) so that the error rate holds where spreads differ:
 
 - the prior variance is that of a two-way table (contender, seed), without contenders that scatter far more;
-- its weight is bounded, not estimated, and fades with the p value of an F test for each contender's own scatter;
-- p values are multiplied by `CAUTION`.
+- its weight is bounded, and fades with the p value of an F test for each contender's own scatter;
+- it fades for all pairs where the weight that Smyth estimates from them is small: their variances differ too much;
+- p values are multiplied by `CAUTION` where anything is learnt from other contenders. Else it is the paired t test.
 
 Source: Smyth 2004, Linear models and empirical Bayes methods, eq. 7:
-s~^2 = (d0 s0^2 + d s^2) / (d0 + d), on d0 + d degrees of freedom; Phipson et al. 2016 for outlying variances.
+s~^2 = (d0 s0^2 + d s^2) / (d0 + d), on d0 + d degrees of freedom; section 6.2 for the estimate of d0. Phipson et al.
+2016 for outlying variances.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import combinations
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,12 +30,16 @@ Index = NDArray[np.int64]
 
 CAUTION = 2.0
 """What p values are multiplied by where anything is learnt from other contenders."""
-MOST = 2.5
-"""Weight of what others say, at most, in multiples of the weight of the pair's own differences."""
-FADES = 0.6
+CAUTIOUS_FROM = 0.1
+"""Weight of what others say from which all of `CAUTION` counts, in multiples of that of the pair's own differences."""
+MOST = 4.0
+"""Weight of what others say, at most, in the same multiples."""
+FADES = 0.75
 """Over the number of seeds: the F test's p value below which the weight of the others fades."""
 OUTLIER = 0.01
 """Chance with which a contender that scatters like the others is left out of what is learnt from all."""
+FEW_SEEDS = 5
+"""Seeds below which variances must differ more before they are taken to differ, see `_likeness`."""
 FEWEST = 4
 """Contenders from which anything is learnt: of three, it cannot be told which one scatters unlike the others."""
 
@@ -47,8 +54,8 @@ class Spread:
     """With what the other contenders say."""
     degrees: Array
     """Degrees of freedom of `moderated`; those of `own` are the number of seeds less one."""
-    caution: float
-    """What p values are multiplied by."""
+    caution: Array
+    """What p values are multiplied by: 1 where `moderated` is `own`."""
 
 
 def spread_of_pairs(values: Array, first: Index, second: Index) -> Spread:
@@ -66,15 +73,18 @@ def spread_of_pairs(values: Array, first: Index, second: Index) -> Spread:
     own = differences.var(axis=2, ddof=1)
     own[np.sqrt(own) <= _rounding(differences)] = 0.0
     if contenders < FEWEST:
-        return Spread(np.sqrt(own), np.sqrt(own), np.full(own.shape, float(own_degrees)), 1.0)
+        return Spread(np.sqrt(own), np.sqrt(own), np.full(own.shape, float(own_degrees)), np.ones(own.shape))
     centred = values - values.mean(axis=2, keepdims=True)
     among = _alike(centred)
     pooled, ratio_p = _scatter(centred, among)
     trust = np.where(among, np.clip(ratio_p * seeds / FADES, 0.0, 1.0), 0.0)
-    prior = own_degrees * _weight(among.sum(axis=1))[:, None] * np.minimum(trust[:, first], trust[:, second])
+    trust_in_all = _weight(among.sum(axis=1)) * _likeness(centred, among)
+    weight = trust_in_all[:, None] * np.minimum(trust[:, first], trust[:, second])
+    prior = own_degrees * weight
     degrees = prior + own_degrees
     variance = (prior * 2 * pooled[:, None] + own_degrees * own) / degrees
-    return Spread(np.sqrt(own), np.sqrt(variance), degrees, CAUTION)
+    caution = 1 + (CAUTION - 1) * np.clip(weight / CAUTIOUS_FROM, 0.0, 1.0)
+    return Spread(np.sqrt(own), np.sqrt(variance), degrees, caution)
 
 
 def expected(contenders: int, seeds: int) -> tuple[float, float]:
@@ -85,6 +95,7 @@ def expected(contenders: int, seeds: int) -> tuple[float, float]:
     if contenders < FEWEST:
         return 1.0, 0.0
     faded = FADES / seeds  # a p value is uniform: on average half of the weight is lost below that
+    faded += 0.45 / contenders  # variances of pairs that differ by chance; simulated
     return CAUTION, float(_weight(np.array(contenders))) * (1 - faded)
 
 
@@ -95,6 +106,36 @@ def _weight(contenders: NDArray[np.int64]) -> Array:
 def _rounding(values: Array) -> Array:
     """The spread that rounding alone gives values of this size, over the last axis."""
     return np.asarray(1e-10 * np.abs(values).max(axis=-1, initial=0.0))
+
+
+def _likeness(centred: Array, among: Mask) -> Array:
+    """How far the variances of all pairs look like one: 1, or less where Smyth's estimate of d0 is small; per table.
+
+    The logarithm of a variance on d degrees of freedom has variance trigamma(d / 2); what logarithms show beyond that
+    is trigamma(d0 / 2). Nothing below the bound, full from three times the bound on: d, times 8 / contenders with fewer
+    than 8, times 0.4 with three or four seeds, of which even one variance shows little.
+    """
+    contenders, seeds = centred.shape[1:]
+    own_degrees = seeds - 1
+    i, j = np.array(list(combinations(range(contenders), 2))).T
+    own = (centred[:, i] - centred[:, j]).var(axis=2, ddof=1)
+    counted = among[:, i] & among[:, j] & (own > _rounding(centred.reshape(len(centred), -1))[:, None] ** 2)
+    logs = np.log(np.where(counted, own, 1.0))
+    count = counted.sum(axis=1)
+    mean = logs.sum(axis=1) / np.maximum(count, 1)
+    dispersion = (np.where(counted, logs - mean[:, None], 0.0) ** 2).sum(axis=1) / np.maximum(count - 1, 1)
+    excess = np.maximum(dispersion - special.polygamma(1, own_degrees / 2), 1e-6)
+    bound = own_degrees * max(1.0, 8 / contenders) * (0.4 if seeds < FEW_SEEDS else 1.0)
+    return np.asarray(np.clip((2 * _inverse_trigamma(excess) - bound) / (2 * bound), 0.0, 1.0))
+
+
+def _inverse_trigamma(values: Array) -> Array:
+    """Solve trigamma(x) = value for x by Newton's method on 1 / trigamma, which is nearly straight (Smyth 2004)."""
+    found = 0.5 + 1 / values
+    for _ in range(12):
+        trigamma = special.polygamma(1, found)
+        found += trigamma * (1 - trigamma / values) / special.polygamma(2, found)
+    return np.asarray(found)
 
 
 def _alike(centred: Array) -> Mask:

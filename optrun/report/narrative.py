@@ -78,7 +78,8 @@ def notes(findings: Findings, confirmed: Sequence[Confirmed] = (), asked: Asked 
         found.append(
             f"Tests: two-sided paired t tests, seed by seed, on the seeds both sides share (at least {MIN_SEEDS}). "
             f"From {FEWEST} contenders on the variance of a difference is moderated by what all contenders show (Smyth "
-            "2004), less for one that scatters more than the others, and p values are doubled: see docs/statistics.md. "
+            "2004), less for one that scatters more and where all differ, and p values are doubled where it counts: "
+            "see docs/statistics.md. "
             f"Holm's method corrects over {scope}, {error_rate(findings, verb)} The interval of a difference is the "
             "95 % t interval, uncorrected; effect g is the mean difference in standard deviations of the differences "
             "(Hedges), positive in favour of the contender."

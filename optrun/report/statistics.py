@@ -154,7 +154,7 @@ def paired_tests(values: Array, first: Sequence[int], second: Sequence[int]) -> 
         effect=np.divide(correction * mean, spread.own, out=nan.copy(), where=spread.own > 0),
         spread=spread.moderated,
         degrees=spread.degrees,
-        caution=np.full(mean.shape, spread.caution),
+        caution=spread.caution,
     )
 
 

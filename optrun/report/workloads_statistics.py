@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import special, stats
 
-from optrun.report.moderated import spread_of_pairs
+from optrun.report.moderated import CAUTION, spread_of_pairs
 from optrun.report.statistics import ALPHA, CONFIDENCE, MIN_SEEDS, holm
 
 Array = NDArray[np.float64]
@@ -212,9 +212,9 @@ def stratified_t_tests(scores: Sequence[Array], pairs: Sequence[tuple[int, int]]
     freedom by Satterthwaite, (sum v_w)^2 / sum(v_w^2 / d_w).
 
     Where one workload scatters most, that formula promises more degrees of freedom than there are, and the more so the
-    fewer v_w has. Moderated variances have enough of them, and their p values are doubled. Below four contenders
-    nothing is moderated: then half of the way to the fewest degrees of any workload is gone, and p values are doubled,
-    too.
+    fewer v_w has. Moderated variances have enough of them, and their p values are doubled. Where one of them is hardly
+    moderated (below four contenders, or where contenders scatter unlike each other) half of the way to the fewest
+    degrees of any workload is gone, and p values are doubled, too.
 
     Args:
         scores: Of each workload, shape (contenders, seeds), without NaN.
@@ -233,12 +233,12 @@ def stratified_t_tests(scores: Sequence[Array], pairs: Sequence[tuple[int, int]]
         return [StratifiedTest(float(each), math.nan, math.nan, math.nan, seeds) for each in difference]
     spreads = [spread_of_pairs(part[None], i, j) for part in scores]
     shares = np.array([each.moderated[0] ** 2 / part.shape[1] for each, part in zip(spreads, scores, strict=True)])
-    degrees = np.array([np.broadcast_to(each.degrees, each.moderated.shape)[0] for each in spreads])
+    degrees = np.array([each.degrees[0] for each in spreads])
     total = shares.sum(axis=0)
     made = total > 0
     joint = np.divide(total**2, (shares**2 / degrees).sum(axis=0), out=np.ones(len(i)), where=made)
-    if all(each.caution == 1 for each in spreads):
-        joint = (joint + degrees.min(axis=0)) / 2
+    plain = (np.array([each.caution[0] for each in spreads]) < CAUTION).any(axis=0)
+    joint = np.where(plain, (joint + degrees.min(axis=0)) / 2, joint)
     error = np.where(made, np.sqrt(total) / len(scores), np.nan)
     reach = error * special.stdtrit(joint, 1 - (1 - CONFIDENCE) / 2 / _CAUTION)
     p = np.minimum(1.0, _CAUTION * 2 * special.stdtr(joint, -np.abs(difference / error)))

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from optrun.report.moderated import CAUTION
+from optrun.report.moderated import CAUTION, CAUTIOUS_FROM
 from optrun.report.statistics import (
     ALPHA,
     BETTER,
@@ -180,7 +180,10 @@ def test_the_detectable_difference_counts_every_correction(contenders: int, comp
     found = compare(_scores(np.random.default_rng(2).standard_normal((contenders, 5))), mode="min")
     for each in found.values():
         if each.verdict != REFERENCE:
-            critical = stats.t.ppf(1 - ALPHA / comparisons / CAUTION / 2, each.degrees)
+            learnt = (each.degrees - 4) / 4  # in weights of a pair's own differences
+            caution = 1 + (CAUTION - 1) * min(1.0, learnt / CAUTIOUS_FROM)
+            assert each.bar == pytest.approx(ALPHA / comparisons / caution)
+            critical = stats.t.ppf(1 - each.bar / 2, each.degrees)
             shift = each.detectable / (each.spread / math.sqrt(5))
             assert stats.nct.sf(critical, each.degrees, shift) == pytest.approx(0.8)
             assert (
