@@ -60,7 +60,7 @@ def main() -> None:
             found: tuple[list[float], list[float]] = ([], [])
             for turn in range(given.repeats):
                 for which in (0, 1) if turn % 2 else (1, 0):
-                    folder = place / f"{len(found[0])}-{which}-{title[:4]}"
+                    folder = place / f"{turn}-{which}-{title[:4]}"
                     found[which].append(summary(folder, given.steps, *ways[which])["speed"]["middle"])
             print(f"| {title} | {cells(over(*found))} |", flush=True)
 
