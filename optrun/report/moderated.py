@@ -40,6 +40,8 @@ OUTLIER = 0.01
 """Chance with which a contender that scatters like the others is left out of what is learnt from all."""
 FEW_SEEDS = 5
 """Seeds below which variances must differ more before they are taken to differ, see `_likeness`."""
+SAME = 0.02
+"""Variance of a difference, over those of both sides, up to which two contenders are the same thing twice."""
 FEWEST = 4
 """Contenders from which anything is learnt: of three, it cannot be told which one scatters unlike the others."""
 
@@ -113,13 +115,16 @@ def _likeness(centred: Array, among: Mask) -> Array:
 
     The logarithm of a variance on d degrees of freedom has variance trigamma(d / 2); what logarithms show beyond that
     is trigamma(d0 / 2). Nothing below the bound, full from three times the bound on: d, times 8 / contenders with fewer
-    than 8, times 0.4 with three or four seeds, of which even one variance shows little.
+    than 8, times 0.4 with three or four seeds, of which even one variance shows little. Pairs that are the same thing
+    twice, one optimizer under two names, say nothing of the others and are left out.
     """
     contenders, seeds = centred.shape[1:]
     own_degrees = seeds - 1
     i, j = np.array(list(combinations(range(contenders), 2))).T
     own = (centred[:, i] - centred[:, j]).var(axis=2, ddof=1)
-    counted = among[:, i] & among[:, j] & (own > _rounding(centred.reshape(len(centred), -1))[:, None] ** 2)
+    seed = (centred * among[:, :, None]).sum(axis=1, keepdims=True) / among.sum(axis=1)[:, None, None]
+    each = (centred - seed).var(axis=2, ddof=1)
+    counted = among[:, i] & among[:, j] & (own > SAME * (each[:, i] + each[:, j]))
     logs = np.log(np.where(counted, own, 1.0))
     count = counted.sum(axis=1)
     mean = logs.sum(axis=1) / np.maximum(count, 1)

@@ -94,7 +94,8 @@ def test_memory_of_a_rank_follows_from_the_configuration(words: tuple[str, ...],
 
 
 def test_layers_peak_by_their_scale() -> None:
-    facts = _facts("param_groups=layerwise", "param_groups.decay_rate=0.5", "lr=0.16", "training.max_steps=7")
+    model = "model.config.n_layer=4"
+    facts = _facts(model, "param_groups=layerwise", "param_groups.decay_rate=0.5", "lr=0.16", "training.max_steps=7")
     peaks = {tensor.layer: tensor.lr_peak for tensor in facts.tensors}
     assert peaks == pytest.approx(
         {"head": 0.16, "layer_03": 0.08, "layer_02": 0.04, "layer_01": 0.02, "layer_00": 0.01, "embeddings": 0.005}

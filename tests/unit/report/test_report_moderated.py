@@ -15,7 +15,7 @@ REPETITIONS = 1500
 LIMIT = float(stats.binom.ppf(0.9999, REPETITIONS, ALPHA)) / REPETITIONS
 
 
-@pytest.mark.parametrize("situation", [*verdicts.SPREADS, *verdicts.NOISES])
+@pytest.mark.parametrize("situation", [*verdicts.SPREADS, *verdicts.NOISES, *verdicts.SHARED])
 @pytest.mark.parametrize(("contenders", "seeds"), [(7, 3), (4, 5)])
 def test_the_rate_holds_whatever_the_spreads(situation: str, contenders: int, seeds: int) -> None:
     assert verdicts.errors(situation, contenders, seeds, REPETITIONS, ["optrun"])["optrun"] <= LIMIT
@@ -31,6 +31,11 @@ def test_it_finds_what_the_paired_test_does_not(contenders: int, seeds: int, lea
 def test_it_is_the_paired_test_where_there_is_nothing_to_learn(situation: str) -> None:
     found = verdicts.power(7, 5, REPETITIONS, ["optrun", "paired t"], situation=situation)
     assert found["optrun"] > found["paired t"] - 0.02
+
+
+def test_an_optimizer_under_three_names_does_not_cost_the_others_their_power() -> None:
+    found = verdicts.power(7, 3, REPETITIONS, ["optrun"], situation=verdicts.TRIPLE)["optrun"]
+    assert found > 0.9 * verdicts.power(7, 3, REPETITIONS, ["optrun"])["optrun"]
 
 
 def test_a_noisy_contender_does_not_cost_the_others_their_power() -> None:
