@@ -99,7 +99,7 @@ def _tuning(findings: Findings) -> Iterable[Warning]:
         made = find_selection(findings)
         more = (
             f" Such a report names a difference that is not there in {made.rate_label} of cases: try equally many for "
-            f"each, or run the chosen ones on fresh seeds: optrun confirm DIR."
+            f"each, or run the chosen ones on fresh seeds with optrun confirm."
         )
         yield Warning(
             "tuning",
