@@ -1,6 +1,6 @@
 """Time and memory of a start on a text file, cold and warm, beside `datasets.map` and a bare loop over `tokenizers`.
 
-    python benchmarks/text.py [--sizes 10,100,1000] [--without datasets.map]
+    python benchmarks/text.py [--sizes 10,100,1000] [--without optrun|tokenizers|datasets.map ...]
 
 The file holds the source of the standard library again and again, each time with other numbers in it. Each way runs in
 a process of its own; its seconds are those after all imports, its memory is the most that one of its processes had. All
@@ -24,6 +24,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 VOCABULARY = 8192
+WAYS = ("optrun", "tokenizers", "datasets.map")
 
 START = """
 import json, resource, sys, time
@@ -141,14 +142,14 @@ def rows(megabytes: int, folder: str, without: list[str]) -> list[str]:
     if not Path(tokenizer).is_dir():
         measured(TOKENIZER + "\nprint('{}')", corpus, tokenizer, folder=folder)
     ways = {
-        "optrun, cold": (START, corpus, tokenizer),
-        "optrun, warm": (START, corpus, tokenizer),
-        "`tokenizers` alone": (BARE, corpus, tokenizer, f"{folder}/bare.bin"),
-        "`datasets.map`": (MAP, corpus, tokenizer, f"{folder}/map-{megabytes}"),
+        ("optrun", "optrun, cold"): (START, corpus, tokenizer),
+        ("optrun", "optrun, warm"): (START, corpus, tokenizer),
+        ("tokenizers", "`tokenizers` alone"): (BARE, corpus, tokenizer, f"{folder}/bare.bin"),
+        ("datasets.map", "`datasets.map`"): (MAP, corpus, tokenizer, f"{folder}/map-{megabytes}"),
     }
     found = []
-    for name, (program, *words) in ways.items():
-        if name.strip("`") in without:
+    for (way, name), (program, *words) in ways.items():
+        if way in without:
             continue
         one = measured(program, *words, folder=folder)
         speed = f"{one['tokens'] / one['encoding'] / 1e3:.0f}" if one["encoding"] else "–"
@@ -163,13 +164,11 @@ def main() -> None:
     """Measure and print a table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--sizes", default="10,100,1000", help="megabytes, separated by commas")
-    parser.add_argument(
-        "--without", default="", help="ways to leave out, separated by commas: an hour each at 1,000 MB"
-    )
+    parser.add_argument("--without", nargs="+", choices=WAYS, default=[], help="ways to leave out")
     given = parser.parse_args()
-    sizes, without = [int(size) for size in given.sizes.split(",")], given.without.split(",")
+    sizes = [int(size) for size in given.sizes.split(",")]
     with tempfile.TemporaryDirectory() as folder:
-        table = [row for size in sizes for row in rows(size, folder, without)]
+        table = [row for size in sizes for row in rows(size, folder, given.without)]
     print(f"\n{VOCABULARY:,} entries, {os.cpu_count()} cores; imports alone take some 500 MB of memory.\n")
     print("| text | way | seconds | thousand tokens per CPU second of tokenising | peak memory, MB |")
     print("| --- | --- | --- | --- | --- |")
