@@ -36,6 +36,8 @@ _KEYS = {
     "true or false": ("do_sample", "use_cache", "renormalize_logits", "remove_invalid_values"),
 }  # fmt: skip
 """Types of options: transformers looks at few of them before a value meets a comparison."""
+OPTIONS = [name for names in _KEYS.values() for name in names]
+"""The options most used, by transformers' names."""
 
 
 def generation_config(given: Mapping[str, Any], base: GenerationConfig) -> GenerationConfig:

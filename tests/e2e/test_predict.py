@@ -301,6 +301,7 @@ WRONG: dict[str, tuple[str, list[str], list[str]]] = {
     "an option of another task": ("sequence_classification", ["top_k=3"], ["top_k=3", "have no such option"]),
     "an option that is none": ("masked_lm", ["top_k=0"], ["top_k=0", "from 1 to"]),
     "no mask": ("masked_lm", [], ["no row has [MASK] in column text"]),
+    "an option without its group": ("causal_lm", ["max_new_tokens=4"], ["Did you mean generation.max_new_tokens?"]),
     "a key of training": ("sequence_classification", ["lr=1"], ["lr=1", "no key that a prediction goes by"]),
     "a key": ("sequence_classification", ["training.divice=cpu"], ["Did you mean training.device"]),
     "a column to keep": ("sequence_classification", ["keep=[ids]"], ["no column ids", "Did you mean id?"]),
