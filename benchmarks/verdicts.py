@@ -80,7 +80,8 @@ NOISES: dict[str, Callable[[np.random.Generator, tuple[int, ...]], Array]] = {
 }
 FAMILIES = "two families, noise shared within"
 TRIPLE = "three that are one thing, nearly"
-SHARED = [FAMILIES, TRIPLE]
+GROUPS = "two groups, each one thing, nearly"
+SHARED = [FAMILIES, TRIPLE, GROUPS]
 
 
 def tables(situation: str, k: int, n: int, count: int, *, gap: float = 0.0) -> Array:
@@ -94,6 +95,8 @@ def tables(situation: str, k: int, n: int, count: int, *, gap: float = 0.0) -> A
         own += 3 * random.standard_normal((count, 2, n))[:, np.arange(k) % 2]
     if situation == TRIPLE and k > 3:
         own[:, -3:] = own[:, -1:] + 0.01 * random.standard_normal((count, 3, n))
+    if situation == GROUPS:
+        own = 0.2 * own + random.standard_normal((count, 2, n))[:, np.arange(k) % 2]
     own[:, 0] -= gap
     return own + random.standard_normal((count, 1, n)).round()
 

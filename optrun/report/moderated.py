@@ -5,14 +5,16 @@ nothing. Contenders of one sweep mostly scatter alike, so their residuals say mo
 to what they show themselves. This is the moderated t test of Smyth (2004), with four changes that were chosen by
 simulation (`benchmarks/verdicts.py`) so that the error rate holds where spreads differ:
 
-- the prior variance is that of a two-way table (contender, seed), without contenders that scatter far more;
+- the prior variance is that of a two-way table (contender, seed), without contenders that scatter far more, and with
+  one of those that are the same thing, such as one optimizer under two names;
 - its weight is bounded, and fades with the p value of an F test for each contender's own scatter;
-- it fades for all pairs where the weight that Smyth estimates from them is small: their variances differ too much;
+- it fades for all pairs where the weight that Smyth estimates from them is small: their variances differ too much; and
+  where a test of sphericity says that contenders scatter together, in groups, so that they count for fewer;
 - p values are multiplied by `CAUTION` where anything is learnt from other contenders. Else it is the paired t test.
 
 Source: Smyth 2004, Linear models and empirical Bayes methods, eq. 7:
 s~^2 = (d0 s0^2 + d s^2) / (d0 + d), on d0 + d degrees of freedom; section 6.2 for the estimate of d0. Phipson et al.
-2016 for outlying variances.
+2016 for outlying variances. Mauchly 1940 for sphericity, Box 1949 for the distribution of its statistic.
 """
 
 from __future__ import annotations
@@ -34,7 +36,7 @@ CAUTIOUS_FROM = 0.1
 """Weight of what others say from which all of `CAUTION` counts, in multiples of that of the pair's own differences."""
 MOST = 4.0
 """Weight of what others say, at most, in the same multiples."""
-FADES = 0.75
+FADES = 0.6
 """Over the number of seeds: the F test's p value below which the weight of the others fades."""
 OUTLIER = 0.01
 """Chance with which a contender that scatters like the others is left out of what is learnt from all."""
@@ -42,6 +44,8 @@ FEW_SEEDS = 5
 """Seeds below which variances must differ more before they are taken to differ, see `_likeness`."""
 SAME = 0.02
 """Variance of a difference, over those of both sides, up to which two contenders are the same thing twice."""
+TOGETHER = 0.1
+"""P value of the test of sphericity below which the weight of the others fades for all pairs."""
 FEWEST = 4
 """Contenders from which anything is learnt: of three, it cannot be told which one scatters unlike the others."""
 
@@ -77,14 +81,19 @@ def spread_of_pairs(values: Array, first: Index, second: Index) -> Spread:
     if contenders < FEWEST:
         return Spread(np.sqrt(own), np.sqrt(own), np.full(own.shape, float(own_degrees)), np.ones(own.shape))
     centred = values - values.mean(axis=2, keepdims=True)
+    centred[np.abs(centred) <= _rounding(values.reshape(len(values), -1))[:, None, None]] = 0.0
     among = _alike(centred)
+    stands_for = _first_of_same(centred, among)
+    among &= stands_for == np.arange(contenders)
     pooled, ratio_p = _scatter(centred, among)
     trust = np.where(among, np.clip(ratio_p * seeds / FADES, 0.0, 1.0), 0.0)
-    trust_in_all = _weight(among.sum(axis=1)) * _likeness(centred, among)
+    trust = np.take_along_axis(trust, stands_for, axis=1)
+    together = np.clip(_sphericity_p(centred, among) / TOGETHER, 0.0, 1.0)
+    trust_in_all = _weight(among.sum(axis=1)) * _likeness(centred, among) * together
     weight = trust_in_all[:, None] * np.minimum(trust[:, first], trust[:, second])
     prior = own_degrees * weight
     degrees = prior + own_degrees
-    variance = (prior * 2 * pooled[:, None] + own_degrees * own) / degrees
+    variance = np.where(prior > 0, (prior * 2 * pooled[:, None] + own_degrees * own) / degrees, own)
     caution = 1 + (CAUTION - 1) * np.clip(weight / CAUTIOUS_FROM, 0.0, 1.0)
     return Spread(np.sqrt(own), np.sqrt(variance), degrees, caution)
 
@@ -92,17 +101,17 @@ def spread_of_pairs(values: Array, first: Index, second: Index) -> Spread:
 def expected(contenders: int, seeds: int) -> tuple[float, float]:
     """Say what p values are multiplied by and what the others weigh where all scatter alike.
 
-    The weight is in multiples of that of the pair's own differences, less what F tests take of it by chance.
+    The weight is in multiples of that of the pair's own differences, less what the tests that fade it take of it by
+    chance: fitted to the differences that are found in four of five cases when `benchmarks/verdicts.py` draws them.
     """
     if contenders < FEWEST:
         return 1.0, 0.0
-    faded = FADES / seeds  # a p value is uniform: on average half of the weight is lost below that
-    faded += 0.45 / contenders  # variances of pairs that differ by chance; simulated
+    faded = 1.3 / seeds + contenders / 250
     return CAUTION, float(_weight(np.array(contenders))) * (1 - faded)
 
 
 def _weight(contenders: NDArray[np.int64]) -> Array:
-    return np.asarray(np.clip((contenders - 2) / 2, 0.0, MOST))
+    return np.where(contenders < FEWEST, 0.0, np.clip((contenders - 2) / 2, 0.0, MOST))
 
 
 def _rounding(values: Array) -> Array:
@@ -110,21 +119,60 @@ def _rounding(values: Array) -> Array:
     return np.asarray(1e-10 * np.abs(values).max(axis=-1, initial=0.0))
 
 
+def _residuals(centred: Array, among: Mask) -> Array:
+    """What is left of each contender without the mean of a seed over those that are pooled; shape (tables, k, n)."""
+    return np.asarray(centred - (centred * among[:, :, None]).sum(axis=1, keepdims=True) / _count(among)[:, None, None])
+
+
+def _count(among: Mask) -> Array:
+    return np.asarray(np.maximum(among.sum(axis=1), 1), dtype=float)
+
+
+def _first_of_same(centred: Array, among: Mask) -> Index:
+    """The first contender that each is the same thing as, up to `SAME`: most often itself; shape (tables, k)."""
+    each = _residuals(centred, among).var(axis=2, ddof=1)
+    first: Index = np.broadcast_to(np.arange(centred.shape[1]), each.shape).copy()
+    for later in range(1, centred.shape[1]):
+        own = (centred[:, :later] - centred[:, later : later + 1]).var(axis=2, ddof=1)
+        same = own <= SAME * (each[:, :later] + each[:, later : later + 1])
+        same &= among[:, :later] & among[:, later : later + 1]
+        first[:, later] = np.where(same.any(axis=1), same.argmax(axis=1), later)
+    return first
+
+
+def _sphericity_p(centred: Array, among: Mask) -> Array:
+    """Chance of residuals as uneven as these, were contenders and seeds independent and alike; shape (tables,).
+
+    Mauchly's ratio W = det S / (tr S / p)^p of the p eigenvalues that the residuals have, of m > p degrees of freedom
+    each: exact for p = 2, where W^((m - 1) / 2) is uniform, else -(m - (2 p^2 + p + 2) / 6 p) ln W is nearly chi^2 with
+    p (p + 1) / 2 - 1 degrees of freedom (Box).
+    """
+    residuals = np.where(among[:, :, None], _residuals(centred, among), 0.0)
+    eigenvalues = np.linalg.svd(residuals, compute_uv=False) ** 2
+    rows, columns = np.maximum(among.sum(axis=1) - 1, 0), centred.shape[2] - 1
+    found = np.ones(len(centred))
+    for p in range(2, min(centred.shape[1] - 1, columns) + 1):
+        made = (np.minimum(rows, columns) == p) & (eigenvalues[:, 0] > 0)
+        own, m = np.maximum(eigenvalues[made, :p], 1e-12 * eigenvalues[made, :1]), np.maximum(rows, columns)[made]
+        log_ratio = np.log(own).sum(axis=1) - p * np.log(own.mean(axis=1))
+        statistic = -(m - (2 * p * p + p + 2) / (6 * p)) * log_ratio
+        exact = np.exp(log_ratio * (m - 1) / 2)
+        found[made] = exact if p == 2 else special.chdtrc(p * (p + 1) / 2 - 1, np.maximum(statistic, 0.0))
+    return found
+
+
 def _likeness(centred: Array, among: Mask) -> Array:
     """How far the variances of all pairs look like one: 1, or less where Smyth's estimate of d0 is small; per table.
 
     The logarithm of a variance on d degrees of freedom has variance trigamma(d / 2); what logarithms show beyond that
     is trigamma(d0 / 2). Nothing below the bound, full from three times the bound on: d, times 8 / contenders with fewer
-    than 8, times 0.4 with three or four seeds, of which even one variance shows little. Pairs that are the same thing
-    twice, one optimizer under two names, say nothing of the others and are left out.
+    than 8, times 0.4 with three or four seeds, of which even one variance shows little.
     """
     contenders, seeds = centred.shape[1:]
     own_degrees = seeds - 1
     i, j = np.array(list(combinations(range(contenders), 2))).T
     own = (centred[:, i] - centred[:, j]).var(axis=2, ddof=1)
-    seed = (centred * among[:, :, None]).sum(axis=1, keepdims=True) / among.sum(axis=1)[:, None, None]
-    each = (centred - seed).var(axis=2, ddof=1)
-    counted = among[:, i] & among[:, j] & (own > SAME * (each[:, i] + each[:, j]))
+    counted = among[:, i] & among[:, j] & (own > 0)
     logs = np.log(np.where(counted, own, 1.0))
     count = counted.sum(axis=1)
     mean = logs.sum(axis=1) / np.maximum(count, 1)
@@ -170,9 +218,8 @@ def _scatter(centred: Array, among: Mask) -> tuple[Array, Array]:
         test of its own residuals against those of the rest, shape (tables, k); 1 for the others.
     """
     n = centred.shape[2]
-    counts = among.sum(axis=1)
-    means = (centred * among[:, :, None]).sum(axis=1) / counts[:, None]
-    residual = np.where(among[:, :, None], centred - means[:, None], 0.0)
+    counts = np.maximum(among.sum(axis=1), 2)
+    residual = np.where(among[:, :, None], _residuals(centred, among), 0.0)
     residual[np.abs(residual) <= _rounding(centred.reshape(len(centred), -1))[:, None, None]] = 0.0
     squares = (residual**2).sum(axis=2)
     total = squares.sum(axis=1)

@@ -9,7 +9,7 @@ from scipy import stats
 from benchmarks import verdicts
 from optrun.report.moderated import CAUTION, spread_of_pairs
 from optrun.report.power import POWER, foreseen, seeds_for
-from optrun.report.statistics import ALPHA, WORSE, compare
+from optrun.report.statistics import ALPHA, NO_SPREAD, WORSE, compare
 
 REPETITIONS = 1500
 LIMIT = float(stats.binom.ppf(0.9999, REPETITIONS, ALPHA)) / REPETITIONS
@@ -33,9 +33,23 @@ def test_it_is_the_paired_test_where_there_is_nothing_to_learn(situation: str) -
     assert found["optrun"] > found["paired t"] - 0.02
 
 
-def test_an_optimizer_under_three_names_does_not_cost_the_others_their_power() -> None:
-    found = verdicts.power(7, 3, REPETITIONS, ["optrun"], situation=verdicts.TRIPLE)["optrun"]
-    assert found > 0.9 * verdicts.power(7, 3, REPETITIONS, ["optrun"])["optrun"]
+def test_an_optimizer_under_three_names_counts_once_and_costs_the_others_little() -> None:
+    """Five contenders are left, from which less is learnt than from seven."""
+    found = verdicts.power(7, 5, REPETITIONS, ["optrun"], situation=verdicts.TRIPLE)["optrun"]
+    assert found > 0.9 * verdicts.power(7, 5, REPETITIONS, ["optrun"])["optrun"]
+    few = verdicts.power(7, 3, REPETITIONS, ["optrun", "paired t"], situation=verdicts.TRIPLE)
+    assert few["optrun"] > 2 * few["paired t"]
+
+
+@pytest.mark.parametrize("of_its_own", [0.0, 0.01, 0.1, 0.4])
+@pytest.mark.parametrize("contenders", [6, 10])
+def test_contenders_that_scatter_as_one_do_not_count_as_many(contenders: int, of_its_own: float) -> None:
+    """Two groups, such as two optimizers with a key that has no effect, on three seeds: the first is the baseline."""
+    random = np.random.default_rng(contenders)
+    values = random.standard_normal((REPETITIONS, 2, 3))[:, np.arange(contenders) % 2]
+    values = values + of_its_own * random.standard_normal((REPETITIONS, contenders, 3))
+    p = verdicts.moderated(values, np.zeros(contenders - 1, dtype=np.int64), np.arange(1, contenders))
+    assert verdicts.rejected(p).any(axis=1).mean() <= LIMIT
 
 
 def test_a_noisy_contender_does_not_cost_the_others_their_power() -> None:
@@ -71,6 +85,8 @@ def test_values_that_no_seed_moves_have_no_spread() -> None:
     values = np.random.default_rng(1).standard_normal((1, 1, 3)) * 1e6 + np.arange(5.0)[None, :, None]
     spread = spread_of_pairs(values, np.array([0, 1]), np.array([1, 4]))
     assert not spread.moderated.any()
+    found = compare({f"c{i}": dict.fromkeys(range(3), mean) for i, mean in enumerate([0.1, 0.2, 0.3, 0.7])}, mode="min")
+    assert {each.verdict for name, each in found.items() if name != "c0"} == {NO_SPREAD}
 
 
 def test_a_pair_learns_from_those_that_have_its_seeds() -> None:
@@ -86,7 +102,8 @@ def test_a_pair_learns_from_those_that_have_its_seeds() -> None:
 
 
 @pytest.mark.parametrize(
-    ("contenders", "seeds", "baseline"), [(2, 3, False), (7, 5, False), (7, 5, True), (12, 10, False)]
+    ("contenders", "seeds", "baseline"),
+    [(2, 3, False), (4, 3, False), (7, 3, False), (12, 3, False), (7, 5, False), (7, 5, True), (12, 10, False)],
 )
 def test_what_is_foreseen_is_found_in_four_of_five(contenders: int, seeds: int, baseline: bool) -> None:
     gap = foreseen(contenders, seeds, ALPHA, baseline=baseline)
