@@ -235,14 +235,21 @@ def _retyped(name: str, tokens: Sequence[str]) -> list[str]:
 def _planned(rows: Sequence[Row], reference: str, power: float) -> tuple[int, list[str]]:
     """Count the seeds that find what was observed, with the milder correction of a reference named beforehand."""
     caution, _ = moderated.expected(len(rows), FEWEST)
-    bar = ALPHA / max(1, len(rows) - 1) / caution
+    bar = ALPHA / max(1, len(rows) - 1)
     needed: dict[str, int | None] = {}
     for row in rows:
         versus = row.versus
         if row.name == reference or versus is None or not versus.degrees > 0:
             continue
+        learnt = versus.degrees > (1 + moderated.CAUTIOUS_FROM) * (versus.pairs - 1)
         needed[row.name] = seeds_for(
-            versus.difference, versus.spread, versus.pairs, bar, versus.degrees, power=power, fewest=MIN_SEEDS
+            versus.difference,
+            versus.spread,
+            versus.pairs,
+            bar / (caution if learnt else 1),
+            versus.degrees,
+            power=power,
+            fewest=MIN_SEEDS,
         )
     within = [n for n in needed.values() if n is not None and n <= MOST]
     number = max([FEWEST, *within])

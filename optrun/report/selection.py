@@ -93,7 +93,7 @@ def error_rate(findings: Findings, verb: str) -> str:
     made = find_selection(findings)
     claim = "the chance of even one false “better” or “worse” in this report"
     if not made.judged_by_choice:
-        return f"so that {claim} is at most {ALPHA:.0%}."
+        return f"so that {claim} is at most {ALPHA:.0%}, for noise of the kinds that docs/statistics.md lists."
     tried = f"{made.most}" if made.equal else f"{min(made.tried.values())} to {made.most}"
     then = f"With so few it stays at {ALPHA:.0%}"
     if made.rate > ALPHA:

@@ -54,7 +54,8 @@ def kind(findings: Findings) -> str:
     ranked = [row for row in findings.rows if row.rank]
     if len(ranked) < 2:
         return ""
-    if max(len(row.arm.scores) for row in ranked) < MIN_SEEDS:
+    shared = [row.versus.pairs for row in ranked if row.versus is not None and row.name != findings.reference]
+    if max(shared, default=0) < MIN_SEEDS:
         return "Pilot"
     return "Selected" if find_selection(findings).judged_by_choice else "Compared"
 

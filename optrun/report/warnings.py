@@ -34,6 +34,8 @@ class Warning:
     """Labels of the runs it is about, as far as it is about some."""
 
 
+CONFIRM = ", or run the chosen ones on fresh seeds with optrun confirm"
+"""Advice for what one sweep compared on one workload."""
 OF_THE_CHOICE = frozenset({"edge", "coarse", "single-lr", "tuning"})
 """What says how well configurations were chosen: nothing that the runs of a confirmation could have done better."""
 
@@ -97,9 +99,10 @@ def _tuning(findings: Findings) -> Iterable[Warning]:
     if len(set(tried.values())) > 1:
         listed = "; ".join(f"{name} {number}" for name, number in tried.items())
         made = find_selection(findings)
+        confirmed = "" if any(map(fork_of, findings.runs)) else CONFIRM
         more = (
             f" Such a report names a difference that is not there in {made.rate_label} of cases: try equally many for "
-            f"each, or run the chosen ones on fresh seeds with optrun confirm."
+            f"each{confirmed}."
         )
         yield Warning(
             "tuning",

@@ -16,7 +16,7 @@ from optrun.report.statistics import BETTER, WORSE
 from optrun.report.table import NONE, Table, value
 from optrun.report.tables import p_value, ranking_table, signed
 from optrun.report.verdict import by_verdict, headline, kind
-from optrun.report.warnings import Warning, find_warnings
+from optrun.report.warnings import CONFIRM, Warning, find_warnings
 from optrun.report.workloads import Overview
 from optrun.report.workloads_figures import ordered, shown
 from optrun.report.workloads_methods import methods
@@ -56,8 +56,9 @@ def cautions(overview: Overview, findings: Findings) -> list[Warning]:
     for each in overview.workloads:
         for warning in find_warnings(each.findings):
             if not any(other.kind == warning.kind and other.runs for other in together):
-                found.setdefault((warning.kind, warning.text), []).append(each.name)
-                runs[warning.kind, warning.text] = warning.runs
+                text = warning.text.replace(CONFIRM, "")  # which is of one workload
+                found.setdefault((warning.kind, text), []).append(each.name)
+                runs[warning.kind, text] = warning.runs
     named = [
         Warning(
             kind, text if len(names) == len(overview.workloads) else f"{', '.join(names)}: {text}", runs[kind, text]
