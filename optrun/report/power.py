@@ -99,10 +99,10 @@ def foreseen_over(workloads: int, contenders: int, seeds: int, alpha: float) -> 
         seeds: That all of them run.
         alpha: Chance of any false verdict.
     """
-    caution, weight = moderated.expected(contenders, seeds)
+    _, weight = moderated.expected(contenders, seeds)
     each = (1 + weight) * (seeds - 1)
     joint = each * (workloads * each + 2) / (each + 2)  # what Satterthwaite's formula gives where variances are alike
-    degrees = joint if caution > 1 else (joint + each) / 2  # as in `workloads_statistics.stratified_t_tests`
+    degrees = (joint + each) / 2  # as `workloads_statistics.stratified_t_tests` has it where one is hardly moderated
     comparisons = contenders * (contenders - 1) // 2
     found = detectable(math.sqrt(2), seeds, alpha / comparisons / moderated.CAUTION, degrees)
     return found / math.sqrt(workloads)
