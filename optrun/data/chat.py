@@ -77,7 +77,8 @@ class ChatColumns:
 def chat_columns(source: Source, split: Split, wanted: ChatLayout | None) -> ChatColumns:
     """Find the columns of chats: as named, else by the names that are usual.
 
-    `data.text_column` names the column of turns, or with `data.target_column` those of prompts and completions.
+    `data.messages_column` names the column of turns, `data.text_column` and `data.target_column` those of prompts and
+    completions; `data.text_column` alone is a column of turns, too.
 
     Args:
         source: Carries the names.
@@ -85,23 +86,26 @@ def chat_columns(source: Source, split: Split, wanted: ChatLayout | None) -> Cha
         wanted: The layout, where it is given.
 
     Raises:
-        ConfigError: No such column, none at all, or those of several layouts.
+        ConfigError: No such column, none at all, those of several layouts, or a column of turns beside others.
     """
     if not len(split.rows):  # nothing to evaluate on has the columns of the training rows
         split = source.train
     text = named(source.columns, "eval_text_column", split) if split is not source.train else None
     text = text or named(source.columns, "text_column", split)
     target = named(source.columns, "target_column", split)
+    turns = named(source.columns, "messages_column", split)
     there = split.rows.column_names
+    _refuse_beside_turns(source)
     if target is not None:
         _expect_layout(wanted, ChatLayout.prompt_completion, f"data.target_column={target}")
         if text is None and "prompt" not in there:
             raise ConfigError(f"data.text_column is needed: {split.key} has no column called prompt.")
         return _found(ChatLayout.prompt_completion, (text or "prompt", target), there)
-    if text is not None:
+    key, turns = ("data.text_column", text) if turns is None else ("data.messages_column", turns)
+    if turns is not None:
         layout = wanted if wanted is ChatLayout.sharegpt else ChatLayout.messages
-        _expect_layout(wanted, layout, f"data.text_column={text}")
-        return _found(layout, (text,), there)
+        _expect_layout(wanted, layout, f"{key}={turns}")
+        return _found(layout, (turns,), there)
     fitting = [layout for layout, names in _COLUMNS.items() if set(names) <= set(there)]
     if wanted is not None:
         if wanted not in fitting:
@@ -114,12 +118,25 @@ def chat_columns(source: Source, split: Split, wanted: ChatLayout | None) -> Cha
         known = "; ".join(" and ".join(names) for names in _COLUMNS.values())
         raise ConfigError(
             f"{split.key} has no chats that task=sft knows by their columns: {known}. {columns_in_words(split.rows)} "
-            "data.text_column names a column of turns, with data.target_column those of prompts and completions."
+            "data.messages_column names a column of turns, data.text_column and data.target_column those of prompts "
+            "and completions."
         )
     if len(fitting) > 1:
         words = ", ".join(f"{layout.value} ({' and '.join(_COLUMNS[layout])})" for layout in fitting)
         raise ConfigError(f"{split.key} has the columns of several layouts: {words}. Say which: task.layout=NAME.")
     return _found(fitting[0], _COLUMNS[fitting[0]], there)
+
+
+def _refuse_beside_turns(source: Source) -> None:
+    """A column of whole chats leaves nothing for another one to hold."""
+    turns = getattr(source.columns, "messages_column", None)
+    for key in ("text_column", "eval_text_column", "target_column"):
+        other = getattr(source.columns, key, None)
+        if turns is not None and other is not None:
+            raise ConfigError(
+                f"data.messages_column={turns}: whole chats stand there, so data.{key}={other} has nothing to name. "
+                "Leave one of them out."
+            )
 
 
 def _expect_layout(wanted: ChatLayout | None, found: ChatLayout, key: str) -> None:
@@ -166,23 +183,26 @@ def question_columns(source: Source, split: Split, wanted: ChatLayout | None) ->
     completions, and it is not called as whole chats are.
 
     Raises:
-        ConfigError: No such column, none at all, or those of several layouts.
+        ConfigError: No such column, none at all, those of several layouts, or a column of turns beside others.
     """
-    key = next((key for key in ("eval_text_column", "text_column") if getattr(source.columns, key, None)), None)
+    _refuse_beside_turns(source)
+    keys = ("messages_column", "eval_text_column", "text_column")
+    key = next((key for key in keys if getattr(source.columns, key, None)), None)
     there = split.rows.column_names
     if key is not None:
         name = named(source.columns, key, split)
         assert name is not None
         prompts = wanted is ChatLayout.prompt_completion or getattr(source.columns, "target_column", None) is not None
         usual = (*_COLUMNS[ChatLayout.messages], *_COLUMNS[ChatLayout.sharegpt])
-        layout = ChatLayout.prompt_completion if prompts and name not in usual else ChatLayout.messages
+        prompts &= key != "messages_column" and name not in usual
+        layout = ChatLayout.prompt_completion if prompts else ChatLayout.messages
         return _found(layout, (name,), there)
     fitting = [layout for layout, names in _COLUMNS.items() if names[0] in there and wanted in (None, layout)]
     if len(fitting) == 1:
         return _found(fitting[0], _COLUMNS[fitting[0]][:1], there)
     known = ", ".join(names[0] for layout, names in _COLUMNS.items() if layout in (fitting or _COLUMNS))
     found = "the columns of several layouts" if fitting else "nothing to answer"
-    hint = "Say which: data.text_column=NAME." if fitting else "data.text_column names another column."
+    hint = "Say which: data.text_column=NAME." if fitting else "data.messages_column names another column of turns."
     raise ConfigError(f"{split.key} has {found}: {known}. {columns_in_words(split.rows)} {hint}")
 
 
@@ -223,7 +243,7 @@ def strings(source: Source, split: Split) -> Iterator[str]:
         ConfigError: There is no such column.
     """
     there = set(split.rows.column_names)
-    given = [named(source.columns, key, split) for key in ("text_column", "target_column")]
+    given = [named(source.columns, key, split) for key in ("messages_column", "text_column", "target_column")]
     usual = {name for layout, names in _COLUMNS.items() for name in (*names, *_MORE.get(layout, ()), _TOOLS)}
     names = sorted({name for name in given if name is not None} | (usual & there))
     if not names:

@@ -20,7 +20,7 @@ class ChatAnswers(TextGeneration):
     A row needs no completion. A text is continued as it stands, as the prompts of plain rows are.
     """
 
-    columns: ClassVar[tuple[str, ...]] = ("text_column",)
+    columns: ClassVar[tuple[str, ...]] = ("messages_column", "text_column")
 
     def inspect(self) -> None:
         """Find the rows and the template, and what ends an answer."""

@@ -171,10 +171,12 @@ def _named(columns: ColumnsConfig) -> dict[str, Any]:
 
 
 def _columns(config: RunConfig, given: Mapping[str, str | None]) -> ColumnsConfig:
-    """The columns of the run, and those that are named now; a text that is named now is no evaluation's other one."""
+    """The columns of the run, and those that are named now in place of what held the text there."""
     own = _named(config.data) if isinstance(config.data, ColumnsConfig) else {}
     if "text_column" in given:
-        own["eval_text_column"] = None
+        own["eval_text_column"] = own["messages_column"] = None
+    if "messages_column" in given:
+        own["text_column"] = own["eval_text_column"] = own["target_column"] = None
     return ColumnsConfig(name="files", **{**own, **given})
 
 

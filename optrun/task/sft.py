@@ -45,7 +45,7 @@ class Sft(Task):
         ConfigError: No chats, or some that cannot be read, a template that fails, rows of which nothing is left.
     """
 
-    columns = ("text_column", "eval_text_column", "target_column")
+    columns = ("messages_column", "text_column", "eval_text_column", "target_column")
     shift = True
     text_kind = TextKind.CHAT
     predictor = "optrun.prediction.chat:ChatAnswers"

@@ -86,6 +86,8 @@ class ColumnsConfig(DataConfig):
     """Only where the evaluation split calls the text otherwise."""
     text_pair_column: str | None = None
     """Second text of an example."""
+    messages_column: str | None = None
+    """Turns of a chat (sft). Null: `messages` or `conversations`, if there is one."""
     label_column: str | None = None
     """Null: `label` or `labels`, if there is one; for token_classification also `tags` and `ner_tags`."""
     label_columns: list[str] | None = None

@@ -75,10 +75,11 @@ def test_alpaca_with_input_and_system() -> None:
     assert (row.given, row.turns[1]["input"]) == (2, "1, 2")
 
 
+@pytest.mark.parametrize("key", ["text_column", "messages_column"])
 @pytest.mark.parametrize("name", ["conversations", "dialog"])
-def test_sharegpt(name: str) -> None:
+def test_sharegpt(name: str, key: str) -> None:
     said = [{"from": "system", "value": "S"}, {"from": "human", "value": "Hi"}, {"from": "gpt", "value": "Ho"}]
-    options = {} if name == "conversations" else {"text_column": name}
+    options = {} if name == "conversations" else {key: name}
     (row,) = read({name: said}, **options)
     assert row.turns == [{"role": "system", "content": "S"}, USER, BOT]
 
@@ -104,6 +105,8 @@ def test_a_vocabulary_is_learnt_from_all_that_is_said() -> None:
         ({"messages": [USER, BOT], "prompt": "a", "completion": "b"}, {}, ["several layouts", "task.layout"]),
         ({"messages": [USER, BOT]}, {"layout": ChatLayout.alpaca}, ["task.layout=alpaca", "instruction and output"]),
         ({"messages": [USER, BOT]}, {"target_column": "messages"}, ["data.text_column is needed", "prompt"]),
+        ({"a": [USER], "b": "c"}, {"messages_column": "b", "text_column": "a"}, ["messages_column=b", "text_column=a"]),
+        ({"chat": [USER]}, {"messages_column": "chats"}, ["data.messages_column=chats", "Did you mean chat?"]),
         ({"messages": [USER]}, {}, ["row 1", "no turn of the assistant", "user"]),
         ({"messages": []}, {}, ["row 1", "no turns"]),
         ({"messages": ["a"]}, {}, ["row 1", "turn 1", "'a' (str)"]),
@@ -159,10 +162,19 @@ def test_a_named_column_is_read_as_in_training(name: str, expected: Any) -> None
     assert asked.turns == expected
 
 
+def test_a_column_of_turns_is_asked_up_to_its_last_answer() -> None:
+    source = source_of({"chat": [USER, BOT], "messages": "other"}, messages_column="chat")
+    assert set(strings(source, source.train)) == {"user", "Hi", "assistant", "Ho", "other"}
+    for layout in (None, ChatLayout.prompt_completion):
+        (asked,) = questions(source.train, question_columns(source, source.train, layout))
+        assert isinstance(asked, Chat)
+        assert asked.turns == [USER]
+
+
 @pytest.mark.parametrize(
     ("row", "facts"),
     [
-        ({"text": "a"}, ["nothing to answer", "messages, prompt, instruction, conversations", "data.text_column"]),
+        ({"text": "a"}, ["nothing to answer", "messages, prompt, instruction, conversations", "data.messages_column"]),
         ({"messages": [USER], "prompt": "a"}, ["several layouts", "messages, prompt", "data.text_column"]),
         ({"messages": [BOT]}, ["row 1", "nothing to answer"]),
         ({"messages": []}, ["row 1", "no turn"]),
