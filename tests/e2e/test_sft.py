@@ -42,10 +42,11 @@ def said_in(folder: str) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (Path(folder) / "samples.jsonl").read_text().splitlines()]
 
 
+@pytest.mark.filterwarnings("ignore:This DataLoader will create")  # more workers than cores
 @pytest.mark.usefixtures("no_pictures")
 def test_a_packed_run_goes_on_where_it_stopped(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
     words = [*SMALL, "data.train=chats.jsonl", "task.packing=true", "training.eval_steps=2", "checkpoint.save_steps=1"]
-    workers = "training.dataloader_num_workers=2"
+    workers = "training.dataloader_num_workers=4"
     assert optrun(*words, "training.max_steps=4", "hydra.run.dir=straight") == 0
     assert optrun(*words, "training.max_steps=3", "hydra.run.dir=cut") == 0
     assert optrun("resume=cut", "training.max_steps=4", workers) == 0
