@@ -5,10 +5,12 @@ A value is a key (`lr`), a token to type (`scheduler=NAME`), or a message that b
 
 from __future__ import annotations
 
-_ONE_PROCESS = "not offered yet: one process trains"
 _BATCHES = "not offered: metrics are counted batch by batch, so that no evaluation has to fit into memory"
-_LOG = "not offered: the log of a run is its optrun.log"
-_HUB = "not offered: optrun export RUN_DIR DEST writes a folder, which `hf upload` sends to the hub"
+_LOG = "not offered: the log of a run is its optrun.log; of ranks above 0, logs/rank-N.log"
+_HUB = "not offered: training publishes nothing; optrun export RUN_DIR DEST push_to_hub=NAME [private=true] does"
+_DDP = "not offered: distributed=ddp looks for unused parameters by itself, and leaves the rest as torch has it"
+_RANKS = "distributed=NAME training.nproc_per_node=N"
+_MACHINES = "distributed=NAME distributed.nnodes=N"
 _KWARGS = "not offered: an argument is a key of its own, scheduler.KEY=VALUE"
 _BACKEND = "not offered: training.compile=true takes torch.compile's own defaults"
 _LIGER = "not offered: the model computes as transformers has it"
@@ -35,7 +37,7 @@ TRAINING_ARGUMENTS = {
     "adam_beta2": "optimizer.betas=[BETA1,BETA2]",
     "adam_epsilon": "optimizer.eps",
     "gradient_accumulation_steps": "training.gradient_accumulation_steps",
-    "average_tokens_across_devices": _ONE_PROCESS,
+    "average_tokens_across_devices": "not offered: it is always so; a step counts the tokens or examples of all ranks",
     "max_grad_norm": "clip.max_norm",
     "label_smoothing_factor": "training.label_smoothing_factor",
     "bf16": "training.precision=bf16",
@@ -61,7 +63,7 @@ TRAINING_ARGUMENTS = {
     "logging_strategy": "training.logging_steps",
     "logging_steps": "training.logging_steps",
     "logging_first_step": "not offered: training.logging_steps=1 logs every step",
-    "log_on_each_node": _ONE_PROCESS,
+    "log_on_each_node": "not offered: rank 0 prints and logs; each other one writes logs/rank-N.log",
     "logging_nan_inf_filter": "training.on_nonfinite",
     "include_num_input_tokens_seen": "not offered: perf/tokens_per_second stands in metrics.jsonl",
     "log_level": _LOG,
@@ -80,7 +82,7 @@ TRAINING_ARGUMENTS = {
     "prediction_loss_only": "not offered: every metric of the task is computed",
     "eval_on_start": "not offered: the first evaluation is after training.eval_steps steps",
     "eval_do_concat_batches": _BATCHES,
-    "eval_use_gather_object": _ONE_PROCESS,
+    "eval_use_gather_object": "not offered: ranks divide the batches of an evaluation, and what they counted is merged",
     "eval_accumulation_steps": _BATCHES,
     "include_for_metrics": _BATCHES,
     "batch_eval_metrics": _BATCHES,
@@ -88,7 +90,7 @@ TRAINING_ARGUMENTS = {
     "model alone",
     "save_strategy": "checkpoint.save_steps",
     "save_steps": "checkpoint.save_steps",
-    "save_on_each_node": _ONE_PROCESS,
+    "save_on_each_node": "not offered: a run has one directory, hydra.run.dir, which all machines see",
     "save_total_limit": "checkpoint.keep_last",
     "enable_jit_checkpoint": "not offered: SIGTERM always saves, and the run exits with 75",
     "push_to_hub": _HUB,
@@ -97,7 +99,7 @@ TRAINING_ARGUMENTS = {
     "hub_model_id": _HUB,
     "hub_strategy": _HUB,
     "hub_always_push": _HUB,
-    "hub_revision": _HUB,
+    "hub_revision": "not offered: optrun export RUN_DIR DEST push_to_hub=NAME makes one commit on the main branch",
     "load_best_model_at_end": "not offered: the best stays beside the last, as checkpoints/best; optrun export "
     "RUN_DIR/checkpoints/best DEST writes its model",
     "metric_for_best_model": "checkpoint.metric",
@@ -108,8 +110,9 @@ TRAINING_ARGUMENTS = {
     "seed": "seed",
     "data_seed": "not offered: seed orders the data, too",
     "use_cpu": "training.device=cpu",
-    "accelerator_config": _ONE_PROCESS,
-    "parallelism_config": _ONE_PROCESS,
+    "accelerator_config": "not offered: distributed=NAME says how ranks share a run; each makes its own batches",
+    "parallelism_config": "not offered: distributed=fsdp has distributed.data_parallel_replicate_degree and "
+    "distributed.data_parallel_shard_degree; neither tensors nor sequences are cut",
     "dataloader_drop_last": "not offered: every example is seen; a short last batch is weighted by what is in it",
     "dataloader_num_workers": "training.dataloader_num_workers",
     "dataloader_pin_memory": "not offered: memory is pinned where there is a CUDA device",
@@ -117,27 +120,27 @@ TRAINING_ARGUMENTS = {
     "dataloader_prefetch_factor": _WORKERS,
     "dataloader_multiprocessing_context": _WORKERS,
     "dataloader_in_order": _WORKERS,
-    "remove_unused_columns": "not offered: columns are named, data.text_column=NAME and data.label_column=NAME, and "
-    "no other is read",
+    "remove_unused_columns": "not offered: columns are found or named, data.text_column=NAME and "
+    "data.label_column=NAME, and no other is used",
     "label_names": "data.label_column",
     "train_sampling_strategy": "training.group_by_length=true",
     "length_column_name": "not offered: training.group_by_length=true counts the tokens itself",
-    "ddp_find_unused_parameters": _ONE_PROCESS,
-    "ddp_bucket_cap_mb": _ONE_PROCESS,
-    "ddp_broadcast_buffers": _ONE_PROCESS,
-    "ddp_static_graph": _ONE_PROCESS,
-    "ddp_backend": _ONE_PROCESS,
-    "ddp_timeout": _ONE_PROCESS,
-    "fsdp": _ONE_PROCESS,
-    "fsdp_config": _ONE_PROCESS,
-    "deepspeed": "not offered: one process trains, with the optimizers of optrun",
+    "ddp_find_unused_parameters": _DDP,
+    "ddp_bucket_cap_mb": _DDP,
+    "ddp_broadcast_buffers": _DDP,
+    "ddp_static_graph": _DDP,
+    "ddp_backend": "distributed=ddp distributed.backend=NAME",
+    "ddp_timeout": "distributed.timeout_seconds",
+    "fsdp": "distributed=fsdp",
+    "fsdp_config": "not offered: an argument is a key of its own, distributed.KEY=VALUE with distributed=fsdp",
+    "deepspeed": "not offered: distributed=fsdp cuts parameters, gradients and optimizer state over the ranks",
     "debug": "not offered: training.on_nonfinite says what happens with NaN and infinity",
     "skip_memory_metrics": "not offered: perf/peak_memory_bytes stands in metrics.jsonl",
     "do_train": _VERBS,
     "do_eval": _VERBS,
-    "do_predict": "not offered yet: optrun evaluate RUN_DIR tells metrics, not single predictions",
+    "do_predict": "not offered: optrun predict RUN_DIR data.eval=FILE out=FILE writes a prediction for each row",
     "resume_from_checkpoint": "resume",
-    "local_rank": _ONE_PROCESS,
+    "local_rank": "not offered: with distributed=NAME optrun starts the ranks, or torchrun, srun or mpirun tells each",
 }
 """Every field of `transformers.TrainingArguments`, as tested."""
 
@@ -163,9 +166,10 @@ HABITS = {
     "num_warmup_steps": "scheduler.num_warmup_steps",
     "early_stopping_patience": "training.early_stopping_patience",
     "early_stopping_threshold": "training.early_stopping_threshold",
-    "global_batch_size": "not offered yet: a step sees training.per_device_train_batch_size times "
-    "training.gradient_accumulation_steps examples",
-    "nproc_per_node": _ONE_PROCESS,
+    "global_batch_size": "training.global_batch_size",
+    # torchrun.
+    "nproc_per_node": "training.nproc_per_node",
+    "nnodes": _MACHINES,
     # What people say for short.
     "optimizer.lr": "lr",
     "optimizer.learning_rate": "lr",
@@ -178,15 +182,24 @@ HABITS = {
     "accumulation": "training.gradient_accumulation_steps",
     "workers": "training.dataloader_num_workers",
     "num_workers": "training.dataloader_num_workers",
-    # TRL's ModelConfig.
+    # Earlier names of optrun's own.
+    "data.sources": "data.mixture",
+    # TRL's SFTConfig; task=causal_lm and masked_lm pack, too.
+    "packing": "task.packing",
+    "assistant_only_loss": "task=sft task.assistant_only_loss=VALUE",
+    "completion_only_loss": "task=sft task.completion_only_loss=VALUE",
+    # TRL's ModelConfig and peft's LoraConfig.
     "use_peft": "adapter=lora",
-    "lora_r": "adapter.r",
-    "lora_alpha": "adapter.lora_alpha",
-    "lora_dropout": "adapter.lora_dropout",
-    "lora_target_modules": "adapter.target_modules",
-    "lora_modules_to_save": "adapter.modules_to_save",
-    "use_rslora": "adapter.use_rslora",
-    "use_dora": "adapter.use_dora",
+    "r": "adapter=lora adapter.r=VALUE",
+    "target_modules": "adapter=lora adapter.target_modules=VALUE",
+    "modules_to_save": "adapter=lora adapter.modules_to_save=VALUE",
+    "lora_r": "adapter=lora adapter.r=VALUE",
+    "lora_alpha": "adapter=lora adapter.lora_alpha=VALUE",
+    "lora_dropout": "adapter=lora adapter.lora_dropout=VALUE",
+    "lora_target_modules": "adapter=lora adapter.target_modules=VALUE",
+    "lora_modules_to_save": "adapter=lora adapter.modules_to_save=VALUE",
+    "use_rslora": "adapter=lora adapter.use_rslora=VALUE",
+    "use_dora": "adapter=lora adapter.use_dora=VALUE",
     "torch_dtype": "model.dtype",
     "dtype": "model.dtype",
     "load_in_8bit": "model.quantization=8bit",
@@ -197,8 +210,8 @@ HABITS = {
     "bnb_4bit_compute_dtype": "model.dtype",
     # accelerate launch, PyTorch Lightning.
     "mixed_precision": "training.precision",
-    "num_processes": _ONE_PROCESS,
-    "num_machines": _ONE_PROCESS,
+    "num_processes": _RANKS,
+    "num_machines": _MACHINES,
     "max_epochs": "training.num_train_epochs",
     "accumulate_grad_batches": "training.gradient_accumulation_steps",
     "gradient_clip_val": "clip.max_norm",
@@ -214,9 +227,9 @@ HABITS = {
     "logger": "tracking=NAME",
     "max_time": "training.max_seconds",
     "ckpt_path": "resume",
-    "devices": _ONE_PROCESS,
-    "num_nodes": _ONE_PROCESS,
-    "strategy": _ONE_PROCESS,
+    "devices": _RANKS,
+    "num_nodes": _MACHINES,
+    "strategy": "distributed=NAME",
     "deterministic": "not offered: on a processor a run is the same each time; on an accelerator torch decides",
     "fast_dev_run": "training.max_steps=1",
 }
@@ -327,8 +340,8 @@ def explained(found: str, written: bool = False) -> str:
     Example:
         >>> explained("lr"), explained("lr", written=True)
         ('Here it is called lr.', 'Here it is written lr=VALUE.')
-        >>> explained("not offered: one process trains")
-        'Not offered: one process trains.'
+        >>> explained("not offered: the log of a run is its optrun.log")
+        'Not offered: the log of a run is its optrun.log.'
     """
     if found.startswith("not offered"):
         return f"{found[0].upper()}{found[1:]}."
