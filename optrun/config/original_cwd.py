@@ -79,7 +79,7 @@ def path_keys(config: Mapping[Any, Any] | DictConfig) -> list[str]:
 
 
 def _spread(key: str, values: Any) -> list[str]:
-    """A key of a mapping's items, such as `sources.*.train`, for each of them."""
+    """A key of a mapping's items, such as `mixture.*.train`, for each of them."""
     mapping, star, rest = key.partition(".*.")
     if not star:
         return [key]

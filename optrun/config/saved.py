@@ -222,6 +222,8 @@ def _filled(group: str, section: Mapping[str, Any]) -> dict[str, Any]:
     """Fill the saved values of a group with their kind, and with keys that came later, as they stand in its file."""
     schemas = store.GROUPS[group]
     kind = saved_kind(group, schemas, section)
+    if (group, kind) == ("data", "mixture") and "sources" in section:  # what data.mixture was called in runs of before
+        section = {"mixture" if key == "sources" else key: value for key, value in section.items()}
     later = set(schemas[kind].__dataclass_fields__) - set(section)
     if later:
         shipped = default_values(group, kind)

@@ -62,7 +62,7 @@ def _mixed(config: MixtureConfig, *, seed: int, documents: bool) -> MixedSource:
         with of_part(name):
             parts[name] = load_source(own, seed=seed, documents=documents)
         for split in parts[name].splits:
-            split.key = f"data.sources.{name}.{split.key.removeprefix('data.')}"
+            split.key = f"data.mixture.{name}.{split.key.removeprefix('data.')}"
     first = next(iter(parts.values()))
     notes = [f"{name}: {note}" for name, part in parts.items() for note in part.notes]
     cut_from_train = any(part.cut_from_train for part in parts.values())
@@ -76,5 +76,5 @@ def of_part(name: str) -> Iterator[None]:
         yield
     except ConfigError as error:
         told = str(error)
-        key = f"data.sources.{name}"
+        key = f"data.mixture.{name}"
         raise ConfigError(told if key in told else f"{key}: {told}") from error

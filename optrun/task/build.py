@@ -9,7 +9,7 @@ from typing import Any
 
 from optrun import registry
 from optrun.config.kind import kind_of
-from optrun.config.schema.data import DataConfig, MixtureConfig
+from optrun.config.schema.data import DataConfig, MixtureConfig, mixed_eval_name
 from optrun.config.schema.task import SCHEMAS, TaskConfig
 from optrun.data.build import of_part
 from optrun.data.mixture import MixedExamples, MixedSource
@@ -84,20 +84,18 @@ def _mixed(tasks: Mapping[str, Task], data: MixtureConfig, *, seed: int) -> Task
     for name, other in tasks.items():
         if other.labels != task.labels:
             raise ConfigError(
-                f"data.sources.{name}: its labels are {', '.join(other.labels[:12])}; those of {next(iter(tasks))} are "
+                f"data.mixture.{name}: its labels are {', '.join(other.labels[:12])}; those of {next(iter(tasks))} are "
                 f"{', '.join(task.labels[:12])}. The sources of a mixture have the same labels."
             )
         if not len(other.train):
-            raise ConfigError(f"data.sources.{name}: there is no example in it to train on.")
+            raise ConfigError(f"data.mixture.{name}: there is no example in it to train on.")
     task.sources = list(tasks)
     task.join(list(tasks.values()))
     task.train = MixedExamples(
         {name: one.train for name, one in tasks.items()}, data.weights(), data.stopping_strategy, seed=seed
     )
     sets = {
-        f"{name}_{own}" if own else name: examples
-        for name, one in tasks.items()
-        for own, examples in one.eval_sets.items()
+        mixed_eval_name(name, own): examples for name, one in tasks.items() for own, examples in one.eval_sets.items()
     }
     task.eval_sets = {name: examples for name, examples in sets.items() if len(examples)} or {"": task.eval}
     task.notes = [f"{name}: {note}" for name, one in tasks.items() for note in one.notes]

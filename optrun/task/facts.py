@@ -110,7 +110,7 @@ def _mixed_facts(task: Task, mixed: MixedExamples, source: Source, tokenizer: An
         for name, part in mixed.sources.items()
     }
     held = {
-        name: _split_facts(task, examples, f"data.sources (eval/{name})", tokenizer, None)
+        name: _split_facts(task, examples, f"data.mixture (eval/{name})", tokenizer, None)
         for name, examples in task.eval_sets.items()
     }
     _refuse_unknown((*sources.values(), *held.values()), tokenizer)
@@ -118,7 +118,7 @@ def _mixed_facts(task: Task, mixed: MixedExamples, source: Source, tokenizer: An
     one = next(iter(sources.values()))
     train = replace(
         one,
-        key="data.sources",
+        key="data.mixture",
         examples=len(mixed),
         texts=len(mixed),
         tokens=None,

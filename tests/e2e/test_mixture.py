@@ -13,7 +13,7 @@ from tests.running import TINY_GPT, composed, optrun, records, sentence, tensors
 EVERY = ["scheduler=constant", "training.logging_steps=1", "checkpoint.save_steps=3", "training.eval_steps=100"]
 MIXED = [
     "data=mixture",
-    "data.sources={prose: {train: prose.jsonl}, code: {train: code_*.jsonl, text_column: body, streaming: true, "
+    "data.mixture={prose: {train: prose.jsonl}, code: {train: code_*.jsonl, text_column: body, streaming: true, "
     "eval: held.jsonl, shuffle_window: 9}}",
     "data.probabilities={prose: 0.75, code: 0.25}",
     "training.per_device_train_batch_size=8",
@@ -31,6 +31,13 @@ def write(folder: Path) -> None:
         (folder / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
 
 
+def as_before(run: Path) -> None:
+    """Make a run's configuration that of a version that called `data.mixture` `data.sources`."""
+    config = run / "config.yaml"
+    config.write_text(config.read_text().replace("\n  mixture:\n", "\n  sources:\n"))
+    assert "\n  sources:\n" in config.read_text()
+
+
 @pytest.mark.usefixtures("no_pictures")
 def test_a_mixture_trains_tells_each_source_and_goes_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
@@ -40,7 +47,9 @@ def test_a_mixture_trains_tells_each_source_and_goes_on(
     words = [*MIXED, *TINY_GPT, *EVERY]
     assert optrun(*words, "training.max_steps=9", "hydra.run.dir=straight") == 0
     assert optrun(*words, "training.max_steps=4", "hydra.run.dir=cut") == 0
+    as_before(Path("cut"))
     assert optrun("resume=cut", "training.max_steps=9") == 0
+    assert "\n  mixture:\n" in Path("cut/config.yaml").read_text()
     assert tensors(Path("cut"), 9) == tensors(Path("straight"), 9)
     kept = ("train/loss/prose", "train/loss/code", "train/share/prose", "train/share/code")
     lines = [{name: record[name] for name in kept if name in record} for record in records(Path("straight"))]
@@ -62,18 +71,18 @@ def test_a_mixture_trains_tells_each_source_and_goes_on(
     assert "code_1.jsonl changed" in " ".join(capsys.readouterr().err.split())
 
 
-TWO = "data.sources={a: {train: a.jsonl}, b: {train: b.jsonl}}"
+TWO = "data.mixture={a: {train: a.jsonl}, b: {train: b.jsonl}}"
 
 
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["data.sources={}"], "data.sources={}: expected a mapping from names"),
-        (["data.sources={a: {trian: a.jsonl}}"], r"data.sources.a.trian: there is no such key. Did you mean train"),
-        (["data.sources={a: {eval: a.jsonl}}"], "data.sources.a.train=null: expected a path"),
-        (["data.sources={a: {train: a, streaming: true}}"], "data.sources.a: data.streaming=True: expected rows to"),
+        (["data.mixture={}"], "data.mixture={}: expected a mapping from names"),
+        (["data.mixture={a: {trian: a.jsonl}}"], r"data.mixture.a.trian: there is no such key. Did you mean train"),
+        (["data.mixture={a: {eval: a.jsonl}}"], "data.mixture.a.train=null: expected a path"),
+        (["data.mixture={a: {train: a, streaming: true}}"], "data.mixture.a: data.streaming=True: expected rows to"),
         ([TWO, "data.probabilities={a: 0.5, c: 0.5}"], "data.probabilities.c: there is no such source"),
-        ([TWO, "data.probabilities={a: 1.0}"], "data.probabilities: data.sources.b has none"),
+        ([TWO, "data.probabilities={a: 1.0}"], "data.probabilities: data.mixture.b has none"),
         ([TWO, "data.probabilities={a: 0.5, b: 0.4}"], "numbers with the sum 1, and theirs is 0.9"),
         ([TWO, "data.probabilities={a: 1.5, b: -0.5}"], "data.probabilities.a=1.5: expected a number from 0 to 1"),
         ([TWO, "data.stopping_strategy=longest"], "data.stopping_strategy=longest: expected one of first_exhausted"),
@@ -81,11 +90,27 @@ TWO = "data.sources={a: {train: a.jsonl}, b: {train: b.jsonl}}"
             [TWO, "data.probabilities={a: 1.0, b: 0.0}", "data.stopping_strategy=all_exhausted"],
             "data.probabilities.b=0: with data.stopping_strategy=all_exhausted an epoch would never end",
         ),
+        (
+            ["data.mixture={code: {train: a, eval: {py: x}}, code_py: {train: b, eval: y}}"],
+            "data.mixture.code_py: it is evaluated as eval/code_py, and so is data.mixture.code.eval.py. .* rename one",
+        ),
+        (
+            ["data.mixture={Code_py: {train: b}, code: {train: a, eval: {py: x, c: y}}}"],
+            "data.mixture.code.eval.py: it is evaluated as eval/code_py, and so is data.mixture.Code_py.",
+        ),
+        (
+            ["data.mixture={a: {train: a, eval: {b_c: x}}, a_b: {train: b, eval: {c: y}}}"],
+            "data.mixture.a_b.eval.c: it is evaluated as eval/a_b_c, and so is data.mixture.a.eval.b_c.",
+        ),
     ],
 )
 def test_what_is_no_mixture_is_refused(words: list[str], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         composed("data=mixture", *words)
+
+
+def test_a_source_that_is_not_evaluated_takes_no_name() -> None:
+    composed("data=mixture", "data.mixture={code: {train: a, eval: {py: x}}, code_py: {train: b, eval_fraction: 0}}")
 
 
 def test_a_source_that_is_not_there_is_named(
@@ -95,10 +120,10 @@ def test_a_source_that_is_not_there_is_named(
     write(tmp_path)
     Path("empty.jsonl").write_text("\n\n")
     for source, message in (
-        ("prosa.jsonl", "data.sources.b: data.train=prosa.jsonl: no such file"),
-        ("empty.jsonl", "data.sources.b: data.train=empty.jsonl: no rows in it"),
+        ("prosa.jsonl", "data.mixture.b: data.train=prosa.jsonl: no such file"),
+        ("empty.jsonl", "data.mixture.b: data.train=empty.jsonl: no rows in it"),
     ):
-        words = ["data=mixture", f"data.sources={{a: {{train: prose.jsonl}}, b: {{train: {source}}}}}", *TINY_GPT]
+        words = ["data=mixture", f"data.mixture={{a: {{train: prose.jsonl}}, b: {{train: {source}}}}}", *TINY_GPT]
         assert optrun(*words, "training.max_steps=1") == 2
         said = " ".join(capsys.readouterr().err.split())
         assert message in said

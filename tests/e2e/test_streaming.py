@@ -72,11 +72,11 @@ FILES = ("data=files", "data.train=a.jsonl", "data.streaming=true")
         (
             (
                 "data=mixture",
-                "data.sources={a: {train: a.jsonl, eval: b.jsonl, streaming: true}}",
+                "data.mixture={a: {train: a.jsonl, eval: b.jsonl, streaming: true}}",
                 "task=sft",
                 "task.packing=true",
             ),
-            r"task.packing=true: expected false with data.sources.a.streaming=true",
+            r"task.packing=true: expected false with data.mixture.a.streaming=true",
         ),
     ],
 )

@@ -182,8 +182,8 @@ class FilesConfig(PathsConfig, StreamableConfig):
 class MixtureConfig(DataConfig):
     """Several sources of the user's files, mixed as `datasets.interleave_datasets` does."""
 
-    PATHS: ClassVar[tuple[str, ...]] = ("sources.*.train", "sources.*.eval")
-    sources: Any
+    PATHS: ClassVar[tuple[str, ...]] = ("mixture.*.train", "mixture.*.eval")
+    mixture: Any
     """Name to the keys of a source, which are those of data=files."""
     probabilities: Any
     """Name to the probability that an example is drawn from that source; null: by turns."""
@@ -194,32 +194,32 @@ class MixtureConfig(DataConfig):
         """Refuse sources that are none, and probabilities of others."""
         super().__post_init__()
         one = "{code: {train: code.jsonl}, prose: {train: prose.jsonl}}"
-        good = isinstance(self.sources, Mapping) and bool(self.sources)
-        expect(good, "data.sources", self.sources, f"a mapping from names to the keys of data=files, such as {one}")
-        for name in self.sources:
+        good = isinstance(self.mixture, Mapping) and bool(self.mixture)
+        expect(good, "data.mixture", self.mixture, f"a mapping from names to the keys of data=files, such as {one}")
+        for name in self.mixture:
             named = isinstance(name, str) and re.fullmatch(r"[A-Za-z0-9_-]+", name) is not None
             expect(
-                named, "data.sources", f"{{{name}: ...}}", "names of letters, digits, _ and -, as in train/loss/NAME"
+                named, "data.mixture", f"{{{name}: ...}}", "names of letters, digits, _ and -, as in train/loss/NAME"
             )
         expect_one_of("data.stopping_strategy", self.stopping_strategy, STOPPING_STRATEGIES)
         self._expect_probabilities()
-        self.parts()
+        self._expect_apart(self.parts())
 
     def _expect_probabilities(self) -> None:
         given = self.probabilities
         if given is None:
             return
         key = "data.probabilities"
-        expect(isinstance(given, Mapping), key, given, "a mapping from the names of data.sources to numbers, or null")
+        expect(isinstance(given, Mapping), key, given, "a mapping from the names of data.mixture to numbers, or null")
         for name in given:
-            if name not in self.sources:
+            if name not in self.mixture:
                 raise ConfigError(
-                    f"{key}.{name}: there is no such source. {did_you_mean(str(name), list(self.sources))}"
+                    f"{key}.{name}: there is no such source. {did_you_mean(str(name), list(self.mixture))}"
                 )
-        for name in self.sources:
+        for name in self.mixture:
             value = given.get(name)
             if value is None:
-                raise ConfigError(f"{key}: data.sources.{name} has none. Give each source one, 0 to leave it out.")
+                raise ConfigError(f"{key}: data.mixture.{name} has none. Give each source one, 0 to leave it out.")
             good = isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value <= 1
             expect(good, f"{key}.{name}", value, "a number from 0 to 1")
             if value == 0 and self.stopping_strategy == "all_exhausted":
@@ -230,17 +230,33 @@ class MixtureConfig(DataConfig):
         total = math.fsum(given.values())
         expect(abs(total - 1) <= 1e-6, key, given, f"numbers with the sum 1, and theirs is {total:.6g}")
 
+    def _expect_apart(self, parts: Mapping[str, FilesConfig]) -> None:
+        """Refuse evaluation sets of two sources that would have one name: one of them would never be evaluated."""
+        seen: dict[str, str] = {}
+        for name, part in parts.items():
+            held = [""] if part.eval is None and part.eval_fraction else []  # cut from its rows
+            for own in [*held, *(own for own, _ in part.eval_files())]:
+                key = f"data.mixture.{name}.eval.{own}" if own else f"data.mixture.{name}"
+                found = mixed_eval_name(name, own)
+                other = seen.setdefault(found.lower(), key)  # as of the sets of one source: not by case alone
+                if other != key:
+                    raise ConfigError(
+                        f"{key}: it is evaluated as eval/{found}, and so is {other}. Expected evaluation sets of "
+                        "different names (SOURCE, or SOURCE_SET), by more than upper and lower case: rename one "
+                        "source, or one set."
+                    )
+
     @property
     def streamed_by(self) -> str | None:
         """That of the first source that is one."""
-        return next((f"data.sources.{name}.streaming" for name, part in self.parts().items() if part.streaming), None)
+        return next((f"data.mixture.{name}.streaming" for name, part in self.parts().items() if part.streaming), None)
 
     def weights(self) -> list[float] | None:
         """The probabilities in the order of the sources; None: by turns."""
         if self.probabilities is None:
             return None
         total = math.fsum(self.probabilities.values())
-        return [self.probabilities[name] / total for name in self.sources]
+        return [self.probabilities[name] / total for name in self.mixture]
 
     def parts(self) -> dict[str, FilesConfig]:
         """Each source as a choice of its own.
@@ -251,8 +267,8 @@ class MixtureConfig(DataConfig):
         own = {entry.name for entry in fields(FilesConfig)} - {"name"}
         common = {entry.name: getattr(self, entry.name) for entry in fields(DataConfig) if entry.name != "name"}
         found = {}
-        for name, values in self.sources.items():
-            key = f"data.sources.{name}"
+        for name, values in self.mixture.items():
+            key = f"data.mixture.{name}"
             expect(isinstance(values, Mapping), key, values, "the keys of data=files, such as {train: FILE}")
             for inner in values:
                 if inner not in own:
@@ -328,6 +344,20 @@ def eval_set_names(names: Iterable[object]) -> list[str]:
         other = seen.setdefault(text.lower(), text)
         expect(other == text, key, value, f"a name that differs from {other} by more than upper and lower case")
     return list(seen.values())
+
+
+def mixed_eval_name(source: str, own: str) -> str:
+    """What an evaluation set of a mixture's source is called.
+
+    Args:
+        source: The name of the source.
+        own: The name of the set in it; empty for the only one.
+
+    Example:
+        >>> mixed_eval_name("code", ""), mixed_eval_name("code", "py")
+        ('code', 'code_py')
+    """
+    return f"{source}_{own}" if own else source
 
 
 SCHEMAS: dict[str, type[DataConfig]] = registry.own(
