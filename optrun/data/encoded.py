@@ -24,6 +24,16 @@ Encoder = Callable[[list[Any], bool], Mapping[str, Iterable[Any]]]
 class LongRow(Protocol):
     """The ids of a text that are not in memory together."""
 
+    @property
+    def characters(self) -> int:
+        """Of the text."""
+        ...
+
+    @property
+    def step(self) -> int:
+        """Characters that are encoded for each of the pieces but the first, as near as can be told."""
+        ...
+
     def pieces(self) -> Iterator[np.ndarray]:
         """One after another.
 
@@ -94,6 +104,7 @@ def _write(rows: list[Any], file: BinaryIO, dtype: str, shown: Progress | None) 
     sizes = np.zeros(len(rows), dtype=np.int64)
     item = np.dtype(dtype).itemsize
     short: list[np.ndarray] = []
+    before = 0  # characters of the long texts that are done
     for number, row in enumerate(rows):
         if not hasattr(row, "pieces"):
             short.append(np.asarray(row, dtype=dtype))
@@ -103,16 +114,26 @@ def _write(rows: list[Any], file: BinaryIO, dtype: str, shown: Progress | None) 
         short = []
         file.flush()
         begin = file.seek(0, os.SEEK_END)
+        told = 0
         try:
-            for piece in row.pieces():
+            for count, piece in enumerate(row.pieces()):
                 piece.astype(dtype).tofile(file)
                 if shown is not None:
                     shown.tokens(len(piece))
+                    shown.ahead(before + min(count * row.step, row.characters))
+                told += len(piece)
         except Unseamed:
             file.truncate(begin)
             file.seek(begin)
-            row.whole().astype(dtype).tofile(file)
+            if shown is not None:
+                shown.tokens(-told)
+                shown.ahead(before)
+            whole = row.whole().astype(dtype)
+            whole.tofile(file)
+            if shown is not None:
+                shown.tokens(len(whole))
         file.flush()
+        before += row.characters
         sizes[number] = (file.seek(0, os.SEEK_END) - begin) // item
     joined = _join(short, dtype)
     joined.tofile(file)

@@ -108,6 +108,16 @@ class Pieces:
     before: Sequence[int]
     after: Sequence[int]
 
+    @property
+    def characters(self) -> int:
+        """Of the text."""
+        return len(self.text)
+
+    @property
+    def step(self) -> int:
+        """Characters of each piece: the first of `pieces` is what stands before the text."""
+        return PIECE
+
     def whole(self) -> np.ndarray:
         """All ids, made at once; shape (tokens,), int32."""
         found = self.tokenizer(str(self.text), add_special_tokens=False, verbose=False)["input_ids"]

@@ -6,6 +6,7 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 from rich.console import Console
 from rich.progress import BarColumn, TaskProgressColumn, TextColumn, TimeRemainingColumn
@@ -28,20 +29,30 @@ class Progress:
         self._bar = bar
         self._begun = time.monotonic()
         self._task = None if bar is None else bar.add_task(what, total=total, tokens="")
+        self._done = 0
         self._tokens = 0
 
     def done(self, amount: int) -> None:
         """Count, in what `total` is counted in."""
-        if self._bar is not None and self._task is not None:
-            if not self._bar.live.is_started and time.monotonic() - self._begun > _PATIENCE:
-                self._bar.start()
-            self._bar.update(self._task, advance=amount)
+        self._done += amount
+        self._show(completed=self._done)
+
+    def ahead(self, amount: int) -> None:
+        """Show how much of what the next `done` counts is done already: a single text can be nearly all there is."""
+        self._show(completed=self._done + amount)
 
     def tokens(self, amount: int) -> None:
         """Count tokens, which are shown beside."""
         self._tokens += amount
-        if self._bar is not None and self._task is not None:
-            self._bar.update(self._task, tokens=f"{self._tokens / 1e6:,.1f} million tokens")
+        rate = self._tokens / max(time.monotonic() - self._begun, 1e-9)
+        self._show(tokens=f"{self._tokens / 1e6:,.1f} million tokens, {rate:,.0f}/s")
+
+    def _show(self, **values: Any) -> None:
+        if self._bar is None or self._task is None:
+            return
+        if not self._bar.live.is_started and time.monotonic() - self._begun > _PATIENCE:
+            self._bar.start()
+        self._bar.update(self._task, **values)
 
 
 @contextmanager

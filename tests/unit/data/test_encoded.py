@@ -25,6 +25,7 @@ def _cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 class Row:
     def __init__(self, text: str, *, fails: bool) -> None:
         self.text, self.fails = text, fails
+        self.characters, self.step = len(text), len(text) - 2
 
     def pieces(self) -> Any:
         yield np.frombuffer(self.text[:2].encode(), np.uint8)
