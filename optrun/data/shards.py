@@ -19,6 +19,7 @@ import xxhash
 
 from optrun.data.cache import cached, digest, known_by
 from optrun.data.content import COMPRESSED, refuse_other_content
+from optrun.data.heads import HEAD, NO_TABLE, table
 from optrun.data.hub_file import HubFile
 from optrun.data.known_files import remembered
 from optrun.errors import ConfigError, OptrunError
@@ -60,8 +61,25 @@ class Shard(ABC):
         return type(self), tuple(getattr(self, each.name) for each in fields(self))
 
     @abstractmethod
-    def read(self, begin: int, end: int, columns: Sequence[str] | None) -> list[Row]:
-        """Rows `begin` to `end`, of which only these columns are wanted."""
+    def names(self) -> Sequence[str]:
+        """Its columns, as far as they are known without reading all of it."""
+
+    @abstractmethod
+    def read(
+        self, begin: int, end: int, columns: Sequence[str] | None, unread: frozenset[str] = frozenset()
+    ) -> list[Row]:
+        """Rows `begin` to `end`.
+
+        Args:
+            begin: The first one.
+            end: One past the last.
+            columns: Those that are wanted, None where a row has none; None: all, as they are.
+            unread: Columns that would be wanted and are not, since no file is known to have them.
+
+        Raises:
+            ConfigError: A row that is none, or has something in one of `unread`.
+            OptrunError: The file is not the one that was indexed.
+        """
 
     @abstractmethod
     def sizes(self, borders: np.ndarray, columns: Sequence[str]) -> np.ndarray:
@@ -73,12 +91,10 @@ class Shard(ABC):
         Raises:
             ConfigError: They are no table.
         """
-        from datasets import Dataset
-
         rows = self.read(0, min(count, self.rows), columns)
         try:
-            return Dataset.from_list(rows)
-        except (TypeError, ValueError) as error:  # what Arrow raises
+            return table(rows)
+        except NO_TABLE as error:
             why = " ".join(str(error).split())
             raise ConfigError(f"{self.key}={self.path}: its first rows are no table: {why}.") from error
 
@@ -121,7 +137,18 @@ class Lines(Shard):
         assert isinstance(self.path, Path)
         return os.open(self.path, os.O_RDONLY)  # read by place alone: processes that share it do not disturb each other
 
-    def read(self, begin: int, end: int, columns: Sequence[str] | None) -> list[Row]:
+    def names(self) -> Sequence[str]:
+        """Keys of its first rows: to parse them all would take many times as long as to find where they are."""
+
+        def find() -> list[str]:
+            return list(dict.fromkeys(name for row in self.read(0, min(HEAD, self.rows), None) for name in row))
+
+        found: list[str] = known_by(digest("columns-1", self.content, str(HEAD)), find)
+        return found
+
+    def read(
+        self, begin: int, end: int, columns: Sequence[str] | None, unread: frozenset[str] = frozenset()
+    ) -> list[Row]:
         """Rows by the place of their bytes."""
         borders = self._begins[begin : end + 1]
         first, size = int(borders[0]), int(borders[-1] - borders[0])
@@ -130,6 +157,9 @@ class Lines(Shard):
         rows = []
         for number, (left, right) in enumerate(pairwise(cuts), begin):
             row = self._parsed(raw[left:right], number)
+            for name in unread:
+                if row.get(name):  # an empty one says as much as none
+                    self._refuse_unread(number, name)
             rows.append(row if columns is None else {name: row.get(name) for name in columns})
         return rows
 
@@ -137,15 +167,20 @@ class Lines(Shard):
         raw = b""
         while len(raw) < size and (piece := os.pread(self._file, size - len(raw), first + len(raw))):
             raw += piece
-        if len(raw) < size:
-            self.refuse_changed()
+        self.refuse_changed()  # at each read, and behind it: rows written over in place parse as well as before
         return raw
+
+    def _refuse_unread(self, number: int, name: str) -> None:
+        raise ConfigError(
+            f"{self.key}={self.path}: row {number + 1:,} has a column {name}, which none of the first {HEAD} rows of "
+            f"any file has, so it would not be read. Put a row with it among the first {HEAD} of a file, or give it in "
+            f'each row, if only as "{name}": null.'
+        )
 
     def _parsed(self, raw: bytes, number: int) -> Row:
         try:
             row = json.loads(raw)
         except ValueError as error:
-            self.refuse_changed()
             raise ConfigError(f"{self.key}={self.path}: row {number + 1:,} is no JSON: {error}.") from error
         if not isinstance(row, dict):
             raise ConfigError(
@@ -160,9 +195,14 @@ class Lines(Shard):
 
 @dataclass(frozen=True)
 class Groups(Shard):
-    """A parquet file; `ends` holds the number of rows up to the end of each row group."""
+    """A parquet file; `ends` holds the number of rows up to the end of each row group, `columns` all its columns."""
 
     ends: tuple[int, ...]
+    columns: tuple[str, ...]
+
+    def names(self) -> Sequence[str]:
+        """As its footer has them."""
+        return self.columns
 
     @cached_property
     def _kept(self) -> OrderedDict[tuple[Any, ...], Any]:
@@ -174,9 +214,11 @@ class Groups(Shard):
 
         place = (os.getpid(), number, None if columns is None else tuple(columns))
         if place not in self._kept:
-            self.refuse_changed()
+            self.refuse_changed()  # Arrow says of other bytes only that they are broken
             with reader.ParquetFile(_opened(self.path)) as file:
-                self._kept[place] = file.read_row_group(number, columns=columns, use_threads=False)
+                group = file.read_row_group(number, columns=columns, use_threads=False)
+            self.refuse_changed()
+            self._kept[place] = group
             while len(self._kept) > _GROUPS:
                 self._kept.popitem(last=False)
         self._kept.move_to_end(place)
@@ -188,12 +230,19 @@ class Groups(Shard):
 
         try:
             return Dataset(self._group(0, columns).slice(0, count))
-        except (TypeError, ValueError, NotImplementedError) as error:  # of types that `datasets` has none for
+        except NO_TABLE as error:  # of types that `datasets` has none for
             why = " ".join(str(error).split())
             raise ConfigError(f"{self.key}={self.path}: its first rows are no table: {why}.") from error
 
-    def read(self, begin: int, end: int, columns: Sequence[str] | None) -> list[Row]:
+    def read(
+        self,
+        begin: int,
+        end: int,
+        columns: Sequence[str] | None,
+        unread: frozenset[str] = frozenset(),  # noqa: ARG002
+    ) -> list[Row]:
         """Rows out of their row groups, which are read as wholes."""
+        lacking = dict.fromkeys(name for name in columns or () if name not in self.columns)
         rows: list[Row] = []
         at = begin
         while at < end:
@@ -202,7 +251,7 @@ class Groups(Shard):
             last = min(end, self.ends[number])
             rows += self._group(number, columns).slice(at - before, last - at).to_pylist()
             at = last
-        return rows
+        return [{**row, **lacking} for row in rows] if lacking else rows
 
     def sizes(self, borders: np.ndarray, columns: Sequence[str]) -> np.ndarray:
         """Bytes of the columns before compression, spread evenly over the rows of each row group."""
@@ -373,16 +422,18 @@ def _groups(key: str, path: File, new: list[int]) -> Groups:
             total.update(chunk)
         return f"{path.stat().st_size} {total.hexdigest()}"
 
-    def count() -> list[int]:
+    def footer() -> list[Any]:
+        """Rows of each row group, and the names of the columns."""
         with reader.ParquetFile(_opened(path)) as file:
-            return [file.metadata.row_group(number).num_rows for number in range(file.metadata.num_row_groups)]
+            counts = [file.metadata.row_group(number).num_rows for number in range(file.metadata.num_row_groups)]
+            return [counts, file.schema_arrow.names]
 
     try:
         if isinstance(path, HubFile):
-            content, counts = path.content, known_by(digest("groups-1", path.content), count)
+            content, (counts, names) = path.content, known_by(digest("groups-2", path.content), footer)
         else:
-            content, counts = remembered(path, "bytes-1", look), count()
+            content, (counts, names) = remembered(path, "bytes-1", look), footer()
     except (pa.ArrowException, OSError) as error:
         raise ConfigError(f"{key}={path}: cannot be read as parquet: {' '.join(str(error).split())}") from error
     ends = tuple(np.cumsum(counts, dtype=np.int64).tolist())
-    return Groups(key, path, ends[-1] if ends else 0, content, _state(path), ends)
+    return Groups(key, path, ends[-1] if ends else 0, content, _state(path), ends, tuple(names))

@@ -17,15 +17,14 @@ import numpy as np
 
 from optrun.data.cache import digest, known_by
 from optrun.data.examples import Example
+from optrun.data.heads import HEAD, table, unread, widened
 from optrun.data.randomness import generator
-from optrun.data.shards import File, Row, Shard, open_shards
+from optrun.data.shards import File, Groups, Row, Shard, open_shards
 from optrun.errors import ConfigError
 
 if TYPE_CHECKING:
     from datasets import Dataset
 
-_HEAD = 100
-"""Rows by which columns are known."""
 _BATCH = 1000
 _SAMPLED = 8
 """Windows that are tokenised before the first step, to plan how many blocks each of the others has."""
@@ -43,13 +42,22 @@ class StreamRows:
         shards: The files, in order.
         window: Rows that are shuffled together; a window ends with its file.
         columns: Those that are read; None: all.
+        whole: The same rows with all columns; None: these are.
     """
 
-    def __init__(self, key: str, shards: Sequence[Shard], window: int, columns: Sequence[str] | None = None) -> None:
+    def __init__(
+        self,
+        key: str,
+        shards: Sequence[Shard],
+        window: int,
+        columns: Sequence[str] | None = None,
+        whole: StreamRows | None = None,
+    ) -> None:
         self.key = key
         self.shards = shards
         self.window = window
         self.columns = columns
+        self._whole = whole
         self._ends = np.cumsum([shard.rows for shard in shards])
 
     def __len__(self) -> int:
@@ -57,12 +65,37 @@ class StreamRows:
 
     @cached_property
     def head(self) -> Dataset:
-        """The first rows, with the types of their columns."""
-        return self.shards[0].head(_HEAD, self.columns)
+        """The first rows of the first file, with the columns that the first rows of any file have, and their types."""
+        first = self.shards[0].head(HEAD, self.columns)
+        types = {
+            name: self.shards[number].head(HEAD, [name]).features[name]
+            for name, number in self._first_with.items()
+            if number and (self.columns is None or name in self.columns)
+        }
+        count = len(first) or min(HEAD, self.shards[0].rows)  # without columns it has no length either
+        return widened(first, count, types) if types else first
+
+    @cached_property
+    def _first_with(self) -> dict[str, int]:
+        """Each column to the number of the first file that is known to have it."""
+        if self._whole is not None:
+            return self._whole._first_with
+        found: dict[str, int] = {}
+        for number, shard in enumerate(self.shards):
+            for name in shard.names():
+                found.setdefault(name, number)
+        return found
+
+    @cached_property
+    def _unread(self) -> frozenset[str]:
+        """Columns that belong to those that are read, and that no file is known to have."""
+        if self.columns is None or isinstance(self.shards[0], Groups):  # a footer names every column there is
+            return frozenset()
+        return unread(self.columns, self.shards[0].read(0, 1, self.columns)[0], self._first_with)
 
     @property
     def column_names(self) -> list[str]:
-        """Columns of the first rows."""
+        """Columns of the first rows of the files."""
         return list(self.head.column_names)
 
     @property
@@ -72,14 +105,16 @@ class StreamRows:
 
     def select_columns(self, names: Sequence[str]) -> StreamRows:
         """The same rows, of which only these columns are read."""
-        return StreamRows(self.key, self.shards, self.window, list(names))
+        return StreamRows(self.key, self.shards, self.window, list(names), self._whole or self)
 
     def select(self, indices: Any) -> Dataset:
         """Some rows, in memory."""
-        from datasets import Dataset
-
         rows = [self.row(int(index)) for index in indices]
-        return Dataset.from_list(rows) if rows else self.head.select([])
+        if not rows:
+            return self.head.select([])
+        found = table(rows)
+        lacking = {name: self.features[name] for name in self.column_names if name not in found.column_names}
+        return widened(found, len(rows), lacking) if lacking else found
 
     def __getitem__(self, key: Any) -> Any:
         if isinstance(key, str):
@@ -113,7 +148,7 @@ class StreamRows:
             number = int(np.searchsorted(self._ends, begin, side="right"))
             before = int(self._ends[number]) - self.shards[number].rows
             last = min(end, int(self._ends[number]))
-            rows += self.shards[number].read(begin - before, last - before, self.columns)
+            rows += self.shards[number].read(begin - before, last - before, self.columns, self._unread)
             begin = last
         return rows
 

@@ -15,6 +15,8 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 
+from optrun.data import chat, heads
+from optrun.data.heads import HEAD
 from optrun.data.loader import BatchLoader, EpochPlan
 from optrun.data.shards import _CHUNK, _begins_of, open_shards
 from optrun.data.stream import StreamedBlocks, StreamedRows, StreamRows, WindowOrder, open_stream
@@ -195,3 +197,93 @@ def test_a_file_that_changes_underway_is_noticed(tmp_path: Path) -> None:
     os.utime(path, ns=(1, 1))
     with pytest.raises(OptrunError, match=r"a\.jsonl: this file changed while it was read"):
         rows.read(0, 3)
+
+
+def test_a_file_written_over_in_place_is_noticed_at_the_next_read(tmp_path: Path) -> None:
+    """Rows of the same length lie where the others lay, and parse as well: only its time of change tells."""
+    path = jsonl(tmp_path / "a.jsonl", ROWS)
+    rows = open_stream("data.train", [path], 9, []).select_columns(["text"])
+    assert rows.read(0, 1) == [{"text": ROWS[0]["text"]}]
+    before = path.stat()
+    with path.open("r+b") as file:
+        file.write(path.read_bytes().replace(b"row", b"ROW"))
+    os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns + 5_000_000))
+    assert (path.stat().st_ino, path.stat().st_size) == (before.st_ino, before.st_size)
+    with pytest.raises(OptrunError, match=r"a\.jsonl: this file changed while it was read"):
+        rows.read(1, 2)
+
+
+def test_a_parquet_file_that_changes_is_noticed_with_its_next_group(tmp_path: Path) -> None:
+    path = parquet(tmp_path / "a.parquet", ROWS)
+    rows = open_stream("data.train", [path], 9, [])
+    assert rows.read(0, 1) == ROWS[:1]
+    path.write_bytes(b"x" * path.stat().st_size)
+    os.utime(path, ns=(1, 1))
+    with pytest.raises(OptrunError, match=r"a\.parquet: this file changed while it was read"):
+        rows.read(10, 11)
+
+
+def test_columns_are_those_of_the_first_rows_of_every_file(tmp_path: Path) -> None:
+    one = jsonl(
+        tmp_path / "a.jsonl", [{"text": "a"}, {"text": "b", "more": 1, "mixed": 1}, {"text": "c", "mixed": "x"}]
+    )
+    other = jsonl(tmp_path / "b.jsonl", [{"text": "d", "list": [{"k": "v"}]}, {"text": "e", "more": 2}])
+    rows = open_stream("data.train", [one, other], 9, [])
+    assert rows.column_names == ["text", "more", "mixed", "list"]
+    assert rows.features["more"].dtype == "int64"
+    assert rows.features["list"].feature["k"].dtype == "string"
+    assert rows[:2] == {"text": ["a", "b"], "more": [None, 1], "mixed": [None, 1], "list": [None, None]}
+    some = rows.select_columns(["list", "more"])
+    assert some.features == {name: rows.features[name] for name in ("list", "more")}
+    assert some.read(1, 4) == [
+        {"list": None, "more": 1},
+        {"list": None, "more": None},
+        {"list": [{"k": "v"}], "more": None},
+    ]
+    assert list(rows.select_columns(["list"]).head) == [{"list": None}] * 3
+    assert rows.select([0, 4])["more"] == [None, 2]
+    assert rows.select([0])[0] == {"text": "a", "more": None, "mixed": None, "list": None}
+    assert pickle.loads(pickle.dumps(some)).read(1, 2) == [{"list": None, "more": 1}]
+
+
+def test_columns_of_parquet_are_those_of_every_file(tmp_path: Path) -> None:
+    files = [
+        parquet(tmp_path / "a.parquet", [{"text": "a"}] * 12),
+        parquet(tmp_path / "b.parquet", [{"text": "b", "n": 1}]),
+    ]
+    rows = open_stream("data.train", files, 9, [])
+    assert rows.column_names == ["text", "n"]
+    assert rows.features["n"].dtype == "int64"
+    assert rows.select_columns(["n"]).read(11, 13) == [{"n": None}, {"n": 1}]
+    assert list(rows.select_columns(["n"])["n"]) == [None] * 12 + [1]
+    assert rows.select_columns(["n"]).features == {"n": rows.features["n"]}
+
+
+def test_a_column_that_no_first_row_has_is_refused_where_it_would_have_been_read(tmp_path: Path) -> None:
+    alpaca = {"instruction": "a", "output": "b"}
+    chat = {"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]}
+
+    def read(row: dict, last: dict, columns: list[str]) -> list[dict]:  # type: ignore[type-arg]
+        path = jsonl(tmp_path / "a.jsonl", [*[row] * HEAD, row | last])
+        return open_stream("data.train", [path], 9, []).select_columns(columns).read(HEAD, HEAD + 1)
+
+    for row, name, value in (
+        (alpaca, "input", "X"), (alpaca, "system", "X"), (alpaca, "tools", [{}]), (chat, "tools", "[]")
+    ):  # fmt: skip
+        with pytest.raises(ConfigError) as caught:
+            read(row, {name: value}, list(row))
+        assert f"a.jsonl: row {HEAD + 1} has a column {name}, which none of the first 100 rows" in str(caught.value)
+        assert f'"{name}": null' in str(caught.value)
+        assert read(row, {name: ""}, list(row)) == [row], "nothing is lost"
+        assert read(row | {name: None}, {name: value}, [*row, name]) == [row | {name: value}]
+    others = {"input": "X", "system": "X"}
+    assert read(chat, others, ["messages"]) == [chat], "no task reads these beside turns"
+    assert read({"text": "a"}, others | {"tools": [{}]}, ["text"]) == [{"text": "a"}]
+    assert read({"prompt": "a", "completion": "b"}, {"tools": "x"}, ["prompt"]) == [{"prompt": "a"}]
+
+
+def test_the_columns_that_belong_to_chats_are_those_that_chats_take_in() -> None:
+    chats = {"messages": [{"role": "user", "content": "a"}]}
+    for layout, names in chat._COLUMNS.items():
+        wanted = {*chat._MORE.get(layout, ()), chat._TOOLS}
+        assert heads.unread(names, dict.fromkeys(names, chats["messages"]), names) == wanted

@@ -245,3 +245,20 @@ def test_what_is_known_of_labels_is_refused_before_the_first_step(
     assert task.count(task.collate([task.train[40]])) == 0
     with pytest.raises(ConfigError, match="balanced: how many words"):
         make_task("token_classification", source_of(paths, **alone), class_weights="balanced")
+
+
+def test_what_a_chat_has_beside_its_columns_is_read_though_the_first_row_lacks_it(
+    tmp_path: Path, make_task: Callable[..., Task]
+) -> None:
+    rows = [{"instruction": words(number), "output": words(number + 1)} for number in range(4)]
+    rows[1]["input"] = rows[3]["system"] = words(9)
+    for name, part in (("all.jsonl", rows), ("a.jsonl", rows[:3]), ("b.jsonl", rows[3:])):
+        (tmp_path / name).write_text("".join(json.dumps(row) + "\n" for row in part))
+    alone: dict[str, Any] = {"max_length": 200, "eval": None, "eval_fraction": 0}
+    whole = make_task("sft", source_of([str(tmp_path / "all.jsonl")], **alone), **CHATS)
+    for names in (("all.jsonl",), ("a.jsonl", "b.jsonl")):
+        paths = [str(tmp_path / name) for name in names]
+        streamed = make_task("sft", source_of(paths, streaming=True, **alone), **CHATS)
+        for number in range(4):
+            assert same(whole.train[number], streamed.train[number]), number
+    assert len(streamed.train[1]["input_ids"]) > len(streamed.train[0]["input_ids"]) + 2
