@@ -106,7 +106,7 @@ def expected(contenders: int, seeds: int) -> tuple[float, float]:
     """
     if contenders < FEWEST:
         return 1.0, 0.0
-    faded = 1.3 / seeds + contenders / 250
+    faded = 1.3 / seeds + min(contenders, 20) / 250  # 20: the most that were drawn
     return CAUTION, float(_weight(np.array(contenders))) * (1 - faded)
 
 

@@ -111,6 +111,11 @@ def test_what_is_foreseen_is_found_in_four_of_five(contenders: int, seeds: int, 
     assert POWER - 0.06 < found < POWER + 0.1  # Holm's steps are easier where other differences are found, too
 
 
+def test_many_contenders_are_foreseen_too() -> None:
+    seen = [foreseen(contenders, 3, ALPHA) for contenders in (20, 200, 1000)]
+    assert seen == sorted(seen)
+
+
 def test_more_seeds_settle_an_open_question_and_none_a_hopeless_one() -> None:
     needed = seeds_for(1.0, 1.5, 5, 0.01, 8.0)
     assert needed is not None
