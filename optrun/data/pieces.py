@@ -1,13 +1,21 @@
 """Token ids of a long text, made of pieces of it: the same ids, in the memory of a few pieces, on all cores.
 
-A tokenizer keeps some hundred bytes for each token of what it is given at once: a text of 20 MB takes 3.6 GB. So pieces
-are encoded that overlap, and joined where both agree: at the beginning of a word in the middle of the overlap, with the
-same tokens at the same places before and after it. What a tokenizer makes of a word does not depend on what is that far
-away, since it splits texts into words first; where one does not, or nothing agrees, the text is encoded as a whole.
+A tokenizer keeps some hundred bytes for each token of what it is given at once: a text of 20 MB takes 3.6 GB. So
+pieces are encoded that overlap, and joined where both agree: at the beginning of a word in the middle of the overlap,
+with the same tokens at the same places before and after it. What a tokenizer makes of a word does not depend on what
+is that far away, since it splits texts into words first.
+
+Byte-pair encoding that does not split into words (Llama 2's, Gemma's) can be joined at any token that agrees: if
+every two neighbouring tokens are the encoding of their own text, the sequence is the encoding of the whole, since a
+merge across a border would have happened between the two alone.
+
+Where nothing agrees, as inside a long run of one letter, both pieces are encoded anew as a longer one. Other models
+that do not split (Unigram without words) encode the text as a whole.
 """
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -30,16 +38,25 @@ AGREE = 16
 """Tokens on either side of a seam that have to be the same."""
 _AT_ONCE = 32
 """Pieces that are encoded together."""
+_GROWTH = 4
+"""Times as long as a piece is its successor, where it does not fit to its neighbour."""
 _NEAR = 64
 """Tokens on either side of a border among which a seam is looked for."""
+_MANY_WORDS = "one two\n3.4 (five), it's\tsix_seven 字 " * 2000
+"""Longer than what is encoded of a piece."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Piece:
-    """A piece that is encoded, and where in the text it begins."""
+    """A piece that is encoded, with what it reads into its neighbours."""
 
     encoding: Encoding
+    start: int
+    """Its first character in the text."""
+    stop: int
+    """One past its last."""
     begin: int
+    """The first character that was encoded."""
     ids: np.ndarray
     """Of all its tokens; shape (tokens,), int32."""
 
@@ -127,24 +144,47 @@ class Pieces:
         """All ids, one piece after another.
 
         Raises:
-            Unseamed: Two pieces have nothing in common where they overlap.
+            Unseamed: A piece has other tokens where more of the text follows.
         """
         yield np.array(self.before, dtype=np.int32)
-        borders = list(range(0, len(self.text), PIECE))
+        anywhere = _merges_only(self.tokenizer)
+        ready: deque[_Piece] = deque()
         last: _Piece | None = None
-        begin = 0  # first token of `last` that has not been taken
-        for first in range(0, len(borders), _AT_ONCE):
-            for piece in _encode(self.text, borders[first : first + _AT_ONCE], self.tokenizer):
-                if last is not None:
-                    seam = _seam(last, piece, piece.begin + OVERLAP)
-                    if seam is None:
-                        raise Unseamed
-                    yield last.ids[begin : seam[0]]
-                    begin = seam[1]
+        at = begin = 0  # characters that are in pieces up to `last`, and its first token that has not been taken
+        while at < len(self.text):
+            if not ready:
+                starts = range(at, len(self.text), PIECE)[:_AT_ONCE]
+                ready.extend(self._encode([(start, start + PIECE) for start in starts]))
+            piece = ready.popleft()
+            if last is None:
                 last = piece
+            elif seam := _seam(last, piece, anywhere=anywhere):
+                yield last.ids[begin : seam[0]]
+                last, begin = piece, seam[1]
+            else:
+                last = self._longer(last, begin)
+                while ready and ready[0].start < last.stop:
+                    ready.popleft()
+            at = last.stop
         if last is not None:
             yield last.ids[begin:]
         yield np.array(self.after, dtype=np.int32)
+
+    def _longer(self, piece: _Piece, begin: int) -> _Piece:
+        """A piece that goes on, of which the tokens before `begin` have been given already."""
+        (longer,) = self._encode([(piece.start, piece.start + _GROWTH * (piece.stop - piece.start))])
+        if not np.array_equal(longer.ids[: begin + AGREE], piece.ids[: begin + AGREE]):
+            raise Unseamed
+        return longer
+
+    def _encode(self, places: Sequence[tuple[int, int]]) -> list[_Piece]:
+        begins = [max(0, start - OVERLAP) for start, _ in places]
+        parts = [self.text[begin : stop + OVERLAP] for begin, (_, stop) in zip(begins, places, strict=True)]
+        encodings: Any = _uncut(self.tokenizer).encode_batch(parts, add_special_tokens=False)
+        return [
+            _Piece(encoding, start, stop, begin, np.array(encoding.ids, dtype=np.int32))
+            for encoding, (start, stop), begin in zip(encodings, places, begins, strict=True)
+        ]
 
 
 def fast_ids(texts: list[str], tokenizer: PreTrainedTokenizerBase, *, special: bool) -> list[list[int]]:
@@ -164,40 +204,45 @@ def _uncut(tokenizer: PreTrainedTokenizerBase) -> Any:
     return backend
 
 
-def _encode(text: str | LongText, borders: Sequence[int], tokenizer: PreTrainedTokenizerBase) -> list[_Piece]:
-    begins = [max(0, border - OVERLAP) for border in borders]
-    parts = [text[begin : border + PIECE + OVERLAP] for begin, border in zip(begins, borders, strict=True)]
-    encodings: Any = _uncut(tokenizer).encode_batch(parts, add_special_tokens=False)
-    return [
-        _Piece(encoding, begin, np.array(encoding.ids, dtype=np.int32))
-        for encoding, begin in zip(encodings, begins, strict=True)
-    ]
+def _merges_only(tokenizer: PreTrainedTokenizerBase) -> bool:
+    """Whether tokens are made by merging neighbours alone, without a split into words before it."""
+    from tokenizers.models import BPE
+
+    backend: Any = tokenizer.backend_tokenizer
+    if not isinstance(backend.model, BPE) or backend.model.dropout:
+        return False
+    text = _MANY_WORDS if backend.normalizer is None else backend.normalizer.normalize_str(_MANY_WORDS)
+    return backend.pre_tokenizer is None or len(backend.pre_tokenizer.pre_tokenize_str(text)) == 1
 
 
-def _seam(left: _Piece, right: _Piece, border: int) -> tuple[int, int] | None:
+def _seam(left: _Piece, right: _Piece, *, anywhere: bool) -> tuple[int, int] | None:
     """Where to go over from one piece to the next: a token of each, the nearest to the border that will do."""
+    border = right.start
     one, other = left.near(border), right.near(border)
-    places = {token.start: number for number, token in reversed(other.items()) if _begins_word(other, number)}
+    places = {token.start: number for number, token in reversed(other.items())}
     for number in sorted(one, key=lambda number: abs(one[number].start - border)):
         there = places.get(one[number].start)
-        if there is not None and _begins_word(one, number) and _agree(one, other, number, there):
+        if there is not None and _agree(one, other, number, there) and (anywhere or _words_agree(one, number)):
             return number, there
     return None
 
 
-def _begins_word(tokens: Mapping[int, _Token], number: int) -> bool:
-    return number - 1 in tokens and tokens[number].word != tokens[number - 1].word
-
-
 def _agree(one: Mapping[int, _Token], other: Mapping[int, _Token], a: int, b: int) -> bool:
-    """Whether the tokens on either side are the same, and words begin among them on both sides, at the same ones."""
-    words = [0, 0]
+    """Whether the tokens on either side are the same, and words begin at the same ones."""
     for step in range(-AGREE, AGREE):
         mine, yours = one.get(a + step), other.get(b + step)
         if mine is None or yours is None or (mine.id, mine.start) != (yours.id, yours.start):
             return False
-        if step not in (-AGREE, 0):
-            if _begins_word(one, a + step) != _begins_word(other, b + step):
-                return False
-            words[step > 0] += _begins_word(one, a + step)
-    return all(words)
+        if step > -AGREE and _begins_word(one, a + step) != _begins_word(other, b + step):
+            return False
+    return True
+
+
+def _words_agree(tokens: Mapping[int, _Token], number: int) -> bool:
+    """Whether words begin here and among the tokens that agree, on both sides."""
+    sides = (range(number - AGREE + 1, number), range(number + 1, number + AGREE))
+    return _begins_word(tokens, number) and all(any(_begins_word(tokens, at) for at in side) for side in sides)
+
+
+def _begins_word(tokens: Mapping[int, _Token], number: int) -> bool:
+    return number - 1 in tokens and tokens[number].word != tokens[number - 1].word
