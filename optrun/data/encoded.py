@@ -29,13 +29,8 @@ class LongRow(Protocol):
         """Of the text."""
         ...
 
-    @property
-    def step(self) -> int:
-        """Characters that are encoded for each of the pieces but the first, as near as can be told."""
-        ...
-
-    def pieces(self) -> Iterator[np.ndarray]:
-        """One after another.
+    def pieces(self) -> Iterator[tuple[np.ndarray, int]]:
+        """One after another, each with the number of characters that are encoded by then.
 
         Raises:
             Unseamed: They cannot be made in pieces.
@@ -116,11 +111,11 @@ def _write(rows: list[Any], file: BinaryIO, dtype: str, shown: Progress | None) 
         begin = file.seek(0, os.SEEK_END)
         told = 0
         try:
-            for count, piece in enumerate(row.pieces()):
+            for piece, characters in row.pieces():
                 piece.astype(dtype).tofile(file)
                 if shown is not None:
                     shown.tokens(len(piece))
-                    shown.ahead(before + min(count * row.step, row.characters))
+                    shown.ahead(before + characters)
                 told += len(piece)
         except Unseamed:
             file.truncate(begin)

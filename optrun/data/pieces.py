@@ -42,8 +42,7 @@ _GROWTH = 4
 """Times as long as a piece is its successor, where it does not fit to its neighbour."""
 _NEAR = 64
 """Tokens on either side of a border among which a seam is looked for."""
-_MANY_WORDS = "one two\n3.4 (five), it's\tsix_seven 字 " * 2000
-"""Longer than what is encoded of a piece."""
+_WORDS = "one two\n3.4 (five), it's\tsix_seven 字 "
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +103,7 @@ def long_ids(text: str | LongText, tokenizer: PreTrainedTokenizerBase) -> np.nda
     """
     row = Pieces(text, tokenizer, [], [])
     try:
-        return np.concatenate([np.zeros(0, np.int32), *row.pieces()])
+        return np.concatenate([ids for ids, _ in row.pieces()])
     except Unseamed:
         return row.whole()
 
@@ -130,23 +129,18 @@ class Pieces:
         """Of the text."""
         return len(self.text)
 
-    @property
-    def step(self) -> int:
-        """Characters of each piece: the first of `pieces` is what stands before the text."""
-        return PIECE
-
     def whole(self) -> np.ndarray:
         """All ids, made at once; shape (tokens,), int32."""
         found = self.tokenizer(str(self.text), add_special_tokens=False, verbose=False)["input_ids"]
         return np.array([*self.before, *found, *self.after], dtype=np.int32)
 
-    def pieces(self) -> Iterator[np.ndarray]:
-        """All ids, one piece after another.
+    def pieces(self) -> Iterator[tuple[np.ndarray, int]]:
+        """All ids, one piece after another, with the characters that have been encoded.
 
         Raises:
             Unseamed: A piece has other tokens where more of the text follows.
         """
-        yield np.array(self.before, dtype=np.int32)
+        yield np.array(self.before, dtype=np.int32), 0
         anywhere = _merges_only(self.tokenizer)
         ready: deque[_Piece] = deque()
         last: _Piece | None = None
@@ -154,12 +148,12 @@ class Pieces:
         while at < len(self.text):
             if not ready:
                 starts = range(at, len(self.text), PIECE)[:_AT_ONCE]
-                ready.extend(self._encode([(start, start + PIECE) for start in starts]))
+                ready.extend(self._encode(starts, PIECE))
             piece = ready.popleft()
             if last is None:
                 last = piece
             elif seam := _seam(last, piece, anywhere=anywhere):
-                yield last.ids[begin : seam[0]]
+                yield last.ids[begin : seam[0]], at
                 last, begin = piece, seam[1]
             else:
                 last = self._longer(last, begin)
@@ -167,23 +161,26 @@ class Pieces:
                     ready.popleft()
             at = last.stop
         if last is not None:
-            yield last.ids[begin:]
-        yield np.array(self.after, dtype=np.int32)
+            yield last.ids[begin:], at
+        yield np.array(self.after, dtype=np.int32), at
 
     def _longer(self, piece: _Piece, begin: int) -> _Piece:
         """A piece that goes on, of which the tokens before `begin` have been given already."""
-        (longer,) = self._encode([(piece.start, piece.start + _GROWTH * (piece.stop - piece.start))])
+        (longer,) = self._encode([piece.start], _GROWTH * (piece.stop - piece.start))
         if not np.array_equal(longer.ids[: begin + AGREE], piece.ids[: begin + AGREE]):
             raise Unseamed
         return longer
 
-    def _encode(self, places: Sequence[tuple[int, int]]) -> list[_Piece]:
-        begins = [max(0, start - OVERLAP) for start, _ in places]
-        parts = [self.text[begin : stop + OVERLAP] for begin, (_, stop) in zip(begins, places, strict=True)]
+    def _encode(self, starts: Sequence[int], length: int) -> list[_Piece]:
+        """Pieces of so many characters, of which the last one of the text has fewer."""
+        size = len(self.text)
+        begins = [max(0, start - OVERLAP) for start in starts]
+        stops = [min(start + length, size) for start in starts]
+        parts = [self.text[begin : stop + OVERLAP] for begin, stop in zip(begins, stops, strict=True)]
         encodings: Any = _uncut(self.tokenizer).encode_batch(parts, add_special_tokens=False)
         return [
             _Piece(encoding, start, stop, begin, np.array(encoding.ids, dtype=np.int32))
-            for encoding, (start, stop), begin in zip(encodings, places, begins, strict=True)
+            for encoding, start, stop, begin in zip(encodings, starts, stops, begins, strict=True)
         ]
 
 
@@ -211,8 +208,11 @@ def _merges_only(tokenizer: PreTrainedTokenizerBase) -> bool:
     backend: Any = tokenizer.backend_tokenizer
     if not isinstance(backend.model, BPE) or backend.model.dropout:
         return False
-    text = _MANY_WORDS if backend.normalizer is None else backend.normalizer.normalize_str(_MANY_WORDS)
-    return backend.pre_tokenizer is None or len(backend.pre_tokenizer.pre_tokenize_str(text)) == 1
+    for words in (_WORDS, _WORDS * 2000):  # the second is longer than a piece: some split by length alone
+        text = words if backend.normalizer is None else backend.normalizer.normalize_str(words)
+        if backend.pre_tokenizer is not None and len(backend.pre_tokenizer.pre_tokenize_str(text)) > 1:
+            return False
+    return True
 
 
 def _seam(left: _Piece, right: _Piece, *, anywhere: bool) -> tuple[int, int] | None:

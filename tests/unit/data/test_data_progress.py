@@ -67,16 +67,16 @@ def test_nobody_looks() -> None:
 class Long:
     """A text of 40 characters in pieces of 10, each of which takes two seconds."""
 
-    characters, step = 40, 10
+    characters = 40
 
     def __init__(self, clock: list[float], *, fails: bool) -> None:
         self.clock, self.fails = clock, fails
 
-    def pieces(self) -> Iterator[np.ndarray]:
-        yield np.zeros(1)
-        for _ in range(4):
+    def pieces(self) -> Iterator[tuple[np.ndarray, int]]:
+        yield np.zeros(1), 0
+        for characters in (10, 20, 30, 40):
             self.clock[0] += 2
-            yield np.zeros(5)
+            yield np.zeros(5), characters
             if self.fails:
                 raise Unseamed
 

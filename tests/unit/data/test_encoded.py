@@ -25,13 +25,13 @@ def _cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 class Row:
     def __init__(self, text: str, *, fails: bool) -> None:
         self.text, self.fails = text, fails
-        self.characters, self.step = len(text), len(text) - 2
+        self.characters = len(text)
 
     def pieces(self) -> Any:
-        yield np.frombuffer(self.text[:2].encode(), np.uint8)
+        yield np.frombuffer(self.text[:2].encode(), np.uint8), 2
         if self.fails:
             raise Unseamed
-        yield np.frombuffer(self.text[2:].encode(), np.uint8)
+        yield np.frombuffer(self.text[2:].encode(), np.uint8), len(self.text)
 
     def whole(self) -> np.ndarray:
         return np.frombuffer(self.text.encode(), np.uint8)
