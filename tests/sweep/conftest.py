@@ -11,6 +11,7 @@ from optrun.report import build
 from optrun.runner import prepare as preparation
 from optrun.runner import train as experiment
 from optrun.sweeper import driver, launch
+from optrun.sweeper.devices import VISIBLE
 from tests.running import write_text
 from tests.sweep import forked
 
@@ -52,3 +53,11 @@ def prepare(monkeypatch: pytest.MonkeyPatch, folder: Path, text: Path) -> None:
     # Pictures take longer than these jobs; tests of their own look at them.
     monkeypatch.setattr(experiment, "draw_curves", lambda run: None)
     monkeypatch.setattr(build, "report", lambda folders, **options: None)
+
+
+@pytest.fixture
+def locks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The machine's locks in a folder of the test; no variable of the tester's."""
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    monkeypatch.delenv(VISIBLE, raising=False)
+    return tmp_path / "state" / "optrun" / "devices"
