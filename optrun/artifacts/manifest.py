@@ -54,7 +54,7 @@ def read_manifest(folder: Path) -> dict[str, Any]:
 
     Raises:
         NewerFormatError: A newer optrun wrote it.
-        CheckpointError: It is missing, torn, of another format, or names other files than a checkpoint has.
+        CheckpointError: It is missing, unreadable, torn, of another format, or names other files than a checkpoint has.
     """
     path = folder / names.CHECKPOINT_MANIFEST
     if folder.is_symlink():
@@ -63,10 +63,14 @@ def read_manifest(folder: Path) -> dict[str, Any]:
         raise CheckpointError(f"{path}: a link: what lies outside of a checkpoint is not read.")
     if not path.is_file():
         raise CheckpointError(f"{path}: missing: this folder is no complete checkpoint.")
-    if path.stat().st_size > _MANIFEST_LIMIT:
-        raise CheckpointError(f"{path}: larger than {_MANIFEST_LIMIT:,} bytes: no manifest of optrun's.")
     try:
-        text = path.read_bytes().decode()
+        if path.stat().st_size > _MANIFEST_LIMIT:
+            raise CheckpointError(f"{path}: larger than {_MANIFEST_LIMIT:,} bytes: no manifest of optrun's.")
+        raw = path.read_bytes()
+    except OSError as error:  # another process may delete a checkpoint while this one looks
+        raise CheckpointError(f"{path}: cannot be read: {error.strerror or error}.") from error
+    try:
+        text = raw.decode()
         manifest = dict(json.loads(text))
         version = manifest["format"]
         check_format(path, manifest, FORMAT)

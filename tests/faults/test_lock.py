@@ -199,6 +199,24 @@ def test_a_file_deleted_while_a_checkpoint_is_read_is_named(tmp_path: Path, file
         open_verified(folder, lazy=True)
 
 
+@pytest.mark.parametrize("look", ["is_file", "stat"])
+def test_a_manifest_deleted_behind_a_look_at_it_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, look: str
+) -> None:
+    folder = make_run(tmp_path, (1,)).checkpoint(1)
+    real = getattr(Path, look)
+
+    def looked(path: Path, **options: bool) -> object:
+        found = real(path, **options)
+        if path.name == "manifest.json" and options.get("follow_symlinks", True):
+            path.unlink(missing_ok=True)
+        return found
+
+    monkeypatch.setattr(Path, look, looked)
+    with pytest.raises(CheckpointError, match=r"manifest\.json: (missing|cannot be read: No such file)"):
+        open_verified(folder, lazy=True)
+
+
 def test_a_reader_never_sees_a_part(tmp_path: Path) -> None:
     """While one process saves and deletes, another finds a whole checkpoint whenever it looks, without waiting."""
     run = make_run(tmp_path, (1,))
