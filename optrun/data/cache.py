@@ -17,6 +17,7 @@ import shutil
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Mapping
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -56,6 +57,11 @@ def digest_of(pieces: Iterable[str | bytes]) -> str:
     return total.hexdigest()
 
 
+def versions(*packages: str) -> str:
+    """Name the installed versions of packages, for the key of what they made."""
+    return " ".join(f"{package} {version(package)}" for package in packages)
+
+
 def digest_files(paths: Iterable[Path]) -> str:
     """A hexadecimal sha256 over the content of files, in order, their borders included; read in pieces."""
     total = hashlib.sha256()
@@ -74,7 +80,7 @@ def cached(kind: str, key: str, make: Callable[[Path], None]) -> Path:
 
     Args:
         kind: Subfolder of the cache, such as "tokens".
-        key: Digest of everything the content depends on.
+        key: Digest of everything the content depends on, with the `versions` of packages that make it.
         make: Fills the folder it is given. It is flushed and renamed to its name only when `make` returned, so that a
             killed process leaves nothing that a later one would trust; two processes may make the same thing at once.
             An entry that is not what it was when it was made is discarded and made anew; `discarded` tells.
@@ -130,8 +136,9 @@ def known_by(key: str, find: Callable[[], Any]) -> Any:
     """What is found out at some cost, and is a pure function of what the key is a digest of.
 
     Args:
-        key: As `digest` makes it.
-        find: Finds it out; what it returns can be written as JSON, and is the same after that.
+        key: As `digest` makes it; with the `versions` of packages that decide what is found.
+        find: Finds it out; what it returns can be written as JSON, and is the same after that. What it raises is
+            raised, and nothing is kept.
     """
     memory = cache_dir() / "known" / f"{key[:32]}.json"
     try:

@@ -49,9 +49,14 @@ def refuse_other_content(key: str, path: Path, kind: str) -> None:
     Raises:
         ConfigError: Another format, another encoding, a pointer of Git LFS, a web page, nothing but white space.
     """
-    message = remembered(path, f"content-1 {kind} {path.name}", lambda: _other_content(path, kind))
-    if message is not None:
-        raise ConfigError(f"{key}={path}: {message}")
+
+    def look() -> bool:
+        message = _other_content(path, kind)
+        if message is not None:
+            raise ConfigError(f"{key}={path}: {message}")
+        return True
+
+    remembered(path, f"content-2 {kind} {path.name}", look)
 
 
 def _other_content(path: Path, kind: str) -> str | None:

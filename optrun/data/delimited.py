@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from optrun.data.cache import cached, digest
+from optrun.data.cache import cached, digest, versions
 from optrun.data.content import open_bytes
 from optrun.errors import ConfigError
 
@@ -37,7 +37,8 @@ def read_csv(key: str, files: list[Path], kind: str, content: str) -> Dataset:
     """
     from datasets import Dataset
 
-    folder = cached("rows", digest("csv-1", kind, content), lambda folder: _convert(key, files, kind, folder))
+    name = digest("csv-2", versions("pyarrow"), kind, content)
+    folder = cached("rows", name, lambda folder: _convert(key, files, kind, folder))
     return Dataset.from_file(str(folder / "rows.arrow"))
 
 

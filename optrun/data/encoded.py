@@ -17,6 +17,9 @@ _BATCH = 1000
 _CHARACTERS = 1 << 21
 """Texts that are encoded together: a thousand of them, or as many as have this many characters."""
 
+MAKERS = ("tokenizers", "transformers", "jinja2")
+"""Packages that decide which ids a text or a chat has."""
+
 Encoder = Callable[[list[Any], bool], Mapping[str, Iterable[Any]]]
 """A batch of texts to lists of ids by name, such as `input_ids`, one length per text; True: cut, False: whole."""
 

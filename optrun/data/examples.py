@@ -8,8 +8,8 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from optrun.data.cache import cached, digest, digest_of, known_by
-from optrun.data.encoded import Encoder, mapped, size_of, write_ids
+from optrun.data.cache import cached, digest, digest_of, known_by, versions
+from optrun.data.encoded import MAKERS, Encoder, mapped, size_of, write_ids
 from optrun.data.permutation import LARGE, KeyedPermutation
 from optrun.data.randomness import generator
 
@@ -278,8 +278,8 @@ def encode(
 
     total, characters = look_through() if content is None else known_by(digest("texts-1", content), look_through)
     small = ids_below is not None and ids_below <= _FEW
-    name = digest("tokens-4" if small else "tokens-3", total, key)
     dtype = "uint16" if small else "int32"
+    name = digest("tokens-5", dtype, versions(*MAKERS), total, key)
     folder = cached("tokens", name, lambda folder: write_ids(texts(), encoder, longest, folder, dtype, characters))
     offsets, lost, hashes = (
         np.asarray(np.load(folder / f"{name}.npy", mmap_mode="r", allow_pickle=False))

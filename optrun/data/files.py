@@ -7,12 +7,11 @@ import glob
 import shutil
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from optrun.config.schema.data import FilesConfig, eval_key
-from optrun.data.cache import cached, digest, digest_files
+from optrun.data.cache import cached, digest, digest_files, versions
 from optrun.data.content import COMPRESSED, ELSEWHERE, refuse_other_content
 from optrun.data.delimited import read_csv
 from optrun.data.known_files import remembered
@@ -62,9 +61,8 @@ def load_files(config: FilesConfig, *, documents: bool) -> Source:
 def _split(key: str, paths: Any, *, documents: bool) -> Split:
     """Rows of files, with a digest of what decides them: what is found out of all of them is remembered by it."""
     rows = read_files(key, paths, documents=documents)
-    return Split(
-        rows, key, content=digest("rows-1", version("datasets"), str(documents), *map(_content, resolve(key, paths)))
-    )
+    contents = map(_content, resolve(key, paths))
+    return Split(rows, key, content=digest("rows-2", versions("datasets", "pyarrow"), str(documents), *contents))
 
 
 def _content(path: Path) -> str:
@@ -216,7 +214,7 @@ def kept_rows(kind: str, key: str, read: Callable[[str], Mapping[str, Dataset]])
 
     Args:
         kind: Subfolder of the cache.
-        key: Digest of everything the rows depend on besides `datasets` itself.
+        key: Digest of everything the rows depend on besides the packages that read them.
         read: Gives the splits; puts its files into the folder it is given.
 
     Returns:
@@ -235,7 +233,7 @@ def kept_rows(kind: str, key: str, read: Callable[[str], Mapping[str, Dataset]])
                 Path(part["filename"]).rename(folder / f"{split}-{number:05d}.arrow")
         shutil.rmtree(folder / "reader")
 
-    folder = cached(kind, digest(datasets.__version__, key), make)
+    folder = cached(kind, digest(versions("datasets", "pyarrow"), key), make)
     found: dict[str, list[Dataset]] = {}
     for path in sorted(folder.glob("*.arrow")):
         found.setdefault(path.stem.rsplit("-", 1)[0], []).append(datasets.Dataset.from_file(str(path)))

@@ -23,7 +23,8 @@ def remembered(path: Path, kind: str, read: Callable[[], Any]) -> Any:
     Args:
         path: The file.
         kind: What is found out, and how: another word is another memory.
-        read: Reads the file; what it returns can be written as JSON.
+        read: Reads the file; what it returns can be written as JSON. A refusal is raised, so that nothing is kept: a
+            later optrun may read the file.
 
     Raises:
         OSError: There is no such file; or whatever `read` raises.

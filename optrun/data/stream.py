@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from optrun.data.cache import digest, known_by
+from optrun.data.cache import digest, known_by, versions
+from optrun.data.encoded import MAKERS
 from optrun.data.examples import Example
 from optrun.data.heads import HEAD, table, unread, widened
 from optrun.data.randomness import generator
@@ -356,7 +357,8 @@ class StreamedBlocks:
         sizes = self.rows.window_bytes(self.rows.columns or self.rows.column_names)
         count = len(sizes)
         sampled = np.unique(np.linspace(0, count - 1, min(count, _SAMPLED)).round().astype(np.int64))
-        tokens = np.array(known_by(digest("sample", self.key), lambda: [self._tokens(int(at)) for at in sampled]))
+        key = digest("sample-2", self.key, versions(*MAKERS))
+        tokens = np.array(known_by(key, lambda: [self._tokens(int(at)) for at in sampled]))
         dense = tokens / np.maximum(sizes[sampled], 1)
         blocks = np.ceil(sizes * (dense.max() * _MARGIN) / self.length).astype(np.int64)
         if len(sampled) < count:

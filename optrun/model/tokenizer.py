@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from optrun.config.schema.model import ModelConfig, PretrainedConfig
 from optrun.data import hub_access as hub
-from optrun.data.cache import cached, digest
+from optrun.data.cache import cached, digest, versions
 from optrun.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -162,7 +162,7 @@ def train_tokenizer(texts: Callable[[], Iterator[str]], *, vocab_size: int, kind
 
     if not any(texts()):
         raise ConfigError("data: the training rows have no text to learn a vocabulary from: the text column is empty.")
-    key = digest("bpe-1", kind, str(vocab_size), *_bounded(texts()))
+    key = digest("bpe-2", versions("tokenizers", "transformers"), kind, str(vocab_size), *_bounded(texts()))
     folder = cached("tokenizers", key, lambda folder: _train(_bounded(texts()), vocab_size, kind, folder))
     return AutoTokenizer.from_pretrained(str(folder))
 

@@ -9,6 +9,7 @@ import io
 import json
 import lzma
 import os
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +17,12 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from optrun.data import cache as cache_module
+from optrun.data import content as data_content
+from optrun.data import known_files
 from optrun.data.cache import discarded
-from optrun.data.files import read_files
+from optrun.data.content import refuse_other_content
+from optrun.data.files import FORMATS, read_files
 from optrun.errors import ConfigError
 
 
@@ -200,3 +205,35 @@ def test_a_cache_that_cannot_be_written_is_no_obstacle(tmp_path: Path, monkeypat
     monkeypatch.setenv("OPTRUN_CACHE", str(blocked / "cache"))
     assert rows(write(tmp_path / "a.csv", "t\nx\n")) == {"t": ["x"]}
     assert rows(write(tmp_path / "a.jsonl", '{"t": "x"}\n')) == {"t": ["x"]}
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [("a.txt", b"caf\xe9\n"), ("a.jsonl", b"<!DOCTYPE html>\n"), ("a.csv", b"a;b\n1;2\n"), ("a.parquet", b"PAR1 cut")],
+)
+def test_a_refusal_is_looked_up_anew(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, content: bytes
+) -> None:
+    """A later optrun may read what this one refuses; that a file is fine is known."""
+    monkeypatch.setenv("OPTRUN_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(known_files, "YOUNG_SECONDS", -1)
+    path, asked = write(tmp_path / name, content), []
+    refuse = partial(refuse_other_content, "data.train", path, FORMATS[path.suffix])
+    with pytest.raises(ConfigError):
+        refuse()
+    monkeypatch.setattr(data_content, "_other_content", lambda *_: asked.append(1))
+    for _ in range(3):
+        refuse()
+    assert len(asked) == 1
+
+
+def test_what_another_package_reads_is_read_anew_by_another_version_of_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OPTRUN_CACHE", str(tmp_path / "cache"))
+    paths = [write(tmp_path / "a.csv", "text\nx\n"), write(tmp_path / "a.jsonl", '{"text": "x"}\n')]
+    for name in ("one", "other"):
+        monkeypatch.setattr(cache_module, "version", lambda _, name=name: name)
+        for path in paths:
+            rows(path)
+    assert [len(list(tmp_path.glob(f"cache/{kind}/*"))) for kind in ("rows", "files")] == [2, 2]

@@ -110,3 +110,21 @@ def test_a_copied_entry_is_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyP
 def test_what_is_known_is_not_found_out_again() -> None:
     assert known_by("a" * 64, lambda: [1, None]) == [1, None]
     assert known_by("a" * 64, lambda: pytest.fail("it is known")) == [1, None]
+
+
+def test_ids_of_another_version_of_the_tokenizers_are_made_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = []
+
+    def counted(batch: list[str], cut: bool) -> dict[str, list[Any]]:
+        made.append(batch)
+        return encoder(batch, cut)
+
+    def fingerprint() -> str:
+        return encode(lambda: iter(["ab"]), counted, "key", content="known").fingerprint()
+
+    first = fingerprint()
+    assert (fingerprint(), len(made)) == (first, 1)
+    for package in encoded.MAKERS:
+        monkeypatch.setattr(cache_module, "version", lambda name, package=package: f"{name == package}")
+        assert fingerprint() == first, "a run goes on: the ids are the same"
+    assert len(made) == 1 + len(encoded.MAKERS)
