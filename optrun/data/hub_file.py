@@ -14,7 +14,7 @@ from optrun.errors import OptrunError
 
 BLOCK = 4 << 20
 """Bytes that are fetched together, where fewer are asked for."""
-_KEPT = 16
+_KEPT = 32
 """Blocks that stay in the memory of a process."""
 _blocks: OrderedDict[tuple[HubFile, int], bytes] = OrderedDict()
 

@@ -8,7 +8,7 @@ import time
 from abc import ABC, abstractmethod
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from functools import cached_property
 from itertools import pairwise
 from pathlib import Path
@@ -20,7 +20,7 @@ import xxhash
 from optrun.data.cache import cached, digest, known_by
 from optrun.data.content import COMPRESSED, refuse_other_content
 from optrun.data.heads import HEAD, NO_TABLE, table
-from optrun.data.hub_file import HubFile
+from optrun.data.hub_file import BLOCK, HubFile
 from optrun.data.known_files import remembered
 from optrun.errors import ConfigError, OptrunError
 
@@ -35,7 +35,8 @@ STREAMED = {".jsonl": "json", ".ndjson": "json", ".parquet": "parquet"}
 _CHUNK = 8 << 20
 _SPACE = np.isin(np.arange(256), list(b" \t\r\n"))
 _GROUPS = 4
-"""Row groups of a parquet file that stay in memory."""
+"""Row groups of the parquet files of a stream that stay in memory, besides those with the rows of six windows."""
+_WINDOWS = 6
 
 
 @dataclass(frozen=True)
@@ -80,6 +81,10 @@ class Shard(ABC):
             ConfigError: A row that is none, or has something in one of `unread`.
             OptrunError: The file is not the one that was indexed.
         """
+
+    @abstractmethod
+    def parts(self, rows: np.ndarray) -> np.ndarray:
+        """Number the part of the file in which each row begins; a part is read as a whole. Shape (rows,), int64."""
 
     @abstractmethod
     def sizes(self, borders: np.ndarray, columns: Sequence[str]) -> np.ndarray:
@@ -188,9 +193,36 @@ class Lines(Shard):
             )
         return row
 
+    def parts(self, rows: np.ndarray) -> np.ndarray:
+        """Number the blocks of the hub; a row that lies here is a part of its own."""
+        return self._begins[rows] // BLOCK if isinstance(self.path, HubFile) else rows
+
     def sizes(self, borders: np.ndarray, columns: Sequence[str]) -> np.ndarray:  # noqa: ARG002
         """Bytes of the rows, with all that stands in them."""
         return np.diff(self._begins[borders])
+
+
+class GroupCache(OrderedDict[tuple[Any, ...], Any]):
+    """Row groups of all files of a stream, by process, file, number and columns.
+
+    Args:
+        window: Rows of a window. Four windows are read together, and each may begin and end in the middle of a group.
+    """
+
+    def __init__(self, window: int) -> None:
+        super().__init__()
+        self.window = window
+
+    def __reduce__(self) -> Any:
+        """Empty in another process."""
+        return type(self), (self.window,)
+
+    def keep(self, place: tuple[Any, ...], group: Any) -> None:
+        """Add a row group, and drop those that were not used for longest."""
+        self[place] = group
+        rows = sum(kept.num_rows for kept in self.values()) / len(self)
+        while len(self) > _GROUPS + _WINDOWS * self.window / max(rows, 1):
+            self.popitem(last=False)
 
 
 @dataclass(frozen=True)
@@ -199,30 +231,24 @@ class Groups(Shard):
 
     ends: tuple[int, ...]
     columns: tuple[str, ...]
+    kept: GroupCache = field(compare=False, repr=False)
 
     def names(self) -> Sequence[str]:
         """As its footer has them."""
         return self.columns
 
-    @cached_property
-    def _kept(self) -> OrderedDict[tuple[Any, ...], Any]:
-        """Row groups by process, number and columns."""
-        return OrderedDict()
-
     def _group(self, number: int, columns: Sequence[str] | None) -> Any:
         import pyarrow.parquet as reader
 
-        place = (os.getpid(), number, None if columns is None else tuple(columns))
-        if place not in self._kept:
+        place = (os.getpid(), self.path, number, None if columns is None else tuple(columns))
+        if place not in self.kept:
             self.refuse_changed()  # Arrow says of other bytes only that they are broken
             with reader.ParquetFile(_opened(self.path)) as file:
                 group = file.read_row_group(number, columns=columns, use_threads=False)
             self.refuse_changed()
-            self._kept[place] = group
-            while len(self._kept) > _GROUPS:
-                self._kept.popitem(last=False)
-        self._kept.move_to_end(place)
-        return self._kept[place]
+            self.kept.keep(place, group)
+        self.kept.move_to_end(place)
+        return self.kept[place]
 
     def head(self, count: int, columns: Sequence[str] | None) -> Dataset:
         """The first rows, with types as `datasets` wrote them down: classes with names, images."""
@@ -252,6 +278,10 @@ class Groups(Shard):
             rows += self._group(number, columns).slice(at - before, last - at).to_pylist()
             at = last
         return [{**row, **lacking} for row in rows] if lacking else rows
+
+    def parts(self, rows: np.ndarray) -> np.ndarray:
+        """Number the row groups."""
+        return np.searchsorted(self.ends, rows, side="right")
 
     def sizes(self, borders: np.ndarray, columns: Sequence[str]) -> np.ndarray:
         """Bytes of the columns before compression, spread evenly over the rows of each row group."""
@@ -283,13 +313,14 @@ def _opened(path: File) -> Any:
     return path.opened() if isinstance(path, HubFile) else path
 
 
-def open_shards(key: str, files: Sequence[File], notes: list[str]) -> list[Shard]:
+def open_shards(key: str, files: Sequence[File], notes: list[str], window: int = 1) -> list[Shard]:
     """Find the rows of each file; what was found once of a file is known as long as it is the same file.
 
     Args:
         key: The configuration key, for messages.
         files: All of one format.
         notes: Takes what it cost.
+        window: Rows that are read near each other.
 
     Raises:
         ConfigError: A format that cannot be read in the middle; files of several formats; one without rows.
@@ -300,11 +331,12 @@ def open_shards(key: str, files: Sequence[File], notes: list[str]) -> list[Shard
     kind = kinds.pop()
     begun, read = time.monotonic(), 0
     shards: list[Shard] = []
+    kept = GroupCache(window)
     for path in files:
         if _state(path)[0] == 0:
             raise ConfigError(f"{key}={path}: the file is empty.")
         new: list[int] = []
-        shards.append(_lines(key, path, new) if kind == "json" else _groups(key, path, new))
+        shards.append(_lines(key, path, new) if kind == "json" else _groups(key, path, new, kept))
         read += sum(new)
         if not shards[-1].rows:
             raise ConfigError(f"{key}={path}: no rows in it.")
@@ -409,7 +441,7 @@ def _starts(lines: bytes) -> np.ndarray:
     return np.delete(starts, blank).astype(np.int64)
 
 
-def _groups(key: str, path: File, new: list[int]) -> Groups:
+def _groups(key: str, path: File, new: list[int], kept: GroupCache) -> Groups:
     import pyarrow as pa
     import pyarrow.parquet as reader
 
@@ -436,4 +468,4 @@ def _groups(key: str, path: File, new: list[int]) -> Groups:
     except (pa.ArrowException, OSError) as error:
         raise ConfigError(f"{key}={path}: cannot be read as parquet: {' '.join(str(error).split())}") from error
     ends = tuple(np.cumsum(counts, dtype=np.int64).tolist())
-    return Groups(key, path, ends[-1] if ends else 0, content, _state(path), ends, tuple(names))
+    return Groups(key, path, ends[-1] if ends else 0, content, _state(path), ends, tuple(names), kept)

@@ -1,4 +1,4 @@
-"""A stream: the rows of any number of files, read where they lie, in the order of windows that are shuffled inside.
+"""A stream: the rows of any number of files, read where they lie, a few windows that are far apart at a time.
 
 What an example is, and where it stands in an epoch, are functions of its number: a run goes on at any step at once,
 with any number of workers and ranks. A task with `READS_STREAMS` in its schema finds a `StreamRows` as the rows of the
@@ -31,8 +31,10 @@ _SAMPLED = 8
 """Windows that are tokenised before the first step, to plan how many blocks each of the others has."""
 _MARGIN = 1.02
 """More tokens for a byte than in the densest of these are planned for."""
-_KEPT = 2
-"""Windows whose tokens stay in the memory of a process."""
+_TOGETHER = 4
+"""Windows whose examples are shuffled together, and whose tokens stay in the memory of a process."""
+_PARTS = 2
+"""Parts of files, each read as a whole, whose windows are shuffled together."""
 
 
 class StreamRows:
@@ -41,7 +43,7 @@ class StreamRows:
     Args:
         key: The configuration key the files came by.
         shards: The files, in order.
-        window: Rows that are shuffled together; a window ends with its file.
+        window: Rows of a window, which ends with its file at the latest.
         columns: Those that are read; None: all.
         whole: The same rows with all columns; None: these are.
     """
@@ -167,14 +169,25 @@ class StreamRows:
         return np.concatenate([*(np.arange(begin, end, self.window) for begin, end in begins), ends[-1:]])
 
     @cached_property
-    def first_windows(self) -> np.ndarray:
+    def _first_windows(self) -> np.ndarray:
         """The number of the first window of each file, and how many there are; shape (files + 1,), int64."""
         return np.searchsorted(self.borders, np.concatenate([[0], self._ends]))
+
+    @cached_property
+    def parts_of_windows(self) -> np.ndarray:
+        """The first window of each part that is read as a whole, and how many there are; shape (parts + 1,), int64."""
+        begins = np.ones(len(self.borders), dtype=bool)
+        for shard, end, first, last in zip(
+            self.shards, self._ends, self._first_windows[:-1], self._first_windows[1:], strict=True
+        ):
+            parts = shard.parts(self.borders[first:last] - (end - shard.rows))
+            begins[first + 1 : last] = parts[1:] != parts[:-1]
+        return np.flatnonzero(begins)
 
     def window_bytes(self, columns: Sequence[str]) -> np.ndarray:
         """Bytes of each window, as near as can be told without reading; shape (windows,), int64."""
         found, begin = [], 0
-        for shard, first, last in zip(self.shards, self.first_windows[:-1], self.first_windows[1:], strict=True):
+        for shard, first, last in zip(self.shards, self._first_windows[:-1], self._first_windows[1:], strict=True):
             found.append(shard.sizes(self.borders[first : last + 1] - begin, columns))
             begin += shard.rows
         return np.concatenate(found)
@@ -194,35 +207,43 @@ def open_stream(key: str, files: Sequence[File], window: int, notes: list[str]) 
     Args:
         key: The configuration key, for messages.
         files: All of one format.
-        window: Rows that are shuffled together.
+        window: Rows of a window.
         notes: Takes what it cost.
 
     Raises:
         ConfigError: As `open_shards`.
     """
-    return StreamRows(key, open_shards(key, files, notes), window)
+    return StreamRows(key, open_shards(key, files, notes, window), window)
 
 
 class WindowOrder:
-    """The order of one epoch: files shuffled, their windows one after another, what is in a window shuffled.
+    """The order of one epoch: windows permuted, and the examples of every four that follow one another shuffled.
+
+    The windows of a part of a file that is read as a whole stay near each other: parts are permuted, and the windows
+    of every two that follow one another. A window that is a part of its own has its place by chance alone.
 
     Args:
         borders: Where each window begins, and where the last one ends; shape (windows + 1,), int64.
-        first_windows: First window of each file, and how many there are; shape (files + 1,), int64.
+        parts: First window of each part, and how many there are; shape (parts + 1,), int64.
         seed: The run's seed.
         epoch: Which epoch.
 
     Example:
-        >>> order = WindowOrder(np.array([0, 2, 4, 5]), np.array([0, 3]), seed=0, epoch=0)
-        >>> sorted(order[0:2].tolist()), sorted(order[2:4].tolist()), order[4:9].tolist()
-        ([0, 1], [2, 3], [4])
+        >>> order = WindowOrder(np.arange(0, 22, 2), np.arange(11), seed=0, epoch=0)
+        >>> sorted(order[0:8].tolist()), len(order)
+        ([4, 5, 8, 9, 10, 11, 12, 13], 20)
     """
 
-    def __init__(self, borders: np.ndarray, first_windows: np.ndarray, *, seed: int, epoch: int) -> None:
-        files = generator(seed, "files", epoch).permutation(len(first_windows) - 1)
-        ranges = [np.arange(first_windows[file], first_windows[file + 1]) for file in files]
-        self._windows = np.concatenate(ranges)
-        self._ends = np.cumsum(np.diff(borders)[self._windows])
+    def __init__(self, borders: np.ndarray, parts: np.ndarray, *, seed: int, epoch: int) -> None:
+        randomness = generator(seed, "parts", epoch)
+        order = randomness.permutation(len(parts) - 1)
+        sizes = np.diff(parts)[order]
+        before = np.cumsum(sizes) - sizes
+        windows = np.arange(parts[-1]) + np.repeat(parts[order] - before, sizes)
+        turns = np.repeat(np.arange(len(order)) // _PARTS, sizes)
+        self._windows = windows[np.lexsort((randomness.permutation(len(windows)), turns))]
+        ends = np.cumsum(np.diff(borders)[self._windows])
+        self._ends = np.append(ends[_TOGETHER - 1 : -1 : _TOGETHER], ends[-1])
         self._borders = borders
         self._draw = (seed, "window", epoch)
         self._last: tuple[int, np.ndarray] = (-1, np.zeros(0, dtype=np.int64))
@@ -236,18 +257,20 @@ class WindowOrder:
         found = [np.zeros(0, dtype=np.int64)]
         while at < end:
             number = int(np.searchsorted(self._ends, at, side="right"))
-            inside = self._inside(int(self._windows[number]))
+            inside = self._inside(number)
             begin = int(self._ends[number]) - len(inside)
             last = min(end, int(self._ends[number]))
             found.append(inside[at - begin : last - begin])
             at = last
         return np.concatenate(found)
 
-    def _inside(self, window: int) -> np.ndarray:
-        if self._last[0] != window:
+    def _inside(self, number: int) -> np.ndarray:
+        """The examples of some windows that follow one another."""
+        if self._last[0] != number:
             seed, stream, epoch = self._draw
-            begin, end = self._borders[window : window + 2].tolist()
-            self._last = window, begin + generator(seed, stream, epoch, window).permutation(end - begin)
+            windows = self._windows[number * _TOGETHER : (number + 1) * _TOGETHER].tolist()
+            found = np.concatenate([np.arange(*self._borders[window : window + 2]) for window in windows])
+            self._last = number, generator(seed, stream, epoch, number).permutation(found)
         return self._last[1]
 
 
@@ -260,13 +283,13 @@ class Windows:
     """
 
     def __init__(self, rows: StreamRows, borders: np.ndarray) -> None:
-        self.name = f"windows of {rows.window}"
-        self._first_windows = rows.first_windows
+        self.name = f"{_TOGETHER} far windows of {rows.window}"
+        self._parts = rows.parts_of_windows
         self._borders = borders
 
     def __call__(self, seed: int, epoch: int) -> WindowOrder:
         """The order of an epoch."""
-        return WindowOrder(self._borders, self._first_windows, seed=seed, epoch=epoch)
+        return WindowOrder(self._borders, self._parts, seed=seed, epoch=epoch)
 
 
 class StreamedRows:
@@ -401,7 +424,7 @@ class StreamedBlocks:
                 name: np.concatenate([none, *(np.asarray(ids, dtype=np.int32) for ids in found.get(name, ()))])
                 for name in self.empty
             }
-            while len(self._kept) > _KEPT:
+            while len(self._kept) > _TOGETHER:
                 self._kept.popitem(last=False)
         self._kept.move_to_end(window)
         return self._kept[window]

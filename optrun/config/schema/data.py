@@ -147,7 +147,7 @@ class StreamableConfig(ColumnsConfig):
     """True: training rows (jsonl, parquet) are read where they lie whenever they are needed; only where each begins
     is kept. It has a default: older runs have no such key."""
     shuffle_window: int = 1000
-    """Rows of a stream that are shuffled together; windows come one after another, files in a shuffled order."""
+    """Rows of a window of a stream; the windows of all files are permuted, and every four shuffled together."""
 
     def __post_init__(self) -> None:
         """Refuse what a stream cannot do."""

@@ -221,9 +221,10 @@ def move(before: Mapping[str, Any], state: TrainState, plan: EpochPlan, fingerpr
     else:
         left_out = old.examples - seen if step_in_epoch else 0
         position = (epoch + bool(step_in_epoch)) * plan.steps_per_epoch
+        orders = "" if before["ordering"] == plan.ordering else f" ({before['ordering']} then, {plan.ordering} now)"
         note = (
-            f"the examples or their order changed: training goes on at the start of a new epoch; {left_out:,} examples "
-            f"of epoch {epoch + 1} are left out."
+            f"the examples or their order changed{orders}: training goes on at the start of a new epoch; {left_out:,} "
+            f"examples of epoch {epoch + 1} are left out."
         )
     state.data_shift = position - state.global_step - state.passed_steps
     return note

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import pickle
 from collections.abc import Callable
-from itertools import pairwise
+from itertools import islice, pairwise
 from pathlib import Path
 
 import numpy as np
@@ -17,9 +18,10 @@ import torch
 
 from optrun.data import chat, heads
 from optrun.data.heads import HEAD
+from optrun.data.hub_file import HubFile
 from optrun.data.loader import BatchLoader, EpochPlan
 from optrun.data.shards import _CHUNK, _begins_of, open_shards
-from optrun.data.stream import StreamedBlocks, StreamedRows, StreamRows, WindowOrder, open_stream
+from optrun.data.stream import StreamedBlocks, StreamedRows, StreamRows, WindowOrder, Windows, open_stream
 from optrun.errors import ConfigError, OptrunError
 
 ROWS = [{"text": f"row {number} ä" + "x" * (number % 7), "label": number % 3} for number in range(57)]
@@ -50,7 +52,8 @@ def test_rows_are_those_of_the_files_in_any_slice(tmp_path: Path, write: Callabl
         assert rows.read(begin, end) == ROWS[begin:end]
     assert rows.select_columns(["label"]).read(3, 5) == [{"label": 0}, {"label": 1}]
     assert rows.borders.tolist() == [0, 5, 10, 15, 20, 23, 24, 29, 34, 39, 44, 49, 54, 57]
-    assert rows.first_windows.tolist() == [0, 5, 6, 13]
+    parts = [0, 2, 4, 5, 6, 8, 10, 12, 13] if write is parquet else list(range(14))
+    assert rows.parts_of_windows.tolist() == parts
     assert rows.window_bytes(["text"]).shape == (13,)
     assert pickle.loads(pickle.dumps(rows)).read(0, 57) == ROWS
     assert rows.where(23) == f"data.train={files[1]}: row 1"
@@ -71,20 +74,93 @@ def test_lines_are_found_across_chunks_and_blank_ones_are_none(tmp_path: Path, m
     assert _CHUNK > 64
 
 
-def test_an_order_has_each_example_once_and_only_windows_are_shuffled() -> None:
-    borders, files = np.array([0, 4, 8, 9, 13, 15]), np.array([0, 3, 5])
-    seen = set()
-    for epoch in range(4):
-        order = WindowOrder(borders, files, seed=1, epoch=epoch)
-        whole = order[0:15]
-        assert sorted(whole.tolist()) == list(range(15))
-        windows = np.searchsorted(borders, whole, side="right") - 1
-        runs = windows[np.flatnonzero(np.diff(windows, prepend=-1))].tolist()
-        assert runs in ([0, 1, 2, 3, 4], [3, 4, 0, 1, 2])
-        assert [order[at : at + 1].tolist()[0] for at in range(15)] == whole.tolist()
-        assert order[6:11].tolist() == whole[6:11].tolist()
-        seen.add(tuple(whole.tolist()))
-    assert len(seen) == 4
+def runs_of(borders: np.ndarray, parts: np.ndarray, seed: int, epoch: int = 0) -> np.ndarray:
+    """Which window each example of an epoch is of."""
+    order = WindowOrder(borders, parts, seed=seed, epoch=epoch)
+    return np.searchsorted(borders, order[: len(order)], side="right") - 1
+
+
+def test_an_order_has_each_example_once_in_any_slice() -> None:
+    randomness = np.random.default_rng(0)
+    for count in (1, 2, 3, 4, 5, 8, 9, 30):
+        borders = np.concatenate([[0], np.cumsum(randomness.integers(1, 6, count))])
+        parts = np.unique([0, *randomness.integers(0, count, count // 3), count])
+        seen = set()
+        for seed, epoch in ((1, 0), (1, 1), (2, 0)):
+            order = WindowOrder(borders, parts, seed=seed, epoch=epoch)
+            whole = order[0 : len(order)]
+            assert sorted(whole.tolist()) == list(range(borders[-1]))
+            assert [order[at : at + 1].tolist()[0] for at in range(len(order))] == whole.tolist()
+            assert order[6:11].tolist() == whole[6:11].tolist()
+            seen.add(tuple(whole.tolist()))
+        assert len(seen) == 3 or len(order) < 9
+
+
+def test_the_first_tenth_of_an_epoch_is_of_the_whole_file_and_seeds_share_no_order() -> None:
+    """By chance alone: 40 of 400 windows have a decile of the file without one of them once in 80 epochs."""
+    borders, parts, seeds = np.arange(0, 401 * 5, 5), np.arange(401), range(20)
+    orders = [runs_of(borders, parts, seed, epoch) for seed in seeds for epoch in (0, 1)]
+    tenths = [np.unique(order[: len(order) // 10]) for order in orders]
+    deciles = np.array([np.bincount(windows // 40, minlength=10) for windows in tenths])
+    assert all((counts > 0).sum() >= 8 for counts in deciles)
+    expected = deciles.sum() / 10
+    assert ((deciles.sum(axis=0) - expected) ** 2 / expected).sum() < 27.9, "chi-squared, 9 degrees, 1 in 1000"
+    places = np.array([np.argsort(order[::5], kind="stable")[:: len(order) // 5 // 400] for order in orders])
+    found = np.corrcoef(places)[np.triu_indices(len(orders), 1)]
+    assert abs(found).max() < 0.25, "the deviation is 0.05, and 780 pairs are looked at"
+    assert all(len(np.unique(order[:20])) > 1 for order in orders), "four windows are mixed"
+
+
+def test_windows_of_a_part_stay_together() -> None:
+    borders, parts = np.arange(0, 601, 5), np.arange(0, 121, 10)
+    for seed in range(5):
+        windows = runs_of(borders, parts, seed)
+        assert all(len(np.unique(turn // 10)) == 2 for turn in windows.reshape(6, 100)), "two parts at a time"
+        assert len(np.unique(windows[:20])) == 4
+        assert {*np.unique(windows[:100] // 10)} != {0, 1}, "which are far apart"
+
+
+def test_every_step_is_where_it_is_whichever_one_comes_first() -> None:
+    borders, parts = np.arange(0, 101, 5), np.array([0, 3, 4, 9, 20])
+    arrange = lambda seed, epoch: WindowOrder(borders, parts, seed=seed, epoch=epoch)  # noqa: E731
+    arrange.name = "windows"  # type: ignore[attr-defined]
+    plan = EpochPlan(100, 3, 2, seed=5, arrangement=arrange)  # type: ignore[arg-type]
+    straight = list(islice(plan.steps(0), 40))
+    assert plan.steps_per_epoch == 17
+    for step in range(40):
+        assert list(islice(plan.steps(step), 40 - step)) == straight[step:]
+
+
+@pytest.mark.parametrize(("window", "most"), [(4, 6), (6, 8), (10, 10), (25, 20)])
+def test_row_groups_are_read_twice_at_most_and_few_of_them_stay(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, window: int, most: int
+) -> None:
+    """Windows lie across groups of ten rows; of each file four groups stayed before, also when all of it was read."""
+    files = [parquet(tmp_path / f"{number}.parquet", ROWS) for number in range(12)]
+    rows = open_stream("data.train", files, window, [])
+    kept, read = rows.shards[0].kept, []  # type: ignore[attr-defined]
+    actual = pq.ParquetFile.read_row_group
+    monkeypatch.setattr(pq.ParquetFile, "read_row_group", lambda *a, **k: read.append(len(kept)) or actual(*a, **k))
+    order = Windows(rows, rows.borders)(0, 0)
+    found = [rows.row(index) for index in order[0 : len(order)].tolist()]
+    assert sorted(map(str, found)) == sorted(map(str, ROWS * 12))
+    assert max(read) <= most
+    assert len(read) < 2 * 12 * 6
+    assert len(pickle.loads(pickle.dumps(rows)).shards[0].kept) == 0
+
+
+def test_windows_that_share_a_block_of_the_hub_are_read_near_each_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("optrun.data.shards.BLOCK", 512)
+    here = open_stream("data.train", [jsonl(tmp_path / "a.jsonl", ROWS)], 5, [])
+    raw = (tmp_path / "a.jsonl").read_bytes()
+    monkeypatch.setattr(HubFile, "_fetched", lambda _, begin, end: raw[begin:end])
+    sha = hashlib.sha1(b"blob %d\0" % len(raw) + raw, usedforsecurity=False).hexdigest()
+    rows = open_stream("data.path", [HubFile("o/n", "a", "a.jsonl", len(raw), f"sha1:{sha}")], 5, [])
+    assert here.parts_of_windows.tolist() == list(range(13))
+    assert rows.parts_of_windows.tolist() == [0, 3, 6, 9, 12]
+    assert list(rows) == ROWS
 
 
 def blocks(rows: StreamRows, length: int = 8) -> StreamedBlocks:
@@ -113,7 +189,7 @@ def test_blocks_hold_every_token_once(tmp_path: Path) -> None:
     assert sorted(first) == list(range(len(made)))
     later = next(plan.steps(plan.steps_per_epoch - 1))
     assert [index for micro in later for _, index in micro] == first[-sum(map(len, later)) :]
-    assert plan.ordering == "windows of 9"
+    assert plan.ordering == "4 far windows of 9"
 
 
 def test_blocks_of_many_windows_are_planned_by_some_of_them(tmp_path: Path) -> None:

@@ -116,6 +116,19 @@ def test_a_plan_is_what_decides_which_examples_come() -> None:
     assert state.position == 3
 
 
+def test_a_run_in_an_older_order_of_windows_goes_on_with_a_new_epoch_and_says_so() -> None:
+    def arranged(name: str) -> EpochPlan:
+        return EpochPlan(50, 4, 2, 7, arrangement=SimpleNamespace(name=name))  # type: ignore[arg-type]
+
+    state = TrainState(global_step=9, passed_steps=1)
+    before = plan_values(arranged("windows of 9"), "a-b")
+    assert move(before, state, arranged("windows of 9"), "a-b") is None
+    told = str(move(before, state, arranged("4 far windows of 9"), "a-b"))
+    for fact in ("windows of 9 then, 4 far windows of 9 now", "a new epoch; 26 examples of epoch 2 are left out"):
+        assert fact in told
+    assert state.position == 14
+
+
 def test_what_changed_is_told_and_idle_changes_are_refused(tmp_path: Path) -> None:
     changes = {"lr": (0.1, None), "training.logging_steps": (10, 20)}
     lines = table(changes).splitlines()
