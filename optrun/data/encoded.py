@@ -33,20 +33,8 @@ class LongRow(Protocol):
         ...
 
     def pieces(self) -> Iterator[tuple[np.ndarray, int]]:
-        """One after another, each with the number of characters that are encoded by then.
-
-        Raises:
-            Unseamed: They cannot be made in pieces.
-        """
+        """One after another, each with the number of characters that are encoded by then."""
         ...
-
-    def whole(self) -> np.ndarray:
-        """All of them."""
-        ...
-
-
-class Unseamed(Exception):
-    """A text has to be encoded as a whole."""
 
 
 def size_of(text: Any) -> int:
@@ -112,24 +100,11 @@ def _write(rows: list[Any], file: BinaryIO, dtype: str, shown: Progress | None) 
         short = []
         file.flush()
         begin = file.seek(0, os.SEEK_END)
-        told = 0
-        try:
-            for piece, characters in row.pieces():
-                piece.astype(dtype).tofile(file)
-                if shown is not None:
-                    shown.tokens(len(piece))
-                    shown.ahead(before + characters)
-                told += len(piece)
-        except Unseamed:
-            file.truncate(begin)
-            file.seek(begin)
+        for piece, characters in row.pieces():
+            piece.astype(dtype).tofile(file)
             if shown is not None:
-                shown.tokens(-told)
-                shown.ahead(before)
-            whole = row.whole().astype(dtype)
-            whole.tofile(file)
-            if shown is not None:
-                shown.tokens(len(whole))
+                shown.tokens(len(piece))
+                shown.ahead(before + characters)
         file.flush()
         before += row.characters
         sizes[number] = (file.seek(0, os.SEEK_END) - begin) // item

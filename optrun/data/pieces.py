@@ -1,111 +1,163 @@
 """Token ids of a long text, made of pieces of it: the same ids, in the memory of a few pieces, on all cores.
 
-A tokenizer keeps some hundred bytes for each token of what it is given at once: a text of 20 MB takes 3.6 GB. So
-pieces are encoded that overlap, and joined where both agree: at the beginning of a word in the middle of the overlap,
-with the same tokens at the same places before and after it. What a tokenizer makes of a word does not depend on what
-is that far away, since it splits texts into words first.
+A tokenizer keeps some hundred bytes for each token of what it is given at once: a text of 20 MB takes 3.6 GB. So a
+text is cut where one of its words ends for certain: behind a letter and before a space, say. Each piece is encoded
+behind the letter that stands before it, whose tokens are dropped. What a tokenizer does at the beginning of a text,
+such as to add a space, it does to that letter.
 
-Byte-pair encoding that does not split into words (Llama 2's, Gemma's) can be joined at any token that agrees: if
-every two neighbouring tokens are the encoding of their own text, the sequence is the encoding of the whole, since a
-merge across a border would have happened between the two alone.
-
-Where nothing agrees, as inside a long run of one letter, both pieces are encoded anew as a longer one. Other models
-that do not split (Unigram without words) encode the text as a whole.
+A cut is certain if every part of the tokenizer is one that is listed here. The normalizers and pre-tokenizers of the
+list look at neighbouring characters alone, and no token that was added reaches across a cut. A tokenizer with any other
+part may pair quotes or brackets that are far apart, and encodes the text as a whole.
 """
 
 from __future__ import annotations
 
-from collections import deque
+import json
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice, pairwise
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from optrun.data.encoded import Unseamed
-
 if TYPE_CHECKING:
-    from tokenizers import Encoding
     from transformers import PreTrainedTokenizerBase
 
     from optrun.data.long_text import LongText
 
 PIECE = 1 << 16
-"""Characters of a piece."""
-OVERLAP = 1 << 11
-"""Characters that a piece reads into each neighbour."""
-AGREE = 16
-"""Tokens on either side of a seam that have to be the same."""
+"""Characters of a piece, at least."""
 _AT_ONCE = 32
 """Pieces that are encoded together."""
-_GROWTH = 4
-"""Times as long as a piece is its successor, where it does not fit to its neighbour."""
-_NEAR = 64
-"""Tokens on either side of a border among which a seam is looked for."""
-_WORDS = "one two\n3.4 (five), it's\tsix_seven 字 "
+_NEAR = 1 << 12
+"""Characters among which a place to cut is looked for at once."""
+_LETTERS = "A-Za-z\u0410-\u0418\u041a-\u0438\u043a-\u044f\u4e00-\u9fff\uac00-\ud7a3"
+"""Latin, Cyrillic, Chinese and Hangul, of which each is made of letters alone under every Unicode normal form."""
+_MARKS = " \n\uff0c\u3002\u3001"
+"""Before these, words of letters end: white space, and the comma, full stop and enumeration comma of Chinese."""
+_END = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
+_REST = r" ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+_UPPER, _LOWER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
+_PATTERNS = {
+    r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+",  # GPT-2
+    r"'(?:[sdmt]|ll|ve|re)| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+",
+    rf"{_END}|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|\p{{N}}{{1,3}}|{_REST}",  # cl100k, Llama 3
+    rf"{_END}|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|\p{{N}}|{_REST}",  # Qwen 2
+    rf"[^\r\n\p{{L}}\p{{N}}]?{_UPPER}*{_LOWER}+{_END}?|[^\r\n\p{{L}}\p{{N}}]?{_UPPER}+{_LOWER}*{_END}?|\p{{N}}{{1,3}}|"
+    r" ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+",  # o200k
+    r"'s|'t|'re|'ve|'m|'ll|'d|[\p{L}]+|[\p{N}]|[^\s\p{L}\p{N}]+",  # CLIP
+}
+"""Of which no match goes on from a letter to one of the marks."""
+_DROP_SPACE = {"BertPreTokenizer", "Whitespace", "WhitespaceSplit"}
+_NORMALIZERS = {"NFC", "NFD", "NFKC", "NFKD", "Lowercase", "StripAccents", "BertNormalizer", "Nmt", "Prepend", "Strip"}
 
 
-@dataclass(frozen=True, slots=True)
-class _Piece:
-    """A piece that is encoded, with what it reads into its neighbours."""
-
-    encoding: Encoding
-    start: int
-    """Its first character in the text."""
-    stop: int
-    """One past its last."""
-    begin: int
-    """The first character that was encoded."""
-    ids: np.ndarray
-    """Of all its tokens; shape (tokens,), int32."""
-
-    def near(self, border: int) -> dict[int, _Token]:
-        """Tokens around a character of the text, by their number in the piece."""
-        at = next((at for at in range(border, border + OVERLAP // 2) if self._token_at(at) is not None), None)
-        if at is None:
-            return {}
-        middle = self._token_at(at) or 0
-        return {
-            number: _Token(int(self.ids[number]), self.begin + chars[0], self.encoding.token_to_word(number))
-            for number in range(max(0, middle - _NEAR), min(len(self.ids), middle + _NEAR))
-            if (chars := self.encoding.token_to_chars(number)) is not None
-            and abs(self.begin + chars[0] - border) < OVERLAP // 2
-        }
-
-    def _token_at(self, character: int) -> int | None:
-        found: int | None = self.encoding.char_to_token(character - self.begin)
-        return found
+def is_long(text: str | LongText) -> bool:
+    """Whether a text is worth encoding in pieces."""
+    return len(text) > 2 * PIECE
 
 
-@dataclass(frozen=True, slots=True)
-class _Token:
-    id: int
-    start: int
-    """Character of the text."""
-    word: int | None
-    """Number of its word in the piece."""
-
-
-def is_long(text: str | LongText, tokenizer: PreTrainedTokenizerBase) -> bool:
-    """Whether a text is worth encoding in pieces, and its tokenizer says where its tokens and words begin."""
-    return len(text) > 2 * PIECE and bool(tokenizer.is_fast)
-
-
-def long_ids(text: str | LongText, tokenizer: PreTrainedTokenizerBase) -> np.ndarray:
-    """Encode a text without special tokens around it.
+def word_ends(tokenizer: PreTrainedTokenizerBase) -> str:
+    """Characters before which a word that ends with a letter ends for certain; empty: none is known.
 
     Args:
-        text: Of any length.
-        tokenizer: A fast one.
-
-    Returns:
-        Its ids, shape (tokens,), int32: those of `tokenizer(text, add_special_tokens=False)`.
+        tokenizer: Any.
     """
-    row = Pieces(text, tokenizer, [], [])
-    try:
-        return np.concatenate([ids for ids, _ in row.pieces()])
-    except Unseamed:
-        return row.whole()
+    if not tokenizer.is_fast:
+        return ""
+    backend: Any = tokenizer.backend_tokenizer
+    normalizers, splitters = (_parts(part) for part in (backend.normalizer, backend.pre_tokenizer))
+    model = json.loads(backend.model.__getstate__()) if type(backend.model).__name__ != "Unigram" else {}
+    drops = bool(splitters) and splitters[0]["type"] in _DROP_SPACE
+    if model.get("dropout") or not _normalized_alone(backend, normalizers, drops) or _added_across(backend):
+        return ""
+    marks: set[str] = set()
+    changed = False  # spaces are something else from here on
+    for part in splitters:
+        ends = _ends_of(part)
+        if ends is None:
+            return ""
+        marks |= set() if changed else set(ends)
+        changed = changed or part["type"] in ("ByteLevel", "Metaspace")
+    spaces = any(part["type"] == "Replace" and part["pattern"] == {"String": " "} for part in normalizers)
+    if marks and not spaces:
+        kept = set(" ") if any(part["type"] == "Precompiled" for part in normalizers) else set(_MARKS)
+        return "".join(sorted(marks & kept))
+    spaces = spaces or any(part["type"] == "Metaspace" for part in splitters)
+    return " " if not marks and _merges_apart(model, splitters, "▁" if spaces else " ") else ""
+
+
+def _parts(part: Any) -> list[dict[str, Any]]:
+    """A normalizer or a pre-tokenizer as the list of what it does, one after another."""
+
+    def flat(state: dict[str, Any]) -> Iterator[dict[str, Any]]:
+        inside = state.get("normalizers") or state.get("pretokenizers")
+        if state["type"] != "Sequence":
+            yield state
+        for each in inside or ():
+            yield from flat(each)
+
+    return [] if part is None else list(flat(json.loads(part.__getstate__())))
+
+
+def _normalized_alone(backend: Any, normalizers: Sequence[Mapping[str, Any]], drops_space: bool) -> bool:
+    """Whether what stands before and behind a cut is normalized by itself, letters to letters and marks to others."""
+    replaces = False
+    for part in normalizers:
+        known = part["type"] in {*_NORMALIZERS, "Precompiled"}
+        if part["type"] == "Replace":
+            replaces, text = True, part["pattern"].get("String")
+            known = part["pattern"] == {"Regex": " {2,}"} or (text == " " and part["content"] == "▁")
+            known = known or (text is not None and not re.search(f"[{_LETTERS}{_MARKS}]", text))
+        if not known:
+            return False
+    if not normalizers:
+        return True
+    normalize = backend.normalizer.normalize_str
+    letters = normalize("".join(re.findall(f"[{_LETTERS}]", "".join(map(chr, range(0xD800)))))).removeprefix("▁")
+    if drops_space and not replaces:  # BERT's, which puts spaces around each Chinese character
+        letters = "".join(letters.split())
+    between = (normalize(f"a{mark}b").removeprefix("▁") for mark in _MARKS)
+    return letters.isalpha() and all(re.fullmatch(r"a[\W_]b", text) for text in between)
+
+
+def _added_across(backend: Any) -> bool:
+    """Whether a token that was added goes on from a letter to one of the marks, or takes the space behind a letter."""
+    across = re.compile(rf"\w[\s▁{_MARKS}]")
+    for token in backend.get_added_tokens_decoder().values():
+        text = token.content
+        normal = text if backend.normalizer is None else backend.normalizer.normalize_str(text)
+        if across.search(text) or across.search(normal) or (token.rstrip and re.search(r"\w\Z", text + "\n" + normal)):
+            return True
+    return False
+
+
+def _ends_of(part: Mapping[str, Any]) -> str | None:
+    """The marks before which a pre-tokenizer always ends a word of letters; None: it is not known to be local."""
+    kind = part["type"]
+    if kind == "Split":
+        known = part["pattern"].get("Regex") in _PATTERNS and part["behavior"] in ("Isolated", "Removed")
+        return _MARKS if known else "" if part["pattern"] == {"String": " "} else None
+    if kind == "ByteLevel":
+        return _MARKS if part["use_regex"] else ""
+    if kind == "Metaspace":
+        return " " if part["split"] else ""
+    known_ends = {"BertPreTokenizer": _MARKS, "Whitespace": _MARKS, "WhitespaceSplit": " \n"}
+    return known_ends.get(kind, "" if kind in ("Digits", "Punctuation") else None)
+
+
+def _merges_apart(model: Mapping[str, Any], splitters: Sequence[Mapping[str, Any]], space: str) -> bool:
+    """Whether byte-pair encoding that does not split into words, as Llama 2's and Gemma's, merges no letter and space.
+
+    Merges before and behind a border do not touch each other if no token reaches across it.
+    """
+    if model.get("type") != "BPE" or any(part["type"] not in ("Metaspace", "Split") for part in splitters):
+        return False
+    if model["continuing_subword_prefix"] or model["end_of_word_suffix"] or model["ignore_merges"]:
+        return False
+    vocabulary = model["vocab"]
+    return space in vocabulary and not any(re.search(f"[^{space}]{space}", token) for token in vocabulary)
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,73 +167,61 @@ class Pieces:
     Attributes:
         text: Of any length.
         tokenizer: A fast one.
+        ends: Its `word_ends`; not empty.
         before: Ids that stand before it.
         after: Ids behind it.
     """
 
     text: str | LongText
     tokenizer: PreTrainedTokenizerBase
-    before: Sequence[int]
-    after: Sequence[int]
+    ends: str
+    before: Sequence[int] = ()
+    after: Sequence[int] = ()
 
     @property
     def characters(self) -> int:
         """Of the text."""
         return len(self.text)
 
-    def whole(self) -> np.ndarray:
-        """All ids, made at once; shape (tokens,), int32."""
-        found = self.tokenizer(str(self.text), add_special_tokens=False, verbose=False)["input_ids"]
-        return np.array([*self.before, *found, *self.after], dtype=np.int32)
-
     def pieces(self) -> Iterator[tuple[np.ndarray, int]]:
-        """All ids, one piece after another, with the characters that have been encoded.
-
-        Raises:
-            Unseamed: A piece has other tokens where more of the text follows.
-        """
+        """All ids, one piece after another, with the characters that have been encoded."""
         yield np.array(self.before, dtype=np.int32), 0
-        anywhere = _merges_only(self.tokenizer)
-        ready: deque[_Piece] = deque()
-        last: _Piece | None = None
-        at = begin = 0  # characters that are in pieces up to `last`, and its first token that has not been taken
+        every = pairwise(self._borders())
+        while borders := list(islice(every, _AT_ONCE)):
+            parts = [self.text[max(0, begin - 1) : end] for begin, end in borders]
+            found = fast_ids(parts, self.tokenizer, special=False)
+            letters = fast_ids([part[:1] for part in parts], self.tokenizer, special=False)
+            for (begin, end), ids, letter in zip(borders, found, letters, strict=True):
+                yield np.array(ids[len(letter) if begin else 0 :], dtype=np.int32), end
+        yield np.array(self.after, dtype=np.int32), len(self.text)
+
+    def _borders(self) -> Iterator[int]:
+        """Where pieces begin, and where the last one ends."""
+        cut = re.compile(f"(?<=[{_LETTERS}])(?=[{self.ends}][{_LETTERS}])")
+        at = 0
         while at < len(self.text):
-            if not ready:
-                starts = range(at, len(self.text), PIECE)[:_AT_ONCE]
-                ready.extend(self._encode(starts, PIECE))
-            piece = ready.popleft()
-            if last is None:
-                last = piece
-            elif seam := _seam(last, piece, anywhere=anywhere):
-                yield last.ids[begin : seam[0]], at
-                last, begin = piece, seam[1]
-            else:
-                last = self._longer(last, begin)
-                while ready and ready[0].start < last.stop:
-                    ready.popleft()
-            at = last.stop
-        if last is not None:
-            yield last.ids[begin:], at
-        yield np.array(self.after, dtype=np.int32), at
+            yield at
+            at += PIECE
+            while at < len(self.text):
+                found = cut.search(self.text[at - 1 : at + _NEAR])
+                if found:
+                    at += found.start() - 1
+                    break
+                at += _NEAR - 1
+        yield len(self.text)
 
-    def _longer(self, piece: _Piece, begin: int) -> _Piece:
-        """A piece that goes on, of which the tokens before `begin` have been given already."""
-        (longer,) = self._encode([piece.start], _GROWTH * (piece.stop - piece.start))
-        if not np.array_equal(longer.ids[: begin + AGREE], piece.ids[: begin + AGREE]):
-            raise Unseamed
-        return longer
 
-    def _encode(self, starts: Sequence[int], length: int) -> list[_Piece]:
-        """Pieces of so many characters, of which the last one of the text has fewer."""
-        size = len(self.text)
-        begins = [max(0, start - OVERLAP) for start in starts]
-        stops = [min(start + length, size) for start in starts]
-        parts = [self.text[begin : stop + OVERLAP] for begin, stop in zip(begins, stops, strict=True)]
-        encodings: Any = _uncut(self.tokenizer).encode_batch(parts, add_special_tokens=False)
-        return [
-            _Piece(encoding, start, stop, begin, np.array(encoding.ids, dtype=np.int32))
-            for encoding, start, stop, begin in zip(encodings, starts, stops, begins, strict=True)
-        ]
+def long_ids(text: str | LongText, tokenizer: PreTrainedTokenizerBase) -> np.ndarray:
+    """Encode a text in pieces, without special tokens around it.
+
+    Args:
+        text: Of any length.
+        tokenizer: One that has `word_ends`.
+
+    Returns:
+        Its ids, shape (tokens,), int32: those of `tokenizer(text, add_special_tokens=False)`.
+    """
+    return np.concatenate([ids for ids, _ in Pieces(text, tokenizer, word_ends(tokenizer)).pieces()])
 
 
 def fast_ids(texts: list[str], tokenizer: PreTrainedTokenizerBase, *, special: bool) -> list[list[int]]:
@@ -189,60 +229,7 @@ def fast_ids(texts: list[str], tokenizer: PreTrainedTokenizerBase, *, special: b
     if not tokenizer.is_fast:
         found = tokenizer(texts, add_special_tokens=special, return_attention_mask=False, verbose=False)["input_ids"]
         return list(found)
-    backend: Any = _uncut(tokenizer)
-    return [encoding.ids for encoding in backend.encode_batch_fast(texts, add_special_tokens=special)]
-
-
-def _uncut(tokenizer: PreTrainedTokenizerBase) -> Any:
-    """The library's tokenizer, which cuts and pads nothing; transformers sets both anew at each of its calls."""
     backend: Any = tokenizer.backend_tokenizer
-    backend.no_truncation()
+    backend.no_truncation()  # transformers sets both anew at each of its calls
     backend.no_padding()
-    return backend
-
-
-def _merges_only(tokenizer: PreTrainedTokenizerBase) -> bool:
-    """Whether tokens are made by merging neighbours alone, without a split into words before it."""
-    from tokenizers.models import BPE
-
-    backend: Any = tokenizer.backend_tokenizer
-    if not isinstance(backend.model, BPE) or backend.model.dropout:
-        return False
-    for words in (_WORDS, _WORDS * 2000):  # the second is longer than a piece: some split by length alone
-        text = words if backend.normalizer is None else backend.normalizer.normalize_str(words)
-        if backend.pre_tokenizer is not None and len(backend.pre_tokenizer.pre_tokenize_str(text)) > 1:
-            return False
-    return True
-
-
-def _seam(left: _Piece, right: _Piece, *, anywhere: bool) -> tuple[int, int] | None:
-    """Where to go over from one piece to the next: a token of each, the nearest to the border that will do."""
-    border = right.start
-    one, other = left.near(border), right.near(border)
-    places = {token.start: number for number, token in reversed(other.items())}
-    for number in sorted(one, key=lambda number: abs(one[number].start - border)):
-        there = places.get(one[number].start)
-        if there is not None and _agree(one, other, number, there) and (anywhere or _words_agree(one, number)):
-            return number, there
-    return None
-
-
-def _agree(one: Mapping[int, _Token], other: Mapping[int, _Token], a: int, b: int) -> bool:
-    """Whether the tokens on either side are the same, and words begin at the same ones."""
-    for step in range(-AGREE, AGREE):
-        mine, yours = one.get(a + step), other.get(b + step)
-        if mine is None or yours is None or (mine.id, mine.start) != (yours.id, yours.start):
-            return False
-        if step > -AGREE and _begins_word(one, a + step) != _begins_word(other, b + step):
-            return False
-    return True
-
-
-def _words_agree(tokens: Mapping[int, _Token], number: int) -> bool:
-    """Whether words begin here and among the tokens that agree, on both sides."""
-    sides = (range(number - AGREE + 1, number), range(number + 1, number + AGREE))
-    return _begins_word(tokens, number) and all(any(_begins_word(tokens, at) for at in side) for side in sides)
-
-
-def _begins_word(tokens: Mapping[int, _Token], number: int) -> bool:
-    return number - 1 in tokens and tokens[number].word != tokens[number - 1].word
+    return [encoding.ids for encoding in backend.encode_batch_fast(texts, add_special_tokens=special)]

@@ -12,7 +12,7 @@ from optrun.data.columns import cell_text, text_column, texts
 from optrun.data.encoded import Encoder
 from optrun.data.examples import Examples, Selected, encode, limited, packed
 from optrun.data.loader import ExampleSource
-from optrun.data.pieces import Pieces, fast_ids, is_long
+from optrun.data.pieces import PIECE, Pieces, fast_ids, is_long, word_ends
 from optrun.data.shards import Row
 from optrun.data.source import Source, Split
 from optrun.data.stream import StreamedBlocks, StreamedRows, StreamRows
@@ -70,22 +70,44 @@ def _around(tokenizer: PreTrainedTokenizerBase) -> tuple[list[int], list[int]]:
 
 
 def _whole_rows(
-    texts: list[str], tokenizer: PreTrainedTokenizerBase, before: list[int], after: list[int], *, special: bool
+    texts: list[str],
+    tokenizer: PreTrainedTokenizerBase,
+    around: tuple[list[int], list[int]],
+    notes: list[str],
+    *,
+    special: bool,
 ) -> list[Any]:
-    """Ids of texts of which none is cut: of long ones in pieces, of the others together."""
-    short = [str(text) for text in texts if not is_long(text, tokenizer)]
-    encoded = iter(fast_ids(short, tokenizer, special=special))
+    """Ids of texts of which none is cut: of long ones in pieces if they are those of the whole, of the others together.
+
+    Args:
+        texts: Of any length.
+        tokenizer: Any.
+        around: Ids before and after each.
+        notes: Takes why long ones are encoded as wholes.
+        special: Whether the tokenizer itself puts the ids around a text.
+    """
+    before, after = around
+    ends = word_ends(tokenizer) if any(map(is_long, texts)) else ""
+    whole = [str(text) for text in texts if not (ends and is_long(text))]
+    longest = max(map(len, whole), default=0)
+    if longest > 2 * PIECE:
+        note = (
+            f"a text of more than {2 * PIECE:,} characters is encoded as a whole: optrun knows no place where this "
+            "tokenizer may cut it. This takes some 180 bytes of memory a character"
+        )
+        notes += [] if note in notes else [note]
+    encoded = iter(fast_ids(whole, tokenizer, special=special))
 
     def row(text: str) -> Any:
-        if is_long(text, tokenizer):
-            return Pieces(text, tokenizer, before, after)
+        if ends and is_long(text):
+            return Pieces(text, tokenizer, ends, before, after)
         return next(encoded) if special else [*before, *next(encoded), *after]
 
     return [row(text) for text in texts]
 
 
 def _encoder(
-    tokenizer: PreTrainedTokenizerBase, *, length: int, packing: bool, separator: int | None
+    tokenizer: PreTrainedTokenizerBase, notes: list[str], *, length: int, packing: bool, separator: int | None
 ) -> tuple[Encoder, str]:
     """What makes ids of texts, and a digest of what they depend on besides the texts."""
     special = separator is None
@@ -95,7 +117,7 @@ def _encoder(
 
     def encode_texts(batch: list[str], cut: bool) -> dict[str, list[Any]]:
         if longest is None:
-            return {"input_ids": _whole_rows(batch, tokenizer, *around, special=special)}
+            return {"input_ids": _whole_rows(batch, tokenizer, around, notes, special=special)}
         encoded = tokenizer(
             batch,
             add_special_tokens=special,
@@ -124,7 +146,7 @@ def _streamed(
 ) -> StreamedRows | StreamedBlocks:
     """The examples of a stream: a text that has no token, or one, is an example without a target."""
     column = text_column(source, split)
-    encoder, key = _encoder(tokenizer, length=length, packing=packing, separator=separator)
+    encoder, key = _encoder(tokenizer, source.notes, length=length, packing=packing, separator=separator)
     rows: Any = split.rows.select_columns([column])
     filler = separator if separator is not None else int(tokenizer.pad_token_id or 0)
 
@@ -151,7 +173,7 @@ def _split_examples(
     separator: int | None,
 ) -> Examples | Selected:
     column = text_column(source, split)
-    encoder, key = _encoder(tokenizer, length=length, packing=packing, separator=separator)
+    encoder, key = _encoder(tokenizer, source.notes, length=length, packing=packing, separator=separator)
 
     def rows() -> Iterator[str]:
         return (text for text in texts(split, column) if text)

@@ -8,11 +8,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, trainers
+from tokenizers import AddedToken, Regex, Tokenizer, models, normalizers, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
 from optrun.data import pieces
-from optrun.data.pieces import is_long, long_ids
+from optrun.data.pieces import Pieces, is_long, long_ids, word_ends
 from optrun.model.tokenizer import train_tokenizer
 from tests.running import sentence
 
@@ -89,89 +89,200 @@ TOKENIZERS: dict[str, Callable[[], Any]] = {
 }
 
 
-@pytest.mark.parametrize("kind", TOKENIZERS)
-def test_pieces_are_the_whole(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pieces, "PIECE", 1500)
-    monkeypatch.setattr(pieces, "OVERLAP", 400)
-    tokenizer = TOKENIZERS[kind]()
-    for name, text in TEXTS.items():
-        found, whole = long_ids(text, tokenizer), tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
-        assert found.dtype == np.int32
-        assert found.tolist() == whole, name
+def _bpe(train: list[str] | None = None, size: int = 300, **parts: Any) -> PreTrainedTokenizerFast:
+    trainer = trainers.BpeTrainer(
+        vocab_size=size,
+        special_tokens=["<unk>", "</s>"],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    return _fast(models.BPE(unk_token="<unk>"), trainer, train, **parts)
 
 
-class Watched:
-    """A tokenizer that notes how long the texts are that it is given."""
-
-    is_fast = True
-
-    def __init__(self, tokenizer: Any) -> None:
-        self.tokenizer = tokenizer
-        self.longest = 0
-
-    @property
-    def backend_tokenizer(self) -> Any:
-        return self
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.tokenizer.backend_tokenizer, name)
-
-    def encode_batch(self, texts: Any, **options: Any) -> Any:
-        self.longest = max(self.longest, *map(len, texts))
-        return self.tokenizer.backend_tokenizer.encode_batch(texts, **options)
-
-    def __call__(self, text: Any, **options: Any) -> Any:
-        self.longest = max(self.longest, len(text))
-        return self.tokenizer(text, **options)
+def _split(pattern: str, behavior: str = "isolated", *, invert: bool = False, words: Any = None) -> Any:
+    parts = [pre_tokenizers.Split(Regex(pattern), behavior, invert), *([words] if words else [])]
+    return lambda: _bpe(pre_tokenizer=pre_tokenizers.Sequence([*parts, pre_tokenizers.ByteLevel(use_regex=False)]))
 
 
-@pytest.mark.parametrize("kind", ["byte-level", "without words", "after a normalizer"])
-def test_no_text_of_words_is_encoded_as_a_whole(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pieces, "PIECE", 1500)
-    monkeypatch.setattr(pieces, "OVERLAP", 400)
-    watched: Any = Watched(TOKENIZERS[kind]())
-    for name in ("words", "odd", "special", "no spaces"):
-        assert is_long(TEXTS[name] * 3, watched)
-        long_ids(TEXTS[name], watched)
-        assert watched.longest <= 1500 + 800, name
+def _added(*tokens: AddedToken, **parts: Any) -> Any:
+    def made() -> Any:
+        tokenizer = _bpe(**({"pre_tokenizer": pre_tokenizers.ByteLevel(add_prefix_space=False)} | parts))
+        tokenizer.add_tokens(list(tokens))
+        return tokenizer
+
+    return made
 
 
-@pytest.mark.parametrize("kind", ["byte-level", "pair", "unigram", "without words"])
+def _llama() -> PreTrainedTokenizerFast:
+    """As Llama 2's: no words, and no token goes on from a letter to a space."""
+    trainer = trainers.BpeTrainer(vocab_size=300, special_tokens=["<unk>", "</s>", "▁"], show_progress=False)
+    made = _fast(models.BPE(unk_token="<unk>"), trainer, pre_tokenizer=pre_tokenizers.Metaspace())
+    made.backend_tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="first", split=False)
+    return made
+
+
+def _old_llama() -> PreTrainedTokenizerFast:
+    made = _llama()
+    made.backend_tokenizer.pre_tokenizer = None
+    made.backend_tokenizer.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
+    return made
+
+
+def _bert() -> PreTrainedTokenizerFast:
+    trainer = trainers.WordPieceTrainer(vocab_size=300, special_tokens=["<unk>", "</s>"], show_progress=False)
+    parts = {"normalizer": normalizers.BertNormalizer(), "pre_tokenizer": pre_tokenizers.BertPreTokenizer()}
+    return _fast(models.WordPiece(unk_token="<unk>"), trainer, **parts)
+
+
+def _starcoder() -> PreTrainedTokenizerFast:
+    parts = [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=True)]
+    return _bpe(pre_tokenizer=pre_tokenizers.Sequence(parts), normalizer=normalizers.NFKC())
+
+
+def _xlm() -> PreTrainedTokenizerFast:
+    made = _unigram()
+    parts = [pre_tokenizers.WhitespaceSplit(), pre_tokenizers.Metaspace()]
+    made.backend_tokenizer.pre_tokenizer = pre_tokenizers.Sequence(parts)
+    made.backend_tokenizer.normalizer = normalizers.Replace(Regex(" {2,}"), " ")
+    return made
+
+
+LOCAL: dict[str, Callable[[], Any]] = {
+    "ours": TOKENIZERS["byte-level"],
+    "pair": TOKENIZERS["pair"],
+    "unigram": _unigram,
+    "xlm": _xlm,
+    "llama 2": _llama,
+    "old llama 2": _old_llama,
+    "bert": _bert,
+    "starcoder": _starcoder,
+    "mask": _added(AddedToken("<mask>", lstrip=True, rstrip=True), AddedToken("fox", lstrip=True, single_word=True)),
+    **{f"pattern {number}": _split(pattern) for number, pattern in enumerate(sorted(pieces._PATTERNS))},
+}
+"""Tokenizers whose words end for certain in many places."""
+GPT_2 = pre_tokenizers.ByteLevel(add_prefix_space=False)
+FAR: dict[str, Callable[[], Any]] = {
+    "quotes": _split(r'"[^"]*"', words=GPT_2),
+    "brackets": _split(r"\([^()]*\)", words=GPT_2),
+    "fences": _split(r"```[^`]*```", words=GPT_2),
+    "quotes removed": _split(r'"[^"]*"', "removed", words=GPT_2),
+    "lines": _split(r"\n", "merged_with_next", words=None),
+    "from the end": _split(r"x(?=[^q]*q)|\w+|\W", words=None),
+    "words merged": _split(sorted(pieces._PATTERNS)[0], "contiguous"),
+    "of one length": lambda: _bpe(pre_tokenizer=pre_tokenizers.FixedLength(5)),
+    "far normalizer": lambda: _bpe(
+        pre_tokenizer=GPT_2,
+        normalizer=normalizers.Replace(Regex(r'"[^"]*"'), "quoted words"),
+    ),
+    "spaces are letters": lambda: _bpe(
+        pre_tokenizer=pre_tokenizers.Whitespace(), normalizer=normalizers.Replace(" ", "x")
+    ),
+    "bytes before words": lambda: _bpe(
+        pre_tokenizer=pre_tokenizers.Sequence([pre_tokenizers.ByteLevel(use_regex=False), pre_tokenizers.Whitespace()])
+    ),
+    "token of two words": _added(AddedToken("quick brown")),
+    "token that takes spaces": _added(AddedToken("fox", rstrip=True)),
+    "token under a normal form": _added(AddedToken("quick\u00a0brown", normalized=True), normalizer=normalizers.NFKC()),
+    "merges across": TOKENIZERS["without words"],
+    "merges after a normalizer": TOKENIZERS["after a normalizer"],
+    "dropout": lambda: _fast(models.BPE(dropout=0.1), trainers.BpeTrainer(vocab_size=99, show_progress=False)),
+}
+"""Tokenizers for which a text may not be cut: a mark counts far behind it, or no place is certain."""
+MARKED = "".join(
+    f'{"字" * (n % 3)} "a quote\n of {n} words" (x {n}，y) ```z\n```  fox jumps，汉字，end. ' for n in range(9)
+)
+
+
+def _whole(tokenizer: Any, text: str) -> list[int]:
+    found: list[int] = tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
+    return found
+
+
+@pytest.mark.parametrize("kind", LOCAL)
+def test_pieces_are_the_whole_at_the_real_constants(kind: str) -> None:
+    tokenizer = LOCAL[kind]()
+    drawn = random.Random(kind)
+    parts = [PLAIN[:900], MARKED, TEXTS["odd"][:500], PLAIN[900:5000]]
+    text = "".join(drawn.choices(parts, k=100))
+    assert is_long(text)
+    assert word_ends(tokenizer)
+    made = list(Pieces(text, tokenizer, word_ends(tokenizer)).pieces())
+    assert np.concatenate([ids for ids, _ in made]).tolist() == _whole(tokenizer, text)
+    assert len(made) > 3, "it is cut"
+    assert max(np.diff([end for _, end in made])) < pieces.PIECE + 5000
+
+
+@pytest.mark.parametrize("kind", LOCAL)
+def test_pieces_are_the_whole_of_any_text(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Cut wherever it may be cut."""
+    monkeypatch.setattr(pieces, "PIECE", 1)
+    monkeypatch.setattr(pieces, "_NEAR", 7)
+    tokenizer = LOCAL[kind]()
+    for name, text in {**TEXTS, "marked": MARKED}.items():
+        text = text[:2000]
+        assert long_ids(text, tokenizer).tolist() == _whole(tokenizer, text), name
+    drawn = random.Random(kind)
+    alphabet = "ab 字汉，。\n  x\"(é́'s0k▁<mask> fox"
+    for _ in range(60):
+        text = "".join(drawn.choices(alphabet, k=drawn.randint(0, 90)))
+        assert long_ids(text, tokenizer).tolist() == _whole(tokenizer, text), text
+
+
+@pytest.mark.parametrize("kind", FAR)
+def test_a_tokenizer_that_may_look_far_encodes_the_whole(kind: str) -> None:
+    assert word_ends(FAR[kind]()) == ""
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_random_tokenizers_are_cut_only_where_it_makes_no_difference(
+    seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Parts, vocabulary and added tokens drawn together: whatever is taken for local is."""
+    monkeypatch.setattr(pieces, "PIECE", 5)
+    drawn = random.Random(seed)
+    every: list[Any] = [
+        *(pre_tokenizers.Split(Regex(pattern), "isolated") for pattern in pieces._PATTERNS),
+        *(pre_tokenizers.Metaspace(split=split) for split in (True, False)),
+        *(pre_tokenizers.ByteLevel(use_regex=words, add_prefix_space=words) for words in (True, False)),
+        *(pre_tokenizers.BertPreTokenizer(), pre_tokenizers.Whitespace(), pre_tokenizers.WhitespaceSplit()),
+        *(pre_tokenizers.Digits(), pre_tokenizers.Punctuation(drawn.choice(["isolated", "contiguous", "removed"]))),
+    ]
+    normal: list[Any] = [
+        *(normalizers.NFC(), normalizers.NFKD(), normalizers.Lowercase(), normalizers.StripAccents()),
+        *(normalizers.BertNormalizer(), normalizers.Prepend("▁"), normalizers.Replace(" ", "▁"), normalizers.Strip()),
+        *(normalizers.Replace(Regex(" {2,}"), drawn.choice(" ▁x")), normalizers.Replace(drawn.choice('".x '), "a b")),
+    ]
+    parts: dict[str, Any] = {"pre_tokenizer": pre_tokenizers.Sequence(drawn.choices(every, k=drawn.randint(1, 3)))}
+    if drawn.random() < 0.6:
+        parts["normalizer"] = normalizers.Sequence(drawn.choices(normal, k=drawn.randint(1, 2)))
+    tokenizer = _bpe([MARKED], drawn.randint(260, 500), **parts)
+    content = drawn.choice(["fox", " a", "b ", "a b", "字", "，y", "<m>", "\n"])
+    flags = {name: drawn.random() < 0.5 for name in ("lstrip", "rstrip", "single_word", "normalized")}
+    tokenizer.add_tokens([AddedToken(content, **flags)])
+    if not word_ends(tokenizer):
+        return
+    for _ in range(20):
+        text = "".join(
+            drawn.choice(("a", "b", " ", "字", "，", "\n", "fox ", '"', "<m>", " x", "é", "7")) for _ in range(60)
+        )
+        assert long_ids(text, tokenizer).tolist() == _whole(tokenizer, text), (text, parts, content, flags)
+
+
+@pytest.mark.parametrize("kind", ["ours", "pair", "unigram", "llama 2", "bert"])
 def test_a_place_without_words_costs_what_is_around_it(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """One run of a letter across a border once had the whole text encoded at once: 22 GB of memory for 1 GB of it."""
     monkeypatch.setattr(pieces, "PIECE", 1500)
-    monkeypatch.setattr(pieces, "OVERLAP", 400)
-    tokenizer = TOKENIZERS[kind]()
-    watched: Any = Watched(tokenizer)
-    for run in (300, 1000, 3000, 9000):
-        for place in (0, 4000, 6000, len(PLAIN)):
+    tokenizer = LOCAL[kind]()
+    for run in (300, 3000, 9000):
+        for place in (0, 4000, len(PLAIN)):
             text = PLAIN[:place] + "y" * run + PLAIN[place:] + PLAIN
-            watched.longest = 0
-            assert long_ids(text, watched).tolist() == tokenizer(text, add_special_tokens=False)["input_ids"]
-            assert watched.longest <= 4 * max(1500, 1.5 * run) + 800, (run, place)
-
-
-@pytest.mark.parametrize("seed", range(20))
-def test_merges_without_words_are_joined_anywhere(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Merges are learnt from, and applied to, letters drawn from few: runs and merges across every border."""
-    monkeypatch.setattr(pieces, "PIECE", 300)
-    monkeypatch.setattr(pieces, "OVERLAP", 200)
-    drawn = random.Random(seed)
-    letters = "ab c字"[: drawn.randint(2, 5)]
-    texts = ["".join(drawn.choice(letters) for _ in range(length)) for length in (3000, 5000)]
-    size = drawn.randint(8, 120)
-    trainer = trainers.BpeTrainer(vocab_size=size, special_tokens=["<unk>", "</s>"], show_progress=False)
-    tokenizer = _fast(models.BPE(unk_token="<unk>", fuse_unk=seed % 2 == 0), trainer, train=texts[:1])
-    texts += [texts[1].replace("a", "é", 1000), texts[1].replace("b", "</s>")]
-    watched: Any = Watched(tokenizer)
-    for text in texts[1:]:
-        assert long_ids(text, watched).tolist() == tokenizer(text, add_special_tokens=False)["input_ids"]
-    assert watched.longest < 3000
+            made = list(Pieces(text, tokenizer, word_ends(tokenizer)).pieces())
+            assert np.concatenate([ids for ids, _ in made]).tolist() == _whole(tokenizer, text)
+            assert max(np.diff([end for _, end in made])) <= 1600 + run
 
 
 def test_slow_tokenizers_and_short_texts_are_left_to_the_tokenizer() -> None:
     tokenizer: Any = type("Slow", (), {"is_fast": False})()
-    assert not is_long("x" * 10**6, tokenizer)
-    tokenizer.is_fast = True
-    assert not is_long("x" * pieces.PIECE, tokenizer)
-    assert is_long("x" * (2 * pieces.PIECE + 1), tokenizer)
+    assert word_ends(tokenizer) == ""
+    assert not is_long("x" * 2 * pieces.PIECE)
+    assert is_long("x" * (2 * pieces.PIECE + 1))

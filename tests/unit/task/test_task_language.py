@@ -249,7 +249,6 @@ def test_long_documents_are_encoded_in_pieces_alike(
     found = []
     for piece in (pieces.PIECE, 1000):
         monkeypatch.setattr(pieces, "PIECE", piece)
-        monkeypatch.setattr(pieces, "OVERLAP", 400)
         monkeypatch.setenv("OPTRUN_CACHE", str(tmp_path / str(piece)))  # else the first is read again
         task = make_task(name, make_source({"text": texts}), packing=True)
         found.append((all_ids(task.train), task.train.fingerprint()))
