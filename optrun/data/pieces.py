@@ -44,6 +44,8 @@ _PATTERNS = {
     r"'(?:[sdmt]|ll|ve|re)| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+",
     rf"{_END}|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|\p{{N}}{{1,3}}|{_REST}",  # cl100k, Llama 3
     rf"{_END}|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|\p{{N}}|{_REST}",  # Qwen 2
+    rf"{_END}|[^\r\n\p{{L}}\p{{N}}]?[\p{{L}}\p{{M}}]+|\p{{N}}| ?[^\s\p{{L}}\p{{M}}\p{{N}}]+[\r\n]*|"
+    r"\s*[\r\n]+|\s+(?!\S)|\s+",  # Qwen 3.5
     rf"[^\r\n\p{{L}}\p{{N}}]?{_UPPER}*{_LOWER}+{_END}?|[^\r\n\p{{L}}\p{{N}}]?{_UPPER}+{_LOWER}*{_END}?|\p{{N}}{{1,3}}|"
     r" ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+",  # o200k
     r"'s|'t|'re|'ve|'m|'ll|'d|[\p{L}]+|[\p{N}]|[^\s\p{L}\p{N}]+",  # CLIP
@@ -123,12 +125,12 @@ def _normalized_alone(backend: Any, normalizers: Sequence[Mapping[str, Any]], dr
 
 
 def _added_across(backend: Any) -> bool:
-    """Whether a token that was added goes on from a letter to one of the marks, or takes the space behind a letter."""
-    across = re.compile(rf"\w[\s▁{_MARKS}]")
+    """Whether a token that was added may end at a cut or beyond: what is taken for it depends on all before it."""
+    across = re.compile(rf"\w([\s▁{_MARKS}]|\Z)")
     for token in backend.get_added_tokens_decoder().values():
         text = token.content
         normal = text if backend.normalizer is None else backend.normalizer.normalize_str(text)
-        if across.search(text) or across.search(normal) or (token.rstrip and re.search(r"\w\Z", text + "\n" + normal)):
+        if across.search(text) or across.search(normal):
             return True
     return False
 

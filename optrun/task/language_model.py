@@ -93,7 +93,7 @@ def _whole_rows(
     if longest > 2 * PIECE:
         note = (
             f"a text of more than {2 * PIECE:,} characters is encoded as a whole: optrun knows no place where this "
-            "tokenizer may cut it. This takes some 180 bytes of memory a character"
+            "tokenizer may cut it. This takes some 170 bytes of memory a character"
         )
         notes += [] if note in notes else [note]
     encoded = iter(fast_ids(whole, tokenizer, special=special))

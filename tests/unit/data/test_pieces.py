@@ -156,7 +156,7 @@ LOCAL: dict[str, Callable[[], Any]] = {
     "old llama 2": _old_llama,
     "bert": _bert,
     "starcoder": _starcoder,
-    "mask": _added(AddedToken("<mask>", lstrip=True, rstrip=True), AddedToken("fox", lstrip=True, single_word=True)),
+    "mask": _added(AddedToken("<mask>", lstrip=True, rstrip=True), AddedToken("=fox>", lstrip=True, single_word=True)),
     **{f"pattern {number}": _split(pattern) for number, pattern in enumerate(sorted(pieces._PATTERNS))},
 }
 """Tokenizers whose words end for certain in many places."""
@@ -181,6 +181,7 @@ FAR: dict[str, Callable[[], Any]] = {
         pre_tokenizer=pre_tokenizers.Sequence([pre_tokenizers.ByteLevel(use_regex=False), pre_tokenizers.Whitespace()])
     ),
     "token of two words": _added(AddedToken("quick brown")),
+    "token that is a word": _added(AddedToken("fox", single_word=True)),
     "token that takes spaces": _added(AddedToken("fox", rstrip=True)),
     "token under a normal form": _added(AddedToken("quick\u00a0brown", normalized=True), normalizer=normalizers.NFKC()),
     "merges across": TOKENIZERS["without words"],
