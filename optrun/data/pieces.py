@@ -214,16 +214,15 @@ class Pieces:
 
 
 def long_ids(text: str | LongText, tokenizer: PreTrainedTokenizerBase) -> np.ndarray:
-    """Encode a text in pieces, without special tokens around it.
-
-    Args:
-        text: Of any length.
-        tokenizer: One that has `word_ends`.
+    """Encode a text of any length without special tokens around it: in pieces if these have the ids of the whole.
 
     Returns:
-        Its ids, shape (tokens,), int32: those of `tokenizer(text, add_special_tokens=False)`.
+        Shape (tokens,), int32.
     """
-    return np.concatenate([ids for ids, _ in Pieces(text, tokenizer, word_ends(tokenizer)).pieces()])
+    ends = word_ends(tokenizer) if is_long(text) else ""
+    if not ends:
+        return np.array(fast_ids([str(text)], tokenizer, special=False)[0], dtype=np.int32)
+    return np.concatenate([ids for ids, _ in Pieces(text, tokenizer, ends).pieces()])
 
 
 def fast_ids(texts: list[str], tokenizer: PreTrainedTokenizerBase, *, special: bool) -> list[list[int]]:
