@@ -45,7 +45,7 @@ class CheckpointError(OptrunError):
     exit_code = EXIT_NO_CHECKPOINT
 
 
-class NewerFormatError(CheckpointError):
+class OtherFormatError(CheckpointError):
     """A file of a format that this version does not know: neither read nor touched."""
 
 
@@ -154,22 +154,27 @@ def nearest(name: str, candidates: Iterable[str], *, limit: int = 3) -> list[str
     return [candidate for score, candidate in scored if score >= floor][:limit]
 
 
-def refuse_newer(where: object, version: object, known: int) -> None:
-    """The format of a file is read before anything else of it.
+def refuse_format(where: object, version: object, known: int) -> None:
+    """Refuse a file of another format, before anything else of it is read.
 
     Args:
         where: The file.
         version: What it says of its format; anything but a whole number is left to who reads the rest.
-        known: The newest format that this version reads.
+        known: The format that this version reads.
 
     Raises:
-        NewerFormatError: It is a later one.
+        OtherFormatError: It is an earlier or a later one.
     """
-    if isinstance(version, int) and not isinstance(version, bool) and version > known:
-        raise NewerFormatError(
-            f"{where}: written by a newer optrun, format {version}; this one reads up to format {known}. Nothing was "
-            "changed: go on with the newer optrun."
-        )
+    if not isinstance(version, int) or isinstance(version, bool) or version == known:
+        return
+    if version > known:
+        who, advice = "a newer optrun", "go on with the newer optrun"
+    else:
+        who = "an optrun from before the first release"
+        advice = "go on with that version (summary.json names it), or start a new run"
+    raise OtherFormatError(
+        f"{where}: written by {who}, format {version}; this one reads format {known}. Nothing was changed: {advice}."
+    )
 
 
 def did_you_mean(name: str, candidates: Iterable[str]) -> str:

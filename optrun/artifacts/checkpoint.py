@@ -28,7 +28,7 @@ from optrun.artifacts.manifest import (
     TENSOR_FILES,
     problems,
     read_manifest,
-    refuse_newer_format,
+    refuse_other_format,
     shards,
 )
 from optrun.artifacts.metadata import CheckpointMetadata
@@ -144,7 +144,7 @@ def _make_aside(run: RunDir, folder: Path, aside: Path, snapshot: Snapshot) -> P
     """
     if folder.exists():
         if problems(folder, snapshot.metadata.run_id):
-            refuse_newer_format(folder)
+            refuse_other_format(folder)
             set_aside(folder)
         elif _same_counters(folder, snapshot):
             return None
@@ -292,11 +292,7 @@ def open_verified(folder: Path, *, lazy: bool) -> Snapshot:
         stored.append(StoredTensors([folder / file for file in files], manifest["tensors"][section]))
         digests[name] = manifest["tensors"][section]
     model, optimizer = stored
-    try:
-        metadata = CheckpointMetadata.from_dict(state, optimizer)
-    except ValueError as error:
-        raise CheckpointError(f"{path}: {error}. Its checksums are right, but no run saved this.") from error
-    snapshot = Snapshot(manifest["step"], model, optimizer, metadata, digests=digests)
+    snapshot = Snapshot(manifest["step"], model, optimizer, CheckpointMetadata.from_dict(state), digests=digests)
     return snapshot if lazy else _in_memory(snapshot, *map(dict, _sections(snapshot)))
 
 
@@ -339,7 +335,7 @@ def refuse_mutated(file: str, saved: dict[str, dict[str, Any]], now: dict[str, t
 
     Args:
         file: Which of a checkpoint's files, for the message.
-        saved: Name to `xxh3`, from the manifest; None in its first format.
+        saved: Name to `xxh3`, from the manifest; None in shards.
         now: Name to the tensor in use.
 
     Raises:

@@ -13,9 +13,6 @@ from optrun.artifacts.metrics import read_summary
 from optrun.artifacts.run_dir import RunDir, checkpoint_folders
 from optrun.errors import CheckpointError
 
-NO_ID = ""
-"""Of a run of before there were ids: no checkpoint with one is its own."""
-
 
 def new_run_id() -> str:
     """An id that no other run has; 32 hexadecimal digits."""
@@ -26,11 +23,11 @@ def run_id_of(run: RunDir) -> str | None:
     """The id of a run; without its summary, what all of its checkpoints say.
 
     Returns:
-        None where nothing says it; `NO_ID` for a run that is older than ids.
+        None where nothing says it.
 
     Raises:
         CheckpointError: The summary is lost, and the checkpoints are of several runs.
-        NewerFormatError: A newer optrun wrote the summary.
+        OtherFormatError: A newer optrun wrote the summary.
     """
     try:
         told = read_summary(run.summary).get("run_id")
@@ -38,21 +35,19 @@ def run_id_of(run: RunDir) -> str | None:
         told = None
     if isinstance(told, str) and told:
         return told
-    run_ids = {}
+    run_ids: dict[str, str] = {}
     for folder in checkpoint_folders(run):
         try:
-            run_ids[folder.name] = read_manifest(folder)["run_id"]
+            run_ids |= {folder.name: run_id} if (run_id := read_manifest(folder)["run_id"]) else {}
         except (CheckpointError, OSError):
             continue
     ids = set(run_ids.values())
-    if ids <= {None}:
+    if not ids:
         return None
-    if None in ids:
-        return NO_ID
     if len(ids) > 1:
-        listed = ", ".join(f"{name} of {str(run_id)[:12]}" for name, run_id in run_ids.items())
+        listed = ", ".join(f"{name} of {run_id[:12]}" for name, run_id in run_ids.items())
         raise CheckpointError(
             f"{run.checkpoints}: checkpoints of {len(ids)} runs ({listed}), and {run.summary}, which says which of "
             "them this is, cannot be read. Restore it, or take the others away."
         )
-    return str(ids.pop())
+    return ids.pop()

@@ -18,14 +18,10 @@ from typing import Any
 from optrun.artifacts import run_dir as names
 from optrun.artifacts.checksum import Checksum, checksum_in, digest_of_file
 from optrun.artifacts.run_dir import parse_step
-from optrun.errors import CheckpointError, ForeignCheckpointError, NewerFormatError, refuse_newer
+from optrun.errors import CheckpointError, ForeignCheckpointError, OtherFormatError, refuse_format
 
 FORMAT = 4
-"""4: each file names the algorithm of its checksum. 3: sharded; files in folders, world size and mesh. 2: says which
-run it is of. 1: does not; in its first days it had no seal, and sha256 for each tensor."""
-_SHARDED_ALONE = 3
-"""Since format 4 the world size says whether a checkpoint is sharded."""
-_UNSEALED = {"format", "step", "created_at", "files", "tensors"}
+"""The only one that is read. The number of another one stands in the same place, so that a refusal names it."""
 CONTENT = (names.CHECKPOINT_MODEL, names.CHECKPOINT_OPTIMIZER, names.CHECKPOINT_STATE)
 TENSOR_FILES = (names.CHECKPOINT_MODEL, names.CHECKPOINT_OPTIMIZER)
 SHARD_FOLDERS = (names.CHECKPOINT_MODEL_SHARDS, names.CHECKPOINT_OPTIMIZER_SHARDS)
@@ -49,12 +45,12 @@ def read_manifest(folder: Path) -> dict[str, Any]:
     """The manifest of a checkpoint.
 
     Returns:
-        As written, with `listed` beside it: file name to size and `Checksum`; `run_id` is None before format 2.
+        As written, with `listed` beside it: file name to size and `Checksum`.
         `tensors` holds a section for each of `TENSOR_FILES`, or, where `sharded` says so, for each of `SHARD_FOLDERS`.
 
     Raises:
-        NewerFormatError: A newer optrun wrote it.
-        CheckpointError: It is missing, unreadable, torn, of another format, or names other files than a checkpoint has.
+        OtherFormatError: A version with another format wrote it.
+        CheckpointError: It is missing, unreadable, torn, or names other files than a checkpoint has.
     """
     path = folder / names.CHECKPOINT_MANIFEST
     if folder.is_symlink():
@@ -70,18 +66,11 @@ def read_manifest(folder: Path) -> dict[str, Any]:
     except OSError as error:  # another process may delete a checkpoint while this one looks
         raise CheckpointError(f"{path}: cannot be read: {error.strerror or error}.") from error
     try:
-        text = raw.decode()
-        manifest = dict(json.loads(text))
-        version = manifest["format"]
+        manifest = dict(json.loads(raw))
         check_format(path, manifest, FORMAT)
-        if version not in range(1, FORMAT + 1):
-            raise CheckpointError(f"{path}: format {str(version)[:20]}, this optrun reads formats 1 to {FORMAT}.")
-        unsealed = version == 1 and set(manifest) - {"config_digest"} == _UNSEALED and '"xxh3"' not in text
-        if not unsealed and manifest.pop("sha256", None) != seal(manifest):
-            raise CheckpointError(f"{path}: its bytes changed since it was written (checksum differs).")
         listed = {str(entry["name"]): (int(entry["size"]), checksum_in(entry)) for entry in manifest["files"]}
-        step = int(manifest["step"])
-        sharded = version == _SHARDED_ALONE or (version > _SHARDED_ALONE and "world_size" in manifest)
+        step, manifest["run_id"] = int(manifest["step"]), manifest["run_id"]
+        sharded = "world_size" in manifest
         sections = SHARD_FOLDERS if sharded else TENSOR_FILES
         tensors = {section: _tensors(manifest["tensors"][section], sharded) for section in sections}
         strange = _strange_files(manifest, listed, sharded)
@@ -92,7 +81,7 @@ def read_manifest(folder: Path) -> dict[str, Any]:
     if listed[names.CHECKPOINT_STATE][0] > _STATE_LIMIT:
         raise CheckpointError(f"{path}: names a {names.CHECKPOINT_STATE} larger than {_STATE_LIMIT:,} bytes.")
     known = {"listed": listed, "step": step, "tensors": tensors, "sharded": sharded}
-    return {**manifest, **known, "run_id": manifest.get("run_id")}
+    return {**manifest, **known}
 
 
 def _strange_files(manifest: Mapping[str, Any], listed: Mapping[str, Any], sharded: bool) -> str | None:
@@ -115,21 +104,21 @@ def _tensors(section: Any, sharded: bool) -> dict[str, dict[str, Any]]:
         str(name): {
             "dtype": str(e["dtype"]),
             "shape": [int(size) for size in e["shape"]],
-            "xxh3": None if sharded or "sha256" in e else str(e["xxh3"]),  # the files' own checksums stand for it then
+            "xxh3": None if sharded else str(e["xxh3"]),  # of shards the files' own checksums stand for it
         }
         for name, e in section.items()
     }
 
 
-def refuse_newer_format(folder: Path) -> None:
-    """Before a checkpoint that cannot be used is put out of the way: a newer optrun may know how to.
+def refuse_other_format(folder: Path) -> None:
+    """Before a checkpoint that cannot be used is put out of the way: the optrun that wrote it can.
 
     Raises:
-        NewerFormatError: It is of a newer format.
+        OtherFormatError: It is of another format.
     """
     try:
         read_manifest(folder)
-    except NewerFormatError:
+    except OtherFormatError:
         raise
     except (CheckpointError, OSError):
         return
@@ -140,7 +129,7 @@ def refuse_foreign(folder: Path, run_id: str | None) -> None:
 
     Args:
         folder: Its manifest can be read.
-        run_id: Of the run it lies in; None: it is not known. Checkpoints of before format 2 do not say theirs.
+        run_id: Of the run it lies in; None: it is not known.
 
     Raises:
         ForeignCheckpointError: It is of another one.
@@ -240,24 +229,26 @@ def seal(manifest: Mapping[str, Any]) -> str:
     return hashlib.sha256(json.dumps(manifest, sort_keys=True).encode()).hexdigest()
 
 
-def check_format(path: Path, manifest: Mapping[str, Any], known: int) -> None:
-    """Read the format first: a newer optrun may list and seal in another way.
+def check_format(path: Path, manifest: dict[str, Any], known: int) -> None:
+    """Read the format first, since another optrun may list and seal in another way; then take off the seal.
 
     Args:
         path: The file.
-        manifest: What it says, seal included.
-        known: The newest format that this version reads.
+        manifest: What it says; `sha256`, its seal, is taken out.
+        known: The format that this version reads.
 
     Raises:
-        NewerFormatError: It is of a later format.
-        CheckpointError: Only the number was changed: with one of ours the seal would be right.
+        OtherFormatError: It is of another format.
+        CheckpointError: The seal is not that of the content. With our number it would be: only the number was changed.
     """
-    version, rest = manifest.get("format"), {key: value for key, value in manifest.items() if key != "sha256"}
-    if isinstance(version, int) and version > known:
-        ours = {seal({**rest, "format": number}) for number in range(1, known + 1)}
-        if manifest.get("sha256") in ours:
-            raise CheckpointError(f"{path}: its bytes changed since it was written (checksum differs).")
-    refuse_newer(path, version, known)
+    version, sealed = manifest.get("format"), manifest.pop("sha256", None)
+    ours = sealed == seal({**manifest, "format": known})
+    if not ours:
+        refuse_format(path, version, known)
+        if version != known:
+            raise CheckpointError(f"{path}: format {str(version)[:20]}, this optrun reads format {known}.")
+    if not ours or version != known:
+        raise CheckpointError(f"{path}: its bytes changed since it was written (checksum differs).")
 
 
 def make_manifest(

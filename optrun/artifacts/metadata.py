@@ -6,8 +6,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any, Self
 
-import torch
-
 from optrun.artifacts.metrics import from_json
 
 ABSENT: Any = object()
@@ -41,9 +39,7 @@ class CheckpointMetadata:
     """Resolved values that the run was started with."""
     config_digest: str | None = None
     run_id: str | None = None
-    """Of which run it is; None: of one that is older than ids."""
-    seeded_by: str | None = None
-    """`micro_batch`: each forward pass seeds the generators. None: an older run, whose dropout is one stream."""
+    """Of which run it is; None: of none."""
     branch: dict[str, Any] | None = None
     """Where a branch left its trunk: `folder`, `digest`, `run_id`, `step`, and `schedule_from`, the step that its
     schedule counts from. None: the run began at step 0."""
@@ -74,42 +70,13 @@ class CheckpointMetadata:
         return {key: value for key, value in values.items() if value is not (None if key in optional else ABSENT)}
 
     @classmethod
-    def from_dict(cls, values: Mapping[str, Any], tensors: Mapping[str, torch.Tensor]) -> Self:
-        """Read the values of any format; what an older one does not say is filled in as far as it follows.
+    def from_dict(cls, values: Mapping[str, Any]) -> Self:
+        """Read the values of `state.json`.
 
         Non-finite numbers among counters, configuration and callbacks are numbers again. Keys that this version does
         not know are left out.
-
-        Args:
-            values: `state.json`.
-            tensors: Of the optimizer.
-
-        Raises:
-            ValueError: The optimizer's section is none that a run saves.
         """
         known = {key: value for key, value in values.items() if key in {field.name for field in fields(cls)}}
         for key in known.keys() & {"train", "config", "callbacks"}:
             known[key] = from_json(known[key])
-        if isinstance(known.get("optimizer"), Mapping):
-            try:
-                known["optimizer"] = _with_shapes(known["optimizer"], tensors)
-            except (AttributeError, KeyError, TypeError) as error:
-                raise ValueError(f"optimizer.state: damaged: {type(error).__name__} while reading it") from error
-        if "plan" not in values and "data_fingerprint" in values:  # all that the first layout knew of the data
-            known["plan"] = {"fingerprint": values["data_fingerprint"]}
         return cls(**known)
-
-
-def _with_shapes(optimizer: Mapping[str, Any], tensors: Mapping[str, torch.Tensor]) -> dict[str, Any]:
-    """Add the shapes of tensors, and what the optimizer keeps beside them: the first layout had neither."""
-    state = {
-        param: {key: _with_shape(entry, tensors) for key, entry in entries.items()}
-        for param, entries in optimizer.get("state", {}).items()
-    }
-    return {"attributes": {}, "shared": [], **optimizer, **({"state": state} if "state" in optimizer else {})}
-
-
-def _with_shape(entry: Any, tensors: Mapping[str, torch.Tensor]) -> Any:
-    if isinstance(entry, Mapping) and isinstance(entry.get("tensor"), str):
-        return {"tensor": [entry["tensor"], list(tensors[entry["tensor"]].shape)]}
-    return entry

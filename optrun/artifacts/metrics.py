@@ -17,7 +17,7 @@ from types import TracebackType
 from typing import Any, BinaryIO, Self
 
 from optrun.artifacts.atomic import naming, replace_bytes, replace_text
-from optrun.errors import printable, refuse_newer
+from optrun.errors import printable, refuse_format
 
 SUMMARY_FORMAT = 1
 _NON_FINITE = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
@@ -288,7 +288,7 @@ def read_summary(path: Path | str, *, any_format: bool = False) -> dict[str, Any
     Raises:
         OSError: The file cannot be read.
         ValueError: It holds no JSON object.
-        NewerFormatError: A newer optrun wrote it.
+        OtherFormatError: A newer optrun wrote it.
     """
     try:
         summary = json.loads(Path(path).read_bytes())
@@ -297,7 +297,7 @@ def read_summary(path: Path | str, *, any_format: bool = False) -> dict[str, Any
     if not isinstance(summary, dict):
         raise ValueError(f"{path}: expected a JSON object, found {type(summary).__name__}")
     if not any_format:
-        refuse_newer(path, summary.get("format"), SUMMARY_FORMAT)
+        refuse_format(path, summary.get("format"), SUMMARY_FORMAT)
     return {key: from_json(value) if key in _NUMERIC_SECTIONS else value for key, value in _shown(summary).items()}
 
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from optrun.artifacts.atomic import DOOMED, remove_folder, replace_text
 from optrun.artifacts.checkpoint import REPLACED, TEMPORARY
 from optrun.artifacts.identity import run_id_of
-from optrun.artifacts.manifest import SHARD_FOLDERS, problems, refuse_newer_format
+from optrun.artifacts.manifest import SHARD_FOLDERS, problems, refuse_other_format
 from optrun.artifacts.run_dir import RunDir, checkpoint_folders, parse_step, step_name
 from optrun.artifacts.trunk import deleting
 
@@ -38,13 +38,13 @@ def latest_whole(run: RunDir) -> tuple[Path | None, dict[Path, list[str]]]:
     """The newest checkpoint that is whole and of this run, and what is wrong with the newer ones.
 
     Raises:
-        NewerFormatError: A newer optrun wrote one of those.
+        OtherFormatError: A newer optrun wrote one of those.
         CheckpointError: It is not known which run this is, see `run_id_of`.
     """
     wrong: dict[Path, list[str]] = {}
     run_id = run_id_of(run)
     for folder in checkpoint_folders(run):
-        refuse_newer_format(folder)
+        refuse_other_format(folder)
         found = problems(folder, run_id)
         if not found:
             return folder, wrong

@@ -148,10 +148,10 @@ def refuse_damaged(run: RunDir, *patterns: str) -> None:
     """Before files of a run are read.
 
     Raises:
-        NewerFormatError: A newer optrun wrote the manifest.
+        OtherFormatError: A newer optrun wrote the manifest.
         CheckpointError: One of them is not as it was sealed; with the way out.
     """
-    run_manifest.refuse_newer_manifest(run)
+    run_manifest.refuse_other_manifest(run)
     wrong = problems_of(run, patterns)
     if wrong and run.manifest.exists():
         raise CheckpointError(

@@ -27,7 +27,7 @@ from optrun.artifacts.atomic import replace_bytes, replace_text, sync_folder
 from optrun.artifacts.lock import RunLock
 from optrun.artifacts.manifest import check_format, is_content, seal
 from optrun.artifacts.run_dir import RunDir, parse_step
-from optrun.errors import CheckpointError, LockedError, NewerFormatError, StorageError
+from optrun.errors import CheckpointError, LockedError, OtherFormatError, StorageError
 
 FORMAT = 1
 _LIMIT = 64 * 2**20
@@ -113,15 +113,15 @@ def read_run_manifest(run: RunDir) -> Sealed | None:
         raise CheckpointError(f"{path}: damaged: {type(error).__name__} while reading it.") from error
 
 
-def refuse_newer_manifest(run: RunDir) -> None:
+def refuse_other_manifest(run: RunDir) -> None:
     """Before anybody is told to remove a manifest that is merely of another time.
 
     Raises:
-        NewerFormatError: A newer optrun wrote it.
+        OtherFormatError: An optrun with another format wrote it.
     """
     try:
         read_run_manifest(run)
-    except NewerFormatError:
+    except OtherFormatError:
         raise
     except CheckpointError:
         return
@@ -130,10 +130,6 @@ def refuse_newer_manifest(run: RunDir) -> None:
 def _parsed(path: Path, text: bytes) -> Sealed:
     values = dict(json.loads(text))
     check_format(path, values, FORMAT)
-    if values["format"] != FORMAT:
-        raise CheckpointError(f"{path}: format {str(values['format'])[:20]}, this optrun reads format {FORMAT}.")
-    if values.pop("sha256", None) != seal(values):
-        raise CheckpointError(f"{path}: its bytes changed since it was written (checksum differs).")
     if _text(values) != text.decode():
         raise CheckpointError(f"{path}: its bytes changed since it was written (space or line ends).")
     entries = {}

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from optrun.artifacts.manifest import refuse_newer_format
+from optrun.artifacts.manifest import refuse_other_format
 from optrun.artifacts.run_dir import CHECKPOINT_MANIFEST
 from optrun.errors import CheckpointError
 
@@ -64,7 +64,7 @@ class Trunk:
                 f"branch_from={self.folder}: the trunk's checkpoint is gone: moved, or deleted by the retention of a "
                 "run that goes on (its checkpoint.keep_last). Name one that stays, or the place where it lies now."
             )
-        refuse_newer_format(self.folder)
+        refuse_other_format(self.folder)
         found = checkpoint_digest(self.folder)
         if found != self.digest:
             raise CheckpointError(

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from optrun.errors import refuse_newer
+from optrun.errors import refuse_format
 from optrun.optimizer.averaged import averaged_params
 from optrun.optimizer.base import NamedOptimizer
 from optrun.optimizer.groups import DESCRIPTIVE_KEYS
@@ -99,7 +99,7 @@ def load_named_state(optimizer: Optimizer, tensors: Mapping[str, Tensor], meta: 
         ValueError: With the first parameter or tensor that is missing, extra or of another shape, or that an option
             needs and was not saved.
     """
-    refuse_newer("optimizer state", meta.get("format"), FORMAT)
+    refuse_format("optimizer state", meta.get("format"), FORMAT)
     if meta.get("format") != FORMAT:
         raise ValueError(f"optimizer state of format {meta.get('format')!r}: this version reads format {FORMAT}.")
     if meta["optimizer"] != type(optimizer).__name__:

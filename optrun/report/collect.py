@@ -17,7 +17,7 @@ from optrun.artifacts.lock import is_held
 from optrun.artifacts.metrics import MetricsLog, read_metrics, read_summary
 from optrun.artifacts.run_check import problems_of
 from optrun.artifacts.run_dir import CONFIG, HYDRA, METRICS, SUMMARY, RunDir, find_runs
-from optrun.errors import EXIT_NONFINITE, NewerFormatError
+from optrun.errors import EXIT_NONFINITE, OtherFormatError
 from optrun.formatting import plain
 from optrun.report.config_file import flatten, read_config
 from optrun.report.waiting import find_waiting, in_sweep
@@ -265,7 +265,7 @@ def load_run(path: Path, *, label: str | None = None) -> Run:
             return read(file)
         except FileNotFoundError:
             problems.append(f"{file.name} is missing")
-        except (OSError, ValueError, NewerFormatError) as error:
+        except (OSError, ValueError, OtherFormatError) as error:
             problems.append(f"{file.name} cannot be read: {str(error).removeprefix(f'{file}: ')}")
         return absent
 

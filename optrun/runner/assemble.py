@@ -52,9 +52,6 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 
-SEEDED_BY = "micro_batch"
-
-
 @dataclass
 class Assembled:
     """Everything built, standing where training begins."""
@@ -127,7 +124,6 @@ def assemble(
         global_step=0,
         config=dict(values),
         config_digest=config_digest(values),
-        seeded_by=SEEDED_BY,
         plan=plan_values(plan, fingerprint, task.train),
         tokenizer=vocabulary_digest(prepared.tokenizer),
         plugins=records(values),
@@ -158,8 +154,6 @@ def assemble(
         notes = [note for note in (table(changes), moved, *others) if note]
         stop = stop_request(saved, changes)
         constants.branch = saved.branch
-    if snapshot is not None and world.size == 1:
-        constants.seeded_by = snapshot.metadata.seeded_by
     whole = math.ceil(config.training.num_train_epochs * plan.steps_per_epoch) - state.data_shift
     total = config.training.max_steps or max(1, whole)
     constants.total_steps = total
@@ -170,8 +164,7 @@ def assemble(
     if not len(task.eval):
         _refuse_without_evaluation(config)
     notes += [note for note in [rank_by(state, ranking)] if note is not None]
-    seed = None if constants.seeded_by is None else config.seed
-    train_step = _train_step(config, model, task, device, schedule_steps, seed, world)
+    train_step = _train_step(config, model, task, device, schedule_steps, world)
     kernel = kernel_of(train_step.optimizer, device.type, whole=not sharded)
     refuse_different(world.gather_objects(kernel))
     constants.environment = environment(device, world.size, kernel)
@@ -275,7 +268,6 @@ def _train_step(
     task: Task,
     device: torch.device,
     total: int,
-    seed: int | None,
     world: World,
 ) -> TrainStep:
     if config.training.gradient_checkpointing:
@@ -313,7 +305,7 @@ def _train_step(
         device,
         config.training.precision.value,
         task.loss,
-        seed=seed,
+        seed=config.seed,
         sizes=task.sizes,
         world=world,
         gradient_sync=gradient_sync,

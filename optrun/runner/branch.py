@@ -143,12 +143,7 @@ def _refuse_other_plan(before: Mapping[str, Any], now: Mapping[str, Any], change
     Raises:
         ConfigError: With the keys that were changed, and both values of what came of it.
     """
-    if before.keys() == {"fingerprint"}:
-        raise ConfigError(
-            f"branch_from={trunk.folder}: this checkpoint is of the first format, which does not say where in the data "
-            "it stands. Go on with its run once (resume=RUN_DIR), and branch from a checkpoint of that."
-        )
-    before = {**now, "ordering": "permutation", **before}  # an older format says less of it
+    before = {**now, "ordering": "permutation", **before}  # an older run says less of it
     other = [key for key in now if key != "fingerprint" and before[key] != now[key]]
     named = ", ".join(f"{key}={value}" for key, (_, value) in changes.items() if key == "seed" or key.startswith(_PLAN))
     if before["fingerprint"].split("-")[0] != now["fingerprint"].split("-")[0]:

@@ -46,7 +46,7 @@ from optrun.runner.resume.checkpoint import (
     open_manifest,
     open_trunk,
     refuse_links,
-    refuse_newer_run,
+    refuse_other_formats,
 )
 from optrun.runner.resume.config_diff import refuse_idle
 from optrun.runner.resume.data_position import pinned, pinned_revision
@@ -106,7 +106,7 @@ def train(
         refuse_links(run)
         if resume is None and (run.metrics.exists() or run.checkpoints.exists()):
             raise ConfigError(f"{run.path}: another process has run in this directory meanwhile. Choose another one.")
-        refuse_newer_run(run)
+        refuse_other_formats(run)
         run_id = run_id_of(run) or new_run_id()
         manifest, is_summary_whole = RunManifest(run), True
         if resume is not None:

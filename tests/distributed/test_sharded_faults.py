@@ -27,7 +27,7 @@ from optrun.artifacts.manifest import foreign_files, problems, read_manifest, se
 from optrun.artifacts.retention import clean_leftovers, latest_whole
 from optrun.artifacts.run_dir import RunDir
 from optrun.artifacts.tensor_file import local_part
-from optrun.errors import CheckpointError, NewerFormatError, NonFiniteError, OptrunError, StorageError
+from optrun.errors import CheckpointError, NonFiniteError, OptrunError, OtherFormatError, StorageError
 from tests.distributed.shards import (
     assert_equal,
     edit_json,
@@ -379,7 +379,7 @@ def test_strangers_are_no_damage_and_never_read(tmp_path: Path) -> None:
 def test_a_newer_form_is_left_alone(tmp_path: Path) -> None:
     folder = sharded_run(tmp_path / "run", (1,)).checkpoint(1)
     sealed(folder, lambda values: values.update(format=5, extent=[1]))
-    with pytest.raises(NewerFormatError, match="format 5; this one reads up to format 4"):
+    with pytest.raises(OtherFormatError, match="format 5; this one reads format 4"):
         read_manifest(folder)
 
 

@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 
-from optrun.artifacts.identity import run_id_of
 from optrun.artifacts.run_dir import RunDir
 from tests.faults.checkpoints import edit_manifest
 from tests.faults.runs import STEPS, Go, Straight
@@ -108,46 +107,36 @@ def test_a_whole_run_may_be_copied_moved_and_stripped_of_its_summary(
     assert tree(run.path).keys() == before.keys()
 
 
-def test_a_run_of_before_there_were_identities_goes_on(straight: Straight, go: Go, tmp_path: Path, other: Path) -> None:
-    run = straight.cut(tmp_path / "run", 3)
-    run.manifest.unlink()  # it is younger, too
-    values = json.loads(run.summary.read_text())
-    del values["run_id"]
-    run.summary.write_text(json.dumps(values))
-    for step in (1, 2, 3):
-        edit_manifest(run.checkpoint(step), lambda manifest: (manifest.pop("run_id"), manifest.update(format=1)))
-    shutil.copytree(other / "checkpoints" / "step-00000005", run.checkpoint(5))
-    assert run_id_of(run) == ""
-    code, said = go("resume=run")
-    assert code == 0
-    assert "step-00000005: of another run" in said
-    assert run_id_of(run) == summary(run.path)["run_id"]
-    assert json.loads((run.checkpoint(STEPS) / "manifest.json").read_text())["run_id"] == run_id_of(run)
-    assert go("verify", "run")[0] == 0
-
-
 # Formats --------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize(
+    ("number", "facts"),
+    [
+        (7, ["written by a newer optrun, format 7", "go on with the newer optrun"]),
+        (2, ["before the first release, format 2", "summary.json names it", "start a new run"]),
+    ],
+)
 @pytest.mark.parametrize("sealed", [True, False])
-@pytest.mark.parametrize("step", [3, 2], ids=["the newest", "an older one"])
-def test_a_newer_format_is_refused_untouched(
-    straight: Straight, go: Go, tmp_path: Path, step: int, sealed: bool
+@pytest.mark.parametrize("step", [3, 2], ids=["the newest", "an earlier one"])
+def test_another_format_is_refused_untouched(
+    straight: Straight, go: Go, tmp_path: Path, step: int, sealed: bool, number: int, facts: list[str]
 ) -> None:
-    """A newer optrun may seal in another way: the number alone decides, and it is read first."""
+    """Another optrun may seal in another way: the number alone decides, and it is read first."""
     run = straight.cut(tmp_path / "run", 3)
     if sealed:
-        edit_manifest(run.checkpoint(step), lambda manifest: manifest.update(format=7))
+        edit_manifest(run.checkpoint(step), lambda manifest: manifest.update(format=number))
     else:
         path = run.checkpoint(step) / "manifest.json"
-        path.write_text(json.dumps({"format": 7, "files": "elsewhere"}))
+        path.write_text(json.dumps({"format": number, "files": "elsewhere"}))
     before = tree(run.path)
     named = ["evaluate", "export"] if step == 3 else []
     for words in (["resume=run"], ["verify", "run"], *([verb, "run", *["to"] * (verb == "export")] for verb in named)):
         code, said = go(*words)
         assert code == 4
         assert f"{step:08d}" in said
-        assert "written by a newer optrun, format 7" in said
+        for fact in (*facts, "this one reads format 4"):
+            assert fact in said
     after = tree(run.path)
     assert {name for name in before if before[name] != after.get(name)} <= {"optrun.log"}
     assert set(after) - set(before) <= {"optrun.log"}

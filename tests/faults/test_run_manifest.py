@@ -20,7 +20,7 @@ from optrun.artifacts.run_dir import RunDir
 from optrun.artifacts.run_manifest import RunManifest, read_run_manifest, recorded
 from optrun.commands.verify import examine
 from optrun.errors import CheckpointError, LockedError
-from tests.faults.checkpoints import edit_manifest, snapshot
+from tests.faults.checkpoints import snapshot
 from tests.faults.runs import Go, Straight
 from tests.faults.syscalls import Syscalls, calls_of, die, in_child
 from tests.running import summary
@@ -138,23 +138,6 @@ def test_what_a_killed_run_wrote_last_is_not_covered_and_no_damage(straight: Str
     code, said = go("verify", "run")
     assert code == 4
     assert "metrics.jsonl: its first" in said
-
-
-def test_a_run_from_before_such_manifests(run: RunDir, go: Go) -> None:
-    """Its checkpoints are verified as ever; what is not covered is said, and it is from the next start on."""
-    values = json.loads(run.summary.read_text())
-    del values["manifest"], values["run_id"]
-    run.summary.write_text(json.dumps(values))
-    run.manifest.unlink()
-    for folder in run.checkpoints.glob("step-*"):
-        edit_manifest(folder, lambda manifest: manifest.update(format=1, run_id=None))
-    code, said = go("verify", "run")
-    assert code == 0
-    assert "not covered: this run has no manifest" in said
-    assert go("resume=run", "training.max_steps=7")[0] == 0
-    assert go("verify", "run")[0] == 0
-    (run.tokenizer / "tokenizer.json").unlink()
-    assert go("verify", "run")[0] == 4
 
 
 # What commands do afterwards ----------------------------------------------------------------------------------------

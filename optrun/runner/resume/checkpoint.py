@@ -9,7 +9,7 @@ from pathlib import Path
 
 from optrun.artifacts.checkpoint import Snapshot, load_checkpoint, set_aside
 from optrun.artifacts.identity import run_id_of
-from optrun.artifacts.manifest import refuse_foreign, refuse_newer_format
+from optrun.artifacts.manifest import refuse_foreign, refuse_other_format
 from optrun.artifacts.metrics import read_metrics, read_summary
 from optrun.artifacts.retention import pointed, step_of
 from optrun.artifacts.run_check import check_run, refuse_damaged
@@ -28,7 +28,7 @@ from optrun.artifacts.run_dir import (
     RunDir,
     checkpoint_folders,
 )
-from optrun.artifacts.run_manifest import APART, WRITTEN, RunManifest, matches, read_run_manifest, refuse_newer_manifest
+from optrun.artifacts.run_manifest import APART, WRITTEN, RunManifest, matches, read_run_manifest, refuse_other_manifest
 from optrun.artifacts.tensor_file import first_not_finite
 from optrun.artifacts.trunk import Trunk
 from optrun.errors import CheckpointError, ConfigError, ForeignCheckpointError, StorageError
@@ -126,15 +126,15 @@ def open_manifest(run: RunDir, note: Callable[[str], None]) -> tuple[RunManifest
     return RunManifest(run, read_run_manifest(run)), SUMMARY not in wrong
 
 
-def refuse_newer_run(run: RunDir) -> None:
+def refuse_other_formats(run: RunDir) -> None:
     """Refuse a run of a newer optrun, before anything of it is put out of the way or written anew.
 
     Raises:
-        NewerFormatError: A newer optrun wrote one of its checkpoints, or its manifest.
+        OtherFormatError: A newer optrun wrote one of its checkpoints, or its manifest.
     """
-    refuse_newer_manifest(run)
+    refuse_other_manifest(run)
     for folder in checkpoint_folders(run):
-        refuse_newer_format(folder)
+        refuse_other_format(folder)
 
 
 def open_trunk(trunk: Trunk, *, allow_nonfinite: bool, lazy: bool = False) -> OpenedCheckpoint:

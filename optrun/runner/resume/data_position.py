@@ -198,7 +198,7 @@ def move(before: Mapping[str, Any], state: TrainState, plan: EpochPlan, fingerpr
     Returns:
         A note about what happens to the position; None: the plan is the same.
     """
-    before = {**plan_values(plan, fingerprint), "ordering": "permutation", **before}  # an older format says less of it
+    before = {**plan_values(plan, fingerprint), "ordering": "permutation", **before}  # an older run says less of it
     before.pop("parts", None)  # they are a part of the fingerprint
     if before == plan_values(plan, fingerprint):
         return None

@@ -12,12 +12,12 @@ from omegaconf import OmegaConf
 from optrun.artifacts import run_dir as names
 from optrun.artifacts.checkpoint import read_state
 from optrun.artifacts.identity import run_id_of
-from optrun.artifacts.manifest import file_problem, read_manifest, refuse_foreign, refuse_newer_format
+from optrun.artifacts.manifest import file_problem, read_manifest, refuse_foreign, refuse_other_format
 from optrun.artifacts.metrics import from_json, read_summary
 from optrun.artifacts.run_dir import RunDir, checkpoint_folders
 from optrun.config.safety import refuse_code
 from optrun.config.saved import differences, read_config, refuse_interpolations
-from optrun.errors import CheckpointError, ConfigError, NewerFormatError
+from optrun.errors import CheckpointError, ConfigError, OtherFormatError
 
 
 def as_text(values: Mapping[str, Any]) -> str:
@@ -45,7 +45,7 @@ def configuration_of(run: RunDir, given: Sequence[str] = ()) -> tuple[dict[str, 
     Raises:
         ConfigError: The file was changed by somebody else, holds an interpolation or the name of code, or is lost
             without a checkpoint.
-        NewerFormatError: A newer optrun wrote the newest checkpoint.
+        OtherFormatError: A newer optrun wrote the newest checkpoint.
     """
     held = _of_newest_checkpoint(run)
     try:
@@ -110,7 +110,7 @@ def _of_newest_checkpoint(run: RunDir) -> tuple[Path, dict[str, Any]] | None:
     """The newest checkpoint whose state is whole, and the configuration in it."""
     folders = checkpoint_folders(run)
     for folder in folders:
-        refuse_newer_format(folder)
+        refuse_other_format(folder)
     run_id = run_id_of(run) if folders else None
     for folder in folders:
         try:
@@ -118,7 +118,7 @@ def _of_newest_checkpoint(run: RunDir) -> tuple[Path, dict[str, Any]] | None:
             size, checksum = read_manifest(folder)["listed"][names.CHECKPOINT_STATE]
             if file_problem(folder / names.CHECKPOINT_STATE, size, checksum) is None:
                 return folder, from_json(read_state(folder)["config"])
-        except NewerFormatError:
+        except OtherFormatError:
             raise
         except (CheckpointError, OSError, KeyError):
             continue

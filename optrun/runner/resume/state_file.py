@@ -77,12 +77,15 @@ def refuse_garbage(folder: Path, metadata: CheckpointMetadata) -> None:
 def _faults(state: dict[str, Any]) -> Iterator[str]:
     """What is wrong, key by key; what comes first is what the next relies on."""
     optional = {key: shape for key, shape in _OPTIONAL.items() if key in state}
-    plan = state.get("plan")
-    if isinstance(plan, dict) and plan.keys() == {"fingerprint"}:  # the first layout knew no more of it
-        optional["plan"] = {"fingerprint": str}
     if fault := _wrong("", state, _SHAPE | optional):
         yield fault
         return
+    for name, entries in state["optimizer"]["state"].items():
+        shape: dict[str, Any] = {
+            key: {"tensor": list} for key, entry in _mapping(entries).items() if "tensor" in _mapping(entry)
+        }
+        if fault := _wrong(f"optimizer.state.{name}", entries, shape):
+            yield fault
     yield from _wrong_counters(state["train"], state["global_step"])
     if not state["scheduler"]["last_lr"]:
         yield _expected("scheduler.last_lr", [], "a learning rate for each group")
@@ -110,6 +113,10 @@ def _faults(state: dict[str, Any]) -> Iterator[str]:
         read_random_states(state["random"])
     except (ValueError, TypeError, KeyError, AttributeError, OverflowError, RuntimeError) as error:
         yield f"random: no states of generators: {type(error).__name__}: {str(error)[:100]}"
+
+
+def _mapping(value: Any) -> dict[str, Any]:
+    return value if isinstance(value, dict) else {}
 
 
 def _wrong(key: str, value: Any, shape: Any) -> str | None:
