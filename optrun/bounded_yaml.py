@@ -9,8 +9,10 @@ from typing import Any
 
 import yaml  # type: ignore[import-untyped,unused-ignore]
 
+from optrun.errors import UnreadableFileError
+from optrun.reading import read_text
+
 _LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # the C one is ten times faster, the content is the same
-_BYTES = 8 * 2**20
 _DEPTH = 64
 _REPEATED = 10_000
 """Values that aliases may repeat in all: `&a [*b, *b]`, over and over, is a short text and a giant's configuration."""
@@ -23,18 +25,18 @@ class UnboundedYamlError(ValueError):
     """A text that would take minutes to read, however short it is."""
 
 
-def read_text(path: Path) -> str:
-    """A YAML file, after a look at how much it is.
+def yaml_text(path: Path, *, follow: bool = False) -> str:
+    """Read a YAML file, after a look at how much it is.
+
+    Args:
+        path: The file.
+        follow: Whether it may be a link, as for `open_file`.
 
     Raises:
         OSError: It cannot be read.
-        ValueError: It is no UTF-8, or would take too long to read.
+        ValueError: It is no UTF-8, would take too long to read, or is no regular file.
     """
-    with path.open("rb") as file:
-        content = file.read(_BYTES + 1)
-    if len(content) > _BYTES:
-        raise UnboundedYamlError(f"larger than {_BYTES:,} bytes")
-    text = content.decode("utf-8")
+    text = read_text(path, follow=follow)
     refuse_unbounded(text)
     return text
 
@@ -47,11 +49,11 @@ def yaml_mapping(path: Path) -> dict[Any, Any]:
         ValueError: It holds no YAML mapping, or would take too long to read.
     """
     try:
-        values = yaml.load(read_text(path), Loader=_LOADER)
+        values = yaml.load(yaml_text(path), Loader=_LOADER)
     except (yaml.YAMLError, UnicodeDecodeError, RecursionError) as error:
         raise ValueError(f"{path}: no valid YAML ({type(error).__name__})") from error
     except UnboundedYamlError as error:
-        raise ValueError(f"{path}: {error}") from error
+        raise UnreadableFileError(f"{path}: {error}: not read.") from error
     if not isinstance(values, dict):
         raise ValueError(f"{path}: expected a YAML mapping, found {type(values).__name__}")
     return values

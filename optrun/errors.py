@@ -49,6 +49,10 @@ class OtherFormatError(CheckpointError):
     """A file of a format that this version does not know: neither read nor touched."""
 
 
+class UnreadableFileError(CheckpointError, ValueError):
+    """A file that is no regular one, too large, too deep, or none of its kind."""
+
+
 class ForeignCheckpointError(CheckpointError):
     """A whole checkpoint, and of another run."""
 

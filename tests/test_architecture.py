@@ -16,36 +16,37 @@ ALLOWED: dict[str, set[str]] = {
     "errors": set(),
     "formatting": set(),
     "garbage": set(),
-    "registry": {"errors"},
-    "bounded_yaml": set(),
-    "artifacts": {"errors"},
-    "config": {"bounded_yaml", "errors", "registry"},
+    "reading": {"errors"},
+    "registry": {"errors", "reading"},
+    "bounded_yaml": {"errors", "reading"},
+    "artifacts": {"errors", "reading"},
+    "config": {"bounded_yaml", "errors", "reading", "registry"},
     "clip": {"config", "errors"},
-    "data": {"config", "errors", "registry"},
+    "data": {"config", "errors", "reading", "registry"},
     "param_groups": {"config", "errors"},
-    "distributed": {"config", "errors"},
-    "report": {"artifacts", "bounded_yaml", "errors", "formatting"},
+    "distributed": {"config", "errors", "reading"},
+    "report": {"artifacts", "bounded_yaml", "errors", "formatting", "reading"},
     "scheduler": {"config", "errors", "registry"},
-    "tracking": {"artifacts", "config", "errors", "registry"},
-    "model": {"config", "data", "errors"},
+    "tracking": {"artifacts", "config", "errors", "reading", "registry"},
+    "model": {"config", "data", "errors", "reading"},
     "optimizer": {"config", "errors", "param_groups", "registry"},  # AdamWDL's ratio function, one pure function
     "testing": {"optimizer"},
-    "task": {"config", "data", "errors", "formatting", "registry"},
-    "prediction": {"artifacts", "config", "data", "errors", "task"},
+    "task": {"config", "data", "errors", "formatting", "reading", "registry"},
+    "prediction": {"artifacts", "config", "data", "errors", "reading", "task"},
     "training": {"artifacts", "config", "data", "distributed", "errors", "formatting"},
     "runner": {
         "artifacts", "clip", "config", "data", "distributed", "errors", "formatting", "garbage", "model", "optimizer",
-        "param_groups", "prediction", "registry", "report", "scheduler", "task", "tracking", "training",
+        "param_groups", "prediction", "reading", "registry", "report", "scheduler", "task", "tracking", "training",
     },
-    "sweeper": {"artifacts", "config", "errors", "formatting", "registry", "runner", "training"},
+    "sweeper": {"artifacts", "config", "errors", "formatting", "reading", "registry", "runner", "training"},
     "explain": {
         "clip", "config", "data", "distributed", "errors", "formatting", "model", "optimizer", "param_groups", "report",
         "scheduler", "task",
     },
-    "certify": {"artifacts", "config", "errors", "optimizer", "runner"},
+    "certify": {"artifacts", "config", "errors", "optimizer", "reading", "runner"},
     "commands": {
         "artifacts", "certify", "config", "data", "distributed", "errors", "explain", "formatting", "model",
-        "optimizer", "param_groups", "registry", "report", "runner", "sweeper", "tracking", "training",
+        "optimizer", "param_groups", "reading", "registry", "report", "runner", "sweeper", "tracking", "training",
     },
     "cli": {"commands", "garbage"},
     "__main__": {"cli"},
@@ -149,3 +150,81 @@ def test_nothing_reads_a_pickle_or_runs_a_file() -> None:
                 if keyword.arg == "allow_pickle" and getattr(keyword.value, "value", None) is not False
             ]
     assert wrong == []
+
+
+READERS = {"open", "read_text", "read_bytes", "fdopen"}
+PARSERS = {("json", "load"), ("json", "loads"), ("yaml", "load"), ("yaml", "safe_load"), ("yaml", "compose")}
+PARSERS |= {("OmegaConf", "load"), ("np", "load"), ("np", "fromfile"), ("np", "memmap")}
+OTHER_DOORS = {
+    "reading.py": "the door",
+    "bounded_yaml.py": "the door for YAML, of what `reading` reads",
+    "config/saved.py": "what `bounded_yaml` read",
+    "config/yaml_files.py": "nodes of what `reading` reads, for line numbers",
+    "report/paths.py": "one line of what `reading` read",
+    # Descriptors to write, to lock and to flush; none of their bytes is believed.
+    "artifacts/atomic.py": "writes",
+    "artifacts/lock.py": "locks",
+    "sweeper/pool.py": "locks",
+    "sweeper/storage.py": "cuts the journal that it holds the lock of",
+    "sweeper/search.py": "a study of Optuna's",
+    "data/cache.py": "flushes",
+    "data/images.py": "an image in memory",
+    "training/signals.py": "the null device",
+    "commands/dispatch.py": "the null device",
+    "distributed/heartbeat.py": "maps the table of this start's ranks",
+    "commands/rank.py": "that table",
+    "distributed/meeting.py": "what ranks of one start tell each other",
+    "distributed/local_ends.py": "/proc, and the stack that a rank of this start wrote",
+    "certify/trial.py": "/proc, and the log of a process that it started",
+    "artifacts/provenance.py": "/proc",
+    "prediction/partial.py": "what this process writes as JSON",
+    "runner/predict.py": "holds the folder of predictions",
+    # Bytes that were read or made in memory.
+    "model/tokenizer.py": "the tokenizer in memory",
+    "task/tokens.py": "the tokenizer in memory",
+    "runner/assemble.py": "the model's configuration in memory",
+    "optimizer/rehearsal.py": "state in memory, through JSON and back",
+    "testing.py": "state in memory, through JSON and back",
+    "data/kept.py": "arrays of the cache, whose seal was checked",
+    "sweeper/devices.py": "what a process that it started printed",
+    # Files that came with Python or with optrun.
+    "data/stdlib.py": "the standard library",
+    "data/stdlib_chat.py": "the standard library",
+    "data/stdlib_lines.py": "the standard library",
+    "optimizer/kernels/build.py": "optrun's own source",
+    # Arrays whose files the cache checked, or that `resolve` looked at, are mapped and not read.
+    "data/shards.py": "maps; reads by place what `refuse_changed` looked at",
+    "data/tokens.py": "maps",
+    "data/examples.py": "maps",
+    "data/encoded.py": "maps",
+    "task/stream_labels.py": "maps",
+    "data/content.py": "unpacks, counted",
+    "data/hub_file.py": "a file of the hub, not of this machine",
+}
+"""Where files are opened or text is parsed beside `optrun.reading`, and what."""
+
+
+def _reads(node: ast.AST) -> bool:
+    """Whether a node opens a file to read, or parses a text."""
+    if not isinstance(node, ast.Call):
+        return False
+    arguments = [*node.args, *(keyword.value for keyword in node.keywords if keyword.arg == "mode")]
+    modes = [value.value for value in arguments if isinstance(value, ast.Constant) and isinstance(value.value, str)]
+    if any(mode[0] in "wax" and len(mode) <= 3 for mode in modes if mode):
+        return False
+    if isinstance(node.func, ast.Name):
+        return node.func.id == "open"
+    if not isinstance(node.func, ast.Attribute):
+        return False
+    owner = node.func.value.id if isinstance(node.func.value, ast.Name) else ""
+    return node.func.attr in READERS or (owner, node.func.attr) in PARSERS
+
+
+def test_files_of_others_come_through_one_door() -> None:
+    found = set()
+    for path in PACKAGE.rglob("*.py"):
+        lines = [node.lineno for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))) if _reads(node)]
+        name = path.relative_to(PACKAGE).as_posix()
+        found |= {name} if lines else set()
+        assert name in OTHER_DOORS or not lines, f"{name}: lines {lines}: read it with optrun.reading"
+    assert OTHER_DOORS.keys() - found == set(), "these open nothing any more"

@@ -56,8 +56,10 @@ class Run:
     @property
     def metrics(self) -> list[dict[str, Any]]:
         """The records of `metrics.jsonl`, oldest first: `step`, `epoch`, `time` and names such as `train/loss`."""
-        path = RunDir(self.path).metrics
-        return [dict(record) for record in read_metrics(path).records] if path.is_file() else []
+        try:
+            return [dict(record) for record in read_metrics(RunDir(self.path).metrics).records]
+        except FileNotFoundError:
+            return []
 
     @property
     def checkpoints(self) -> list[Path]:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import io
-import json
 import os
 import shutil
 from collections.abc import Callable, Mapping, Sequence
@@ -38,6 +37,7 @@ from optrun.artifacts.run_dir import RunDir
 from optrun.artifacts.sharded import StoredTensors
 from optrun.artifacts.tensor_file import describe, first_not_finite, tensor_digest
 from optrun.errors import CheckpointError, NonFiniteError, StorageError
+from optrun.reading import parse_json, read_bytes
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
@@ -363,16 +363,16 @@ def read_state(folder: Path) -> dict[str, Any]:
 
 def _bytes(path: Path) -> bytes:
     try:
-        return path.read_bytes()
+        return read_bytes(path)
     except OSError as error:
         raise CheckpointError(f"{path}: cannot be read: {error}") from error
 
 
 def _parsed(path: Path, text: bytes) -> dict[str, Any]:
     try:
-        return dict(json.loads(text))
-    except (ValueError, TypeError, RecursionError) as error:
-        raise CheckpointError(f"{path}: cannot be read: {type(error).__name__}.") from error
+        return dict(parse_json(text, path))
+    except TypeError as error:
+        raise CheckpointError(f"{path}: expected a JSON object.") from error
 
 
 def set_aside(folder: Path, why: str = "damaged") -> Path:

@@ -15,7 +15,7 @@ import torch
 from optrun.artifacts import run_dir as names
 from optrun.artifacts.atomic import Output, sync_folder, write_bytes
 from optrun.artifacts.checksum import Checksum
-from optrun.artifacts.manifest import SHARD_FOLDERS, TENSOR_FILES, make_manifest
+from optrun.artifacts.manifest import SHARD_FOLDERS, TENSOR_FILES, make_manifest, refuse_larger
 from optrun.artifacts.metadata import CheckpointMetadata
 from optrun.artifacts.metrics import to_json
 from optrun.artifacts.ranks import agree, size_of
@@ -118,6 +118,7 @@ def write_manifest(aside: Path, metadata: CheckpointMetadata, content: Content) 
         ValueError: The manifest would be larger than what is read again.
     """
     text = json.dumps(to_json(metadata.to_dict()), allow_nan=False).encode()
+    refuse_larger(text, names.CHECKPOINT_STATE)
     with Output(aside / names.CHECKPOINT_STATE, exclusive=True) as file:
         file.write(text)
         file.sync()

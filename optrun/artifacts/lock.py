@@ -22,6 +22,7 @@ from types import TracebackType
 from typing import Self
 
 from optrun.errors import LockedError, StorageError
+from optrun.reading import parse_json
 
 UNLOCKED = "OPTRUN_UNLOCKED"
 """Environment variable that lets a run go on where the file system has no locks."""
@@ -134,7 +135,7 @@ def is_held(path: Path) -> bool:
         path: A lock file, or the directory of a run that `starting` holds.
     """
     try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError:
         return False
     try:
@@ -201,7 +202,7 @@ os.register_at_fork(after_in_child=_drop_inherited)
 
 def _holder(descriptor: int) -> str:
     try:
-        holder = json.loads(os.pread(descriptor, 4096, 0))
+        holder = parse_json(os.pread(descriptor, 4096, 0), "the lock")
         return f" (process {holder['pid']} on {holder['host']}, since {holder['since']})"
     except (OSError, ValueError, KeyError, TypeError):
         return ""

@@ -19,6 +19,7 @@ from optrun.artifacts import run_dir as names
 from optrun.artifacts.checksum import Checksum, checksum_in, digest_of_file
 from optrun.artifacts.run_dir import parse_step
 from optrun.errors import CheckpointError, ForeignCheckpointError, OtherFormatError, refuse_format
+from optrun.reading import JSON_BYTES, kind_of, open_file, read_json
 
 FORMAT = 4
 """The only one that is read. The number of another one stands in the same place, so that a refusal names it."""
@@ -27,8 +28,6 @@ TENSOR_FILES = (names.CHECKPOINT_MODEL, names.CHECKPOINT_OPTIMIZER)
 SHARD_FOLDERS = (names.CHECKPOINT_MODEL_SHARDS, names.CHECKPOINT_OPTIMIZER_SHARDS)
 _SHARD = re.compile(rf"({'|'.join(SHARD_FOLDERS)})/shard-\d{{5}}-model-00001-of-00001\.safetensors")
 """As `torch.distributed.checkpoint` names them; the number is that of the rank, from 1."""
-_MANIFEST_LIMIT = 32 * 2**20
-_STATE_LIMIT = 256 * 2**20
 
 
 def is_content(folder: Path, name: str) -> bool:
@@ -55,18 +54,14 @@ def read_manifest(folder: Path) -> dict[str, Any]:
     path = folder / names.CHECKPOINT_MANIFEST
     if folder.is_symlink():
         raise CheckpointError(f"{folder}: a link: what lies outside of a run directory is not read.")
-    if path.is_symlink():
-        raise CheckpointError(f"{path}: a link: what lies outside of a checkpoint is not read.")
-    if not path.is_file():
-        raise CheckpointError(f"{path}: missing: this folder is no complete checkpoint.")
     try:
-        if path.stat().st_size > _MANIFEST_LIMIT:
-            raise CheckpointError(f"{path}: larger than {_MANIFEST_LIMIT:,} bytes: no manifest of optrun's.")
-        raw = path.read_bytes()
-    except OSError as error:  # another process may delete a checkpoint while this one looks
+        values = read_json(path)
+    except (FileNotFoundError, NotADirectoryError) as error:
+        raise CheckpointError(f"{path}: missing: this folder is no complete checkpoint.") from error
+    except OSError as error:
         raise CheckpointError(f"{path}: cannot be read: {error.strerror or error}.") from error
     try:
-        manifest = dict(json.loads(raw))
+        manifest = dict(values)
         check_format(path, manifest, FORMAT)
         listed = {str(entry["name"]): (int(entry["size"]), checksum_in(entry)) for entry in manifest["files"]}
         step, manifest["run_id"] = int(manifest["step"]), manifest["run_id"]
@@ -74,12 +69,10 @@ def read_manifest(folder: Path) -> dict[str, Any]:
         sections = SHARD_FOLDERS if sharded else TENSOR_FILES
         tensors = {section: _tensors(manifest["tensors"][section], sharded) for section in sections}
         strange = _strange_files(manifest, listed, sharded)
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise CheckpointError(f"{path}: damaged: {type(error).__name__} while reading it.") from error
     if strange is not None:
         raise CheckpointError(f"{path}: {strange}")
-    if listed[names.CHECKPOINT_STATE][0] > _STATE_LIMIT:
-        raise CheckpointError(f"{path}: names a {names.CHECKPOINT_STATE} larger than {_STATE_LIMIT:,} bytes.")
     known = {"listed": listed, "step": step, "tensors": tensors, "sharded": sharded}
     return {**manifest, **known}
 
@@ -194,15 +187,17 @@ def file_problem(path: Path, size: int, checksum: Checksum | str) -> str | None:
         size: Bytes.
         checksum: With its algorithm, or a sha256.
     """
-    if path.is_symlink():
-        return f"{path}: a link: what lies outside of a checkpoint is not read."
-    if not path.is_file():
+    try:
+        kind = kind_of(path)
+        held = path.lstat().st_size
+    except (FileNotFoundError, NotADirectoryError):
         return f"{path}: missing."
-    held = path.stat().st_size
+    if kind is not None:
+        return f"{path}: {kind}."
     if held != size:
         return f"{path}: {held:,} bytes, {size:,} expected."
     checksum = checksum if isinstance(checksum, Checksum) else Checksum("sha256", checksum)
-    with path.open("rb") as file:
+    with open_file(path) as file:
         if digest_of_file(file, checksum.algorithm) != checksum.hexdigest:
             return f"{path}: its bytes changed since it was written (checksum differs)."
     return None
@@ -288,8 +283,15 @@ def make_manifest(
         "tensors": tensors,
     }
     text = json.dumps({**manifest, "sha256": seal(manifest)}, indent=1).encode()
-    if len(text) > _MANIFEST_LIMIT:
-        raise ValueError(
-            f"the manifest would be {len(text):,} bytes; more than {_MANIFEST_LIMIT:,} are not read again."
-        )
+    return refuse_larger(text, names.CHECKPOINT_MANIFEST)
+
+
+def refuse_larger(text: bytes, name: str) -> bytes:
+    """Give back what is to be written, if it is read again.
+
+    Raises:
+        ValueError: It is larger than that.
+    """
+    if len(text) > JSON_BYTES:
+        raise ValueError(f"{name} would be {len(text):,} bytes; more than {JSON_BYTES:,} are not read again.")
     return text

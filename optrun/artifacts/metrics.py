@@ -18,6 +18,7 @@ from typing import Any, BinaryIO, Self
 
 from optrun.artifacts.atomic import naming, replace_bytes, replace_text
 from optrun.errors import printable, refuse_format
+from optrun.reading import LINES_BYTES, open_file, parse_json, read_json, read_lines
 
 SUMMARY_FORMAT = 1
 _NON_FINITE = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
@@ -182,16 +183,16 @@ def read_metrics(path: Path | str) -> MetricsLog:
 
     Raises:
         OSError: The file cannot be read at all.
+        UnreadableFileError: It is no regular file, or too large.
     """
     log = MetricsLog()
-    lines = Path(path).read_bytes().split(b"\n")
-    for number, line in enumerate(lines, start=1):
+    for number, line in enumerate(read_lines(Path(path)), start=1):
         if not line.strip():
             continue
         record = _parse(line)
         if record is not None:
             log.records.append(record)
-        elif number == len(lines):
+        elif not line.endswith(b"\n"):
             log.problems.append(f"{path}: line {number} is torn: the run ended while writing it; left out")
         else:
             log.problems.append(f"{path}: line {number} is no metrics record; left out")
@@ -217,12 +218,11 @@ def truncate_after(path: Path | str, step: int, replace: Replace = replace_bytes
     """
     path = Path(path)
     try:
-        content = path.read_bytes()
+        lines, ended = _lines(path)
     except FileNotFoundError:
         return 0
-    lines = [line for line in content.split(b"\n") if line.strip()]
     kept = [line for line in lines if (record := _parse(line)) is not None and record["step"] <= step]
-    if len(kept) < len(lines) or not content.endswith(b"\n"):
+    if len(kept) < len(lines) or not ended:
         replace(path, b"".join(line + b"\n" for line in kept))
     return len(lines) - len(kept)
 
@@ -242,15 +242,21 @@ def take_up(path: Path | str, step: int, replace: Replace = replace_bytes) -> No
     truncate_after(path, step, replace)
     if not path.exists():
         return
-    lines = [line for line in path.read_bytes().split(b"\n") if line.strip()]
+    lines, _ = _lines(path)
     kept = [line for line in (_without_unscheduled(line) for line in lines) if line is not None]
     if kept != lines:
         replace(path, b"".join(line + b"\n" for line in kept))
 
 
+def _lines(path: Path) -> tuple[list[bytes], bool]:
+    """Lines that are not blank, without their ends; and whether the last one has an end."""
+    lines = list(read_lines(path))
+    return [line.rstrip(b"\n") for line in lines if line.strip()], bool(lines) and lines[-1].endswith(b"\n")
+
+
 def _without_unscheduled(line: bytes) -> bytes | None:
     """The line without what was not due; None where nothing else is in it."""
-    record = json.loads(line)
+    record = parse_json(line, "a line of the metrics")
     prefixes = tuple(record.pop("unscheduled", ()))
     if not prefixes:
         return line
@@ -287,13 +293,10 @@ def read_summary(path: Path | str, *, any_format: bool = False) -> dict[str, Any
 
     Raises:
         OSError: The file cannot be read.
-        ValueError: It holds no JSON object.
+        ValueError: It holds no JSON object; `UnreadableFileError` where it is not even read.
         OtherFormatError: A newer optrun wrote it.
     """
-    try:
-        summary = json.loads(Path(path).read_bytes())
-    except ValueError as error:
-        raise ValueError(f"{path}: no valid JSON ({error})") from error
+    summary = read_json(Path(path))
     if not isinstance(summary, dict):
         raise ValueError(f"{path}: expected a JSON object, found {type(summary).__name__}")
     if not any_format:
@@ -313,8 +316,8 @@ def _shown(value: Any) -> Any:
 def _parse(line: bytes) -> dict[str, Any] | None:
     """One record, or None where the bytes are none."""
     try:
-        record = json.loads(line)
-    except (ValueError, RecursionError):
+        record = parse_json(line, "a line of the metrics")
+    except ValueError:
         return None
     if not isinstance(record, dict):
         return None
@@ -333,14 +336,18 @@ def _is_number(value: Any) -> bool:
 
 def _mend_tail(path: Path) -> None:
     """Make an existing file end at a line end."""
-    if not path.exists():
+    try:
+        with open_file(path, limit=LINES_BYTES) as file:
+            size = file.seek(0, os.SEEK_END)
+            file.seek(max(0, size - 1))
+            if file.read() in (b"", b"\n"):
+                return
+    except FileNotFoundError:
         return
-    with path.open("r+b") as file:
-        content = file.read()
-        if not content or content.endswith(b"\n"):
-            return
-        start = content.rfind(b"\n") + 1
-        if _parse(content[start:]) is not None:
+    for line in read_lines(path):
+        last = line
+    if _parse(last) is not None:
+        with path.open("ab") as file:
             file.write(b"\n")
-        else:
-            file.truncate(start)
+    else:
+        os.truncate(path, size - len(last))

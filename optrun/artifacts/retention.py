@@ -18,6 +18,8 @@ from optrun.artifacts.identity import run_id_of
 from optrun.artifacts.manifest import SHARD_FOLDERS, problems, refuse_other_format
 from optrun.artifacts.run_dir import RunDir, checkpoint_folders, parse_step, step_name
 from optrun.artifacts.trunk import deleting
+from optrun.errors import UnreadableFileError
+from optrun.reading import read_text
 
 _OURS = re.compile(
     r"(\.deleting-)?\.(model|tokenizer)-\d+|"
@@ -174,8 +176,8 @@ def point_best(run: RunDir, global_step: int | None) -> None:
 def pointed(pointer: Path) -> Path | None:
     """The checkpoint that `best` or `last` names; None where it names none that is there."""
     try:
-        name = pointer.read_text(encoding="utf-8").strip()
-    except (OSError, UnicodeDecodeError):
+        name = read_text(pointer).strip()
+    except (OSError, UnicodeDecodeError, UnreadableFileError):
         return None
     folder = pointer.parent / name
     return folder if parse_step(name) is not None and folder.is_dir() else None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import hashlib
+import os
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -15,6 +15,7 @@ from optrun.artifacts.metrics import read_summary
 from optrun.artifacts.run_dir import RunDir, checkpoint_folders
 from optrun.artifacts.run_manifest import APART, CHECKPOINT, Entry, Sealed, files_of, matches, read_run_manifest
 from optrun.errors import CheckpointError
+from optrun.reading import kind_of, open_file, sha256_of
 
 _HALF = re.compile(rf"\.({re.escape(names.MANIFEST)}|report(\.html|\.md|\.csv|-[\w-]+\.(png|csv)))\.\d+\.tmp")
 _TRIES = 5
@@ -94,7 +95,7 @@ def _judge(run: RunDir, name: str, sealed: Sealed, checked: Checked) -> None:
         elif matches(name, sealed.writing) and not path.is_symlink():
             checked.open[name] = "not covered yet: written after the last seal"
         else:
-            what = "a link: what lies outside of a run directory is not read" if path.is_symlink() else "added"
+            what = kind_of(path) or "added"
             checked.wrong[name] = f"{path}: {what}; it is none of the files that this run sealed."
         return
     problem = _problem(path, entry)
@@ -118,13 +119,14 @@ def _problem(path: Path, entry: Entry) -> str | None:
 
 
 def _differs(path: Path, size: int, sha256: str, grows: bool) -> str | None:
-    if not grows or path.is_symlink() or not path.is_file():
+    if not grows or not path.exists() or kind_of(path):
         return manifest.file_problem(path, size, sha256)
-    with path.open("rb") as file:
-        start = file.read(size)
-    if len(start) < size:
-        return f"{path}: cut: {len(start):,} bytes, {size:,} were sealed."
-    if hashlib.sha256(start).hexdigest() != sha256:
+    with open_file(path) as file:
+        held = os.fstat(file.fileno()).st_size
+        if held < size:
+            return f"{path}: cut: {held:,} bytes, {size:,} were sealed."
+        start = sha256_of(file, size)
+    if start.hexdigest() != sha256:
         return f"{path}: its first {size:,} bytes are not those that were sealed: changed, taken out or put in."
     return None
 

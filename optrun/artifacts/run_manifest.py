@@ -27,10 +27,10 @@ from optrun.artifacts.atomic import replace_bytes, replace_text, sync_folder
 from optrun.artifacts.lock import RunLock
 from optrun.artifacts.manifest import check_format, is_content, seal
 from optrun.artifacts.run_dir import RunDir, parse_step
-from optrun.errors import CheckpointError, LockedError, OtherFormatError, StorageError
+from optrun.errors import CheckpointError, LockedError, OtherFormatError, StorageError, UnreadableFileError
+from optrun.reading import kind_of, open_file, parse_json, read_bytes, sha256_of
 
 FORMAT = 1
-_LIMIT = 64 * 2**20
 _POINTERS = (f"{names.CHECKPOINTS}/{names.BEST}", f"{names.CHECKPOINTS}/{names.LAST}")
 CHECKPOINT = f"{names.CHECKPOINTS}/step-*/{names.CHECKPOINT_MANIFEST}"
 ALWAYS_GROWING = (names.LOG, f"{names.LOGS}/*", names.LOCK)
@@ -97,19 +97,17 @@ def read_run_manifest(run: RunDir) -> Sealed | None:
         CheckpointError: It is damaged, a link, or of another format.
     """
     path = run.manifest
-    if path.is_symlink():
-        raise CheckpointError(f"{path}: a link: what lies outside of a run directory is not read.")
     try:
-        if path.stat().st_size > _LIMIT:
-            raise CheckpointError(f"{path}: larger than {_LIMIT:,} bytes: no manifest of optrun's.")
-        text = path.read_bytes()
+        text = read_bytes(path)
     except FileNotFoundError:
         return None
     except OSError as error:
         raise CheckpointError(f"{path}: cannot be read: {error.strerror or error}.") from error
     try:
         return _parsed(path, text)
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+    except CheckpointError:
+        raise
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise CheckpointError(f"{path}: damaged: {type(error).__name__} while reading it.") from error
 
 
@@ -128,7 +126,7 @@ def refuse_other_manifest(run: RunDir) -> None:
 
 
 def _parsed(path: Path, text: bytes) -> Sealed:
-    values = dict(json.loads(text))
+    values = dict(parse_json(text, path))
     check_format(path, values, FORMAT)
     if _text(values) != text.decode():
         raise CheckpointError(f"{path}: its bytes changed since it was written (space or line ends).")
@@ -282,14 +280,14 @@ class RunManifest:
         for name, path in found.items():
             signature = _signature(path)
             unchanged = signature in (self._seen.get(name), self._strange.get(name))
-            if matches(name, written) and not (unchanged or path.is_symlink() or matches(name, gone)):
+            if matches(name, written) and not (unchanged or kind_of(path) or matches(name, gone)):
                 self._entries[name], self._seen[name] = self._hashed(name, path), signature
 
     def _hashed(self, name: str, path: Path) -> Entry:
         """A file's entry, the file flushed: of what grows, only what is new is read."""
         if name == names.LOCK:  # nothing of its text is believed
             return Entry(0, hashlib.sha256().hexdigest())
-        with path.open("rb") as file:
+        with open_file(path) as file:
             os.fsync(file.fileno())
             if not matches(name, GROWING):
                 sync_folder(path.parent)
@@ -297,7 +295,7 @@ class RunManifest:
             known = self._entries.get(name, Entry(0, ""))
             digest = self._digests.get(name)
             if digest is None:
-                digest = hashlib.sha256(file.read(known.size))
+                digest = sha256_of(file, known.size)
                 if name in self._entries and digest.hexdigest() != known.sha256:
                     return known  # damaged before: it stays so
                 self._digests[name] = digest
@@ -342,8 +340,8 @@ def _resolved(path: Path, entry: Entry) -> Entry:
     if entry.becomes is None:
         return entry
     after = Entry(*entry.becomes)
-    with contextlib.suppress(OSError), path.open("rb") as file:
-        if hashlib.sha256(file.read(after.size)).hexdigest() == after.sha256:
+    with contextlib.suppress(OSError, UnreadableFileError), open_file(path) as file:
+        if sha256_of(file, after.size).hexdigest() == after.sha256:
             return after
     return replace(entry, becomes=None)
 

@@ -8,6 +8,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from optrun.artifacts.atomic import replace_text
+from optrun.errors import UnreadableFileError
+from optrun.reading import parse_json, read_lines
 
 
 @dataclass(frozen=True)
@@ -35,12 +37,12 @@ def read_samples(path: Path) -> list[SampleLine]:
     """Every line that is whole; nothing where there is no such file."""
     found = []
     try:
-        text = path.read_text(encoding="utf-8", errors="replace")
-    except OSError:
+        lines = list(read_lines(path))
+    except (OSError, UnreadableFileError):
         return []
-    for line in text.splitlines():
+    for line in lines:
         try:
-            values = json.loads(line)
+            values = parse_json(line, path)
             reference = values["reference"]
             found.append(
                 SampleLine(

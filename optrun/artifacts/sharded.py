@@ -30,6 +30,7 @@ from optrun.artifacts.checksum import Checksum
 from optrun.artifacts.ranks import answering, of_rank
 from optrun.artifacts.tensor_file import Written, local_part, write_tensors
 from optrun.errors import CheckpointError
+from optrun.reading import parse_json
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
@@ -168,7 +169,7 @@ class StoredTensors(Mapping[str, torch.Tensor]):
 
     def _open(self, path: Path) -> None:
         file = self._files[path] = safe_open(path, framework="pt")
-        sharding = json.loads((file.metadata() or {}).get(_OFFSETS, "{}"))
+        sharding = parse_json((file.metadata() or {}).get(_OFFSETS, "{}").encode(), path)
         for name in file.keys():  # noqa: SIM118  # no mapping
             shape = tuple(file.get_slice(name).get_shape())
             offsets = tuple(map(int, sharding[name]["saved_offsets"])) if name in sharding else (0,) * len(shape)

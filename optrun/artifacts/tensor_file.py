@@ -16,13 +16,11 @@ from typing import Any
 
 import torch
 import xxhash
-from safetensors import SafetensorError
-from safetensors.torch import load_file
 from torch.distributed.tensor import DTensor
 
 from optrun.artifacts.atomic import Output
 from optrun.artifacts.checksum import ALGORITHMS, Checksum, Hash
-from optrun.errors import CheckpointError
+from optrun.reading import open_file, parse_json
 
 _CHUNK = 4 * 2**20
 _HEADER_LIMIT = 100_000_000
@@ -152,18 +150,6 @@ def _chunks(content: memoryview) -> Iterator[memoryview]:
         yield content[begin : begin + _CHUNK]
 
 
-def read_tensors(path: Path) -> dict[str, torch.Tensor]:
-    """Everything in a file, on the CPU.
-
-    Raises:
-        CheckpointError: It is no safetensors file.
-    """
-    try:
-        return dict(load_file(path))
-    except (SafetensorError, OSError, ValueError) as error:
-        raise CheckpointError(f"{path}: cannot be read: {error}") from error
-
-
 def damaged_tensors(path: Path, expected: Mapping[str, Mapping[str, Any]]) -> list[str]:
     """Find tensors of a file that are not what they were, one message each.
 
@@ -175,13 +161,13 @@ def damaged_tensors(path: Path, expected: Mapping[str, Mapping[str, Any]]) -> li
         Sentences; that of a header that cannot be read stands for all tensors.
     """
     found = []
-    with path.open("rb") as file:
+    with open_file(path) as file:
         length = int.from_bytes(file.read(8), "little")
         if length > min(_HEADER_LIMIT, path.stat().st_size):
             return [f"{path}: its header says it is {length:,} bytes long: no tensor can be found."]
         try:
-            header = dict(json.loads(file.read(length)))
-        except (ValueError, RecursionError, TypeError):
+            header = dict(parse_json(file.read(length), path))
+        except (ValueError, TypeError):
             return [f"{path}: its header is damaged: no tensor can be found."]
         for name, saved in expected.items():
             problem = _problem(file, 8 + length, header.get(name), saved)

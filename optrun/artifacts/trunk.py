@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import hashlib
-import os
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -15,6 +14,7 @@ from pathlib import Path
 from optrun.artifacts.manifest import refuse_other_format
 from optrun.artifacts.run_dir import CHECKPOINT_MANIFEST
 from optrun.errors import CheckpointError
+from optrun.reading import open_file, read_bytes
 
 _PINNED = re.compile(r"(?P<folder>.+)@(?P<digest>[0-9a-f]{16})", re.DOTALL)
 
@@ -80,7 +80,7 @@ def checkpoint_digest(folder: Path) -> str:
         CheckpointError: There is none.
     """
     try:
-        return hashlib.sha256((folder / CHECKPOINT_MANIFEST).read_bytes()).hexdigest()[:16]
+        return hashlib.sha256(read_bytes(folder / CHECKPOINT_MANIFEST)).hexdigest()[:16]
     except OSError as error:
         raise CheckpointError(f"{folder / CHECKPOINT_MANIFEST}: {error.strerror}: no complete checkpoint.") from error
 
@@ -118,16 +118,14 @@ def deleting(folder: Path) -> Iterator[bool]:
 def _locked(folder: Path, kind: int) -> Iterator[bool]:
     path = folder / CHECKPOINT_MANIFEST
     try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        file = open_file(path)
     except OSError as error:
         raise CheckpointError(f"{path}: {error.strerror}: no complete checkpoint.") from error
-    try:
+    with file:
         granted = True
         with contextlib.suppress(OSError):  # a file system without locks
             try:
-                fcntl.flock(descriptor, kind | fcntl.LOCK_NB)
+                fcntl.flock(file, kind | fcntl.LOCK_NB)
             except BlockingIOError:
                 granted = False
         yield granted
-    finally:
-        os.close(descriptor)

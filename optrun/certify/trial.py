@@ -21,6 +21,7 @@ from optrun.artifacts.retention import latest_whole, step_of
 from optrun.artifacts.run_check import problems_of
 from optrun.artifacts.run_dir import RunDir
 from optrun.errors import OptrunError
+from optrun.reading import read_lines
 
 Main = Callable[[list[str]], int]
 """Runs a command line and returns its exit code."""
@@ -313,7 +314,7 @@ def _resumes(run: RunDir) -> int:
 
 def _lines(run: RunDir) -> int:
     try:
-        return run.metrics.read_bytes().count(b"\n")
+        return sum(1 for _ in read_lines(run.metrics))
     except FileNotFoundError:
         return 0
 

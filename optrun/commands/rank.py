@@ -37,6 +37,7 @@ from optrun.distributed.rank_signals import RankSignals
 from optrun.distributed.verdict import LostRankError, RankEnd, error_of, is_lost_rank
 from optrun.distributed.watchdog import Watchdog
 from optrun.errors import EXIT_DONE, EXIT_FAILED, EXIT_NONFINITE, EXIT_STOPPED_EARLY, OptrunError, printable
+from optrun.reading import read_json
 from optrun.sweeper.pool import hold_as_rank
 
 if TYPE_CHECKING:
@@ -368,7 +369,7 @@ def main() -> int:
     assert found is not None, "started by optrun's agent alone"
     rank = begin(found)
     assert rank.folder is not None
-    payload = Payload.from_dict(json.loads((rank.folder / PAYLOAD).read_text(encoding="utf-8")))
+    payload = Payload.from_dict(read_json(rank.folder / PAYLOAD))
     try:
         take_part(rank, payload, rank.meet(payload.values["distributed"]["timeout_seconds"]))
     except OptrunError as error:

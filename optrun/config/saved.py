@@ -9,7 +9,7 @@ from hydra.core.override_parser.types import Override
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from optrun.bounded_yaml import UnboundedYamlError, interpolation_in, read_text
+from optrun.bounded_yaml import UnboundedYamlError, interpolation_in, yaml_text
 from optrun.config import store
 from optrun.config.groups import default_values, no_such_choice
 from optrun.config.hydra_internals import Hydra
@@ -19,7 +19,7 @@ from optrun.config.kind import KIND, kind_of, saved_kind, with_kind
 from optrun.config.overrides import assign, parse, refuse_twice
 from optrun.config.request import DEFAULT_CONFIG
 from optrun.config.schema.run import RunConfig
-from optrun.errors import ConfigError
+from optrun.errors import ConfigError, UnreadableFileError
 
 _LATER_GROUPS = {"distributed": {"name": "none"}, "adapter": {"name": "none"}}
 """What an older run, which has no such groups, was."""
@@ -32,9 +32,11 @@ def read_config(path: Path) -> dict[str, Any]:
         ConfigError: It is missing or no YAML mapping.
     """
     try:
-        values = OmegaConf.to_container(OmegaConf.load(io.StringIO(read_text(path))), resolve=False)
+        values = OmegaConf.to_container(OmegaConf.load(io.StringIO(yaml_text(path))), resolve=False)
     except OSError as error:
         raise ConfigError(f"{path}: cannot be read: {error.strerror}.") from error
+    except UnreadableFileError as error:
+        raise ConfigError(str(error)) from error
     except UnboundedYamlError as error:
         raise ConfigError(f"{path}: {error}: not read.") from error
     except (OmegaConfBaseException, ValueError) as error:

@@ -15,12 +15,13 @@ from hydra.plugins.config_source import ConfigResult
 from omegaconf import DictConfig
 from omegaconf.errors import OmegaConfBaseException
 
-from optrun.bounded_yaml import UnboundedYamlError, read_text
+from optrun.bounded_yaml import UnboundedYamlError, yaml_text
 from optrun.config.groups import GROUPS
 from optrun.config.hydra_internals import ConfigRepository
 from optrun.config.paths import config_dir
 from optrun.config.registered import publish_chosen
-from optrun.errors import ConfigError
+from optrun.errors import ConfigError, UnreadableFileError
+from optrun.reading import read_bytes, read_text
 
 READ: dict[str, Path] = {}
 """Configuration, such as `optimizer/mine`, to the file that was read for it; begun anew with each `open_hydra`.
@@ -62,8 +63,10 @@ class Repository(ConfigRepository):
         path = READ[config_path] = Path(source.path, f"{config_path.removesuffix('.yaml')}.yaml")
         try:
             if not is_shipped(path):
-                read_text(path)  # Hydra reads to the end, however long aliases make it
+                yaml_text(path, follow=True)  # Hydra reads to the end, however long aliases make it
             result = super().load_config(config_path)
+        except UnreadableFileError as error:
+            raise ConfigError(str(error)) from error
         except UnboundedYamlError as error:
             raise ConfigError(f"{shown(path)}: not read: {error}.") from error
         except (yaml.YAMLError, OmegaConfBaseException, OSError, ValueError, TypeError) as error:
@@ -83,7 +86,7 @@ def _unreadable(path: Path, error: Exception) -> ConfigError:
             problem = f"{error.context}, {problem}"
         return ConfigError(f"{shown(path, mark.line + 1 if mark else None)}: no valid YAML: {problem}.")
     if isinstance(error, UnicodeDecodeError):
-        line = path.read_bytes()[: error.start].count(b"\n") + 1
+        line = read_bytes(path, follow=True)[: error.start].count(b"\n") + 1
         return ConfigError(f"{shown(path, line)}: not UTF-8, because of byte 0x{error.object[error.start]:02x}.")
     if isinstance(error, OmegaConfBaseException) and error.full_key:
         position = shown(path, line_of(path, error.full_key))
@@ -165,7 +168,7 @@ def entries(path: Path, config_path: str = "") -> Iterator[tuple[str, yaml.Node,
 
 def _tree(path: Path) -> yaml.Node | None:
     try:
-        return yaml.compose(path.read_text(encoding="utf-8"), Loader=yaml.SafeLoader)
+        return yaml.compose(read_text(path, follow=True), Loader=yaml.SafeLoader)
     except (OSError, ValueError, RecursionError, yaml.YAMLError):
         return None
 

@@ -24,6 +24,7 @@ from typing import Any
 import xxhash
 
 from optrun.errors import StorageError
+from optrun.reading import open_file, read_json
 
 _ABANDONED_SECONDS = 24 * 3600
 _CHUNK = 1 << 20
@@ -67,7 +68,7 @@ def digest_files(paths: Iterable[Path]) -> str:
     total = hashlib.sha256()
     for path in paths:
         size = 0
-        with path.open("rb") as file:
+        with open_file(path, follow=True) as file:
             while chunk := file.read(_CHUNK):
                 total.update(chunk)
                 size += len(chunk)
@@ -142,7 +143,7 @@ def known_by(key: str, find: Callable[[], Any]) -> Any:
     """
     memory = cache_dir() / "known" / f"{key[:32]}.json"
     try:
-        known = json.loads(memory.read_bytes())
+        known = read_json(memory)
         if known["key"] == key:
             return known["found"]
     except (OSError, ValueError, KeyError, TypeError):
@@ -211,7 +212,7 @@ def file_state(path: Path) -> list[int]:
 def _damage(folder: Path, key: str) -> str | None:
     """What is not as it was when the folder was sealed; None: nothing."""
     try:
-        seal: Any = json.loads((folder / _SEAL).read_bytes())
+        seal: Any = read_json(folder / _SEAL)
         sealed: dict[str, str] = seal["files"]
         if seal["key"] != key or {path.name for path in folder.iterdir()} != {*sealed, _SEAL}:
             return "its files are not those that were made"
@@ -237,7 +238,7 @@ def _reseal(folder: Path, key: str, files: Mapping[str, str]) -> None:
 def _checksum(path: Path) -> str:
     """Size and xxh3-128 of a file, read in pieces."""
     total, size = xxhash.xxh3_128(), 0
-    with path.open("rb") as file:
+    with open_file(path, follow=True) as file:
         while chunk := file.read(_CHUNK):
             total.update(chunk)
             size += len(chunk)

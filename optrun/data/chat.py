@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -11,6 +10,7 @@ from optrun.config.schema.task import ChatLayout
 from optrun.data.columns import named
 from optrun.data.shapes import columns_in_words
 from optrun.errors import ConfigError, did_you_mean
+from optrun.reading import parse_json
 
 if TYPE_CHECKING:
     from optrun.data.source import Source, Split
@@ -380,7 +380,7 @@ def _expect_answers(turns: list[Message], what: str) -> None:
 def _tools(value: Any) -> list[dict[str, Any]] | None:
     if isinstance(value, str):
         try:
-            value = json.loads(value) if value.strip() else None
+            value = parse_json(value.encode(), "tools") if value.strip() else None
         except ValueError:
             raise Unreadable(f"has tools that are no JSON: {_short(value)}.") from None
     if not value:

@@ -12,12 +12,16 @@ from pathlib import Path
 from typing import Any
 
 from optrun.data.known_files import remembered
-from optrun.errors import ConfigError
+from optrun.errors import ConfigError, UnreadableFileError
+from optrun.reading import open_file
 
 COMPRESSED = {".gz": "gzip", ".bz2": "bz2", ".xz": "xz", ".zst": "zstd"}
 _COMPRESSED_BY_MAGIC = ((b"\x1f\x8b", "gzip"), (b"BZh", "bz2"), (b"\xfd7zXZ", "xz"), (b"\x28\xb5\x2f\xfd", "zstd"))
 _HEAD = 4096
 _CHUNK = 1 << 20
+_UNPACKED = 1 << 28
+"""Bytes that any packed file may hold."""
+_RATIO = 100
 
 _SHEET = "a spreadsheet. Save it as CSV (UTF-8) and give that"
 _ARCHIVE = "an archive. Unpack it and give the files in it"
@@ -60,7 +64,7 @@ def refuse_other_content(key: str, path: Path, kind: str) -> None:
 
 
 def _other_content(path: Path, kind: str) -> str | None:
-    with path.open("rb") as file:
+    with open_file(path, follow=True) as file:
         raw = file.read(_HEAD)
     return _by_magic(raw, path, kind) or (_parquet(raw, path) if kind == "parquet" else _text(path, kind))
 
@@ -76,7 +80,7 @@ def open_bytes(path: Path) -> Any:
 
 
 def _compression(path: Path) -> str | None:
-    with path.open("rb") as file:
+    with open_file(path, follow=True) as file:
         raw = file.read(8)
     return next((name for magic, name in _COMPRESSED_BY_MAGIC if raw.startswith(magic)), None)
 
@@ -98,7 +102,7 @@ def _parquet(raw: bytes, path: Path) -> str | None:
     if not raw.startswith(b"PAR1"):
         packed = " It is compressed as a whole: unpack it." if _compression(path) else ""
         return f"cannot be read as parquet: it begins with {_begin(raw)} instead of PAR1.{packed}"
-    with path.open("rb") as file:
+    with open_file(path, follow=True) as file:
         file.seek(-4, 2)
         whole = file.read() == b"PAR1"
     return (
@@ -112,13 +116,32 @@ def _text(path: Path, kind: str) -> str | None:
 
     try:
         with open_bytes(path) as stream:
-            chunks = iter(lambda: stream.read(_CHUNK), b"")
+            chunks = _bounded(iter(lambda: stream.read(_CHUNK), b""), path)
             head = next(chunks, b"")
             if not head:
                 return "the file is empty."
             return _beginning(head, path, kind) or _encoding(head, chunks, path, kind)
+    except UnreadableFileError as error:
+        return str(error)
     except (pa.ArrowException, OSError, EOFError, lzma.LZMAError):
         return None  # the reader says it, in its own words
+
+
+def _bounded(chunks: Iterator[bytes], path: Path) -> Iterator[bytes]:
+    """Yield what is unpacked of a file.
+
+    Raises:
+        UnreadableFileError: It is more than any text is packed to.
+    """
+    held, unpacked = path.stat().st_size, 0
+    for chunk in chunks:
+        unpacked += len(chunk)
+        if unpacked > max(_UNPACKED, held * _RATIO):
+            raise UnreadableFileError(
+                f"unpacks to more than {_RATIO} times its {held:,} bytes; expected a text, which packs to a tenth. "
+                "Unpack it yourself, and give what is in it."
+            )
+        yield chunk
 
 
 def _beginning(head: bytes, path: Path, kind: str) -> str | None:

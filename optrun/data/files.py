@@ -21,6 +21,7 @@ from optrun.data.source import Source, Split
 from optrun.data.stream import open_stream
 from optrun.data.text_rows import TextRows
 from optrun.errors import ConfigError, OptrunError
+from optrun.reading import kind_of, open_file
 
 if TYPE_CHECKING:
     from datasets import Dataset
@@ -126,7 +127,7 @@ def resolve(key: str, paths: Any) -> list[Path]:
         found.update(dict.fromkeys(Path(match) for match in matches))
     for path in found:
         try:
-            path.open("rb").close()
+            open_file(path, follow=True).close()
         except PermissionError as error:
             raise ConfigError(f"{key}={path}: no permission to read this file.") from error
     return list(found)
@@ -136,6 +137,8 @@ def _why_nothing(name: str) -> str:
     path = Path(name)
     if path.is_dir():
         return _why_no_folder(path)
+    if path.exists():
+        return f"{kind_of(path, follow=True)}; expected a regular file: data are read more than once. Write it to one."
     if glob.has_magic(name):
         return "no file matches this glob."
     beside = {other.name: str(other) for other in path.parent.iterdir()} if path.parent.is_dir() else {}

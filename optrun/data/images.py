@@ -11,7 +11,11 @@ import numpy as np
 
 from optrun.data.cache import digest, digest_of
 from optrun.data.source import Split
-from optrun.errors import ConfigError
+from optrun.errors import ConfigError, UnreadableFileError
+from optrun.reading import read_bytes
+
+_LARGEST = 2**28
+"""Bytes of a file."""
 
 
 def need_pillow() -> Any:
@@ -62,7 +66,7 @@ def decoded(content: bytes) -> Any:
         with library.open(io.BytesIO(content)) as image:
             image.load()
             return ImageOps.exif_transpose(image)
-    except (OSError, ValueError, SyntaxError) as error:  # what Pillow raises for broken files
+    except (OSError, ValueError, SyntaxError, library.DecompressionBombError) as error:  # what Pillow raises
         raise ConfigError(f"this image cannot be decoded: {error}") from error
 
 
@@ -116,9 +120,11 @@ class Images:
             raise ConfigError(f"{where} has no image in column {self.column}.")
         path = Path(value).expanduser()
         try:
-            return Encoded(path.read_bytes(), f"{where} ({path})")
+            return Encoded(read_bytes(path, _LARGEST, follow=True), f"{where} ({path})")
         except OSError as error:
             raise ConfigError(f"{where}: {path}: cannot be read: {error.strerror or error}.") from error
+        except UnreadableFileError as error:
+            raise ConfigError(f"{where}: {error}") from error
 
     def fingerprint(self, labels: np.ndarray) -> str:
         """A digest of every image's bytes and of its label; each image is looked at, so that a bad one is told now.
@@ -135,6 +141,8 @@ class Images:
         image = self[index]
         try:
             need_pillow().open(io.BytesIO(image.content)).close()
+        except need_pillow().DecompressionBombError as error:
+            raise ConfigError(f"{image.where}: {error} Take a smaller one.") from error
         except (OSError, ValueError, SyntaxError) as error:
             raise ConfigError(f"{image.where}: this is no image that Pillow knows.") from error
         return image.content

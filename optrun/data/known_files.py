@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from optrun.data.cache import YOUNG_SECONDS, cache_dir, digest, file_state, write_whole
+from optrun.reading import read_json
 
 
 def remembered(path: Path, kind: str, read: Callable[[], Any]) -> Any:
@@ -33,7 +34,7 @@ def remembered(path: Path, kind: str, read: Callable[[], Any]) -> Any:
     memory = cache_dir() / "known" / f"{digest(str(whole), kind)[:32]}.json"
     state = file_state(whole)
     try:
-        known = json.loads(memory.read_bytes())
+        known = read_json(memory)
         if known["state"] == state:
             return known["found"]
     except (OSError, ValueError, KeyError, TypeError):

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from optrun.data.known_files import remembered
+from optrun.reading import open_file
 
 LONG = 16 << 20
 """Bytes from which a text file is read in parts."""
@@ -64,7 +65,7 @@ class LongText:
     def _chunk(self, number: int) -> str:
         if number not in self._kept:
             begin, end = self.places[number][0], self.places[number + 1][0]
-            with self.path.open("rb") as file:
+            with open_file(self.path, follow=True) as file:
                 file.seek(begin)
                 self._kept[number] = _decoded(file.read(end - begin))
             while len(self._kept) > _KEPT:
@@ -105,7 +106,7 @@ def long_text(path: Path, content: str) -> LongText:
 def _places(path: Path) -> list[tuple[int, int]]:
     """Byte and character at which each chunk begins; none begins inside of a character or of a line end."""
     found, byte, character = [], 0, 0
-    with path.open("rb") as file:
+    with open_file(path, follow=True) as file:
         if file.read(len(codecs.BOM_UTF8)) == codecs.BOM_UTF8:
             byte = len(codecs.BOM_UTF8)
         file.seek(byte)

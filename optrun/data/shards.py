@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import time
 from abc import ABC, abstractmethod
@@ -23,6 +22,7 @@ from optrun.data.heads import HEAD, NO_TABLE, table
 from optrun.data.hub_file import BLOCK, HubFile
 from optrun.data.known_files import remembered
 from optrun.errors import ConfigError, OptrunError
+from optrun.reading import open_file, parse_json
 
 if TYPE_CHECKING:
     from datasets import Dataset
@@ -184,9 +184,11 @@ class Lines(Shard):
 
     def _parsed(self, raw: bytes, number: int) -> Row:
         try:
-            row = json.loads(raw)
+            row = parse_json(raw, f"row {number + 1:,}")
         except ValueError as error:
-            raise ConfigError(f"{self.key}={self.path}: row {number + 1:,} is no JSON: {error}.") from error
+            raise ConfigError(
+                f"{self.key}={self.path}: row {number + 1:,} is no JSON: {error.__cause__ or error}."
+            ) from error
         if not isinstance(row, dict):
             raise ConfigError(
                 f'{self.key}={self.path}: row {number + 1:,} is no object, such as {{"text": ...}}, but {raw[:40]!r}.'
@@ -406,7 +408,7 @@ def _chunks(path: File) -> Iterator[bytes]:
     if isinstance(path, HubFile):
         yield from path.chunks()
         return
-    with path.open("rb") as file:
+    with open_file(path, follow=True) as file:
         while chunk := file.read(_CHUNK):
             yield chunk
 

@@ -25,6 +25,7 @@ from optrun.data.known_files import remembered
 from optrun.data.source import Source, Split
 from optrun.data.token_blocks import TokenBlocks, TokenFile
 from optrun.errors import ConfigError
+from optrun.reading import open_file
 
 _LLM_C = 20240520
 _LLM_C_HEADER = 256 * 4
@@ -91,7 +92,7 @@ def _open(key: str, path: Path, config: TokensConfig) -> TokenFile:
     if not size:
         raise ConfigError(f"{where}: the file is empty.")
     index = path.with_suffix(".idx")
-    with path.open("rb") as file:
+    with open_file(path, follow=True) as file:
         head = file.read(_LLM_C_HEADER)
     if index.is_file():
         dtype, count = _megatron(f"{key}={index}", index)
@@ -127,7 +128,7 @@ def _listed(known: dict[int, str]) -> str:
 def _look_through(path: Path, dtype: np.dtype[Any], begin: int) -> tuple[str, int, int]:
     """Digest, largest and smallest id, in one pass of pieces: what is mapped would count as memory of the process."""
     total, count, largest, least = xxhash.xxh3_128(), 0, -1, 0
-    with path.open("rb") as file:
+    with open_file(path, follow=True) as file:
         file.seek(begin)
         while len(piece := np.fromfile(file, dtype, _READ)):
             total.update(piece.data)
@@ -138,7 +139,8 @@ def _look_through(path: Path, dtype: np.dtype[Any], begin: int) -> tuple[str, in
 
 def _megatron(where: str, path: Path) -> tuple[str, int]:
     """Type of the ids, and how many there are, from Megatron's index."""
-    raw = path.read_bytes()
+    with open_file(path, follow=True) as file:
+        raw = file.read()
     fixed = struct.Struct("<9sQBQQ")
     if len(raw) < fixed.size or not raw.startswith(_MEGATRON):
         raise ConfigError(

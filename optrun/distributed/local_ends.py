@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import re
 import signal
@@ -13,6 +12,7 @@ from pathlib import Path
 from optrun.distributed.heartbeat import Heartbeat, Phase
 from optrun.distributed.verdict import RankEnd
 from optrun.errors import EXIT_FAILED
+from optrun.reading import read_json
 
 HEARTBEATS = "heartbeats"
 """Name of the table in the folder that the ranks of a machine share."""
@@ -105,7 +105,7 @@ def _frame_of(folder: Path, local_rank: int, pid: int) -> str:
 def end_of(folder: Path, local_rank: int, code: int, heartbeat: Heartbeat) -> RankEnd:
     """Read how a rank ended: as it says itself, else by its exit code and its last heartbeat."""
     try:
-        told = RankEnd(**json.loads(end_file(folder, local_rank).read_text(encoding="utf-8")))
+        told = RankEnd(**read_json(end_file(folder, local_rank)))
     except (OSError, ValueError, TypeError):
         return RankEnd(heartbeat.rank, code, where=str(heartbeat), seen=heartbeat.time)
     return told  # also where it was ended on its way out

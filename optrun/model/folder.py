@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable
 from pathlib import Path
 
-from optrun.errors import ConfigError
+from optrun.errors import ConfigError, UnreadableFileError
+from optrun.reading import open_file, parse_json, read_json
 
 _OTHER_WEIGHTS = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.h5", "*.msgpack")
 _LONGEST_HEADER = 100_000_000
@@ -82,7 +82,9 @@ def _weights(folder: Path) -> Iterable[Path]:
     found = dict.fromkeys(sorted(folder.glob("*.safetensors")))
     for index in folder.glob("*.safetensors.index.json"):
         try:
-            named = json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()
+            named = read_json(index, follow=True)["weight_map"].values()
+        except UnreadableFileError as error:
+            raise ConfigError(str(error)) from error
         except (ValueError, KeyError, TypeError, AttributeError):
             continue  # transformers says what is wrong with it
         found.update(dict.fromkeys(folder / str(name) for name in sorted(set(named))))
@@ -94,7 +96,7 @@ def _broken(path: Path) -> str | None:
     if not path.is_file():
         return f"its index names {path.name}, which is not there."
     size = path.stat().st_size
-    with path.open("rb") as file:
+    with open_file(path, follow=True) as file:
         head = file.read(8)
         length = int.from_bytes(head, "little")
         if head == b"version ":
@@ -102,7 +104,7 @@ def _broken(path: Path) -> str | None:
         if size < 8 or length > _LONGEST_HEADER:
             return f"{path.name} is {'empty' if size == 0 else 'no safetensors file'}. Fetch or write it again."
         try:
-            header = json.loads(file.read(length))
+            header = parse_json(file.read(length), path)
             data = max(
                 (int(each["data_offsets"][1]) for name, each in header.items() if name != "__metadata__"), default=0
             )

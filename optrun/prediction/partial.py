@@ -19,6 +19,7 @@ from typing import Any
 from optrun.artifacts.atomic import remove_folder, replace_text, sync_folder
 from optrun.artifacts.lock import RunLock
 from optrun.errors import ConfigError
+from optrun.reading import LINE_BYTES, open_file, parse_json, read_json
 
 HEADER, LINES, RESULT, LOCK = "header.json", "predictions.jsonl", "result", ".lock"
 FORMAT = 1
@@ -79,7 +80,7 @@ class Partial:
 
     def _expect_same(self, path: Path) -> None:
         try:
-            before = dict(json.loads(path.read_text(encoding="utf-8")))
+            before = dict(read_json(path))
         except (ValueError, TypeError) as error:
             raise ConfigError(f"{path}: damaged. Remove {self.folder}, and the predictions begin anew.") from error
         mine = json.loads(json.dumps(self.header))
@@ -97,8 +98,8 @@ class Partial:
         path = self.folder / LINES
         path.touch()
         ends = [0]
-        with path.open("rb") as file:
-            while (line := file.readline()) and line.endswith(b"\n") and _row(line) == len(ends):
+        with open_file(path) as file:
+            while (line := file.readline(LINE_BYTES)) and line.endswith(b"\n") and _row(line) == len(ends):
                 ends.append(file.tell())
         count = min(len(ends) - 1, self.rows)
         self.done = count if count == self.rows else count - count % self.window
@@ -123,9 +124,10 @@ class Partial:
 
     def predictions(self) -> Iterator[dict[str, Any]]:
         """All that is kept, row by row; without the numbers of the rows."""
-        with (self.folder / LINES).open(encoding="utf-8") as file:
+        path = self.folder / LINES
+        with open_file(path) as file:
             for line in file:
-                values = dict(json.loads(line))
+                values = dict(parse_json(line, path))
                 del values["row"]
                 yield values
 
@@ -141,7 +143,7 @@ class Partial:
             ConfigError: There is one.
             OSError: The disk refused.
         """
-        with self.result.open("rb") as file:
+        with open_file(self.result) as file:
             os.fsync(file.fileno())
         try:
             os.link(self.result, self.out)
@@ -180,7 +182,7 @@ def taken(out: Path) -> ConfigError:
 def _row(line: bytes) -> int | None:
     """The number of the row that a line says; None: it says none."""
     try:
-        found = json.loads(line)["row"]
+        found = parse_json(line, LINES)["row"]
     except (ValueError, KeyError, TypeError):
         return None
     return found if isinstance(found, int) else None

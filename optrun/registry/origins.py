@@ -10,6 +10,7 @@ from typing import Any
 
 from optrun import registry
 from optrun.errors import ConfigError
+from optrun.reading import read_bytes
 
 ALLOW = "--allow-changed-plugins"
 _allowed: list[bool] = [False]
@@ -116,11 +117,11 @@ def _difference(record: Mapping[str, Any], row: registry.Choice) -> str | None:
 def digest_of(path: Path) -> str:
     """sha256 of a file; of a package, over all of its Python files, so that none changes unseen."""
     if path.name != "__init__.py":
-        return hashlib.sha256(path.read_bytes()).hexdigest()
+        return hashlib.sha256(read_bytes(path, follow=True)).hexdigest()
     whole = hashlib.sha256()
     for file in sorted(path.parent.rglob("*.py")):
         whole.update(f"{file.relative_to(path.parent)}\0".encode())
-        whole.update(hashlib.sha256(file.read_bytes()).digest())
+        whole.update(hashlib.sha256(read_bytes(file, follow=True)).digest())
     return whole.hexdigest()
 
 

@@ -17,7 +17,8 @@ from optrun.artifacts.atomic import replace_text
 from optrun.artifacts.objective import Objective
 from optrun.artifacts.run_dir import RunDir
 from optrun.artifacts.run_manifest import recorded
-from optrun.errors import ConfigError, StorageError
+from optrun.errors import ConfigError, StorageError, UnreadableFileError
+from optrun.reading import open_file
 from optrun.report import verdict, workloads_figures, workloads_page
 from optrun.report.collect import NOT_STARTED, Run, load_runs
 from optrun.report.confirmation import confirmations
@@ -248,9 +249,9 @@ def _write(
 def is_own(path: Path) -> bool:
     """Tell whether an existing file is an earlier report of ours, which may be replaced."""
     try:
-        with path.open("rb") as file:
+        with open_file(path) as file:
             start = file.read(4096)
-    except OSError:
+    except (OSError, UnreadableFileError):
         return False
     if path.suffix == ".html":
         return HTML_MARK.encode() in start

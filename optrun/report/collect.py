@@ -19,6 +19,7 @@ from optrun.artifacts.run_check import problems_of
 from optrun.artifacts.run_dir import CONFIG, HYDRA, METRICS, SUMMARY, RunDir, find_runs
 from optrun.errors import EXIT_NONFINITE, OtherFormatError
 from optrun.formatting import plain
+from optrun.reading import read_text
 from optrun.report.config_file import flatten, read_config
 from optrun.report.waiting import find_waiting, in_sweep
 
@@ -355,8 +356,8 @@ def _config_dir(typed: list[str]) -> list[str]:
 def _hydra_overrides(path: Path) -> list[str]:
     """Read the overrides that Hydra noted, for a run that wrote no summary."""
     try:
-        text = (path / HYDRA / "overrides.yaml").read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError):
+        text = read_text(path / HYDRA / "overrides.yaml")
+    except (OSError, ValueError):
         return []
     return [line[2:].strip("'\"") for line in text.splitlines() if line.startswith("- ")]
 

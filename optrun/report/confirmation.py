@@ -11,6 +11,7 @@ from pathlib import Path
 from optrun.artifacts.atomic import replace_text
 from optrun.artifacts.run_dir import find_runs
 from optrun.errors import ConfigError
+from optrun.reading import read_json
 from optrun.report import moderated
 from optrun.report.branches import KEY, fork_of
 from optrun.report.collect import load_runs
@@ -70,7 +71,7 @@ def read(folder: Path) -> Confirmation | None:
     """
     path = folder / RECORD
     try:
-        record = json.loads(path.read_text(encoding="utf-8"))
+        record = read_json(path)
     except (FileNotFoundError, NotADirectoryError):
         return None
     except (OSError, ValueError) as error:

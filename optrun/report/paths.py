@@ -14,6 +14,7 @@ from typing import Any
 import yaml  # type: ignore[import-untyped,unused-ignore]
 
 from optrun.artifacts.run_dir import RunDir
+from optrun.reading import read_text
 from optrun.report.collect import Run
 
 _CWD = re.compile(r"^  runtime:\n(?:    .*\n)*?    cwd: (.+)$", re.MULTILINE)
@@ -77,10 +78,10 @@ def _files(value: str, folder: Path | None) -> object | None:
 def _started_in(run: Path) -> Path | None:
     """Find the folder that a run was started from, as Hydra noted it; None where it is not known."""
     try:
-        text = (RunDir(run).hydra / "hydra.yaml").read_text(encoding="utf-8")
+        text = read_text(RunDir(run).hydra / "hydra.yaml")
         found = _CWD.search(text)  # the file is long, and most runs are asked for no more than this
         folder = yaml.safe_load(found[1]) if found else None
-    except (OSError, UnicodeDecodeError, yaml.YAMLError):
+    except (OSError, ValueError, yaml.YAMLError):
         return None
     return Path(folder) if isinstance(folder, str) and folder else None
 

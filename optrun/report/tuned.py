@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-import json
 from collections.abc import Iterable, Sequence
 
 from optrun.artifacts.objective import Objective
 from optrun.artifacts.run_dir import SWEEP
+from optrun.reading import read_json
 from optrun.report.collect import Run
 
 
@@ -16,7 +16,7 @@ def objectives_of(runs: Iterable[Run]) -> list[Objective]:
     found: dict[Objective, None] = {}
     for sweep in dict.fromkeys(run.path.parent for run in runs):
         with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
-            for each in json.loads((sweep / SWEEP).read_text(encoding="utf-8"))["objectives"]:
+            for each in read_json(sweep / SWEEP)["objectives"]:
                 found[Objective(str(each["name"]), "max" if each["mode"] == "max" else "min")] = None
     return list(found)
 
@@ -26,7 +26,7 @@ def tuned_keys(runs: Iterable[Run]) -> set[str]:
     found: set[str] = set()
     for sweep in {run.path.parent for run in runs}:
         try:
-            keys = json.loads((sweep / SWEEP).read_text(encoding="utf-8"))["tuned"]
+            keys = read_json(sweep / SWEEP)["tuned"]
             found |= {name for key in keys for name in (str(key), f"{key}.name")}
         except (OSError, ValueError, KeyError, TypeError):
             continue

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 from optrun.artifacts.run_dir import SWEEP, RunDir
+from optrun.reading import read_json
 
 
 def in_sweep(run: Path) -> bool:
@@ -24,7 +24,7 @@ def find_waiting(sweep: Path) -> list[tuple[Path, list[str]]]:
         sweep: A directory; one that is no sweep, or whose `sweep.json` cannot be read, has none.
     """
     try:
-        rows = json.loads((sweep / SWEEP).read_text(encoding="utf-8"))["jobs"]
+        rows = read_json(sweep / SWEEP)["jobs"]
         new = [(str(row["name"]), [str(item) for item in row["overrides"]]) for row in rows if row["status"] == "new"]
     except (OSError, ValueError, KeyError, TypeError):
         return []

@@ -20,8 +20,9 @@ from optrun.artifacts.run_dir import RunDir
 from optrun.artifacts.run_manifest import recorded
 from optrun.config.schema.data import DataConfig
 from optrun.config.schema.run import RunConfig
-from optrun.errors import OptrunError, printable
+from optrun.errors import OptrunError, StorageError, printable
 from optrun.formatting import duration, number, size
+from optrun.reading import kind_of
 from optrun.registry.plugins import options
 from optrun.report.class_figures import tables_of
 from optrun.report.table import to_rich
@@ -59,7 +60,14 @@ class _LogFile(logging.FileHandler):
 
 @contextmanager
 def run_log(run: RunDir) -> Iterator[None]:
-    """Write the log of the run into `optrun.log` of its directory."""
+    """Write the log of the run into `optrun.log` of its directory.
+
+    Raises:
+        StorageError: Something else than a file stands there.
+    """
+    with contextlib.suppress(FileNotFoundError):
+        if kind := kind_of(run.log):
+            raise StorageError(f"{run.log}: {kind}; expected a regular file, which this run writes. Remove it.")
     logger = logging.getLogger("optrun")
     handler = _LogFile(run.log, encoding="utf-8")
     handler.setFormatter(_Lines("%(asctime)s  %(message)s"))

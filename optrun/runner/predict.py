@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
@@ -14,7 +13,8 @@ import torch
 
 from optrun import garbage
 from optrun.artifacts.run_check import refuse_damaged
-from optrun.artifacts.run_dir import CHECKPOINT_MANIFEST, HYDRA, TOKENIZER, RunDir
+from optrun.artifacts.run_dir import HYDRA, TOKENIZER, RunDir
+from optrun.artifacts.trunk import checkpoint_digest
 from optrun.config.schema.data import ColumnsConfig
 from optrun.config.schema.model import FromConfigConfig
 from optrun.config.schema.run import RunConfig
@@ -126,7 +126,7 @@ def predict_file(config: RunConfig, run: RunDir, checkpoint: Path, asked: Asked)
     names = kept_columns(split, asked.keep, predictor.shape, rows.notes)
     batch_size = config.training.per_device_eval_batch_size
     header = {
-        "model": hashlib.sha256((checkpoint / CHECKPOINT_MANIFEST).read_bytes()).hexdigest()[:16],
+        "model": checkpoint_digest(checkpoint),
         "file": digest_files(resolve("data.eval", asked.data))[:16],
         "rows": len(split.rows),
         "options": {**predictor.options, **asked.options},

@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 from optrun.config.schema.sweeper import SweeperConfig
 from optrun.errors import EXIT_DONE, EXIT_FAILED, EXIT_STOPPED_EARLY, LockedError, OptrunError, signal_name
+from optrun.reading import read_text
 from optrun.sweeper import launch as launching
 from optrun.sweeper.command import SweepCommand
 from optrun.sweeper.folder import JobState, SweepDir
@@ -286,7 +287,7 @@ class Driver:
         why, error = "", launching.error_file(launch.spec)
         refused = error.is_file()
         if refused:
-            why = error.read_text(encoding="utf-8").strip().splitlines()[0]
+            why = read_text(error).strip().splitlines()[0]
             error.unlink()
         elif code:
             end = f"was ended by {signal_name(-code)}" if code < 0 else f"ended with code {code}"

@@ -15,6 +15,7 @@ from optrun.artifacts.lock import RunLock, is_held
 from optrun.artifacts.metrics import from_json, read_metrics, read_summary, to_json, write_summary
 from optrun.artifacts.run_dir import SWEEP, RunDir
 from optrun.artifacts.run_manifest import recorded
+from optrun.reading import read_json
 
 _A_DAY = 86_400
 
@@ -117,7 +118,7 @@ class SweepDir:
     def read_record(self, name: str) -> Record:
         """The record of a job; a new one where there is none."""
         try:
-            values = json.loads((self.hidden / "jobs" / f"{name}.json").read_text(encoding="utf-8"))
+            values = read_json(self.hidden / "jobs" / f"{name}.json")
             return Record(**from_json(values))
         except (OSError, ValueError, TypeError):
             return Record()

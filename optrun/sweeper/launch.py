@@ -23,6 +23,7 @@ from optrun.artifacts.atomic import replace_text
 from optrun.config import store
 from optrun.config.hydra_internals import Callbacks
 from optrun.config.overrides import quote_path
+from optrun.reading import read_json, read_text
 from optrun.registry.plugins import load_again
 from optrun.sweeper.command import SweepCommand
 from optrun.sweeper.devices import VISIBLE, refuse_unseen
@@ -108,7 +109,7 @@ class Server:
         assert self._process is not None
         ended = self._process.poll()  # asked first: what is written before the end is seen after it
         if self._done.is_file():
-            code = int(self._done.read_text(encoding="utf-8"))
+            code = int(read_text(self._done))
             self._done.unlink()
             return code
         return ended
@@ -148,7 +149,7 @@ def write_spec(path: Path, launch: Launch) -> None:
 
 def read_spec(path: Path) -> Launch:
     """Read a launch."""
-    values = json.loads(path.read_text(encoding="utf-8"))
+    values = read_json(path)
     return Launch(**{**values, "command": SweepCommand(**values["command"])})
 
 

@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from optrun.errors import StorageError
+from optrun.reading import read_json
 from optrun.sweeper.devices import Device
 
 RANK_LOCKS = "OPTRUN_DEVICE_LOCKS"
@@ -255,7 +256,7 @@ def _sign(descriptor: int) -> None:
 
 def _holder(path: Path) -> str:
     try:
-        holder = json.loads(path.read_text(encoding="utf-8"))
+        holder = read_json(path)
         return f": process {holder['pid']} since {holder['since']}, started in {holder['folder']}"
     except (OSError, ValueError, KeyError, TypeError):
         return ""

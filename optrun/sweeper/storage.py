@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,6 +14,7 @@ from optuna.storages.journal import JournalFileBackend, JournalFileSymlinkLock
 
 from optrun.config.schema.sweeper import STORAGE, journal_path
 from optrun.errors import ConfigError, OptrunError, StorageError
+from optrun.reading import LINE_BYTES, open_file
 
 _RECORD = b'{"op_code":'
 """What every line of a journal begins with (`_write_log` of `optuna.storages.journal.JournalStorage`)."""
@@ -117,8 +119,11 @@ def _refuse_foreign(path: Path) -> None:
     """
     if not path.exists():
         return
-    lines = path.read_bytes().rstrip(b"\n").split(b"\n")
-    if not all(_is_record(line) for line in (lines[0], lines[-1])):
+    with open_file(path, follow=True) as file:
+        first = file.readline(LINE_BYTES)
+        file.seek(max(0, file.seek(0, os.SEEK_END) - LINE_BYTES))
+        last = file.read().rstrip(b"\n").rpartition(b"\n")[2]
+    if not all(map(_is_record, (first, last))):
         raise ConfigError(f"{STORAGE}={path}: this file is no journal of Optuna's; it was not changed. Choose another.")
 
 

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from optrun.data.cache import digest
 from optrun.data.chat import ASSISTANT, ROLES, Message
 from optrun.errors import ConfigError, did_you_mean
+from optrun.reading import read_text
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -139,10 +140,11 @@ class ChatTemplate:
         self, turns: Sequence[Message], tools: Any, *, opening: bool = False, marks: bool = False
     ) -> tuple[str, list[Span]]:
         from jinja2 import TemplateError
-        from transformers.utils.chat_template_utils import render_jinja_template
+
+        from optrun.task.bounded_template import render
 
         try:
-            texts, spans = render_jinja_template(
+            texts, spans = render(
                 conversations=[list(turns)],
                 tools=tools,
                 chat_template=self._of(tools),
@@ -150,7 +152,7 @@ class ChatTemplate:
                 add_generation_prompt=opening,
                 **self._tokens(),
             )
-        except (TemplateError, TypeError, ValueError, KeyError, AttributeError, IndexError) as error:
+        except (TemplateError, TypeError, ValueError, KeyError, AttributeError, IndexError, RecursionError) as error:
             words = " ".join(str(error).split())[:200] or type(error).__name__
             raise TemplateFailed(f"cannot be written by the chat template: {words}") from error
         return texts[0], [(int(begin), int(end)) for begin, end in spans[0]] if marks else []
@@ -199,8 +201,8 @@ def _writes(template: ChatTemplate, turns: Sequence[Message], tools: Any) -> boo
 def _read(wanted: str) -> str:
     path = _FOLDER / f"{wanted}.jinja" if wanted in NAMES else Path(wanted).expanduser()
     try:
-        text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
+        text = read_text(path, follow=True)
+    except (OSError, ValueError) as error:
         file = "no such file" if isinstance(error, FileNotFoundError) else f"no text can be read from it ({error})"
         raise ConfigError(
             f"{_KEY}={wanted}: no template of this name, and {file}. {did_you_mean(wanted, NAMES)} Or give a "

@@ -16,6 +16,7 @@ from optrun.data.columns import label_column
 from optrun.data.source import Source, Split
 from optrun.data.stream import StreamRows
 from optrun.errors import ConfigError
+from optrun.reading import LINES_BYTES, read_json
 from optrun.task.labels import ClassNumbers, class_names, declared_names, labels_of, named_label, numbers
 
 MOST_LABELS = 1 << 16
@@ -49,7 +50,7 @@ def streamed_labels(source: Source, *, regression: bool = False) -> tuple[list[s
     held = source.eval_sets.values()
     if regression:
         return [], {source.train: values, **{split: numbers(split, label_column(source, split)) for split in held}}
-    distinct = json.loads((folder / "names.json").read_bytes())
+    distinct = read_json(folder / "names.json", LINES_BYTES)
     names = class_names(source, name, distinct)
     numbered = ClassNumbers(names, source)
     table = np.array([numbered.of(label, rows.key) for label in distinct], dtype=np.int32)

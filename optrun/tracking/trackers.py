@@ -18,7 +18,8 @@ from optrun.artifacts.atomic import replace_text
 from optrun.artifacts.run_dir import TRACKING, RunDir
 from optrun.config.kind import kind_of
 from optrun.config.schema.tracking import SCHEMAS, TrackingConfig
-from optrun.errors import ConfigError
+from optrun.errors import ConfigError, UnreadableFileError
+from optrun.reading import read_json
 
 _MLFLOW_PARAMS = 100
 """How many parameters MLflow takes in one request."""
@@ -48,15 +49,21 @@ class TrackedRun:
 
     def identity(self, tracker: str) -> str | None:
         """The identity that a tracker knows this run under, from an earlier start; None: it does not yet."""
-        path = self.run_dir / TRACKING
-        known: dict[str, str] = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
-        return known.get(tracker)
+        return self._known().get(tracker)
 
     def remember(self, tracker: str, identity: str) -> None:
         """Keep an identity for the next start."""
+        known = json.dumps({**self._known(), tracker: identity}, indent=2) + "\n"
+        replace_text(self.run_dir / TRACKING, known)
+
+    def _known(self) -> dict[str, str]:
         path = self.run_dir / TRACKING
-        known = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
-        replace_text(path, json.dumps({**known, tracker: identity}, indent=2) + "\n")
+        try:
+            return {str(name): str(identity) for name, identity in dict(read_json(path)).items()}
+        except FileNotFoundError:
+            return {}
+        except (TypeError, ValueError) as error:
+            raise UnreadableFileError(f"{path}: expected a tracker's name and its identity. {error}") from error
 
 
 class Tracker(Protocol):

@@ -32,6 +32,7 @@ from optrun.artifacts.run_manifest import APART, WRITTEN, RunManifest, matches, 
 from optrun.artifacts.tensor_file import first_not_finite
 from optrun.artifacts.trunk import Trunk
 from optrun.errors import CheckpointError, ConfigError, ForeignCheckpointError, StorageError
+from optrun.reading import kind_of
 from optrun.runner.resume.state_file import refuse_garbage
 
 
@@ -103,6 +104,9 @@ def refuse_links(run: RunDir) -> None:
             theirs = matches(inside, APART) and path.resolve().is_relative_to(run.path.resolve())
             if path.is_symlink() and matches(inside.split("/")[0], WRITTEN) and not theirs:
                 raise StorageError(f"{path}: a link: a run writes nothing outside of its own directory. Remove it.")
+            kind = None if path.is_symlink() or path.is_dir() else kind_of(path)
+            if kind and matches(inside.split("/")[0], WRITTEN) and not matches(inside, APART):
+                raise StorageError(f"{path}: {kind}; expected a regular file, which this run writes. Remove it.")
         folders[:] = [name for name in folders if Path(folder, name) != run.checkpoints]
 
 

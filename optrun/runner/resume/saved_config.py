@@ -18,6 +18,7 @@ from optrun.artifacts.run_dir import RunDir, checkpoint_folders
 from optrun.config.safety import refuse_code
 from optrun.config.saved import differences, read_config, refuse_interpolations
 from optrun.errors import CheckpointError, ConfigError, OtherFormatError
+from optrun.reading import read_text
 
 
 def as_text(values: Mapping[str, Any]) -> str:
@@ -70,7 +71,7 @@ def configuration_of(run: RunDir, given: Sequence[str] = ()) -> tuple[dict[str, 
     changes = differences(kept, values)
     if not changes:
         return values, None
-    if as_text(kept).startswith(run.config.read_text(encoding="utf-8")):
+    if as_text(kept).startswith(read_text(run.config)):
         return kept, _taken(f"{run.config}: cut.", folder)
     open_keys = [key for key in changes if not any(key == own or key.startswith(f"{own}.") for own in given)]
     if open_keys:
@@ -103,7 +104,7 @@ def _was_written(run: RunDir) -> bool | None:
         recorded = read_summary(run.summary).get("config_sha256")
     except (OSError, ValueError):
         return None
-    return None if recorded is None else recorded == digest_of(run.config.read_text(encoding="utf-8"))
+    return None if recorded is None else recorded == digest_of(read_text(run.config))
 
 
 def _of_newest_checkpoint(run: RunDir) -> tuple[Path, dict[str, Any]] | None:

@@ -9,6 +9,7 @@ from pathlib import Path
 from optrun.artifacts.metrics import read_summary
 from optrun.artifacts.run_dir import CHECKPOINT_MANIFEST, CHECKPOINTS, RunDir, find_runs, parse_step
 from optrun.errors import CheckpointError, ConfigError, nearest, printable, refuse_url
+from optrun.reading import read_text
 
 
 @dataclass
@@ -80,7 +81,7 @@ def _named(value: str, key: str = "resume=") -> Target:
         hint = f" Did you mean {key}{close[0]}?" if close else ""
         raise ConfigError(f"{key}{value}: no such directory (looked from {Path.cwd()}).{hint}")
     if path.is_file() and path.parent.name == CHECKPOINTS:
-        name = path.read_text(encoding="utf-8", errors="replace").strip()
+        name = read_text(path, errors="replace").strip()
         path = path.parent / name if parse_step(name) is not None else path
     if path.is_symlink() and path.absolute().parent.name == CHECKPOINTS:
         raise CheckpointError(f"{key}{value}: a link: what lies outside of a run directory is not read as part of it.")

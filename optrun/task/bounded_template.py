@@ -1,0 +1,263 @@
+"""Chat templates rendered within a bound of steps and characters, whoever wrote them.
+
+The environment is that of transformers. Steps are counted and sizes are looked at before anything is made, so that the
+bound is the same on a busy machine, in a thread and in a worker. What it costs: a call for each loop, filter and `~`.
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+import threading
+import types
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sized
+from typing import Any
+
+import jinja2
+from jinja2 import nodes
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+from jinja2.visitor import NodeTransformer
+from transformers.utils import chat_template_utils
+
+STEPS = 1_000_000
+"""Turns of loops, calls, and thousands of characters."""
+CHARACTERS = 2**22
+"""Of any text on the way, and of the whole."""
+_SOURCE = 2**20
+_NUMBER = 2**16
+"""Largest width, count or indentation that a filter or method is given."""
+_LONG_NUMBER = re.compile(r"\d{6}|\*")
+_PLAIN = frozenset({"length", "count", "first", "last", "default", "d", "select", "reject", "selectattr", "rejectattr"})
+"""Filters that make no text, and are asked of whole conversations."""
+_spent = threading.local()
+
+
+class TemplateLimitError(jinja2.TemplateRuntimeError):
+    """A template takes too many steps, or makes too much text."""
+
+
+class _Bounds(NodeTransformer):
+    """Puts a filter of ours around what loops go through, and in place of `~`."""
+
+    def visit_For(self, node: nodes.For) -> nodes.Node:  # noqa: N802 - as jinja looks it up
+        self.generic_visit(node)
+        node.iter = _through("_each", node.iter)
+        return node
+
+    def visit_Concat(self, node: nodes.Concat) -> nodes.Node:  # noqa: N802
+        self.generic_visit(node)
+        return _through("_joined", nodes.List(node.nodes, lineno=node.lineno))
+
+    def visit_Compare(self, node: nodes.Compare) -> nodes.Node:  # noqa: N802
+        self.generic_visit(node)
+        node.expr = _through("_looked", node.expr)
+        return node
+
+    def visit_Operand(self, node: nodes.Operand) -> nodes.Node:  # noqa: N802
+        self.generic_visit(node)
+        if not isinstance(node.expr, nodes.Const):
+            node.expr = _through("_looked", node.expr)
+        return node
+
+    def visit_Getitem(self, node: nodes.Getitem) -> nodes.Node:  # noqa: N802
+        self.generic_visit(node)
+        if isinstance(node.arg, nodes.Slice):
+            node.node = _through("_looked", node.node)
+        return node
+
+
+def _through(name: str, node: nodes.Node) -> nodes.Filter:
+    return nodes.Filter(node, name, [], [], None, None, lineno=node.lineno)
+
+
+class BoundedEnvironment(ImmutableSandboxedEnvironment):
+    """An environment whose templates end."""
+
+    intercepted_binops = frozenset({"+", "*", "**", "%"})
+
+    def _parse(self, source: str, name: str | None, filename: str | None) -> nodes.Template:
+        tree = _Bounds().visit(super()._parse(source, name, filename))
+        tree.set_environment(self)
+        return tree  # type: ignore[no-any-return]
+
+    def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
+        """Compute an operation whose result is of bounded size."""
+        if operator == "**" and ((abs(left) > 1 and abs(right) > _NUMBER) or _size(left) > CHARACTERS):
+            raise _too_large()
+        if operator == "*" and not _are_numbers(left, right) and _size(left) * _size(right) > CHARACTERS:
+            raise _too_large()
+        if operator == "%" and isinstance(left, str):
+            _refuse_format(left, right)
+        return _made(super().call_binop(context, operator, left, right))
+
+    def call(self, context: Any, function: Any, *args: Any, **kwargs: Any) -> Any:
+        """Call what a template calls, counted."""
+        owner = getattr(getattr(function, "__wrapped__", function), "__self__", None)  # the sandbox wraps `format`
+        if isinstance(owner, str) and not _are_short((owner, *args, *kwargs.values())):
+            _refuse_large((owner, *args, *kwargs.values()))
+        if isinstance(owner, str) and getattr(function, "__name__", "") in ("format", "format_map"):
+            _refuse_format(owner, (*args, *kwargs.values()))
+        spend(1)
+        return _made(super().call(context, function, *args, **kwargs))
+
+
+def spend(steps: int) -> None:
+    """Count steps of the rendering in this thread.
+
+    Raises:
+        TemplateLimitError: There are too many.
+    """
+    _spent.steps = getattr(_spent, "steps", 0) + steps
+    if _spent.steps > STEPS:
+        raise TemplateLimitError(f"it takes more than {STEPS:,} steps: it loops too often")
+
+
+def _too_large() -> TemplateLimitError:
+    return TemplateLimitError(f"it makes more than {CHARACTERS:,} characters")
+
+
+def _are_numbers(*values: Any) -> bool:
+    return all(isinstance(value, int | float) for value in values)
+
+
+def _size(value: Any) -> int:
+    if isinstance(value, bool) or not isinstance(value, Sized | int):
+        return 1
+    return max(1, abs(value) if isinstance(value, int) else len(value))
+
+
+def _weight(value: Any) -> int:
+    """Characters and values in all of a nested value; counted as far as the bound."""
+    total, nodes, left = 0, 0, [value]
+    while left:
+        nodes += 1
+        each = left.pop()
+        total += len(each) if isinstance(each, str) else 1
+        if total > CHARACTERS:
+            raise _too_large()
+        if isinstance(each, Mapping):
+            left += [*each.keys(), *each.values()]
+        elif isinstance(each, list | tuple | set | frozenset):
+            left += each
+    spend(nodes // 5)
+    return total
+
+
+def _made(value: Any) -> Any:
+    """Count what was made."""
+    if isinstance(value, int):
+        if not isinstance(value, bool) and value.bit_length() > _NUMBER:
+            raise _too_large()
+    elif isinstance(value, str | list | tuple | bytes):
+        if len(value) > CHARACTERS:
+            raise _too_large()
+        spend(len(value) // (1000 if isinstance(value, str) else 10))
+    return value
+
+
+def _are_short(values: tuple[Any, ...]) -> bool:
+    return all(type(value) is str and len(value) < 1000 for value in values)
+
+
+def _refuse_large(values: Iterable[Any]) -> None:
+    """Refuse what a filter or a method could make too much of: of two arguments, as much as both together."""
+    first, *others = values
+    if any(isinstance(value, int) and abs(value) > _NUMBER for value in others):
+        raise _too_large()
+    sizes = sorted((_weight(first), *(_size(value) if isinstance(value, int) else _weight(value) for value in others)))
+    spend(sizes[-1] // 1000)
+    if len(sizes) > 1 and sizes[-1] * sizes[-2] > CHARACTERS * 16:
+        raise _too_large()
+
+
+def _refuse_format(form: str, values: Any) -> None:
+    if _LONG_NUMBER.search(form):
+        raise _too_large()
+    _refuse_large((form, *(values if isinstance(values, tuple) else (values,))))
+
+
+def _bounded(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(function)  # keeps the mark of what jinja passes first
+    def call(*args: Any, **kwargs: Any) -> Any:
+        given = args[1:] if hasattr(function, "jinja_pass_arg") else args
+        spend(1)
+        if name not in _PLAIN and not _are_short((*given, *kwargs.values())):
+            _refuse_large((*given, *kwargs.values()))
+        if name == "format":
+            _refuse_format(given[0], (*given[1:], *kwargs.values()))
+        return _made(function(*args, **kwargs))
+
+    return call
+
+
+def _each(values: Any) -> Any:
+    if isinstance(values, Sized):
+        spend(1 + len(values))
+        return values
+    return _counted(values)
+
+
+def _counted(values: Iterable[Any]) -> Iterator[Any]:
+    for value in values:
+        spend(1)
+        yield value
+
+
+def _concat(pieces: Iterable[str]) -> str:
+    found, total = [], 0
+    for piece in pieces:
+        total += len(piece)
+        if total > CHARACTERS:
+            raise _too_large()
+        found.append(piece)
+    spend(1 + total // 1000)
+    return "".join(found)
+
+
+def _joined(values: list[Any]) -> str:
+    return _concat(str(_shown(value)) for value in values)
+
+
+def _shown(value: Any) -> Any:
+    if isinstance(value, list | tuple | Mapping):
+        _weight(value)
+    return value
+
+
+def _looked(value: Any) -> Any:
+    if isinstance(value, Sized) and len(value) > 1000:
+        spend(len(value) // 1000)
+    return value
+
+
+@functools.lru_cache
+def _compiled(source: str) -> jinja2.Template:
+    if len(source) > _SOURCE:
+        raise TemplateLimitError(f"it has more than {_SOURCE:,} characters itself")
+    theirs: Any = chat_template_utils._compile_jinja_template
+    found = theirs.__wrapped__("").environment  # one that nobody else has
+    found.__class__ = BoundedEnvironment
+    found.globals.pop("lipsum", None)
+    found.filters = {name: _bounded(name, function) for name, function in found.filters.items()}
+    found.filters |= {"_each": _each, "_joined": _joined, "_looked": _looked}
+    found.finalize, found.concat = _shown, _concat
+    return found.from_string(source)  # type: ignore[no-any-return]
+
+
+def render(**arguments: Any) -> Any:
+    """Render as `transformers.utils.chat_template_utils.render_jinja_template`, within bounds.
+
+    Raises:
+        TemplateLimitError: It takes too many steps, or makes too much text.
+        jinja2.TemplateError: As that.
+    """
+    _spent.steps = 0
+    return _library()(**arguments)
+
+
+@functools.lru_cache(maxsize=1)
+def _library() -> Callable[..., Any]:
+    """The function of transformers, which compiles by ours."""
+    theirs = chat_template_utils.render_jinja_template
+    known = {**theirs.__globals__, "_compile_jinja_template": _compiled}
+    return types.FunctionType(theirs.__code__, known, argdefs=theirs.__defaults__)

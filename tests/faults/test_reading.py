@@ -1,0 +1,398 @@
+"""Files of others: links, FIFOs, devices, depth, size and bombs end in one sentence, in bounded time and memory."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import os
+import resource
+import shutil
+import signal
+import socket
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import optrun as package
+from optrun import reading
+from optrun.artifacts.metrics import read_metrics, read_summary, take_up
+from optrun.artifacts.run_dir import RunDir
+from optrun.artifacts.samples import read_samples
+from optrun.data import content
+from optrun.errors import OptrunError, UnreadableFileError
+from optrun.report.collect import load_runs
+from optrun.report.confirmation import read
+from optrun.report.tuned import objectives_of, tuned_keys
+from optrun.report.waiting import find_waiting, in_sweep
+from optrun.runner import train as experiment
+from tests.faults.runs import Straight
+from tests.running import optrun
+
+GIB = 2**30
+PATIENCE = 120
+"""Seconds until a child is taken for one that hangs; it needs one or two."""
+
+# What is put in place of a file ---------------------------------------------------------------------------------------
+
+
+def link(path: Path) -> None:
+    outside = path.with_name(f"{path.name}.outside")
+    outside.write_bytes(path.read_bytes() if path.is_file() else b"{}")
+    path.unlink(missing_ok=True)
+    moved = path.parents[len(path.parents) - 4] / outside.name
+    shutil.move(outside, moved)
+    path.symlink_to(moved)
+
+
+def zero(path: Path) -> None:
+    path.unlink(missing_ok=True)
+    path.symlink_to("/dev/zero")
+
+
+def fifo(path: Path) -> None:
+    path.unlink(missing_ok=True)
+    os.mkfifo(path)
+
+
+def unix_socket(path: Path) -> None:
+    path.unlink(missing_ok=True)
+    here = Path.cwd()
+    os.chdir(path.parent)  # the name of a socket may not be long
+    try:
+        with socket.socket(socket.AF_UNIX) as server:
+            server.bind(path.name)
+    finally:
+        os.chdir(here)
+
+
+def folder(path: Path) -> None:
+    path.unlink(missing_ok=True)
+    path.mkdir()
+
+
+def deep(path: Path) -> None:
+    path.write_bytes(b'{"a":' * 200_000 + b"1" + b"}" * 200_000)
+
+
+def many(path: Path) -> None:
+    path.write_bytes(b"[" + b"[]," * 5_000_000 + b"0]")
+
+
+def huge(path: Path) -> None:
+    path.unlink(missing_ok=True)
+    with path.open("wb") as file:
+        file.truncate(10 * GIB)
+
+
+def deep_line(path: Path) -> None:
+    path.write_bytes(path.read_bytes() + b'{"step": 9, "x": ' + b"[" * 100_000 + b"]" * 100_000 + b"}\n")
+
+
+def long_line(path: Path) -> None:
+    path.write_bytes(b" " * (reading.LINE_BYTES + 1))
+
+
+def aliases(path: Path) -> None:
+    lines = ["a0: &a0 [x, x]", *(f"a{n}: &a{n} [*a{n - 1}, *a{n - 1}]" for n in range(1, 60))]
+    path.write_text("\n".join(lines))
+
+
+def deep_yaml(path: Path) -> None:
+    path.write_text("a: " + "[" * 5000 + "]" * 5000)
+
+
+KINDS = {
+    "link": "a link",
+    "zero": "a link",
+    "fifo": "a FIFO",
+    "unix_socket": "a socket",
+    "folder": "a folder",
+    "deep": "nested more than 64 deep",
+    "many": "JSON of more than",
+    "huge": "larger than",
+    "deep_line": "line 7 is no metrics record",
+    "long_line": "more than 16,777,216 bytes",
+    "aliases": "aliases repeat",
+    "deep_yaml": "nested more than 64 deep",
+}
+"""Attack to what is said of it."""
+
+STEP = "checkpoints/step-00000004"
+RUN_ATTACKS: list[tuple[str, Callable[[Path], None], str, int, str | None]] = [
+    *[("summary.json", how, "runs", 0, None) for how in (link, zero, fifo, unix_socket, folder, deep, many, huge)],
+    *[("metrics.jsonl", how, "runs", 0, None) for how in (zero, fifo, huge, deep_line, long_line)],
+    ("summary.json", deep, "report", 0, None),
+    *[("metrics.jsonl", how, "resume", 74, None) for how in (zero, fifo)],
+    ("metrics.jsonl", folder, "resume", 4, None),
+    ("metrics.jsonl", fifo, "load_run", 4, None),
+    *[("config.yaml", how, "runs", 0, None) for how in (fifo, zero, aliases, deep_yaml, huge)],
+    *[("run_manifest.json", how, "verify", 4, None) for how in (link, zero, fifo, folder, deep, many, huge)],
+    ("run_manifest.json", fifo, "resume", 4, None),
+    ("run_manifest.json", deep, "export", 4, None),
+    *[(f"{STEP}/manifest.json", how, "verify", 4, None) for how in (link, fifo, deep, huge)],
+    (f"{STEP}/manifest.json", fifo, "evaluate-checkpoint", 4, None),
+    (f"{STEP}/manifest.json", fifo, "branch", 4, None),
+    *[(f"{STEP}/state.json", how, "evaluate-checkpoint", 4, None) for how in (link, zero, fifo)],
+    (f"{STEP}/state.json", huge, "evaluate-checkpoint", 4, "10,737,418,240 bytes"),
+    *[(f"{STEP}/model.safetensors", how, "verify", 4, None) for how in (link, fifo, folder)],
+    (f"{STEP}/optimizer.safetensors", zero, "verify", 4, None),
+    ("tokenizer/tokenizer.json", fifo, "export", 4, None),
+    ("tokenizer/tokenizer.json", zero, "evaluate", 4, None),
+    ("tokenizer/tokenizer.json", fifo, "predict", 4, None),
+    ("optrun.log", fifo, "resume", 74, None),
+    ("nonfinite", fifo, "resume", 74, None),
+    ("samples.jsonl", fifo, "runs", 0, ""),
+    ("samples.jsonl", zero, "runs", 0, ""),
+    (".lock", fifo, "runs", 0, ""),
+    (".hydra/overrides.yaml", fifo, "runs", 0, ""),
+    ("../sweep.json", fifo, "runs", 0, ""),
+    ("../sweep.json", deep, "runs", 0, ""),
+    ("checkpoints/best", fifo, "verify-best", 2, ""),
+]
+
+
+def in_bounds(work: Callable[[], int], said: Path) -> int:
+    """Do something in a forked process with 1 GiB more memory; its exit code, which a signal makes negative."""
+    child = os.fork()
+    if child == 0:
+        code = 99
+        try:
+            with said.open("w") as file:
+                sys.stdout = sys.stderr = file
+                held = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+                resource.setrlimit(resource.RLIMIT_AS, (held + GIB, held + GIB))
+                code = work()
+        finally:
+            os._exit(code)
+    ends = time.monotonic() + PATIENCE
+    while time.monotonic() < ends:
+        done, status = os.waitpid(child, os.WNOHANG)
+        if done:
+            return os.waitstatus_to_exitcode(status)
+        time.sleep(0.01)
+    os.kill(child, signal.SIGKILL)
+    os.waitpid(child, 0)
+    pytest.fail(f"it hangs: {said.read_text()}")
+
+
+@pytest.fixture(scope="module")
+def whole(straight: Straight, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run and another one beside it, stopped at step 4."""
+    place = tmp_path_factory.mktemp("whole")
+    straight.cut(place / "sweep" / "run", 4)
+    shutil.copytree(place / "sweep" / "run", place / "sweep" / "other")
+    return place
+
+
+@pytest.mark.parametrize(
+    ("name", "attack", "verb", "code", "fact"),
+    RUN_ATTACKS,
+    ids=[f"{verb}-{name.replace('/', '-')}-{how.__name__}" for name, how, verb, _, _ in RUN_ATTACKS],
+)
+def test_attacks_on_run_files(
+    name: str,
+    attack: Callable[[Path], None],
+    verb: str,
+    code: int,
+    fact: str | None,
+    whole: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """One sentence that names the file; of a sweep the other run is reported all the same."""
+    shutil.copytree(whole / "sweep", tmp_path / "sweep")
+    run, place = tmp_path / "sweep" / "run", tmp_path / "sweep" / "run" / name
+    attack(place)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(experiment, "draw_curves", lambda path: None)
+    step = f"{run}/{STEP}"
+
+    def load() -> int:
+        try:
+            print(package.load_run(run).metrics)
+        except OptrunError as error:
+            print(error)
+            return error.exit_code
+        return 0
+
+    def runs() -> int:
+        """What a report reads, without its pages."""
+        found = load_runs([run.parent])
+        tuned_keys(found), objectives_of(found), find_waiting(run.parent), in_sweep(run), read(run.parent)
+        for each in found:
+            print(each.path.name, each.problems, read_samples(RunDir(each.path).samples))
+        return 0
+
+    words = {
+        "report": ["report", str(run.parent)],
+        "verify": ["verify", str(run)],
+        "verify-best": ["verify", f"{run}/checkpoints/best"],
+        "resume": [f"resume={run}"],
+        "evaluate": ["evaluate", str(run)],
+        "evaluate-checkpoint": ["evaluate", step],
+        "export": ["export", str(run), "to"],
+        "predict": ["predict", str(run), "data.eval=rows.txt", "out=predicted.jsonl"],
+        "branch": ["explain", f"branch_from={step}"],
+    }
+    (tmp_path / "rows.txt").write_text("a\n")
+    calls = {"load_run": load, "runs": runs}
+    found = in_bounds(calls.get(verb, lambda: optrun(*words[verb])), tmp_path / "said")
+    said = " ".join((tmp_path / "said").read_text().replace("\n", " ").split())
+    assert found == code, said
+    assert "Traceback" not in said
+    if fact != "":
+        page = (run.parent / "report.md").read_text() if verb == "report" else said
+        assert Path(name).name in page
+        assert (fact or KINDS[attack.__name__]) in page.replace("\\", ""), page
+    if verb in ("report", "runs"):
+        assert "other" in said
+
+
+# The door itself ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("attack", [link, zero, fifo, unix_socket, folder, deep, many, huge])
+def test_the_door(attack: Callable[[Path], None], tmp_path: Path) -> None:
+    path = tmp_path / "a" / "b" / "c" / "file.json"
+    path.parent.mkdir(parents=True)
+    attack(path)
+
+    def work() -> int:
+        with pytest.raises(UnreadableFileError) as refused:
+            reading.read_json(path)
+        for fact in (str(path), KINDS[attack.__name__], "expected"):
+            assert fact in str(refused.value)
+        return 0
+
+    assert in_bounds(work, tmp_path / "said") == 0, (tmp_path / "said").read_text()
+
+
+def test_links_of_a_users_own_are_followed(tmp_path: Path) -> None:
+    (tmp_path / "file.json").write_text('{"a": 1}')
+    (tmp_path / "link.json").symlink_to("file.json")
+    assert reading.read_json(tmp_path / "link.json", follow=True) == {"a": 1}
+    fifo(tmp_path / "pipe")
+    (tmp_path / "link.json").unlink()
+    (tmp_path / "link.json").symlink_to("pipe")
+    with pytest.raises(UnreadableFileError, match="a FIFO"):
+        reading.read_json(tmp_path / "link.json", follow=True)
+
+
+def test_a_run_behind_a_link_is_a_run(whole: Path, tmp_path: Path) -> None:
+    (tmp_path / "linked").symlink_to(whole / "sweep" / "run")
+    assert optrun("verify", str(tmp_path / "linked")) == 0
+
+
+@pytest.mark.parametrize("nested", [b'{"a": "[[[[["}', b"[" * 64 + b"]" * 64, b'{"a":' * 63 + b"[1]" + b"}" * 63])
+def test_what_is_no_attack_is_read(nested: bytes) -> None:
+    assert reading.parse_json(nested, "x") == json.loads(nested)
+
+
+@pytest.mark.parametrize("text", [b"", b"\xff\xfe[\x00]\x00", b"[1", b"nonsense", b"9" * 10_000])
+def test_what_is_no_json(text: bytes) -> None:
+    with pytest.raises(UnreadableFileError, match=r"file\.json: no valid JSON"):
+        reading.parse_json(text, "file.json")
+
+
+def test_metrics_are_bounded_by_lines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reading, "_LINES", 3)
+    path = tmp_path / "metrics.jsonl"
+    path.write_text('{"step": 1}\n' * 4)
+    with pytest.raises(UnreadableFileError, match="more than 3 lines"):
+        read_metrics(path)
+    with pytest.raises(UnreadableFileError, match="more than 3 lines"):
+        take_up(path, 1)
+    assert path.read_text().count("\n") == 4
+
+
+def test_a_summary_of_another_kind(tmp_path: Path) -> None:
+    deep(tmp_path / "summary.json")
+    with pytest.raises(ValueError, match="nested"):
+        read_summary(tmp_path / "summary.json")
+
+
+# Data and models ------------------------------------------------------------------------------------------------------
+
+
+def gz_bomb(path: Path) -> None:
+    with gzip.open(path, "wb", compresslevel=6) as file:
+        for _ in range(8):
+            file.write(b"a" * 2**20)
+
+
+def header_bomb(path: Path) -> None:
+    head = b'{"a":' * 200_000 + b"1" + b"}" * 200_000
+    path.write_bytes(len(head).to_bytes(8, "little") + head)
+
+
+def make_model(place: Path) -> None:
+    place.mkdir()
+    (place / "config.json").write_text('{"model_type": "gpt2"}')
+
+
+def make_index(place: Path) -> None:
+    make_model(place)
+    deep(place / "model.safetensors.index.json")
+
+
+def make_weights(place: Path) -> None:
+    make_model(place)
+    header_bomb(place / "model.safetensors")
+
+
+def make_fifo_weights(place: Path) -> None:
+    make_model(place)
+    fifo(place / "model.safetensors")
+
+
+def make_png_bomb(path: Path) -> None:
+    from PIL import Image
+
+    path.mkdir()
+    Image.new("1", (20_000, 20_000)).save(path / "big.png")
+    (path / "rows.jsonl").write_text(json.dumps({"image": str(path / "big.png"), "label": "a"}) + "\n")
+
+
+SMALL = ["data=files", "data.max_length=16"]
+DATA_ATTACKS: list[tuple[str, Callable[[Path], Any], list[str], str]] = [
+    ("corpus.txt", fifo, [*SMALL, "data.train={}"], "a FIFO"),
+    ("corpus.txt", zero, [*SMALL, "data.train={}"], "a device"),
+    ("corpus.txt", unix_socket, [*SMALL, "data.train={}"], "a socket"),
+    ("corpus.txt.gz", gz_bomb, [*SMALL, "data.train={}"], "unpacks to more than"),
+    ("rows.jsonl.gz", gz_bomb, [*SMALL, "data.train={}"], "it begins with"),
+    ("rows.csv.gz", gz_bomb, [*SMALL, "data.train={}"], "unpacks to more than"),
+    (
+        "rows.jsonl",
+        deep,
+        [*SMALL, "data.streaming=true", "data.eval_fraction=0", "data.train={}"],
+        "nested more than 64 deep",
+    ),
+    ("chat.jinja", fifo, ["task=sft", "data=stdlib_chat", "task.chat_template={}"], "a FIFO"),
+    ("model", make_index, ["model=pretrained", "model.path={}"], "nested more than 64 deep"),
+    ("model", make_weights, ["model=pretrained", "model.path={}"], "header cannot be read"),
+    ("model", make_fifo_weights, ["model=pretrained", "model.path={}"], "model.safetensors"),
+]
+
+
+@pytest.mark.parametrize(
+    ("name", "make", "words", "fact"),
+    DATA_ATTACKS,
+    ids=[f"{name}-{make.__name__}-{words[0]}" for name, make, words, _ in DATA_ATTACKS],
+)
+def test_attacks_on_data_and_models(
+    name: str, make: Callable[[Path], Any], words: list[str], fact: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(content, "_UNPACKED", 2**22)
+    make(tmp_path / name)
+    given = [word.format(tmp_path / name) for word in words]
+    found = in_bounds(lambda: optrun(*given, "training.max_steps=1"), tmp_path / "said")
+    said = " ".join((tmp_path / "said").read_text().split())
+    assert found == 2, said
+    assert "Traceback" not in said
+    assert name in said
+    assert fact in said
