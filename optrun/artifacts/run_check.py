@@ -5,19 +5,36 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from optrun.artifacts import manifest, run_manifest
 from optrun.artifacts import run_dir as names
+from optrun.artifacts.identity import run_id_of
+from optrun.artifacts.lock import RunLock
 from optrun.artifacts.metrics import read_summary
 from optrun.artifacts.run_dir import RunDir, checkpoint_folders
-from optrun.artifacts.run_manifest import APART, CHECKPOINT, Entry, Sealed, files_of, matches, read_run_manifest
-from optrun.errors import CheckpointError
+from optrun.artifacts.run_manifest import (
+    APART,
+    CHECKPOINT,
+    Entry,
+    RunManifest,
+    Sealed,
+    files_of,
+    matches,
+    read_run_manifest,
+)
+from optrun.errors import CheckpointError, ConfigError, did_you_mean
 from optrun.reading import kind_of, open_file, sha256_of
 
 _HALF = re.compile(rf"\.({re.escape(names.MANIFEST)}|report(\.html|\.md|\.csv|-[\w-]+\.(png|csv)))\.\d+\.tmp")
+WEIGHTS = (f"{names.CHECKPOINTS}/step-*", "*.safetensors")
+"""What is never accepted."""
+NEEDED = (names.CONFIG, names.METRICS, f"{names.TOKENIZER}/*", f"{names.HYDRA}/*")
+"""What may not be gone."""
 _TRIES = 5
 """A run that goes on may write its manifest while its files are read; then they are read again."""
 
@@ -33,6 +50,8 @@ class Checked:
     open: dict[str, str] = field(default_factory=dict)
     """File to why it, or its end, is not covered; no damage."""
     whole: list[str] = field(default_factory=list)
+    accepted: list[dict[str, Any]] = field(default_factory=list)
+    """Records of changes that a person accepted."""
 
 
 def check_run(run: RunDir, patterns: Sequence[str] = ("*",)) -> Checked:
@@ -66,7 +85,7 @@ def _check(run: RunDir, patterns: Sequence[str]) -> Checked:
         unknown = [name for name in found if matches(name, patterns) and not matches(name, (CHECKPOINT, names.LOCK))]
         checked.open = dict.fromkeys(unknown, "not covered: this run has no manifest")
         return checked
-    checked.sealed = True
+    checked.sealed, checked.accepted = True, sealed.accepted
     for name in sorted({*found, *sealed.entries}):
         if matches(name, patterns):
             _judge(run, name, sealed, checked)
@@ -154,9 +173,77 @@ def refuse_damaged(run: RunDir, *patterns: str) -> None:
         CheckpointError: One of them is not as it was sealed; with the way out.
     """
     run_manifest.refuse_other_manifest(run)
-    wrong = problems_of(run, patterns)
+    found = check_run(run, patterns).wrong
+    wrong = list(found.values())
     if wrong and run.manifest.exists():
-        raise CheckpointError(
-            f"{' '.join(wrong)} Restore it from a copy. Or remove {run.manifest}: then the files of this run are taken "
-            "as they are."
-        )
+        way = "Restore it from a copy."
+        taken = [name for name in found if (run.path / name).exists() or not matches(name, NEEDED)]
+        if len(taken) == len(found):
+            way += f" Or take it as it is, with a record: optrun verify {shlex.quote(str(run.path))} --accept "
+            way += ", then ".join(map(shlex.quote, taken[:3]))
+        raise CheckpointError(f"{' '.join(wrong)} {way}")
+
+
+def accept(run: RunDir, given: str) -> dict[str, Any]:
+    """Seal one file of a run as it is now, with a record; or its manifest, and with it every file.
+
+    Args:
+        run: The run directory.
+        given: A path, inside of the run or from here.
+
+    Returns:
+        The record.
+
+    Raises:
+        ConfigError: It is whole, or no file of the run.
+        CheckpointError: It may not be accepted; with what to do.
+        LockedError: Another process writes the run.
+        StorageError: The disk refused.
+    """
+    name = _inside(run, given)
+    command = shlex.join(["optrun", "verify", str(run.path), "--accept", name])
+    with RunLock(run.lock):
+        if name == names.MANIFEST:
+            return _accept_all(run, command)
+        sealed = read_run_manifest(run)
+        if sealed is None:
+            raise CheckpointError(f"{run.manifest}: missing. Accept that first: --accept {names.MANIFEST}")
+        there = (run.path / name).exists()
+        if not there and name not in sealed.entries:
+            raise ConfigError(
+                f"--accept {given}: no such file in {run.path}. {did_you_mean(name, check_run(run).wrong)}"
+            )
+        if matches(name, WEIGHTS):
+            raise CheckpointError(
+                f"{run.path / name}: holds weights or the state of training, which no person can vouch for. Restore it "
+                "from a copy; a resume passes over a damaged checkpoint, and optrun export writes a model anew."
+            )
+        if not there and matches(name, NEEDED):
+            raise CheckpointError(
+                f"{run.path / name}: missing, and a run is nothing without it. Restore it from a copy; a resume that "
+                f"goes on writes {names.TOKENIZER}/ anew."
+            )
+        if name not in check_run(run, (name,)).wrong:
+            raise ConfigError(f"--accept {given}: it is as it was sealed; there is nothing to accept.")
+        return RunManifest(run, sealed).accept([name], name, command)
+
+
+def _inside(run: RunDir, given: str) -> str:
+    path = Path(given).expanduser()
+    if not path.is_absolute() and not (path.exists() and path.absolute().is_relative_to(run.path.absolute())):
+        path = run.path / path
+    inside = Path(os.path.normpath(path.absolute()))
+    if not inside.is_relative_to(os.path.normpath(run.path.absolute())):
+        raise ConfigError(f"--accept {given}: expected a file of {run.path}.")
+    return inside.relative_to(os.path.normpath(run.path.absolute())).as_posix()
+
+
+def _accept_all(run: RunDir, command: str) -> dict[str, Any]:
+    run_manifest.refuse_other_manifest(run)
+    with contextlib.suppress(CheckpointError):
+        if read_run_manifest(run) is not None:
+            raise ConfigError(f"{run.manifest}: whole; there is nothing to accept.")
+    made = RunManifest(run)
+    made.run_id = run_id_of(run)
+    every = [name for name in files_of(run) if not matches(name, (*APART, names.LOCK))]
+    return made.accept([*every, names.LOCK], names.MANIFEST, command)

@@ -78,6 +78,8 @@ class Sealed:
     run_id: str | None = None
     whole: dict[str, str] = field(default_factory=dict)
     """Checkpoint to the signature of its files when they were known to be whole, see `Retention`."""
+    accepted: list[dict[str, Any]] = field(default_factory=list)
+    """Changes that a person accepted: `name`, `at`, sha256 `was` and `now` (None: not there), and the command, `by`."""
 
     @property
     def is_open(self) -> bool:
@@ -139,7 +141,13 @@ def _parsed(path: Path, text: bytes) -> Sealed:
             bool(entry.get("grows", False)),
             None if becomes is None else (int(becomes[0]), str(becomes[1])),
         )
-    return Sealed(entries, tuple(map(str, values["writing"])), values["run"], dict(values["whole"]))
+    return Sealed(
+        entries,
+        tuple(map(str, values["writing"])),
+        values["run"],
+        dict(values["whole"]),
+        list(values.get("accepted", ())),
+    )
 
 
 def _text(values: dict[str, Any]) -> str:
@@ -183,6 +191,7 @@ class RunManifest:
         self.run_id = before.run_id
         """Which run this is, wherever it lies; None: it is not said."""
         self.whole = before.whole
+        self.accepted = before.accepted
         there = files_of(run)
         self._entries = {name: _resolved(run.path / name, entry) for name, entry in before.entries.items()}
         self._seen = {
@@ -263,6 +272,36 @@ class RunManifest:
             replace_bytes(path, content)
             self._entries[name], self._seen[name], self._digests[name] = after, _signature(path), digest
 
+    def accept(self, changed: Sequence[str], noted: str, by: str) -> dict[str, Any]:
+        """Seal files as they are now, and record it.
+
+        Args:
+            changed: Paths inside the run; what is not there is no longer missed.
+            noted: The one that was asked for.
+            by: The command.
+
+        Returns:
+            The record.
+
+        Raises:
+            UnreadableFileError: One is no regular file.
+            OSError: The disk refused; the manifest before is untouched.
+        """
+        with self._lock:
+            before = self._entries.get(noted)
+            self.forget(changed)
+            for name in changed:
+                path = self.run.path / name
+                if path.is_symlink() or path.exists():
+                    self._digests.pop(name, None)
+                    self._entries[name], self._seen[name] = self._hashed(name, path), _signature(path)
+            now = self._entries.get(noted)
+            record: dict[str, Any] = {"name": noted, "at": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()), "by": by}
+            record |= {"was": before and before.sha256, "now": now and now.sha256}
+            self.accepted.append(record)
+            self._write()
+        return record
+
     def _take_in(self, written: Sequence[str], gone: Sequence[str] = ()) -> None:
         """Bring the entries up to date.
 
@@ -324,6 +363,7 @@ class RunManifest:
             "run": self.run_id,
             "sealed_at": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
             "writing": sorted({*(IN_USE if self._open else ()), *self._rewritten, *more}),
+            **({"accepted": self.accepted} if self.accepted else {}),
             "whole": {name: held for name, held in self.whole.items() if (self.run.checkpoints / name).is_dir()},
             "files": listed,
         }

@@ -6,12 +6,12 @@ import sys
 from pathlib import Path
 
 from optrun.commands.parser import VerbParser
-from optrun.errors import EXIT_DONE, EXIT_NO_CHECKPOINT, CheckpointError, ConfigError, printable
+from optrun.errors import EXIT_DONE, EXIT_NO_CHECKPOINT, CheckpointError, ConfigError, StorageError, printable
 
 
 def parser() -> VerbParser:
     """Build the parser of the verb."""
-    return VerbParser(
+    made = VerbParser(
         "verify",
         "RUN_DIR|CHECKPOINT [...]",
         """
@@ -19,8 +19,14 @@ Reads every file of a checkpoint, or of a run with all its checkpoints, and hold
 checksum, and every tensor; files of a run that are missing, or that nothing of optrun's put there, are named as well.
 What a run that goes on, or was killed, wrote after its last checkpoint is not covered yet: that is said, and no damage.
 Nothing is changed. Exit code 0: all whole; 4: file and tensor are named.
+
+--accept takes one file of a run as it is now, or as gone, and records that in the manifest: when, by which command,
+and both checksums. Weights and checkpoints are never accepted, and what a run needs may not be gone. A manifest that
+is lost or damaged is accepted by its own name, run_manifest.json, and with it every file as it is.
 """,
     )
+    made.add_argument("--accept", metavar="FILE", help="take a changed file of the run as it is, with a record")
+    return made
 
 
 def run(argv: list[str]) -> int:
@@ -34,7 +40,22 @@ def run(argv: list[str]) -> int:
         return EXIT_DONE
     if not arguments.positional:
         raise ConfigError("optrun verify takes run directories or checkpoints: optrun verify RUN_DIR|CHECKPOINT")
+    if arguments.options.accept is not None:
+        _accept(arguments.positional, arguments.options.accept)
     return max(_verify(path) for path in arguments.positional)
+
+
+def _accept(paths: list[str], file: str) -> None:
+    from optrun.artifacts.run_check import accept
+    from optrun.runner.resume.target import locate
+
+    target = locate(paths[0])
+    if len(paths) > 1 or target.checkpoint is not None:
+        raise ConfigError(f"optrun verify --accept {file}: expected one run directory: a checkpoint is whole or not.")
+    try:
+        accept(target.run, file)
+    except OSError as error:
+        raise StorageError(f"{target.run.manifest}: cannot be written: {error.strerror or error}.") from error
 
 
 def _verify(path: str) -> int:
@@ -106,6 +127,10 @@ def _verify(path: str) -> int:
     for reason in dict.fromkeys(of_run.open.values()):
         listed = ", ".join(name for name, why in of_run.open.items() if why == reason)
         console.print(Text(printable(f"{listed}: {reason}")), soft_wrap=True)
+    for record in of_run.accepted:
+        was, now = (str(record.get(side) or "none")[:12] for side in ("was", "now"))
+        line = f"{record.get('name')}: accepted at {record.get('at')}: sha256 was {was}, is {now}"
+        console.print(Text(printable(line)), soft_wrap=True)
     for problem in wrong:
         sys.stderr.write(f"optrun: {printable(problem)}\n")
     return EXIT_NO_CHECKPOINT if wrong else EXIT_DONE

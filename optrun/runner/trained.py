@@ -67,6 +67,11 @@ def refuse_other_vocabulary(run: RunDir, checkpoint: Path, snapshot: Snapshot, t
     Raises:
         CheckpointError: With the way out.
     """
+    if tokenizer is None and snapshot.metadata.tokenizer:
+        raise CheckpointError(
+            f"{run.tokenizer}: missing: {checkpoint} was trained with a tokenizer, and nobody could use its weights "
+            f"without. Restore the folder from a copy, or go on with the run, which writes it anew: resume={run.path}"
+        )
     if tokenizer is not None and snapshot.metadata.tokenizer not in (None, vocabulary_digest(tokenizer)):
         raise CheckpointError(
             f"{run.tokenizer}: another tokenizer than {checkpoint} was trained with: its weights would read other "

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from optrun.artifacts import run_manifest
 from optrun.artifacts.async_writer import AsyncWriter, Order
 from optrun.artifacts.atomic import replace_text
 from optrun.artifacts.metrics import MetricsWriter, take_up
@@ -261,13 +262,13 @@ def test_only_what_is_new_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     manifest = RunManifest(run, read_run_manifest(run))
     manifest.seal()
     read: list[str] = []
-    original = Path.open
+    original = run_manifest.open_file
 
-    def counted(path: Path, *args: object, **kwargs: object) -> object:
+    def counted(path: Path) -> object:
         read.append(path.name)
-        return original(path, *args, **kwargs)  # type: ignore[call-overload]
+        return original(path)
 
-    monkeypatch.setattr(Path, "open", counted)
+    monkeypatch.setattr(run_manifest, "open_file", counted)
     with run.metrics.open("a") as file:
         file.write('{"step": 9}\n')
     read.clear()
@@ -300,7 +301,7 @@ def test_a_metrics_line_that_was_changed_is_noticed(run: RunDir, go: Go, how: st
         assert code == 4
         assert "metrics.jsonl: " in said
         assert (run.metrics.read_bytes(), run.summary.read_bytes()) == before
-    assert "remove run/run_manifest.json" in said
+    assert "optrun verify run --accept metrics.jsonl" in said
     code, said = go("report", "run")
     assert code == 0
     assert "Incomplete files" in said
