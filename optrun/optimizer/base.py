@@ -240,6 +240,8 @@ class NamedOptimizer(Optimizer):
         for group in self.param_groups:
             if "lr_scale" in group:
                 group["lr"] = base * group["lr_scale"]
+            if "base_lr" in group:
+                group["base_lr"] = base
 
     def _scheduler_outside(self) -> str | None:
         """As `scheduler_over`; not looked for again where nothing has come to refer to this optimizer since."""

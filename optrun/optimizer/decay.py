@@ -15,34 +15,37 @@ def decay_scale(group: Mapping[str, Any]) -> float:
     """What a group's weight decay is multiplied with in a step.
 
     Args:
-        group: With `lr`, `weight_decay_mode`, and `initial_lr` where a schedule drives it: the peak. Without one the
-            rate is its own peak.
+        group: With `lr`, `weight_decay_mode`, `initial_lr` if a schedule drives it, and `base_lr` for "corrected".
 
     Returns:
         lr for "decoupled" (torch, Keras, optax), 1 for "fixed" (pytorch_optimizer's `fixed_decay`), lr / peak for
-        "scheduled" (Loshchilov & Hutter 2019, arXiv:1711.05101, Algorithm 2: the schedule's multiplier, not the rate),
-        lr^2 / peak for "corrected" (timm's `corrected_weight_decay`; Defazio 2025, arXiv:2506.02285).
+        "scheduled" (Loshchilov & Hutter 2019, arXiv:1711.05101, Algorithm 2: the schedule's multiplier, not the rate;
+        the peak is the group's own, and without a schedule its rate), lr^2 / base for "corrected" (timm's
+        `corrected_weight_decay`, after Defazio 2025, arXiv:2506.02285; the base is the optimizer's own rate, for groups
+        with another rate too).
 
     Example:
-        >>> [decay_scale({"lr": 0.1, "initial_lr": 0.4, "weight_decay_mode": mode}) for mode in DECAY_MODES]
-        [0.1, 1.0, 0.25, 0.025]
+        >>> group = {"lr": 0.1, "initial_lr": 0.4, "base_lr": 0.8}
+        >>> [decay_scale({**group, "weight_decay_mode": mode}) for mode in DECAY_MODES]
+        [0.1, 1.0, 0.25, 0.0125]
     """
     mode, lr = group["weight_decay_mode"], float(group["lr"])
     if mode == "fixed":
         return 1.0
     if mode == "decoupled":
         return lr
-    peak = float(group.get("initial_lr", lr))
+    peak = float(group["base_lr"] if mode == "corrected" else group.get("initial_lr", lr))
     of_peak = lr / peak if peak else 1.0
     return of_peak if mode == "scheduled" else lr * of_peak
 
 
-def refuse_no_peak(group: Mapping[str, Any], functions: Collection[str]) -> None:
-    """Refuse decay that goes by the peak of a rate that has none known: a function of the step.
+def note_peak(group: dict[str, Any], functions: Collection[str], base_lr: float) -> None:
+    """Keep the base rate in a group whose decay goes by it; refuse a rate whose peak is not known.
 
     Args:
-        group: A parameter group.
+        group: A parameter group; a `base_lr` that it has, of a loaded state, stays.
         functions: Its options that are functions of the step.
+        base_lr: The optimizer's own rate.
 
     Raises:
         ValueError: Naming the mode and what to do.
@@ -53,3 +56,5 @@ def refuse_no_peak(group: Mapping[str, Any], functions: Collection[str]) -> None
             f"weight_decay_mode={mode!r}: goes by the rate's peak, which a function of the step does not tell. Give lr "
             "as a number and drive it with build_scheduler."
         )
+    if mode == "corrected":
+        group.setdefault("base_lr", base_lr)

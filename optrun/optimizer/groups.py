@@ -17,12 +17,13 @@ DESCRIPTIVE_KEYS = frozenset(
         "layer",
         "role",
         "rule",
+        "base_lr",
         "initial_lr",
         "initial_weight_decay",
         "schedule",
     }
 )
-"""Keys that are there to be read and logged; no update rule looks at them."""
+"""Keys that are no hyper-parameters: to be read and logged, or where rate and decay began."""
 
 COUNTER_KEYS = frozenset({"step"})
 """Keys an optimizer counts in; restored with the state, not given by the user."""

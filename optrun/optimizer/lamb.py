@@ -15,7 +15,7 @@ from optrun.optimizer import arguments
 from optrun.optimizer.arguments import Check
 from optrun.optimizer.base import NamedOptimizer, Numeric, Params
 from optrun.optimizer.batches import gather
-from optrun.optimizer.decay import DECAY_MODES, decay_scale, refuse_no_peak
+from optrun.optimizer.decay import DECAY_MODES, decay_scale, note_peak
 from optrun.optimizer.kernels import compiled, fused
 from optrun.optimizer.kernels.choice import Update, pick, take_step
 from optrun.optimizer.kernels.triton import launch
@@ -69,7 +69,8 @@ class Lamb(NamedOptimizer):
         caution: Drop entries of Adam's direction whose sign is not the gradient's, and scale the others up by as much.
         weight_decay_mode: "adapted": inside r, as above. Otherwise w loses a part of itself before the norms are taken:
             lr weight_decay with "decoupled", weight_decay with "fixed", lr / peak weight_decay with "scheduled",
-            lr^2 / peak weight_decay with "corrected"; peak is the rate the schedule began with.
+            lr^2 / base weight_decay with "corrected"; peak is the rate that the group's schedule began with, base the
+            optimizer's `lr`, whatever rate the group has.
         min_param_norm: Lower bound of |w| in k, >= 0.
         max_param_norm: Upper bound of |w| in k; None: none.
         min_trust: Lower bound of k, >= 0, where both norms are above 0.
@@ -184,7 +185,7 @@ class Lamb(NamedOptimizer):
         for group, functions in zip(self.param_groups, self._functions, strict=True):
             for low, high in BOUNDS:
                 arguments.in_order(low, group[low], high, group[high])
-            refuse_no_peak(group, functions)
+            note_peak(group, functions, self.defaults["lr"])
         must_match = self.defaults["unmatched_patterns"] == "error"
         self._undecayed = self._excluded("exclude_from_weight_decay", must_match=must_match)
         self._unadapted: set[Tensor] = self._excluded("exclude_from_layer_adaptation", must_match=must_match)

@@ -14,7 +14,7 @@ from torch.optim._muon import _adjust_lr  # torch offers no other door to its ar
 from optrun.optimizer import arguments
 from optrun.optimizer.arguments import Check
 from optrun.optimizer.base import NamedOptimizer, Numeric, Params
-from optrun.optimizer.decay import DECAY_MODES, decay_scale, refuse_no_peak
+from optrun.optimizer.decay import DECAY_MODES, decay_scale, note_peak
 from optrun.optimizer.groups import listed_params
 from optrun.optimizer.newton_schulz import orthogonalised
 from optrun.optimizer.numerics import local, sharding_of
@@ -63,8 +63,9 @@ class AdamW(NamedOptimizer, torch.optim.AdamW):
         foreach: True: torch's multi-tensor kernels; False: its loop; None: see `fused`.
         fused: True or False; None: fused where torch has it for these parameters and `foreach` is None too.
         weight_decay_mode: What the decay is multiplied with: "decoupled": lr, as in torch; "scheduled": lr / peak, the
-            schedule's multiplier, as in the paper; "corrected": lr^2 / peak, as timm's `corrected_weight_decay`;
-            "fixed": 1, as pytorch_optimizer's `fixed_decay`, but nothing in a step whose lr is 0.
+            schedule's multiplier, as in the paper; "corrected": lr^2 / base, as timm's `corrected_weight_decay`, with
+            base this `lr`, whatever rate a group has; "fixed": 1, as pytorch_optimizer's `fixed_decay`, but nothing in
+            a step whose lr is 0.
 
     Raises:
         TypeError: For an argument of a wrong type or an unknown group key.
@@ -115,7 +116,7 @@ class AdamW(NamedOptimizer, torch.optim.AdamW):
     def _resolve(self) -> None:
         for group, functions in zip(self.param_groups, self._functions, strict=True):
             if "weight_decay_mode" in group:  # torch's constructor makes groups before there is one
-                refuse_no_peak(group, functions)
+                note_peak(group, functions, self.defaults["lr"])
 
     def _register_hooks(self) -> None:
         super()._register_hooks()

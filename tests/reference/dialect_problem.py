@@ -80,6 +80,34 @@ def groups(*, by_pattern: bool = False) -> list[dict[str, Any]]:
     ]
 
 
+SCALES = (1.0, 0.1, 3.0)
+"""Of the base rate, by turns, where every tensor decays: what `weight_decay_mode=corrected` is recorded on."""
+
+
+def scaled_groups(key: str) -> list[dict[str, Any]]:
+    """A group for each tensor, at its scale of the base rate.
+
+    Args:
+        key: "lr_scale", or "lr": the same rates, absolute.
+    """
+    return [
+        {
+            "params": [(name, torch.nn.Parameter(torch.empty(SHAPES[name], device="meta")))],
+            key: numbers.peak if key == "lr" else numbers.peak / LR,
+        }
+        for name, numbers in scaled_numbers_at(1).items()
+    ]
+
+
+def scaled_numbers_at(step: int) -> dict[str, Numbers]:
+    """Of a step from 1, with the rates of `scaled_groups`."""
+    peaks = {name: LR * SCALES[index % len(SCALES)] for index, name in enumerate(SHAPES)}
+    return {
+        name: Numbers(peak * drawn().multipliers[step - 1], peak, DECAY, BETAS, EPS, step)
+        for name, peak in peaks.items()
+    }
+
+
 def numbers_at(step: int) -> dict[str, Numbers]:
     """Of a step from 1."""
     found = {}

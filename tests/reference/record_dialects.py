@@ -11,12 +11,24 @@ import importlib.metadata
 import json
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from optrun.certify.packages import PACKAGES, ClassReference
-from tests.reference.dialect_problem import KEPT, LATE, drawn, numbers_at
+from optrun.certify.formulas import Numbers
+from optrun.certify.packages import PACKAGES, ClassReference, Package
+from tests.reference.dialect_problem import KEPT, LATE, LR, drawn, numbers_at, scaled_numbers_at
+
+CORRECTED = {
+    "adamw": Package("timm", "timm.optim.adamw", "AdamWLegacy", {"corrected_weight_decay": True, "lr": LR}),
+    "lamb": Package(
+        "timm",
+        "timm.optim.lamb",
+        "Lamb",
+        {"max_grad_norm": None, "decoupled_decay": True, "corrected_weight_decay": True, "lr": LR},
+    ),
+}
+"""timm divides by the rate that the constructor is given; groups have rates of their own."""
 
 
 def main(path: Path) -> None:
@@ -31,6 +43,7 @@ def main(path: Path) -> None:
             for grads in drawn().grads
         ],
         "cases": recorded,
+        "corrected": list(_corrected()),
     }
     path.write_text(json.dumps(document, separators=(",", ":")).replace('{"choice"', '\n{"choice"') + "\n")
     sys.stdout.write(f"{len(recorded)} cases -> {path}\n")
@@ -43,17 +56,26 @@ def _case(choice: str, dialect: str, package: str, after: dict[int, dict[str, li
 def _torch() -> Iterator[dict[str, Any]]:
     for choice, packages in PACKAGES.items():
         for dialect, package in packages.items():
-            cls = package.load()
-            if cls is None:
-                raise SystemExit(f"{package.distribution} is not installed.")
-            given = drawn()
-            side = ClassReference(cls, package.options, given.weights, numbers_at(1))
-            after = {}
-            for step, grads in enumerate(given.grads, start=1):
-                side.step(grads, numbers_at(step))
-                if step in KEPT:
-                    after[step] = {name: weight.flatten().tolist() for name, weight in side.weights.items()}
-            yield _case(choice, dialect, package.title, after)
+            yield _case(choice, dialect, package.title, _played(package, numbers_at))
+
+
+def _corrected() -> Iterator[dict[str, Any]]:
+    for choice, package in CORRECTED.items():
+        yield _case(choice, "timm", package.title, _played(package, scaled_numbers_at))
+
+
+def _played(package: Package, numbers_at: Callable[[int], dict[str, Numbers]]) -> dict[int, dict[str, list[float]]]:
+    cls = package.load()
+    if cls is None:
+        raise SystemExit(f"{package.distribution} is not installed.")
+    given = drawn()
+    side = ClassReference(cls, package.options, given.weights, numbers_at(1))
+    after = {}
+    for step, grads in enumerate(given.grads, start=1):
+        side.step(grads, numbers_at(step))
+        if step in KEPT:
+            after[step] = {name: weight.flatten().tolist() for name, weight in side.weights.items()}
+    return after
 
 
 def _jax() -> Iterator[dict[str, Any]]:

@@ -26,6 +26,8 @@ from tests.reference.dialect_problem import (
     numbers_at,
     problem,
     recorded,
+    scaled_groups,
+    scaled_numbers_at,
 )
 
 CASES = {f"{case['choice']}-{case['dialect']}": case for case in recorded()["cases"]}
@@ -34,11 +36,11 @@ NOT_INSTALLABLE = {"lamb-apex", "lamb-deepspeed", "lamb-paddle", "lamb-tensorflo
 """Held to their formulas alone; Paddle's and TensorFlow's are played in `test_conformance.py`, one is a paper's."""
 
 
-def steps_of(side: Any, kept: tuple[int, ...] = KEPT, **changes: Any) -> dict[int, dict[str, Tensor]]:
+def steps_of(side: Any, numbers: Any = numbers_at, **changes: Any) -> dict[int, dict[str, Tensor]]:
     after = {}
     for step, grads in enumerate(problem().grads, start=1):
-        side.step(grads, {name: replace(of, **changes.get(name, {})) for name, of in numbers_at(step).items()})
-        if step in kept:
+        side.step(grads, {name: replace(of, **changes.get(name, {})) for name, of in numbers(step).items()})
+        if step in KEPT:
             after[step] = {name: weight.detach().clone() for name, weight in side.weights.items()}
     return after
 
@@ -64,9 +66,7 @@ def test_what_is_recorded_and_what_is_not() -> None:
     assert problem().grads[3][LATE] is None
 
 
-@pytest.mark.parametrize("case", CASES.values(), ids=CASES)
-def test_each_formula_is_its_package(case: dict[str, Any]) -> None:
-    made = formula(case["choice"], case["dialect"])
+def weights_after(case: dict[str, Any]) -> dict[int, dict[str, Tensor]]:
     wanted = {
         int(step): {
             name: torch.tensor(values, dtype=torch.float64).view_as(problem().weights[name])
@@ -75,7 +75,23 @@ def test_each_formula_is_its_package(case: dict[str, Any]) -> None:
         for step, weights in case["after"].items()
     }
     assert set(wanted) == set(KEPT)
-    same(made, wanted)
+    return wanted
+
+
+@pytest.mark.parametrize("case", CASES.values(), ids=CASES)
+def test_each_formula_is_its_package(case: dict[str, Any]) -> None:
+    same(formula(case["choice"], case["dialect"]), weights_after(case))
+
+
+@pytest.mark.parametrize("foreach", [False, True], ids=["loop", "foreach"])
+@pytest.mark.parametrize("key", ["lr_scale", "lr"])
+@pytest.mark.parametrize("case", recorded()["corrected"], ids=lambda case: case["choice"])
+def test_corrected_decay_is_that_of_timm(case: dict[str, Any], key: str, foreach: bool) -> None:
+    """Groups have 0.1, 1 and 3 times the base rate, and the rate falls: all groups divide by the base rate."""
+    given = {"weight_decay_mode": "corrected", "weight_decay": DECAY, "betas": BETAS, "eps": EPS, "foreach": foreach}
+    given |= {"fused": None} if case["choice"] == "adamw" else {"dialect": "timm"}
+    ours = Ours(case["choice"], scaled_groups(key), problem(), LR, **given)
+    same(steps_of(ours, scaled_numbers_at), weights_after(case))
 
 
 @pytest.mark.parametrize("by_pattern", [False, True], ids=["groups", "patterns"])

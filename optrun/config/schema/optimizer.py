@@ -52,7 +52,7 @@ class BiasCorrection(Enum):
 
 
 class DecoupledDecay(Enum):
-    """What AdamW's decay is multiplied with: lr, 1, lr / peak (the paper's), or lr^2 / peak."""
+    """What AdamW's decay is multiplied with: lr, 1, lr / peak (the paper's), or lr^2 / base lr (timm's)."""
 
     decoupled = "decoupled"
     fixed = "fixed"
@@ -69,7 +69,7 @@ class AdamaxEps(Enum):
 
 
 class LambDecay(Enum):
-    """Where LAMB decays: inside the trust ratio, or outside by lr, by 1, by lr / peak, or by lr^2 / peak."""
+    """Where LAMB decays: inside the trust ratio, or outside by lr, by 1, by lr / peak, or by lr^2 / base lr."""
 
     adapted = "adapted"
     decoupled = "decoupled"

@@ -150,6 +150,31 @@ def test_a_scheduled_weight_decay_is_the_new_configurations() -> None:
     assert group_differences(same, named_state(decaying(standard)[0])[1]) == []
 
 
+@pytest.mark.parametrize("cls", [AdamW, Lamb])
+def test_the_base_rate_of_corrected_decay(cls: type[AdamW] | type[Lamb]) -> None:
+    """It is the rate that the optimizer was built with, that of a loaded state, or what `set_lr` gave."""
+
+    def built(lr: float) -> Any:
+        weight = torch.nn.Parameter(torch.full((2,), 8.0))
+        return cls([{"params": [weight], "lr": 0.2}], lr=lr, weight_decay=0.5, weight_decay_mode="corrected")
+
+    def after_a_step(optimizer: Any) -> Any:
+        weight = optimizer.param_groups[0]["params"][0]
+        with torch.no_grad():
+            weight.fill_(8.0)
+        weight.grad = torch.zeros(2)
+        optimizer.step()
+        return weight.tolist()[0]
+
+    optimizer, fresh = built(lr=0.4), built(lr=0.1)
+    assert after_a_step(optimizer) == pytest.approx(8 * (1 - 0.5 * 0.2**2 / 0.4))
+    assert after_a_step(fresh) == pytest.approx(8 * (1 - 0.5 * 0.2**2 / 0.1))
+    fresh.load_state_dict(optimizer.state_dict())
+    assert after_a_step(fresh) == pytest.approx(8 * (1 - 0.5 * 0.2**2 / 0.4))
+    fresh.set_lr(0.8)
+    assert after_a_step(fresh) == pytest.approx(8 * (1 - 0.5 * 0.2**2 / 0.8))
+
+
 def test_groups_may_be_divided_otherwise() -> None:
     params, optimizer = trained()
     tensors, meta = named_state(optimizer)
