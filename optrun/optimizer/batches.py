@@ -17,7 +17,7 @@ from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
 from optrun.optimizer.groups import names_of
-from optrun.optimizer.numerics import Sharding, local, sharding_of
+from optrun.optimizer.numerics import Sharding, has_own_numbers, local, sharding_of
 
 LOW_PRECISION = (torch.bfloat16, torch.float16)
 
@@ -151,7 +151,8 @@ def _append(batch: Batch, param: Tensor, grad: Tensor, state: dict[str, Any], sl
     if isinstance(param, DTensor) and isinstance(grad, DTensor) and grad.placements != param.placements:
         grad = grad.redistribute(placements=param.placements)
     batch.shardings.append(sharding_of(param))
-    batch.grads.append(local(grad).to(dtype))
+    piece = local(grad).to(dtype)
+    batch.grads.append(piece if has_own_numbers(piece) else piece.clone())
     for slot in slots:
         batch.state[slot].append(local(state[slot]))
     own = local(param.detach())

@@ -10,6 +10,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.tensor import DTensor, Replicate
+from torch.nn import Parameter
 
 
 @dataclass(frozen=True)
@@ -46,6 +47,17 @@ def sharding_of(tensor: Tensor) -> Sharding:
 def local(tensor: Tensor) -> Tensor:
     """This process's piece: the same storage, so that an update in place reaches the whole."""
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+
+
+def has_own_numbers(tensor: Tensor) -> bool:
+    """Whether a tensor's numbers are the bytes that its strides lead to: nothing is lazy, no subclass holds them.
+
+    Example:
+        >>> has_own_numbers(torch.ones(2)), has_own_numbers(torch.ones(2, dtype=torch.complex64).conj().imag)
+        (True, False)
+    """
+    lazy = tensor.layout is not torch.strided or tensor.is_neg() or tensor.is_conj() or tensor._is_zerotensor()
+    return type(tensor) in (Tensor, Parameter) and not lazy
 
 
 def norms(tensors: Sequence[Tensor], shardings: Sequence[Sharding], *, foreach: bool = False) -> Tensor:

@@ -17,7 +17,7 @@ from optrun.optimizer.base import NamedOptimizer, Numeric, Params
 from optrun.optimizer.decay import DECAY_MODES, decay_scale, note_peak
 from optrun.optimizer.groups import listed_params
 from optrun.optimizer.newton_schulz import orthogonalised
-from optrun.optimizer.numerics import local, sharding_of
+from optrun.optimizer.numerics import has_own_numbers, local, sharding_of
 from optrun.optimizer.whole import on_whole
 
 FUSED_DEVICES = frozenset({"cpu", "cuda", "mps", "xpu"})
@@ -40,17 +40,56 @@ _ADAM: Mapping[str, Check] = {
 
 
 def fusable(params: list[Any]) -> bool:
-    """Whether torch's fused kernels take all of these parameters: real, floating point, on a device that has them."""
+    """Whether torch's fused kernels take all of these parameters: real, dense, on a device that has them."""
     tensors: list[Any] = []
     for entry in params:
         inner = entry["params"] if isinstance(entry, dict) else [entry]
         tensors += [pair[1] if isinstance(pair, tuple) else pair for pair in inner]
     return all(
-        isinstance(t, torch.Tensor) and t.is_floating_point() and t.device.type in FUSED_DEVICES for t in tensors
+        isinstance(t, torch.Tensor) and t.is_floating_point() and t.device.type in FUSED_DEVICES and _is_dense(t)
+        for t in tensors
     )
 
 
-class AdamW(NamedOptimizer, torch.optim.AdamW):
+def _is_dense(param: Tensor) -> bool:
+    """Whether a parameter fills its memory, each place once; of shards their own process knows."""
+    if isinstance(param, DTensor) or param.is_contiguous():
+        return not param.is_neg()
+    return not param.is_neg() and torch.empty_like(param, device="meta").stride() == param.stride()
+
+
+class _OneLayout(Optimizer):
+    """Gives torch's fused kernels gradients and state that lie in memory as the parameter does.
+
+    On a CPU these kernels read all tensors of a parameter as flat memory and check no strides: a transposed gradient is
+    another gradient to them. On CUDA they refuse it.
+    """
+
+    def _init_group(self, group: dict[str, Any], params: list[Tensor], grads: list[Tensor], *state: Any) -> Any:
+        found = super()._init_group(group, params, grads, *state)  # type: ignore[misc]
+        for i, param in enumerate(params if group.get("fused") else ()):
+            if isinstance(param, DTensor):
+                continue
+            if not _is_dense(param):
+                raise RuntimeError(
+                    f"fused=True: a parameter of shape {tuple(param.shape)} and strides {param.stride()} does not fill "
+                    "its memory, and torch's fused kernel would write between its entries. Give fused=False."
+                )
+            grads[i] = _laid_out(grads[i], param)
+            for tensors in state:
+                if i < len(tensors) and isinstance(tensors[i], Tensor) and tensors[i].shape == param.shape:
+                    tensors[i].data = _laid_out(tensors[i], param)
+        return found
+
+
+def _laid_out(tensor: Tensor, param: Tensor) -> Tensor:
+    """A tensor with the strides of a parameter: itself or a copy."""
+    if tensor.is_sparse or (tensor.stride() == param.stride() and has_own_numbers(tensor)):
+        return tensor
+    return torch.empty_like(param, dtype=tensor.dtype).copy_(tensor)
+
+
+class AdamW(_OneLayout, NamedOptimizer, torch.optim.AdamW):
     """torch's AdamW, fused where it can be.
 
     Args:
@@ -142,7 +181,7 @@ def _decay_of_group(optimizer: Optimizer, _args: Any, _kwargs: Any) -> None:
         group["weight_decay"] = group.pop("given_weight_decay", group["weight_decay"])
 
 
-class Adam(NamedOptimizer, torch.optim.Adam):
+class Adam(_OneLayout, NamedOptimizer, torch.optim.Adam):
     """torch's Adam, with coupled decay, fused where it can be. Keywords as in `AdamW`."""
 
     CHECKS: ClassVar[Mapping[str, Check]] = _ADAM
@@ -184,7 +223,7 @@ def _pick_fused(params: Params, foreach: bool | None, fused: bool | None) -> tup
     return listed, fused
 
 
-class SGD(NamedOptimizer, torch.optim.SGD):
+class SGD(_OneLayout, NamedOptimizer, torch.optim.SGD):
     """torch's SGD with momentum; keywords as there."""
 
     CHECKS: ClassVar[Mapping[str, Check]] = {

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping, Sequence
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -18,6 +19,7 @@ from torch.autograd.graph import increment_version
 from optrun.errors import ConfigError, did_you_mean
 from optrun.optimizer.kernels import library
 from optrun.optimizer.kernels.triton.found import why_not
+from optrun.optimizer.numerics import has_own_numbers
 
 VARIABLE = "OPTRUN_KERNEL"
 NAMES = ("auto", "loop", "foreach", "fused", "compiled", "triton")
@@ -88,6 +90,8 @@ def take_step(
         return updates[kernel](*lists, **numbers)
     increment_version(lists[0])  # autograd refuses a graph from before the step; no kernel tells it by itself
     flat = [_alike(tensors) for tensors in zip(*lists, strict=True)]
+    if any(flat) and _overlap([tensor for tensors in lists for tensor in tensors if has_own_numbers(tensor)]):
+        flat = [False] * len(flat)  # a kernel steps tensors side by side, and reads none where it writes another
     if all(flat):
         return updates[kernel](*lists, **numbers)
     parts = []
@@ -107,8 +111,18 @@ def _alike(tensors: Sequence[Tensor]) -> bool:
 
     State may have been loaded in another dtype, or a model moved without its optimizer: the loop says so.
     """
-    dtype, device, numel = tensors[0].dtype, tensors[0].device, tensors[0].numel()
+    dtype, device, shape = tensors[0].dtype, tensors[0].device, tensors[0].shape
     return dtype in (torch.float32, torch.float64) and all(
-        tensor.is_contiguous() and tensor.device == device and tensor.dtype is dtype and tensor.numel() == numel
+        has_own_numbers(tensor)
+        and tensor.is_contiguous()
+        and tensor.device == device
+        and tensor.dtype is dtype
+        and tensor.shape == shape
         for tensor in tensors
     )
+
+
+def _overlap(tensors: Sequence[Tensor]) -> bool:
+    """Whether two tensors share memory, as far as contiguous ones tell."""
+    spans = sorted((tensor.data_ptr(), tensor.nbytes) for tensor in tensors if tensor.numel())
+    return any(begin + size > after for (begin, size), (after, _) in pairwise(spans))

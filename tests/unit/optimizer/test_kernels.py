@@ -196,6 +196,133 @@ def test_state_of_another_kind_is_no_memory_of_a_kernel(name: str, other: torch.
         optimizer.step()
 
 
+def _negative(x: torch.Tensor) -> torch.Tensor:
+    return torch.complex(torch.zeros_like(x), -x).conj().imag
+
+
+def _transposed(x: torch.Tensor) -> torch.Tensor:
+    return x.transpose(0, 1).contiguous().transpose(0, 1)
+
+
+def _strided(x: torch.Tensor) -> torch.Tensor:
+    return torch.stack([x, x + 1], dim=-1)[..., 0]
+
+
+def _displaced(x: torch.Tensor) -> torch.Tensor:
+    return torch.cat([x.new_ones(3), x.flatten()])[3:].view(x.shape)
+
+
+def _channels_last(x: torch.Tensor) -> torch.Tensor:
+    return x.contiguous(memory_format=torch.channels_last) if x.dim() == 4 else x.clone()
+
+
+class _Kind(torch.Tensor):
+    """A subclass."""
+
+
+LAYOUTS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "negative": _negative,
+    "transposed": _transposed,
+    "strided": _strided,
+    "displaced": _displaced,
+    "channels last": _channels_last,
+    "subclass": lambda x: x.clone().as_subclass(_Kind),
+}
+OF_GRADIENTS = {
+    **LAYOUTS,
+    "expanded": lambda x: x.mean().expand(x.shape),
+    "zero": lambda x: torch._efficientzerotensor(x.shape, dtype=x.dtype),
+}
+PLAIN = {"expanded": lambda x: x.mean().expand(x.shape).clone(), "zero": torch.zeros_like}
+"""What a gradient of another layout says, where that is not what it is made of."""
+
+
+def _trained(case: Case, options: Mapping[str, Any], grad_of: Any, param_of: Any = torch.clone) -> list[torch.Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    shapes = ((12, 9), (3, 4, 2, 2))
+    start = [torch.randn(shape, generator=generator, dtype=torch.float64) for shape in shapes]
+    params = [torch.nn.Parameter(param_of(value), requires_grad=True) for value in start]
+    optimizer = case.build([("body.weight", params[0]), ("body.image", params[1])], **options)
+    for _ in range(4):
+        for param in params:
+            param.grad = grad_of(torch.randn(param.shape, generator=generator, dtype=torch.float64))
+        optimizer.step()
+    return [param.detach().clone() for param in params]
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_a_step_is_the_same_however_tensors_lie_in_memory(case: Case, use: Kernel) -> None:
+    """By the loop, by foreach and by every kernel; of each tensor the loop over plain ones is the truth."""
+    ways: list[tuple[str, dict[str, Any]]] = [(kernel, {}) for kernel in ("loop", "foreach", *KERNELS)]
+    ways += [("auto", {"foreach": flag}) for flag in (False, True) if case.foreach]
+    tolerance = 1e-6 if case.name == "soap" else 1e-12
+    use("loop")
+    truths = {layout: _trained(case, {}, PLAIN.get(layout, torch.clone)) for layout in OF_GRADIENTS}
+    for kernel, options in ways:
+        use(kernel)
+        for layout, change in OF_GRADIENTS.items():
+            for found, truth in zip(_trained(case, options, change), truths[layout], strict=True):
+                told = f"{kernel}, {options}: gradients that are {layout}"
+                torch.testing.assert_close(found, truth, rtol=tolerance, atol=tolerance, msg=told)
+        for layout, change in LAYOUTS.items():
+            try:
+                made = _trained(case, options, torch.clone, change)
+            except RuntimeError as error:
+                if layout == "negative" and "negation" in str(error):  # torch's foreach refuses to write there
+                    continue
+                raise
+            for found, truth in zip(made, truths["negative"], strict=True):
+                told = f"{kernel}, {options}: parameters that are {layout}"
+                torch.testing.assert_close(
+                    found.as_subclass(torch.Tensor), truth, rtol=tolerance, atol=tolerance, msg=told
+                )
+
+
+@pytest.mark.parametrize("name", ["lamb", "adamax", "adamwdl"])
+def test_tensors_that_share_memory_are_stepped_one_after_another(name: str, use: Kernel) -> None:
+    case = next(case for case in CASES if case.name == name)
+
+    def trained() -> torch.Tensor:
+        memory = torch.linspace(-1, 1, 40, dtype=torch.float64)
+        params = [torch.nn.Parameter(memory[:24]), torch.nn.Parameter(memory[16:])]
+        optimizer = case.build([(f"w{i}", param) for i, param in enumerate(params)])
+        for _ in range(3):
+            for param in params:
+                param.grad = param.detach()
+            optimizer.step()
+        return memory
+
+    use("loop")
+    truth = trained()
+    for kernel in KERNELS:
+        use(kernel)
+        assert torch.equal(trained(), truth), kernel
+
+
+@pytest.mark.parametrize("name", ["adamw", "adam"])
+def test_fused_kernels_of_torch_write_into_no_gaps(name: str) -> None:
+    """State of another layout is laid out as its parameter; a parameter with gaps is refused, or not stepped fused."""
+    case = next(case for case in CASES if case.name == name)
+    memory = torch.zeros(4, 6)
+    param = torch.nn.Parameter(memory[:, ::2])
+    param.grad = torch.ones(4, 3)
+    case.build([("w", param)]).step()
+    assert not memory[:, 1::2].any()
+    assert memory[:, ::2].all()
+    with pytest.raises(RuntimeError, match=r"fused=True.*\(4, 3\).*fused=False"):
+        case.build([("w", param)], fused=True).step()
+    found = []
+    for flag in (False, True):
+        moved = torch.nn.Parameter(torch.linspace(-1, 1, 24).view(2, 3, 2, 2))
+        optimizer = case.build([("w", moved)], fused=flag)
+        for step in range(3):
+            moved.grad = torch.cos(torch.arange(24.0) * (step + 1)).view(2, 3, 2, 2)
+            optimizer.step()
+            moved.data = moved.data.contiguous(memory_format=torch.channels_last)
+        found.append(moved.detach())
+    torch.testing.assert_close(found[1], found[0], rtol=2e-6, atol=2e-6)
+
+
 @pytest.mark.parametrize("name", ["loop", "foreach", *KERNELS])
 def test_a_graph_from_before_the_step_is_refused(name: str, use: Kernel) -> None:
     use(name)

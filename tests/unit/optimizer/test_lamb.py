@@ -85,6 +85,19 @@ def test_first_step_by_hand() -> None:
     assert weight.tolist() == pytest.approx([3 - 0.1 * ratio * 1.3, 4 + 0.1 * ratio * 0.6])
 
 
+@pytest.mark.parametrize("mode", ["adapted", "decoupled"])
+def test_a_negative_decay_adapts_nothing(mode: str) -> None:
+    """It is applied, and counts as none where the trust ratio depends on decay, as in Paddle."""
+    for always in (False, True):
+        weight = torch.nn.Parameter(torch.tensor([3.0, 4.0]))
+        optimizer = Lamb([("w", weight)], weight_decay=-0.5, always_adapt=always, weight_decay_mode=mode)
+        weight.grad = torch.zeros(2)
+        optimizer.step()
+        assert weight.norm().item() > 5.0
+        assert optimizer.adapted(weight, optimizer.param_groups[0]) == always
+        assert (optimizer.trust_ratios["w"] != 1.0) == (always and mode == "adapted")
+
+
 @pytest.mark.parametrize("foreach", [False, True])
 def test_trust_ratios_say_who_was_adapted(foreach: bool) -> None:
     params = toy()

@@ -57,6 +57,9 @@ EXPECTED: list[tuple[str, dict[str, Any], list[float]]] = [
     ("wsd", {"num_decay_steps": 2, "decay_shape": "square", "num_warmup_steps": 1}, [0, 1, 1, 0.75, 0]),
     ("wsd", {"num_decay_steps": 2, "decay_shape": "exponential", "min_lr": 0.25}, [1, 1, 1, 0.5, 0.25]),
     ("wsd", {}, [1, 1, 1, 1, 0]),
+    # A decay that is longer than the run, or than what the warm-up leaves of it, takes all there is.
+    ("wsd", {"num_decay_steps": 9, "decay_shape": "linear"}, [1, 0.75, 0.5, 0.25, 0]),
+    ("wsd", {"num_decay_steps": 4, "decay_shape": "linear", "num_warmup_steps": 2}, [0, 0.5, 1, 0.5, 0]),
     ("step", {"step_size": 2, "gamma": 0.5}, [1, 1, 0.5, 0.5, 0.25]),
     ("step", {"step_size": 1, "gamma": 0.5, "min_lr": 0.3}, [1, 0.5, 0.3, 0.3, 0.3]),
     ("multistep", {"milestones": [1, 3], "gamma": 0.5}, [1, 0.5, 0.5, 0.25, 0.25]),

@@ -86,6 +86,7 @@ def test_state_is_json_and_goes_on_where_it_stood() -> None:
     second = build_scheduler(_sgd(), "cosine", num_training_steps=10)
     second.load_state_dict(state)
     for _ in range(6):
+        assert (second._step_count, second.last_epoch) == (first._step_count, first.last_epoch)  # torch reads both
         first.step()
         second.step()
         assert first.get_last_lr() == second.get_last_lr()
