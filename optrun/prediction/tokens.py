@@ -10,11 +10,11 @@ import numpy as np
 from optrun.data.columns import words_column
 from optrun.errors import ConfigError
 from optrun.prediction.base import Inputs, Predictor, Values, plain, probabilities
-from optrun.task.entities import entities, is_iob2
+from optrun.task.entities import entities, scheme_of
 
 
 class WordLabels(Predictor):
-    """Lists of words to lists of labels; of IOB2 labels also whole entities.
+    """Lists of words to lists of labels; of labels of entities also these, whole.
 
     The first piece of a word has its label, as in training. A word beyond `data.max_length`, or without a piece, has
     none: null.
@@ -22,7 +22,7 @@ class WordLabels(Predictor):
 
     def inspect(self) -> None:
         """Find the words, and look at each row of them."""
-        self.scheme = is_iob2(self.labels)
+        self.scheme = scheme_of(self.labels)
         self.words = words_column(self.rows.source, self.split, "")
         for number, words in enumerate(self.split.rows[self.words]):
             if words is None or any(word is None for word in words):

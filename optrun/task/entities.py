@@ -1,7 +1,8 @@
-"""Whole entities in labels of the IOB2 scheme: `B-PER` begins one, `I-PER` goes on with it, `O` is none.
+"""Whole entities in labels such as `B-PER`: where in an entity a word stands, and of which type it is; `O` is none.
 
-Read as the CoNLL-2000 evaluation script reads them (Tjong Kim Sang and Buchholz 2000): an `I-` that follows another
-type, or nothing, begins an entity too.
+One rule reads IOB1, IOB2, IOE1, IOE2, IOBES and BILOU: that of the CoNLL-2000 evaluation script (Tjong Kim Sang and
+Buchholz 2000), which is seqeval's default. What the scheme does not allow is read, too: an `I-` that follows another
+type, or nothing, begins an entity. seqeval's strict mode counts such an entity as none.
 """
 
 from __future__ import annotations
@@ -12,19 +13,28 @@ from dataclasses import dataclass, field
 Entity = tuple[str, int, int]
 """Type, first word, word after the last."""
 
+SCHEMES = {"IOB": {"B", "I"}, "IOE": {"I", "E"}, "IOBES": {"B", "I", "E", "S"}, "BILOU": {"B", "I", "L", "U"}}
+"""Prefixes by scheme; both forms of IOB, and of IOE, are read alike."""
 
-def is_iob2(labels: Sequence[str]) -> bool:
-    """Whether all labels are `O`, `B-...` or `I-...`, with an `O`, and at least one type begins.
+_GOES_ON = ("I", "E", "L")
+_ENDS = ("E", "S", "L", "U")
+
+
+def scheme_of(labels: Sequence[str]) -> str | None:
+    """Name the scheme of a set of labels; None where they are no prefixes and types.
+
+    Args:
+        labels: All that there are; `O` may be missing.
 
     Example:
-        >>> is_iob2(["B-LOC", "I-LOC", "O"]), is_iob2(["NOUN", "VERB"])
-        (True, False)
+        >>> scheme_of(["B-LOC", "I-LOC", "O"]), scheme_of(["S-LOC", "O"]), scheme_of(["NOUN", "VERB"])
+        ('IOB', 'IOBES', None)
     """
-    return (
-        "O" in labels
-        and any(label.startswith("B-") for label in labels)
-        and all(label == "O" or label.startswith(("B-", "I-")) for label in labels)
-    )
+    parts = [label.partition("-") for label in labels if label != "O"]
+    prefixes = {prefix for prefix, _, _ in parts}
+    if not parts or not all(kind for _, _, kind in parts):
+        return None
+    return next((name for name, allowed in SCHEMES.items() if prefixes <= allowed), None)
 
 
 def continuations(labels: Sequence[str]) -> list[int]:
@@ -45,22 +55,21 @@ def entities(labels: Sequence[str]) -> list[Entity]:
     """The entities of one text.
 
     Args:
-        labels: One for each word.
+        labels: One for each word, of any of `SCHEMES`.
 
     Example:
         >>> entities(["B-PER", "I-PER", "O", "B-LOC", "B-LOC", "I-PER"])
         [('PER', 0, 2), ('LOC', 3, 4), ('LOC', 4, 5), ('PER', 5, 6)]
     """
     found: list[Entity] = []
-    kind, begin = "", 0
+    kind, begin, before = "", 0, "O"
     for index, label in enumerate([*labels, "O"]):
         prefix, _, here = label.partition("-")
-        goes_on = prefix == "I" and here == kind
-        if goes_on and kind:
-            continue
-        if kind:
-            found.append((kind, begin, index))
-        kind, begin = ("" if label == "O" else here), index
+        if not (kind and here == kind and prefix in _GOES_ON and before not in _ENDS):
+            if kind:
+                found.append((kind, begin, index))
+            kind, begin = here, index
+        before = prefix
     return found
 
 

@@ -37,6 +37,8 @@ if TYPE_CHECKING:
     from transformers.utils.generic import ModelOutput
 
 USUAL_LABEL_LISTS = ("labels", "ner_tags", "tags", "label")
+MEAN_F1 = "f1_macro"
+"""The main metric of labels that are no entities."""
 _PIECE = 1 << 20
 
 Row = tuple[list[str], list[int]]
@@ -67,7 +69,7 @@ class TokenClassification(Task):
         )
 
     def inspect(self, source: Source, tokenizer: PreTrainedTokenizerBase) -> None:
-        """Find the classes, the labels of each word, and whether these are entities in IOB2."""
+        """Find the classes, the labels of each word, and in which scheme they are entities."""
         if not tokenizer.is_fast:
             raise ConfigError(
                 f"task=token_classification: {type(tokenizer).__name__} does not say which piece is of which word. "
@@ -90,15 +92,17 @@ class TokenClassification(Task):
             met = self.lists[train].names
         held = chain.from_iterable(self.lists[split].names for split in source.eval_sets.values())
         self.labels = class_names(source, lists[train], met, held if source.cut_from_train else ())
-        self.scheme = entities.is_iob2(self.labels)
+        self.scheme = entities.scheme_of(self.labels)
         self.numbered = ClassNumbers(self.labels, source)
         if isinstance(train.rows, StreamRows):
             for name in met:
                 self.numbered.of(name, train.key)
+        if self.scheme is None:
+            self.main_metric = MEAN_F1
         self.notes.append(
-            "f1 is that of whole entities: the labels are IOB2"
+            f"entities read as {self.scheme}: precision, recall and f1 are those of whole entities"
             if self.scheme
-            else "f1 is the mean over labels: the labels are not IOB2 (O, B-..., I-...)"
+            else f"{MEAN_F1} is the mean over labels: they are no entities ({', '.join(entities.SCHEMES)})"
         )
 
     def _expect_weights_of_streams(self) -> None:
@@ -197,8 +201,8 @@ class TokenClassification(Task):
         return ModelNeeds(label_config(self.labels), self.max_length)
 
     def running_metrics(self) -> MetricAccumulator:
-        """Loss, accuracy over words, F1; of whole entities precision and recall, too."""
-        return WordMetrics(self.labels, whole_entities=self.scheme)
+        """Loss and accuracy over words; precision, recall and F1 of whole entities, or the mean F1 over labels."""
+        return WordMetrics(self.labels, whole_entities=self.scheme is not None)
 
 
 class WordMetrics(MetricAccumulator):
@@ -206,11 +210,11 @@ class WordMetrics(MetricAccumulator):
 
     Args:
         labels: Names by number.
-        whole_entities: Whether the labels are IOB2; precision and recall of entities are reported too.
+        whole_entities: Whether the labels are of a scheme of entities.
     """
 
     def __init__(self, labels: list[str], *, whole_entities: bool) -> None:
-        self.names = ["loss", "accuracy", *(["precision", "recall"] if whole_entities else []), "f1"]
+        self.names = ["loss", "accuracy", *(["precision", "recall", "f1"] if whole_entities else [MEAN_F1])]
         self.labels = labels
         self.whole_entities = whole_entities
         self.loss = 0.0
@@ -242,10 +246,10 @@ class WordMetrics(MetricAccumulator):
         self.tally = sum(tallies, entities.Tally())
 
     def table(self) -> ClassTable | None:
-        """Whole entities by type where the labels are IOB2, else words by label."""
+        """Whole entities by type, or words by label."""
         if not self.whole_entities:
             return table_of_classes(self.labels, self.counts)
-        types = sorted({label[2:] for label in self.labels if label != "O"})
+        types = sorted({label.partition("-")[2] for label in self.labels if label != "O"})
         return table_of_entities({kind: self.tally.by_type.get(kind, (0, 0, 0)) for kind in types})
 
     def compute(self) -> dict[str, float]:
@@ -254,7 +258,7 @@ class WordMetrics(MetricAccumulator):
         found = {"loss": self.loss / count, "accuracy": float(np.trace(self.counts)) / count}
         if self.whole_entities:
             return {**found, "precision": self.tally.precision, "recall": self.tally.recall, "f1": self.tally.f1}
-        return {**found, "f1": metrics.mean_f1(self.counts)}
+        return {**found, MEAN_F1: metrics.mean_f1(self.counts)}
 
 
 def _labels_column(source: Source, split: Split) -> str:

@@ -146,8 +146,17 @@ def test_declared_label_lists(make_source: Make, make_task: Make) -> None:
 def test_labels_of_any_name_are_judged_one_by_one(make_source: Make, make_task: Make) -> None:
     rows = {"tokens": [["a", "cat", "sat"]], "tags": [["DET", "NOUN", "VERB"]]}
     task = make_task("token_classification", make_source(rows))
-    assert task.metric_names() == ["loss", "accuracy", "f1"]
-    assert "mean over labels" in task.notes[-1]
+    assert task.metric_names() == ["loss", "accuracy", "f1_macro"]
+    assert task.main_metric == "f1_macro"
+    assert "f1_macro is the mean over labels" in task.notes[-1]
+
+
+def test_entities_of_other_schemes(make_source: Make, make_task: Make) -> None:
+    rows = {"tokens": [["Anna", "Smith", "Bonn"]], "tags": [["B-PER", "L-PER", "U-LOC"]]}
+    task = make_task("token_classification", make_source(rows))
+    assert task.metric_names() == ["loss", "accuracy", "precision", "recall", "f1"]
+    assert task.main_metric == "f1"
+    assert "entities read as BILOU" in task.notes[-1]
 
 
 def test_words_beyond_the_length_are_counted(make_source: Make, make_task: Make) -> None:

@@ -1,10 +1,15 @@
 from __future__ import annotations
 
+import json
+import random
+from typing import Any
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from optrun.task.entities import Tally, continuations, entities, is_iob2
+from optrun.task.entities import Tally, continuations, entities, scheme_of
+from tests.reference.record_entities import FILE, PREFIXES, drawn_entities, written
 
 labels = st.lists(st.sampled_from(["O", "B-PER", "I-PER", "B-LOC", "I-LOC"]), max_size=12)
 
@@ -19,6 +24,10 @@ labels = st.lists(st.sampled_from(["O", "B-PER", "I-PER", "B-LOC", "I-LOC"]), ma
         ("B-PER I-LOC", [("PER", 0, 1), ("LOC", 1, 2)]),
         ("B-PER O I-PER", [("PER", 0, 1), ("PER", 2, 3)]),
         ("B-a-b I-a-b", [("a-b", 0, 2)]),
+        ("I-PER I-PER B-PER", [("PER", 0, 2), ("PER", 2, 3)]),
+        ("I-PER E-PER E-PER I-PER", [("PER", 0, 2), ("PER", 2, 3), ("PER", 3, 4)]),
+        ("S-PER B-PER I-PER E-PER O S-LOC", [("PER", 0, 1), ("PER", 1, 4), ("LOC", 5, 6)]),
+        ("U-PER B-PER L-PER U-PER", [("PER", 0, 1), ("PER", 1, 3), ("PER", 3, 4)]),
     ],
 )
 def test_entities(given: str, expected: list[tuple[str, int, int]]) -> None:
@@ -52,10 +61,51 @@ def test_a_perfect_prediction(row: list[str]) -> None:
     assert tally.f1 == (1.0 if any(label != "O" for label in row) else 0.0)
 
 
-def test_schemes() -> None:
-    assert is_iob2(["O", "B-X", "I-X"])
-    assert is_iob2(["O", "B-X"])
-    assert not is_iob2(["B-X", "I-X"])
-    assert not is_iob2(["O", "S-X", "B-X"])
-    assert not is_iob2(["O", "I-X"])
+@pytest.mark.parametrize("case", json.loads(FILE.read_text(encoding="utf-8"))["cases"], ids=lambda case: case["scheme"])
+def test_what_seqeval_counts(case: dict[str, Any]) -> None:
+    """Its default on all labels; its strict mode, too, where the labels are those of a scheme."""
+    tally = Tally()
+    for actual, predicted in zip(case["actual"], case["predicted"], strict=True):
+        tally.add(predicted, actual)
+    for mode in ("default", "strict"):
+        if mode in case:
+            assert (tally.precision, tally.recall, tally.f1) == pytest.approx(case[mode], abs=1e-12), mode
+
+
+@pytest.mark.parametrize("scheme", PREFIXES)
+def test_a_sentence_has_the_entities_it_was_written_with(scheme: str) -> None:
+    draw = random.Random(1)
+    for _ in range(200):
+        stretches, wanted, place = drawn_entities(draw), [], 0
+        for kind, length in stretches:
+            wanted += [] if kind is None else [(kind, place, place + length)]
+            place += length
+        assert entities(written(stretches, scheme)) == wanted
+
+
+@pytest.mark.parametrize(
+    ("labels", "scheme"),
+    [
+        ("O B-X I-X", "IOB"),
+        ("O B-X", "IOB"),
+        ("B-X I-X", "IOB"),  # a file without any O
+        ("O I-X I-Y", "IOB"),
+        ("I-X E-X", "IOE"),
+        ("O S-X B-X", "IOBES"),
+        ("S-X S-Y", "IOBES"),
+        ("B-X E-X", "IOBES"),
+        ("O B-X L-X U-X", "BILOU"),
+        ("O B-X L-X E-X", None),  # of two schemes at once
+        ("O B- I-", None),
+        ("O", None),
+        ("B I O", None),
+        ("NOUN VERB", None),
+        ("O B-X ADJ", None),
+    ],
+)
+def test_schemes(labels: str, scheme: str | None) -> None:
+    assert scheme_of(labels.split()) == scheme
+
+
+def test_continuations() -> None:
     assert continuations(["O", "B-X", "I-X", "B-Y"]) == [0, 2, 2, 3]
