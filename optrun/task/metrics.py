@@ -63,11 +63,20 @@ def mean_absolute_error(predictions: np.ndarray, labels: np.ndarray) -> float:
 
 
 def pearson(predictions: np.ndarray, labels: np.ndarray) -> float:
-    """Linear correlation; NaN where either side is constant, as in scipy."""
-    x = predictions.astype(np.float64) - predictions.astype(np.float64).mean()
-    y = labels.astype(np.float64) - labels.astype(np.float64).mean()
-    spread = math.sqrt(float(x @ x) * float(y @ y))
-    return min(max(float(x @ y) / spread, -1.0), 1.0) if spread > 0 else math.nan
+    """Linear correlation; NaN where either side is constant, empty or not finite, as in scipy."""
+    x, y = _centred(predictions), _centred(labels)
+    return math.nan if x is None or y is None else min(max(float(x @ y), -1.0), 1.0)
+
+
+def _centred(values: np.ndarray) -> np.ndarray | None:
+    """Distances from the mean, in float64, scaled to length 1; None where that is 0/0 or not finite."""
+    wide = values.astype(np.float64)
+    if not wide.size or not np.isfinite(wide).all() or (wide == wide[0]).all():
+        return None
+    wide = wide / np.abs(wide).max()  # squares neither overflow nor vanish
+    wide -= wide.mean()
+    length = float(np.linalg.norm(wide))
+    return wide / length if length > 0 else None
 
 
 def ranks(values: np.ndarray) -> np.ndarray:
@@ -79,7 +88,9 @@ def ranks(values: np.ndarray) -> np.ndarray:
 
 
 def spearman(predictions: np.ndarray, labels: np.ndarray) -> float:
-    """Correlation of the ranks; NaN where either side is constant, as in scipy."""
+    """Correlation of the ranks; NaN where either side is constant or has a NaN, as in scipy."""
+    if np.isnan(predictions).any() or np.isnan(labels).any():
+        return math.nan
     return pearson(ranks(predictions), ranks(labels))
 
 

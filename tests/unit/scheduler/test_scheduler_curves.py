@@ -170,7 +170,14 @@ def test_refusals(name: str, options: dict[str, Any], message: str) -> None:
         _curve(name, steps=4, **options)
 
 
+def test_a_warm_up_climbs_to_where_the_curve_begins() -> None:
+    curve = curves.after_warmup(lambda step: 0.25 / (1 + step), 2)
+    assert [curve(step) for step in range(4)] == [0.0, 0.125, 0.25, 0.125]
+
+
 def test_words_are_checked_in_the_pure_functions_too() -> None:
+    with pytest.raises(ValueError, match="num_warmup_steps=0: expected a number above 0"):
+        curves.inverse_sqrt(3, 0)
     with pytest.raises(ValueError, match="shape=cubic: expected one of cosine"):
         curves.wsd(3, num_stable_steps=0, num_decay_steps=4, shape="cubic")
     with pytest.raises(ValueError, match="boundary=tf"):

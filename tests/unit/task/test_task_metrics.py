@@ -62,6 +62,40 @@ def test_correlation_with_ties(pairs: list[tuple[int, float]]) -> None:
         assert metrics.spearman(made, right) == pytest.approx(stats.spearmanr(made, right).statistic, abs=1e-9)
 
 
+@pytest.mark.parametrize(
+    "made",
+    [
+        [0.1, 0.1, 0.1, 0.1],  # whose mean is not 0.1 in floating point
+        [1.0, 2.0, math.nan, 4.0],
+        [1.0, 2.0, math.inf, 3.0],
+        [1e200, 2e200, 3e200, 5e200],
+        [1e-200, 2e-200, 3.5e-200, 1e-200],
+        [1e8, 1e8 + 8, 1e8 + 16, 1e8 + 8],
+        [0.0, 0.0, 0.0, 1.0],
+    ],
+    ids=str,
+)
+def test_correlation_with_numbers_that_are_hard(made: list[float]) -> None:
+    right = np.array([1.0, 2.0, 3.0, 4.0])
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of constants, and of infinity
+        expected = [stats.pearsonr(made, right).statistic, stats.spearmanr(made, right).statistic]
+    for order in (slice(None), slice(None, None, -1)):
+        values, other = np.array(made)[order], right[order]
+        found = [metrics.pearson(values, other), metrics.spearman(values, other)]
+        assert found == pytest.approx(expected, abs=1e-12, nan_ok=True)
+        assert found == pytest.approx([metrics.pearson(other, values), metrics.spearman(other, values)], nan_ok=True)
+
+
+def test_numbers_of_one_class_and_of_nothing() -> None:
+    one = np.zeros(4, dtype=np.int64)
+    assert metrics.f1(one, one, 2) == truth.f1_score(one, one, zero_division=0) == 0.0
+    assert metrics.f1(one, one, 3) == truth.f1_score(one, one, average="macro") == 1.0
+    assert metrics.matthews(one, one) == 0.0  # as scikit-learn's, which warns
+    assert math.isnan(metrics.pearson(one[:0], one[:0]))
+    assert math.isnan(metrics.spearman(one[:0], one[:0]))
+
+
 def test_matthews_of_a_constant_prediction_is_zero() -> None:
     assert metrics.matthews(np.array([1, 1, 1]), np.array([0, 1, 1])) == 0.0
 
