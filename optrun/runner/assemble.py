@@ -170,7 +170,8 @@ def assemble(
     constants.environment = environment(device, world.size, kernel)
     elsewhere = None if snapshot is None else other_environment(snapshot.metadata, constants.environment)
     notes += [note for note in [elsewhere] if note is not None]
-    begun = [config.default_lr_note(), config.factors_note()] if snapshot is None else []
+    new = [config.default_lr_note(), config.factors_note()]
+    begun = new if snapshot is None else config.older_power_notes()
     said = [*begun, config.schedule_note(), warmup_note(config.scheduler, schedule_steps)]
     notes += [note for note in said if note is not None]
     if train_step.scheduler.metric is not None:

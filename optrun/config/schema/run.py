@@ -17,7 +17,7 @@ from optrun.config.schema.distributed import DistributedConfig, FsdpConfig
 from optrun.config.schema.model import ModelConfig, PretrainedConfig, WeightDtype
 from optrun.config.schema.optimizer import LambConfig, OptimizerConfig
 from optrun.config.schema.param_groups import ParamGroupsConfig
-from optrun.config.schema.scheduler import ConstantConfig, SchedulerConfig
+from optrun.config.schema.scheduler import ConstantConfig, PolynomialConfig, SchedulerConfig
 from optrun.config.schema.task import TaskConfig
 from optrun.config.schema.tracking import TrackingConfig
 from optrun.config.schema.training import Precision, TrainingConfig
@@ -220,3 +220,19 @@ class RunConfig:
             "average of the weights takes the place of a schedule. Its paper: scheduler=constant "
             "scheduler.warmup_ratio=0.05"
         )
+
+    def older_power_notes(self) -> list[str]:
+        """Say of a run that goes on what became of its polynomial schedules, which once fell with power 2 by default."""
+        notes = []
+        if isinstance(self.scheduler, PolynomialConfig) and self.scheduler.power == 2:
+            notes.append("scheduler.power=2 stays, as the run was started with it; by default a new run has 1 now")
+        for index, rule in enumerate(self.param_groups.rules):
+            own = rule.get("schedule")
+            if own == "polynomial" or (
+                isinstance(own, dict) and own.get("name") == "polynomial" and "power" not in own
+            ):
+                notes.append(
+                    f"warning: param_groups.rules[{index}].schedule={own} has power 1 now; a run that was started when "
+                    "it was 2 keeps that with {name: polynomial, power: 2.0} there"
+                )
+        return notes

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import pytest
+import torch
+import transformers
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch.optim import lr_scheduler
 
 from optrun.config.choice import choice
 from optrun.config.schema.scheduler import SCHEMAS
@@ -43,7 +47,8 @@ EXPECTED: list[tuple[str, dict[str, Any], list[float]]] = [
     ("cosine", {"num_cycles": 2, "cycle_decay": 0.6, "min_lr": 0.2}, [1, 0.6, 0.6, 0.4, 0.2]),
     ("cosine", {"num_cycles": 2, "cycle_mult": 3.0}, [1, 1, 0.75, 0.25, 0]),
     ("cosine", {"num_cycles": 2, "restarts": False, "decay_steps": 3}, [1, 0, 1, 0, 0]),
-    ("polynomial", {}, [1, 0.5625, 0.25, 0.0625, 0]),
+    ("polynomial", {}, [1, 0.75, 0.5, 0.25, 0]),
+    ("polynomial", {"power": 2.0}, [1, 0.5625, 0.25, 0.0625, 0]),
     ("polynomial", {"power": 1.0, "decay_steps": 2, "cycle": True}, [1, 0.5, 0, 0.25, 0]),
     ("inverse_sqrt", {"num_warmup_steps": 1}, [0, 1, SQRT(1 / 2), SQRT(1 / 3), 0.5]),
     ("inverse_sqrt", {"num_warmup_steps": 1, "min_lr": 0.6}, [0, 1, SQRT(1 / 2), 0.6, 0.6]),
@@ -85,6 +90,47 @@ EXPECTED: list[tuple[str, dict[str, Any], list[float]]] = [
 )
 def test_multipliers(name: str, options: dict[str, Any], expected: list[float]) -> None:
     assert _curve(name, steps=4, **options) == pytest.approx(expected, rel=1e-12, abs=1e-15)
+
+
+THE_FIELDS: dict[str, tuple[dict[str, Any], Callable[[torch.optim.Optimizer], Any]]] = {
+    "transformers constant": (
+        {"num_warmup_steps": 4},
+        lambda optimizer: transformers.get_scheduler("constant_with_warmup", optimizer, 4, 20),
+    ),
+    **{
+        f"transformers {name}": (
+            {"num_warmup_steps": 4},
+            lambda optimizer, name=name: transformers.get_scheduler(name, optimizer, 4, 20),
+        )
+        for name in ("linear", "cosine", "polynomial", "inverse_sqrt")
+    },
+    "transformers wsd": (
+        {"num_warmup_steps": 4, "num_decay_steps": 6, "decay_shape": "cosine"},
+        lambda optimizer: transformers.get_wsd_schedule(optimizer, 4, 6, num_training_steps=20),
+    ),
+    "torch polynomial": ({}, lambda optimizer: lr_scheduler.PolynomialLR(optimizer, 20)),
+    "torch cosine": ({}, lambda optimizer: lr_scheduler.CosineAnnealingLR(optimizer, 20)),
+    "torch step": ({"step_size": 7}, lambda optimizer: lr_scheduler.StepLR(optimizer, 7)),
+    "torch multistep": ({"milestones": [6, 9]}, lambda optimizer: lr_scheduler.MultiStepLR(optimizer, [6, 9])),
+    "torch exponential": (
+        {"decay_rate": 0.8, "decay_steps": 1},
+        lambda optimizer: lr_scheduler.ExponentialLR(optimizer, 0.8),
+    ),
+}
+"""Library and name -> what has no default there, or another one (wsd's shape), and that library's own schedule."""
+
+
+@pytest.mark.parametrize("schedule", THE_FIELDS)
+def test_a_name_of_the_field_is_the_curve_of_the_field(schedule: str) -> None:
+    options, theirs = THE_FIELDS[schedule]
+    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.ones(1))], lr=1.0)
+    scheduler, lrs = theirs(optimizer), []
+    for _ in range(20):
+        lrs.append(optimizer.param_groups[0]["lr"])
+        optimizer.step()
+        scheduler.step()
+    # transformers' polynomial ends at lr_end=1e-7
+    assert _curve(schedule.split()[1], steps=20, **options)[:20] == pytest.approx(lrs, abs=2e-7)
 
 
 def test_every_schedule_is_written_out() -> None:
