@@ -62,7 +62,9 @@ def explain(config: RunConfig, model: nn.Module | None = None, trunk: TrunkState
     known, steps_from = _steps(config, sampled)
     decay = getattr(config.optimizer, "weight_decay", None)
     ratio = getattr(config.adapter, "loraplus_lr_ratio", None)
-    groups = build_param_groups(model, config.param_groups, lr=config.lr, weight_decay=decay, loraplus_lr_ratio=ratio)
+    groups = build_param_groups(
+        model, config.param_groups, lr=config.lr, weight_decay=decay, loraplus_lr_ratio=ratio, notes=notes
+    )
     schedules = [config_of_group(group, config.scheduler) for group in groups]
     steps = assumed_steps(schedules) if known is None else known
     if trunk is not None:

@@ -3,5 +3,6 @@
 from optrun.param_groups.build import build_param_groups
 from optrun.param_groups.layer_map import block_paths
 from optrun.param_groups.layerwise import NamedParam, layerwise_lr_decay
+from optrun.param_groups.order import uses_of
 
-__all__ = ["NamedParam", "block_paths", "build_param_groups", "layerwise_lr_decay"]
+__all__ = ["NamedParam", "block_paths", "build_param_groups", "layerwise_lr_decay", "uses_of"]

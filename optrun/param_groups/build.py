@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import numbers
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, TypeAlias
 
 from torch import Tensor, nn
@@ -12,9 +12,10 @@ from torch import Tensor, nn
 from optrun.config.choice import choice
 from optrun.config.schema.param_groups import SCHEMAS, Dialect, LayerwiseConfig, ParamGroupsConfig, StandardConfig
 from optrun.errors import ConfigError
-from optrun.param_groups.layer_map import Place, heads_of, places_of_tree, scale_of, with_final_norm
+from optrun.param_groups.layer_map import STARTED, Place, as_begun, heads_of, places_of_tree, scale_of, with_final_norm
 from optrun.param_groups.layerwise import NamedParam, SetParamLrFun
 from optrun.param_groups.name_dict import places_of_names, structured_names
+from optrun.param_groups.order import Uses, look_at_uses
 from optrun.param_groups.roles import BIAS, EMBEDDING, HEAD, NORM, VECTOR, is_lora_b, roles_of, roles_of_names
 from optrun.param_groups.rules import claims, overrides
 
@@ -33,6 +34,9 @@ def build_param_groups(
     weight_decay: float | None = None,
     set_param_lr_fun: SetParamLrFun | None = None,
     loraplus_lr_ratio: float | None = None,
+    batch: Mapping[str, Any] | None = None,
+    started: Sequence[Mapping[str, Any]] = (),
+    notes: list[str] | None = None,
     **options: Any,
 ) -> list[dict[str, Any]]:
     """Group the trainable parameters of a model by what an optimizer should do with them.
@@ -49,6 +53,11 @@ def build_param_groups(
             own `name_dict` says.
         loraplus_lr_ratio: LoRA+: factor B of each low-rank pair takes the lr of its place times this, unless a rule
             says its lr. None: 1. Source: Hayou et al. 2024, arXiv:2402.12354.
+        batch: With `layerwise` and a model: keyword arguments of its `forward`, for one pass over shapes. What lies
+            beside the blocks belongs to the side on which it is used; without a pass, to the one that its name and
+            registration say. None: an example, for models of transformers. See `uses_of`.
+        started: Groups, with `param_names`, that a run was started with: their layers and roles hold.
+        notes: Takes how layers were found.
         **options: Beside a name: keys of that choice, such as `decay_rate=0.8`.
 
     Returns:
@@ -76,8 +85,16 @@ def build_param_groups(
         raise TypeError(f"set_param_lr_fun={set_param_lr_fun!r}: expected a function or None.")
     params, roles, tied = _read(model_or_named_parameters)
     model = model_or_named_parameters if isinstance(model_or_named_parameters, nn.Module) else None
-    places, scales = _layers(config, params, roles, model, set_param_lr_fun)
-    roles |= dict.fromkeys(heads_of(params, roles, model), HEAD)
+    began = {name: group for group in started for name in group["param_names"] if name in params and "layer" in group}
+    told = [] if notes is None else notes
+    uses: Uses = {}
+    if model is not None and isinstance(config, LayerwiseConfig) and config.name_dict is None:
+        uses, looked = look_at_uses(model, batch)
+        told.append(looked)
+    places, scales = _layers(config, params, roles, model, set_param_lr_fun, uses, began)
+    told += _kept_layers(places)
+    roles |= dict.fromkeys(heads_of(params, roles, model, uses), HEAD)
+    roles |= {name: group["role"] for name, group in began.items()}
     taken = claims(config.rules, params, tied)
     groups: dict[tuple[Any, ...], dict[str, Any]] = {}
     for name, param in params.items():
@@ -105,6 +122,17 @@ def build_param_groups(
     if not groups:
         raise ConfigError("param_groups: no parameter trains; every one is frozen.")
     return list(groups.values())
+
+
+def _kept_layers(places: Mapping[str, Place]) -> list[str]:
+    """Name what lies in the layer that its run was started with, and would lie in another one today."""
+    kept = [f"{name} ({place.label})" for name, place in places.items() if place.why == STARTED]
+    more = f" and {len(kept) - 4} more" if len(kept) > 4 else ""
+    said = (
+        f"param_groups=layerwise: {', '.join(kept[:4])}{more} stay where this run was started with them; a new run has "
+        "them in another layer, see optrun explain"
+    )
+    return [said] if kept else []
 
 
 def _refuse_no_number(key: str, value: Any) -> None:
@@ -151,6 +179,8 @@ def _layers(
     roles: Mapping[str, str],
     model: nn.Module | None,
     function: SetParamLrFun | None,
+    uses: Uses,
+    began: Mapping[str, Mapping[str, Any]],
 ) -> tuple[dict[str, Place], dict[str, float]]:
     """Place and scale of every parameter under `layerwise`; nothing under the others."""
     if not isinstance(config, LayerwiseConfig):
@@ -158,9 +188,10 @@ def _layers(
             raise TypeError(f"param_groups={config.name} has no layers for set_param_lr_fun; take layerwise.")
         return {}, {}
     if config.name_dict is None:
-        places = places_of_tree(params, roles, model, n_layers=config.n_layers)
+        places = places_of_tree(params, roles, model, n_layers=config.n_layers, uses=uses)
         if config.dialect is Dialect.timm:
             places = with_final_norm(places, roles)
+        places |= {name: as_begun(places[name], group["layer_id"], group["layer"]) for name, group in began.items()}
     else:
         places = places_of_names(params, config.name_dict, n_layers=config.n_layers)
     if function is None:

@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from types import MappingProxyType
 
 from torch import Tensor, nn
 
 from optrun.errors import ConfigError
+from optrun.param_groups.order import Uses
 from optrun.param_groups.roles import EMBEDDING, HEAD, MATRIX, NORM, roles_of
 from optrun.param_groups.stacks import Stack, find_stacks
 from optrun.param_groups.tree import Node, tree_of
 
 EMBEDDINGS = "embeddings"
 ABOVE, BELOW = "above the blocks", "below the blocks"
+
+STARTED = "as the run was started"
 
 _HEAD_NAME = re.compile(r"head|classif|score|pooler|logits|predict|^cls$")
 _EMBEDDING_CHILD = re.compile(r"embed|^wte$|^wpe$|(^|_)emb(_|$)")
@@ -78,15 +82,21 @@ def label_of(layer_id: int, n_layers: int, tower: str = "") -> str:
 
 
 def places_of_tree(
-    params: Mapping[str, Tensor], roles: Mapping[str, str], model: nn.Module | None, *, n_layers: int | None = None
+    params: Mapping[str, Tensor],
+    roles: Mapping[str, str],
+    model: nn.Module | None,
+    *,
+    n_layers: int | None = None,
+    uses: Uses = MappingProxyType({}),
 ) -> dict[str, Place]:
-    """The place of every parameter, read from the module tree.
+    """The place of every parameter: blocks are read from the module tree, the sides of them from the order of use.
 
     Args:
         params: Every parameter by name.
         roles: Role of each.
         model: The model, or None where only names are known.
         n_layers: Depth to count from; None: as found.
+        uses: Of a forward pass, see `uses_of`. What they do not hold has its side by name and registration.
 
     Returns:
         Parameter name -> place.
@@ -115,7 +125,7 @@ def places_of_tree(
                 f"param_groups.n_layers={n_layers}: expected at least {stacks[0].depth}, the depth found ({found})."
             )
         stacks[0].depth = n_layers
-    return _places(params, roles, model, root, stacks)
+    return _places(params, roles, model, root, stacks, uses)
 
 
 def with_final_norm(places: Mapping[str, Place], roles: Mapping[str, str]) -> dict[str, Place]:
@@ -143,7 +153,24 @@ def with_final_norm(places: Mapping[str, Place], roles: Mapping[str, str]) -> di
     return found
 
 
-def heads_of(params: Mapping[str, Tensor], roles: Mapping[str, str], model: nn.Module | None) -> set[str]:
+def as_begun(place: Place, layer_id: int, label: str) -> Place:
+    """The place that a run was started with, where another version or batch says another one.
+
+    Example:
+        >>> as_begun(Place(0, 2, "embeddings", BELOW), 3, "head")
+        Place(layer_id=3, n_layers=2, label='head', why='as the run was started')
+    """
+    if label == place.label:
+        return place
+    return Place(layer_id, layer_id - 1 if label == HEAD else place.n_layers, label, STARTED)
+
+
+def heads_of(
+    params: Mapping[str, Tensor],
+    roles: Mapping[str, str],
+    model: nn.Module | None,
+    uses: Uses = MappingProxyType({}),
+) -> set[str]:
     """Names of the matrices above the blocks; where no blocks are found, of the output layer the model names itself."""
     root = tree_of(params, roles, model)
     stacks = find_stacks(root)
@@ -151,19 +178,54 @@ def heads_of(params: Mapping[str, Tensor], roles: Mapping[str, str], model: nn.M
     if not stacks:
         outputs, _ = _ends(model)
         return {name for name in matrices if id(params[name]) in outputs}
-    places = _places(params, roles, model, root, stacks)
+    places = _places(params, roles, model, root, stacks, uses)
     return {name for name in matrices if places[name].label == HEAD}
 
 
 def _places(
-    params: Mapping[str, Tensor], roles: Mapping[str, str], model: nn.Module | None, root: Node, stacks: list[Stack]
+    params: Mapping[str, Tensor],
+    roles: Mapping[str, str],
+    model: nn.Module | None,
+    root: Node,
+    stacks: list[Stack],
+    uses: Uses,
 ) -> dict[str, Place]:
     towers = _towers(stacks)
     outputs, inputs = _ends(model)
-    return {
+    places = {
         name: _place(name, root, towers, roles[name], id(param) in outputs, id(param) in inputs)
         for name, param in params.items()
     }
+    return places | _sides_by_use(places, roles, towers, uses)
+
+
+def _sides_by_use(
+    places: Mapping[str, Place], roles: Mapping[str, str], towers: list[_Tower], uses: Uses
+) -> dict[str, Place]:
+    """Where a forward pass says another side of the blocks: used before the first of them, or after all have begun.
+
+    What is used in between, such as a projection from one tower into the next, keeps its place; and so does what is
+    used on both sides, unless it is a table, which embeds.
+    """
+    spans = []
+    for tower in towers:
+        inside = [name for name in uses if tower.stack.block_of(name) is not None]
+        begun = [uses[name][0] for name in inside if not any(_inside(name, edge) for edge in tower.stack.edges)]
+        spans += [(tower, min(begun), max(begun))] if begun else []
+    out = {}
+    for name, (first, last) in uses.items():
+        if any(tower.stack.block_of(name) is not None for tower in towers):
+            continue
+        near = _own_tower(name.rpartition(".")[0], towers) or _towers_near(name, towers)
+        known = [(begin, end) for tower, begin, end in spans if tower in near]
+        if not known:
+            continue
+        begin, end = min(begin for begin, _ in known), max(end for _, end in known)
+        if first < begin and (last <= end or roles[name] == EMBEDDING):
+            out[name] = replace(_embedding_place(near), why="used before the blocks")
+        elif first > end:
+            out[name] = replace(_head_place(near), why="used after the blocks")
+    return {name: place for name, place in out.items() if place.label != places[name].label}
 
 
 @dataclass(frozen=True)
@@ -240,7 +302,7 @@ def _place(name: str, root: Node, towers: list[_Tower], role: str, is_output: bo
             depth = tower.stack.depth
             why = f"{tower.stack.path} {block}"
             return Place(block + 1, depth, label_of(block + 1, depth, tower.name), why)
-    own = [tower for tower in towers if _inside(path, tower.root)]
+    own = _own_tower(path, towers)
     if is_output:
         return _head_place(own or towers)
     if is_input:
@@ -273,6 +335,11 @@ def _place_in_tower(path: str, leaf: str, root: Node, tower: _Tower, role: str) 
     if role == EMBEDDING or before or _embeds(root, path, at_least=fork):
         return _embedding_place([tower])
     return _head_place([tower])
+
+
+def _own_tower(path: str, towers: list[_Tower]) -> list[_Tower]:
+    """The tower that a module lies in; empty where it lies beside several."""
+    return [tower for tower in towers if _inside(path, tower.root)][:1]
 
 
 def _embeds(root: Node, path: str, *, at_least: str) -> bool:

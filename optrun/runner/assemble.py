@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -36,7 +37,7 @@ from optrun.registry.origins import records, require
 from optrun.runner.adapter_base import adapter_facts, refuse_other_adapter
 from optrun.runner.branch import Branch, begin_branch, restore_branch
 from optrun.runner.prepare import Prepared
-from optrun.runner.resume.config_diff import changes_since, table
+from optrun.runner.resume.config_diff import changes_since, moves_layers, table
 from optrun.runner.resume.data_position import move, plan_values, refuse_other_data, vocabulary_digest
 from optrun.runner.resume.restore import environment, other_environment, restore_state, stop_request, train_state
 from optrun.scheduler import build_scheduler
@@ -164,7 +165,9 @@ def assemble(
     if not len(task.eval):
         _refuse_without_evaluation(config)
     notes += [note for note in [rank_by(state, ranking)] if note is not None]
-    train_step = _train_step(config, model, task, device, schedule_steps, world)
+    started = [] if snapshot is None or moves_layers(changes) else snapshot.metadata.optimizer.get("groups", [])
+    train_step, placed = _train_step(config, model, task, device, schedule_steps, world, started)
+    notes += placed
     kernel = kernel_of(train_step.optimizer, device.type, whole=not sharded)
     refuse_different(world.gather_objects(kernel))
     constants.environment = environment(device, world.size, kernel)
@@ -270,7 +273,9 @@ def _train_step(
     device: torch.device,
     total: int,
     world: World,
-) -> TrainStep:
+    started: Sequence[Mapping[str, Any]],
+) -> tuple[TrainStep, list[str]]:
+    """What steps, and notes on where its parameters were placed; `started`: groups of the checkpoint to go on from."""
     if config.training.gradient_checkpointing:
         options = {"use_reentrant": False}
         if hasattr(model, "activation_checkpointing_enable"):  # its name from transformers 5.2x on
@@ -280,8 +285,15 @@ def _train_step(
     model.train()
     weight_decay = getattr(config.optimizer, "weight_decay", None)
     ratio = getattr(config.adapter, "loraplus_lr_ratio", None)
+    notes: list[str] = []
     groups = build_param_groups(
-        model, config.param_groups, lr=config.lr, weight_decay=weight_decay, loraplus_lr_ratio=ratio
+        model,
+        config.param_groups,
+        lr=config.lr,
+        weight_decay=weight_decay,
+        loraplus_lr_ratio=ratio,
+        started=started,
+        notes=notes,
     )
     refuse_sparse_gradients(model, config.distributed.name, device.type)
     forward, gradient_sync = distribute(model, config.distributed, world, device, block_paths(model))
@@ -297,7 +309,7 @@ def _train_step(
         raise ConfigError(str(error)) from error
     if config.training.compile:
         forward = cast("torch.nn.Module", torch.compile(forward))
-    return TrainStep(
+    train_step = TrainStep(
         forward,
         optimizer,
         build_clip(config.clip),
@@ -312,6 +324,7 @@ def _train_step(
         gradient_sync=gradient_sync,
         by_source=BySource(task.loss_by_example, len(task.sources)) if task.sources else None,
     )
+    return train_step, notes
 
 
 def eval_prefixes(task: Task) -> list[str]:

@@ -1,4 +1,4 @@
-"""scheduler=plateau watches real evaluations, a resumed run remembers what it saw; one of polynomial keeps its power."""
+"""Schedules over a resume: plateau remembers the evaluations it saw, polynomial keeps an older run's power."""
 
 from __future__ import annotations
 

@@ -10,8 +10,11 @@ import functools
 import io
 import re
 import warnings
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from itertools import takewhile
 from typing import Any
+from unittest import mock
 
 import torch
 import transformers
@@ -24,7 +27,9 @@ from optrun.config.schema.run import RunConfig
 from optrun.errors import ConfigError
 from optrun.explain.build import explain
 from optrun.explain.tables import render
-from optrun.param_groups import build_param_groups
+from optrun.param_groups import block_paths, build_param_groups
+from optrun.param_groups import build as grouping
+from optrun.param_groups.order import look_at_uses
 
 SAMPLE = (
     "albert",
@@ -76,6 +81,9 @@ class Row:
         towers: Name -> depth.
         message: What `layerwise` says where it refuses.
         state: Bytes of LAMB's state, as `explain` tells.
+        used: Tensors that a forward pass over shapes used; 0: it could not be made.
+        not_run: Why not.
+        moved: Tensors beside the blocks that lie elsewhere than names alone would have it.
     """
 
     model_type: str
@@ -87,6 +95,9 @@ class Row:
     towers: dict[str, int] = field(default_factory=dict)
     message: str = ""
     state: int = 0
+    used: int = 0
+    not_run: str = ""
+    moved: list[str] = field(default_factory=list)
 
 
 def model_types() -> list[str]:
@@ -120,20 +131,71 @@ def examine(model_type: str, model: nn.Module) -> Row:
     standard = build_param_groups(model, "standard", lr=1.0, weight_decay=DECAY)
     _claimed_once(params, standard)
     row.norms = _decays_right(model, standard)
-    try:
-        layerwise = build_param_groups(model, "layerwise", lr=1.0, weight_decay=DECAY, decay_rate=DECAY_RATE)
-    except ConfigError as error:
-        row.message = str(error)
-        assert "no stack of blocks" in row.message
-        assert "name_dict" in row.message
-        row.groups = (len(standard), 0)
-        return row
-    _claimed_once(params, layerwise)
-    assert _decays_right(model, layerwise) == row.norms
-    row.towers = _falls(model, layerwise)
-    row.groups = (len(standard), len(layerwise))
-    row.state = _explained(model, layerwise)
+    calls = _note_calls(model)
+    looked = look_at_uses(model, None)
+    row.used, row.not_run = (
+        len(looked[0]),
+        "" if looked[0] else looked[1].partition("was made (")[2].partition("). ")[0],
+    )
+    with mock.patch.object(grouping, "look_at_uses", return_value=looked):
+        try:
+            layerwise = build_param_groups(model, "layerwise", lr=1.0, weight_decay=DECAY, decay_rate=DECAY_RATE)
+        except ConfigError as error:
+            row.message = str(error)
+            assert "no stack of blocks" in row.message
+            assert "name_dict" in row.message
+            row.groups = (len(standard), 0)
+            return row
+        _claimed_once(params, layerwise)
+        assert _decays_right(model, layerwise) == row.norms
+        row.towers = _falls(model, layerwise)
+        row.groups = (len(standard), len(layerwise))
+        row.state = _explained(model, layerwise)
+    layers = {name: group["layer"] for group in layerwise for name, _ in group["params"]}
+    if row.used:
+        _runs_where_it_lies(model, layers, calls)
+        with mock.patch.object(grouping, "look_at_uses", return_value=({}, "")):
+            by_name = build_param_groups(model, "layerwise", lr=1.0, decay_rate=DECAY_RATE)
+        row.moved = [name for group in by_name for name, _ in group["params"] if group["layer"] != layers[name]]
     return row
+
+
+def _note_calls(model: nn.Module) -> list[str]:
+    """A list that gets the dotted name of each module when the model, or a copy of it, calls it."""
+    calls: list[str] = []
+
+    def hook_of(path: str) -> Callable[..., None]:
+        return lambda *_: calls.append(path)  # copied models share functions, and so the list
+
+    for path, module in model.named_modules():
+        module.register_forward_pre_hook(hook_of(path))
+    return calls
+
+
+def _runs_where_it_lies(model: nn.Module, layers: dict[str, str], calls: list[str]) -> None:
+    """Hold the side of each module beside the blocks against its calls: embeddings before them, heads after them."""
+    at: dict[str, list[int]] = {}
+    for index, path in enumerate(calls):
+        at.setdefault(path, []).append(index)
+    blocks = [path for path in block_paths(model) if path in at]
+    for path, module in model.named_modules():
+        names = [f"{path}.{leaf}" if path else leaf for leaf, _ in module.named_parameters(recurse=False)]
+        sides = {layers[name].rpartition("/")[2] for name in names if name in layers}
+        holds_blocks = any(block.startswith(f"{path}." if path else "") for block in blocks)
+        if path not in at or holds_blocks or not blocks or not sides or not sides <= {"head", "embeddings"}:
+            continue
+        shared = [
+            sum(1 for _ in takewhile(_equal, zip(block.split("."), path.split("."), strict=False))) for block in blocks
+        ]
+        near = [at[block][0] for block, common in zip(blocks, shared, strict=True) if common == max(shared)]
+        if max(at[path]) < min(near):
+            assert sides == {"embeddings"}, f"{path} is called before the blocks and lies in {sides}"
+        elif min(at[path]) > max(near):
+            assert sides == {"head"}, f"{path} is called after the blocks and lies in {sides}"
+
+
+def _equal(pair: tuple[str, str]) -> bool:
+    return pair[0] == pair[1]
 
 
 @functools.cache

@@ -222,7 +222,7 @@ class RunConfig:
         )
 
     def older_power_notes(self) -> list[str]:
-        """Say of a run that goes on what became of its polynomial schedules, which once fell with power 2 by default."""
+        """Say of a run that goes on what became of its polynomial schedules, which once had power 2 by default."""
         notes = []
         if isinstance(self.scheduler, PolynomialConfig) and self.scheduler.power == 2:
             notes.append("scheduler.power=2 stays, as the run was started with it; by default a new run has 1 now")

@@ -74,6 +74,11 @@ def may_change_data(changes: Changes) -> bool:
     return any(key.startswith(("data.", "task.")) for key in changes)
 
 
+def moves_layers(changes: Changes) -> bool:
+    """Whether a key that says which layer a parameter lies in was changed."""
+    return any(key.startswith(("param_groups.", "model.", "adapter.", "task.name")) for key in changes)
+
+
 def changes_since(
     saved: CheckpointMetadata, values: Mapping[str, Any], started_from: Path | None
 ) -> dict[str, tuple[Any, Any]]:

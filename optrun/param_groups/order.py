@@ -1,0 +1,137 @@
+"""The order in which a model uses its parameters: one forward pass over shapes alone, on a copy, without arithmetic."""
+
+from __future__ import annotations
+
+import copy
+import inspect
+import warnings
+from collections.abc import Callable, Mapping
+from typing import Any, TypeAlias
+
+import torch
+from torch import Tensor, nn
+from torch.fx.experimental import _config
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+Uses: TypeAlias = Mapping[str, tuple[int, int]]
+"""Parameter name -> numbers of the first and of the last operation that use it, from 1; unused ones are missing."""
+
+
+def uses_of(model: nn.Module, batch: Mapping[str, Any]) -> Uses:
+    """Find when each parameter is used in a forward pass.
+
+    Operations are watched, and not modules: a weight that its module's owner uses (`nn.functional.linear` with
+    `self.proj.weight`), a class token, and a tied table count where they are used. The pass runs in evaluation mode on
+    a copy of the model on the meta device. So it costs no memory, and the model, its buffers and the random generators
+    stay as they are.
+
+    Args:
+        model: On any device.
+        batch: Keyword arguments of `model.forward`; only shapes and dtypes matter.
+
+    Raises:
+        Exception: Whatever the model raises where it cannot run on shapes alone, or not on this batch.
+
+    Example:
+        >>> class Tail(nn.Module):
+        ...     def __init__(self) -> None:
+        ...         super().__init__()
+        ...         self.last, self.first = nn.Linear(2, 2, bias=False), nn.Linear(2, 2, bias=False)
+        ...
+        ...     def forward(self, x: Tensor) -> Tensor:
+        ...         return self.last(self.first(x))
+        >>> uses = uses_of(Tail(), {"x": torch.ones(1, 2)})
+        >>> sorted(uses, key=uses.__getitem__)
+        ['first.weight', 'last.weight']
+    """
+    shapes: dict[int, Any] = {id(tensor): tensor.detach().to("meta") for tensor in model.buffers()}
+    shapes |= {id(param): nn.Parameter(param.detach().to("meta"), False) for param in model.parameters()}
+    twin = copy.deepcopy(model, shapes).eval()
+    on_meta = {key: value.to("meta") if isinstance(value, Tensor) else value for key, value in batch.items()}
+    watch = _Uses(twin)
+    quiet, seeds = warnings.catch_warnings(), torch.random.fork_rng(devices=[])
+    whole_masks = _config.patch(meta_nonzero_assume_all_nonzero=True)  # type: ignore[attr-defined]
+    with quiet, seeds, whole_masks, torch.no_grad(), torch.device("meta"), watch:
+        warnings.simplefilter("ignore")
+        twin(**on_meta)
+    return watch.found
+
+
+def example_batches(model: Any) -> list[dict[str, Tensor]]:
+    """Build examples of zeros on the meta device for a model of transformers: all that it takes, then its tokens alone.
+
+    Returns:
+        Batches of one example: token ids, images and sound, as far as `forward` takes them. Empty for other models.
+    """
+    config, main = getattr(model, "config", None), getattr(model, "main_input_name", None)
+    takes = {main, *inspect.signature(model.forward).parameters}
+    choices = (2,) if type(model).__name__.endswith("MultipleChoice") else ()
+    ids = [key for key in ("input_ids", "decoder_input_ids") if key in takes]
+    if config is None or main is None:
+        return []
+    with torch.device("meta"):
+        tokens = {key: torch.zeros(1, *choices, 8, dtype=torch.long) for key in ids}
+        batch = dict(tokens)
+        if "pixel_values" in takes:
+            vision = getattr(config, "vision_config", None) or config
+            size = getattr(vision, "image_size", 224)
+            sides = (size, size) if isinstance(size, int) else tuple(size)[:2]
+            batch["pixel_values"] = torch.zeros(1, getattr(vision, "num_channels", 3), *sides)
+        if main == "input_values":
+            batch[main] = torch.zeros(1, 16_000)
+        if main == "input_features":
+            batch[main] = torch.zeros(1, getattr(config, "num_mel_bins", 80), 3_000)
+    return [batch, tokens] if 0 < len(tokens) < len(batch) else [batch]
+
+
+def look_at_uses(model: nn.Module, batch: Mapping[str, Any] | None) -> tuple[Uses, str]:
+    """Watch a forward pass on a batch, or on an example, and say what came of it.
+
+    Args:
+        model: On any device.
+        batch: See `uses_of`; None: the first of `example_batches` that the model runs on.
+
+    Returns:
+        The uses, none where the model cannot run on shapes; and a sentence.
+    """
+    kind, why = type(model).__name__, "batch=: none given"
+    for given in example_batches(model) if batch is None else [batch]:
+        try:
+            uses = uses_of(model, given)
+        except Exception as error:  # whatever a model's own code raises
+            why = f"{type(error).__name__}: {' '.join(str(error).split())[:120]}"
+            continue
+        count = sum(1 for _ in model.parameters())
+        return uses, (
+            f"param_groups=layerwise: a forward pass of {kind} over shapes used {len(uses)} of {count} tensors; those "
+            "beside the blocks lie where they were used."
+        )
+    return {}, (
+        f"param_groups=layerwise: the tensors of {kind} beside the blocks are placed by name, since no forward pass "
+        f"over shapes was made ({why}). param_groups.name_dict places them by hand."
+    )
+
+
+class _Uses(TorchDispatchMode):
+    """Notes the operations on each parameter; where a model asks for a value, which shapes have not, it is 1."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self._names = {id(param): name for name, param in model.named_parameters()}
+        self._count = 0
+        self.found: dict[str, tuple[int, int]] = {}
+
+    def __torch_dispatch__(
+        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        self._count += 1
+        for leaf in tree_leaves((args, kwargs)):
+            name = self._names.get(id(leaf))
+            if name is not None:
+                self.found[name] = (self.found.get(name, (self._count, 0))[0], self._count)
+        if func is torch.ops.aten._local_scalar_dense.default:
+            return torch.ones((), dtype=args[0].dtype, device="cpu").item()
+        if func is torch.ops.aten._grouped_mm.default:  # on shapes torch has it for bfloat16 alone
+            return args[0].new_empty(*args[0].shape[:-1], args[1].shape[-1])
+        return func(*args, **(kwargs or {}))
