@@ -22,6 +22,7 @@ STARTED = "as the run was started"
 
 _HEAD_NAME = re.compile(r"head|classif|score|pooler|logits|predict|^cls$")
 _EMBEDDING_CHILD = re.compile(r"embed|^wte$|^wpe$|(^|_)emb(_|$)")
+_FINAL_CHILD = re.compile(r"^(final|last)_|_(final|last)$")
 _EMBEDDING_DIRECT = re.compile(r"embed|(^|_)emb(_|$)|(^|_)pos(_|$)|(^|_)tokens?(_|$)")
 
 
@@ -329,7 +330,7 @@ def _place_in_tower(path: str, leaf: str, root: Node, tower: _Tower, role: str) 
         return _head_place([tower])
     branch = pieces[shared]
     siblings = list(root.at(fork).children)
-    before = siblings.index(branch) < siblings.index(trunk[shared])
+    before = siblings.index(branch) < siblings.index(trunk[shared]) and not _FINAL_CHILD.search(branch)
     if any(_HEAD_NAME.search(piece) for piece in pieces[shared:]) and role != EMBEDDING:
         return _head_place([tower])
     if role == EMBEDDING or before or _embeds(root, path, at_least=fork):
@@ -345,7 +346,7 @@ def _own_tower(path: str, towers: list[_Tower]) -> list[_Tower]:
 def _embeds(root: Node, path: str, *, at_least: str) -> bool:
     """Whether a module on the way down to `path`, below `at_least`, embeds.
 
-    Its class says so; or its name, where it is an embedding layer or nothing is known of its class.
+    Its class says so; or its name, where it is an embedding layer, a norm, or nothing is known of its class.
     """
     pieces = path.split(".") if path else []
     start = len(at_least.split(".")) if at_least else 0
@@ -353,7 +354,7 @@ def _embeds(root: Node, path: str, *, at_least: str) -> bool:
         node = root.at(".".join(pieces[:end]))
         if re.search("embed", node.kind, re.IGNORECASE) and not node.whole_model:
             return True
-        if node.kind in ("", "Embedding") and _EMBEDDING_CHILD.search(pieces[end - 1]):
+        if (node.kind in ("", "Embedding") or "norm" in node.kind.lower()) and _EMBEDDING_CHILD.search(pieces[end - 1]):
             return True
     return False
 
