@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from optrun.param_groups import build
 from optrun.training.step import TrainStep
 from tests.running import TINY_BERT, TINY_GPT, optrun, records, state, summary, tensors, write_labelled, write_text
 
@@ -142,3 +143,26 @@ def test_new_lr_is_the_lr_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     assert optrun("resume=run", "lr=5e-4", "training.max_steps=4") == 0
     assert [record["train/lr"] for record in records(Path("run"))] == [1e-3, 1e-3, 5e-4, 5e-4]
     assert summary(Path("run"))["resumes"][0]["changes"]["lr"] == [1e-3, 5e-4]
+
+
+def test_a_run_keeps_the_layers_it_was_started_with(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """An older version placed parameters elsewhere: going on, the run has its learning rates all the same."""
+    monkeypatch.chdir(tmp_path)
+    norm = "transformer.ln_f.weight"
+    older = {norm: (1, 1), "transformer.h.0.ln_1.weight": (2, 2)}
+    words = [*causal_lm(tmp_path), "param_groups=layerwise", "training.max_steps=4", "training.logging_steps=1"]
+    with monkeypatch.context() as patch:
+        patch.setattr(build, "look_at_uses", lambda *_: (older, "an older version"))
+        assert optrun(*words, "hydra.run.dir=straight") == 0
+        assert optrun(*words, "hydra.run.dir=stopped", "training.max_seconds=1e-9") == 75
+    capsys.readouterr()
+    assert optrun("resume=stopped", "training.max_seconds=null") == 0
+    said = " ".join("".join(capsys.readouterr()).split())
+    for fact in (f"{norm} (embeddings)", "this run was started with", "a forward pass of GPT2LMHeadModel"):
+        assert fact in said
+    assert tensors(Path("straight"), 4) == tensors(Path("stopped"), 4)
+    assert records(Path("straight")) == records(Path("stopped"))
+    assert optrun(*words, "hydra.run.dir=new") == 0
+    assert tensors(Path("straight"), 4) != tensors(Path("new"), 4)
