@@ -43,19 +43,56 @@ def _page(rows: list[Row]) -> str:
         "`optrun explain` was asked about each with `param_groups=layerwise optimizer=lamb`: what it shows is what "
         "the groups hold. LAMB's state is what it says of the memory.",
         "",
-        "| type | class | parameters | norm tensors | groups (standard, layerwise) | LAMB state | depth |",
-        "| --- | --- | ---: | ---: | ---: | ---: | --- |",
+        *_order_of_use(layered),
+        "",
+        "| type | class | parameters | norm tensors | groups (standard, layerwise) | LAMB state | depth | used |",
+        "| --- | --- | ---: | ---: | ---: | ---: | --- | ---: |",
     ]
     for row in layered:
         depth = ", ".join(f"{tower} {depth}" if tower else str(depth) for tower, depth in row.towers.items())
         numbers = f"{row.parameters:,} | {row.norms} | {row.groups[0]}, {row.groups[1]} | {size(row.state)}"
-        lines.append(f"| {row.model_type} | {row.kind} | {numbers} | {depth} |")
+        used = f"{row.used} of {row.tensors}" if row.used else "not run"
+        lines.append(f"| {row.model_type} | {row.kind} | {numbers} | {depth} | {used} |")
+    moved = [row for row in layered if row.moved]
+    lines += ["", f"## Where names alone would be wrong ({len(moved)})", ""]
+    lines += ["| type | tensors that the forward pass puts on the other side of the blocks |", "| --- | --- |"]
+    lines += [f"| {row.model_type} | {_listed(row.moved)} |" for row in moved]
+    unseen = [row for row in layered if not row.used]
+    lines += [
+        "",
+        f"## Not run over shapes ({len(unseen)})",
+        "",
+        "Names and registration place what lies beside the blocks.",
+    ]
+    lines += ["", "| type | why |", "| --- | --- |"]
+    lines += [f"| {row.model_type} | {_cell(row.not_run)} |" for row in unseen]
     lines += ["", f"## Without a stack of blocks ({len(refused)})", "", "`layerwise` refuses these, in words:", ""]
     lines += [f"- {row.model_type}: {row.message}" for row in refused]
     lines += ["", f"## Not buildable from a default configuration here ({len(absent)})", ""]
     lines += ["| type | what transformers says |", "| --- | --- |"]
-    lines += [f"| {row.model_type} | {row.why_not.replace('|', chr(92) + '|')} |" for row in absent]
+    lines += [f"| {row.model_type} | {_cell(row.why_not)} |" for row in absent]
     return "\n".join(lines) + "\n"
+
+
+def _order_of_use(layered: list[Row]) -> list[str]:
+    ran = [row for row in layered if row.used]
+    return [
+        f"**Beside the blocks.** {len(ran)} of these {len(layered)} run one forward pass over shapes, on one example "
+        "(tokens, images or sound; tokens alone where a model takes its images in another form). It decides on which "
+        "side of the blocks a tensor lies that is in none: used before the first block it belongs to the embeddings, "
+        "after the last to the head. What is used between blocks, on both sides, or not at all keeps the side that its "
+        "name and registration say. Forward hooks, which know nothing of that, noted each call of a module: none that "
+        "is called before the blocks is in the head, and none that is called after them in the embeddings.",
+    ]
+
+
+def _listed(names: list[str]) -> str:
+    more = f" and {len(names) - 4} more" if len(names) > 4 else ""
+    return ", ".join(f"`{name}`" for name in names[:4]) + more
+
+
+def _cell(text: str) -> str:
+    return text.replace("|", chr(92) + "|")
 
 
 if __name__ == "__main__":

@@ -1,4 +1,7 @@
-"""Grouping over the architectures of transformers: a sample always, all of them as a long proof."""
+"""Grouping over the architectures of transformers: a sample always, all of them as a long proof.
+
+Which side of the blocks a parameter lies on is held against the order in which modules are called, noted by hooks.
+"""
 
 from __future__ import annotations
 
@@ -16,21 +19,25 @@ def test_sample(model_type: str) -> None:
     assert not row.message
     assert row.norms > 0
     assert row.towers
+    assert row.used, row.not_run
 
 
 @pytest.mark.slow
 def test_every_architecture() -> None:
     wrong: list[str] = []
-    built = refused = 0
+    built = refused = ran = 0
     for model_type in model_types():
         model = build(model_type)
         if isinstance(model, str):
             continue
         built += 1
         try:
-            refused += bool(examine(model_type, model).message)
+            row = examine(model_type, model)
+            refused += bool(row.message)
+            ran += bool(row.used)
         except AssertionError as error:
             wrong.append(f"{model_type}: {error}")
     assert not wrong, "\n".join(wrong)
     assert built > 400
     assert refused <= 10
+    assert ran > 400

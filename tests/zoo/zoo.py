@@ -81,6 +81,7 @@ class Row:
         towers: Name -> depth.
         message: What `layerwise` says where it refuses.
         state: Bytes of LAMB's state, as `explain` tells.
+        tensors: How many it has.
         used: Tensors that a forward pass over shapes used; 0: it could not be made.
         not_run: Why not.
         moved: Tensors beside the blocks that lie elsewhere than names alone would have it.
@@ -95,6 +96,7 @@ class Row:
     towers: dict[str, int] = field(default_factory=dict)
     message: str = ""
     state: int = 0
+    tensors: int = 0
     used: int = 0
     not_run: str = ""
     moved: list[str] = field(default_factory=list)
@@ -123,20 +125,19 @@ def examine(model_type: str, model: nn.Module) -> Row:
     """Group a model both ways and hold the result against what is known of its modules.
 
     Raises:
-        AssertionError: A parameter claimed not once, a norm or bias that decays, a matrix that does not, or layer
-            scales that do not fall from the head to the embeddings.
+        AssertionError: A parameter claimed not once, a norm or bias that decays, a matrix that does not, layer scales
+            that do not fall from the head to the embeddings, or a module on another side of the blocks than its calls.
     """
     params = dict(model.named_parameters())
-    row = Row(model_type, type(model).__name__, parameters=sum(param.numel() for param in params.values()))
+    row = Row(model_type, type(model).__name__, tensors=len(params))
+    row.parameters = sum(param.numel() for param in params.values())
     standard = build_param_groups(model, "standard", lr=1.0, weight_decay=DECAY)
     _claimed_once(params, standard)
     row.norms = _decays_right(model, standard)
     calls = _note_calls(model)
     looked = look_at_uses(model, None)
-    row.used, row.not_run = (
-        len(looked[0]),
-        "" if looked[0] else looked[1].partition("was made (")[2].partition("). ")[0],
-    )
+    row.used, (_, _, why) = len(looked[0]), looked[1].partition("was made (")
+    row.not_run = why.partition("). ")[0]
     with mock.patch.object(grouping, "look_at_uses", return_value=looked):
         try:
             layerwise = build_param_groups(model, "layerwise", lr=1.0, weight_decay=DECAY, decay_rate=DECAY_RATE)
@@ -161,11 +162,16 @@ def examine(model_type: str, model: nn.Module) -> Row:
 
 
 def _note_calls(model: nn.Module) -> list[str]:
-    """A list that gets the dotted name of each module when the model, or a copy of it, calls it."""
+    """A list that gets the dotted name of each module that the last pass of the model, or of a copy of it, calls."""
     calls: list[str] = []
 
     def hook_of(path: str) -> Callable[..., None]:
-        return lambda *_: calls.append(path)  # copied models share functions, and so the list
+        def note(*_: Any) -> None:  # copied models share functions, and so the list
+            if not path:
+                calls.clear()
+            calls.append(path)
+
+        return note
 
     for path, module in model.named_modules():
         module.register_forward_pre_hook(hook_of(path))
@@ -181,8 +187,9 @@ def _runs_where_it_lies(model: nn.Module, layers: dict[str, str], calls: list[st
     for path, module in model.named_modules():
         names = [f"{path}.{leaf}" if path else leaf for leaf, _ in module.named_parameters(recurse=False)]
         sides = {layers[name].rpartition("/")[2] for name in names if name in layers}
-        holds_blocks = any(block.startswith(f"{path}." if path else "") for block in blocks)
-        if path not in at or holds_blocks or not blocks or not sides or not sides <= {"head", "embeddings"}:
+        nested = any(f"{block}.".startswith(f"{path}." if path else "") for block in blocks)
+        nested = nested or any(path.startswith(f"{block}.") for block in blocks)
+        if path not in at or nested or not blocks or not sides or not sides <= {"head", "embeddings"}:
             continue
         shared = [
             sum(1 for _ in takewhile(_equal, zip(block.split("."), path.split("."), strict=False))) for block in blocks
