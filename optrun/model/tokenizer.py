@@ -19,6 +19,9 @@ if TYPE_CHECKING:
 
 TRAINING_CHARACTERS = 16_000_000
 """A vocabulary is learnt from this much text at most; more changes it little."""
+MIN_FREQUENCY = 2
+"""How often a pair must stand in the text to become a token, as in `tokenizers.ByteLevelBPETokenizer`. A pair that
+stands there once would make a token of each word of a small text: what is learnt of it is true of that row alone."""
 
 _SPECIAL = {
     "stream": ["<|endoftext|>", "<|pad|>"],
@@ -149,7 +152,7 @@ def train_tokenizer(texts: Callable[[], Iterator[str]], *, vocab_size: int, kind
 
     Args:
         texts: Gives the training texts anew at each call; the first 16 million characters count.
-        vocab_size: Entries at most, 256 bytes and special tokens included.
+        vocab_size: Entries at most, 256 bytes and special tokens included; a small text gives fewer.
         kind: Which special tokens stand around a text: `stream`, `pair`, `seq2seq` or `chat` (see `task.TextKind`).
 
     Returns:
@@ -162,7 +165,8 @@ def train_tokenizer(texts: Callable[[], Iterator[str]], *, vocab_size: int, kind
 
     if not any(texts()):
         raise ConfigError("data: the training rows have no text to learn a vocabulary from: the text column is empty.")
-    key = digest("bpe-2", versions("tokenizers", "transformers"), kind, str(vocab_size), *_bounded(texts()))
+    made_by = versions("tokenizers", "transformers")
+    key = digest("bpe-2", made_by, kind, str(vocab_size), str(MIN_FREQUENCY), *_bounded(texts()))
     folder = cached("tokenizers", key, lambda folder: _train(_bounded(texts()), vocab_size, kind, folder))
     return AutoTokenizer.from_pretrained(str(folder))
 
@@ -188,6 +192,7 @@ def _train(texts: Iterator[str], vocab_size: int, kind: str, folder: Path) -> No
     tokenizer.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
         vocab_size=vocab_size,
+        min_frequency=MIN_FREQUENCY,
         special_tokens=special,
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,

@@ -18,7 +18,7 @@ from optrun.distributed.world import World
 from optrun.model.forward import lean_forward
 from optrun.runner.assemble import assemble
 from optrun.runner.components import build_loop
-from optrun.runner.prepare import prepare
+from optrun.runner.prepare import artifacts_to_resume, prepare
 from optrun.runner.resume.data_position import pinned
 from optrun.runner.session import Session
 from optrun.runner.summary import Summary
@@ -75,7 +75,13 @@ def follow(
             beat(Phase.preparing)
             world.agree(lambda: None)  # rank 0 finds out at which commit a stream of the hub is read
             revision = world.broadcast(None)
-            prepared = world.agree(lambda: prepare(pinned(config, revision), meta=sharded))
+            prepared = world.agree(
+                lambda: prepare(
+                    pinned(config, revision),
+                    artifacts_to_resume(start.checkpoint, snapshot, config.model),
+                    meta=sharded,
+                )
+            )
             garbage.resume()
             assembled = assemble(request, prepared, snapshot, device, start.started_from, world, start.trunk)
         if snapshot is not None and assembled.is_done and world.broadcast(None):

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from optrun.config.schema.model import FromConfigConfig
+from optrun.artifacts.checkpoint import Snapshot
+from optrun.artifacts.run_check import problems_of
+from optrun.artifacts.run_dir import TOKENIZER, RunDir
+from optrun.config.schema.model import FromConfigConfig, ModelConfig
 from optrun.config.schema.run import RunConfig
 from optrun.data import hub_access as hub
 from optrun.data.build import load_source
@@ -30,6 +34,7 @@ from optrun.model.documents import expect_apart
 from optrun.model.images import load_image_preparation
 from optrun.model.quantization import require_quantization
 from optrun.model.tokenizer import load_tokenizer, other_ids, saved_tokenizer, train_tokenizer, vocab_size
+from optrun.runner.resume.data_position import vocabulary_digest
 from optrun.task import Task, build_task
 from optrun.task.build import task_class, vocabulary
 from optrun.task.class_weights import class_weights
@@ -55,8 +60,34 @@ class TrainedArtifacts:
 
     tokenizer: Path | None
     """Folder of the tokenizer that was trained for it; None: there is none."""
-    classes: list[str] | None
-    """Names by number; None: it has no classes."""
+    classes: list[str] | None = None
+    """Names by number; None: those of the training rows."""
+    trains: bool = False
+    """Whether the model trains, and is not evaluated alone."""
+
+
+def artifacts_to_resume(checkpoint: Path | None, snapshot: Snapshot | None, model: ModelConfig) -> TrainedArtifacts:
+    """Find what a run that goes on, or a branch that begins, takes over besides weights and states.
+
+    Args:
+        checkpoint: Folder of the checkpoint; None: the run begins.
+        snapshot: What was read there.
+        model: The model choice in force.
+
+    Returns:
+        The run's own tokenizer, if the checkpoint was trained with it, it is whole, and nobody asked for another one.
+    """
+    found = TrainedArtifacts(None, trains=True)
+    if checkpoint is None or snapshot is None:
+        return found
+    run, saved = RunDir(checkpoint.parent.parent), snapshot.metadata
+    asked = getattr(model, "vocab_size", None) != saved.config.get("model", {}).get("vocab_size")
+    if asked or not (run.tokenizer / "tokenizer.json").is_file() or problems_of(run, [f"{TOKENIZER}/*"]):
+        return found
+    with contextlib.suppress(ConfigError):
+        if vocabulary_digest(saved_tokenizer(run.tokenizer)) == saved.tokenizer:
+            found.tokenizer = run.tokenizer
+    return found
 
 
 def prepare(config: RunConfig, artifacts: TrainedArtifacts | None = None, *, meta: bool = False) -> Prepared:
@@ -64,12 +95,13 @@ def prepare(config: RunConfig, artifacts: TrainedArtifacts | None = None, *, met
 
     Args:
         config: Typed and checked.
-        artifacts: Taken instead of making them from the training data; None: they are made.
+        artifacts: Taken instead of making them from the training data, as far as they are there; None: the run begins.
         meta: Build the model without memory for its weights, which come from another rank.
 
     Raises:
         ConfigError: Anything in data or model that does not fit.
     """
+    artifacts = TrainedArtifacts(None, trains=True) if artifacts is None else artifacts
     require_adapter(config.adapter)
     require_quantization(config.model)
     refuse_attention(config.model, config.training.device, config.training.precision.value)
@@ -88,8 +120,8 @@ def prepare(config: RunConfig, artifacts: TrainedArtifacts | None = None, *, met
     )
     source = load_source(config.data, seed=config.seed, documents=config.task.joins_documents)
     for part in (source, *getattr(source, "parts", {}).values()):
-        part.classes = None if artifacts is None else artifacts.classes
-    if tokenizer is None and artifacts is not None and artifacts.tokenizer is not None:
+        part.classes = artifacts.classes
+    if tokenizer is None and artifacts.tokenizer is not None:
         tokenizer = saved_tokenizer(artifacts.tokenizer)
     if tokenizer is None:
         assert isinstance(config.model, FromConfigConfig)
@@ -99,7 +131,7 @@ def prepare(config: RunConfig, artifacts: TrainedArtifacts | None = None, *, met
     task = build_task(config.task, config.data, source, tokenizer, seed=config.seed)
     facts = data_facts(task, source, tokenizer)
     task.label_smoothing = config.training.label_smoothing_factor
-    if artifacts is None:  # else it is not trained, and its training rows may be others
+    if artifacts.trains:  # else it is not trained, and its training rows may be others
         weights, examples = getattr(config.task, "class_weights", None), facts.train.examples
         several = examples if config.task.of_sets else None
         task.class_weights = class_weights(weights, task.labels, facts.train.labels, several)
@@ -113,7 +145,7 @@ def prepare(config: RunConfig, artifacts: TrainedArtifacts | None = None, *, met
     )
     torch.manual_seed(config.seed)
     model, notes = build_model(config.model, spec, adapter=config.adapter, meta=meta)
-    if artifacts is None:
+    if artifacts.trains:
         refuse_attention_dropout(model)
     key = config.task.keeps_apart
     if key is not None:

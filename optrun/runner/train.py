@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from optrun import garbage
-from optrun.artifacts.checkpoint import Snapshot, make_checkpoints_dir
+from optrun.artifacts.checkpoint import make_checkpoints_dir
 from optrun.artifacts.identity import new_run_id, run_id_of
 from optrun.artifacts.lock import RunLock
 from optrun.artifacts.metrics import take_up, truncate_after
@@ -38,7 +38,7 @@ from optrun.runner.components import build_loop
 from optrun.runner.disk_space import checkpoint_bytes, space_warning
 from optrun.runner.export import publish, write_tokenizer
 from optrun.runner.follow import Start
-from optrun.runner.prepare import Prepared, prepare
+from optrun.runner.prepare import Prepared, artifacts_to_resume, prepare
 from optrun.runner.resume.checkpoint import (
     OpenedCheckpoint,
     ResumePoint,
@@ -175,7 +175,7 @@ def _train(session: Session, resume: ResumePoint | None, stop_at: int | None) ->
         revision = world.broadcast(
             world.agree(lambda: pinned_revision(config, None if snapshot is None else snapshot.metadata))
         )
-        prepared = world.agree(lambda: _prepare(session, snapshot, revision))
+        prepared = world.agree(lambda: _prepare(session, opened, revision))
         garbage.resume()  # the libraries are there; what is made from here on is the run's
         assembled = assemble(session.request, prepared, snapshot, device, started_from, world, trunk)
     assembled.constants.run_id = summary.values["run_id"]
@@ -269,16 +269,17 @@ def _open(session: Session, resume: ResumePoint | None) -> Iterator[OpenedCheckp
         yield opened
 
 
-def _prepare(session: Session, snapshot: Snapshot | None, revision: str | None) -> Prepared:
+def _prepare(session: Session, opened: OpenedCheckpoint, revision: str | None) -> Prepared:
     """Prepare data and model; a request to stop ends it at once."""
     beat(Phase.preparing)
     try:
         with session.signal_handler.immediate():
-            return prepare(pinned(session.config, revision))
+            taken = artifacts_to_resume(opened.folder, opened.snapshot, session.config.model)
+            return prepare(pinned(session.config, revision), taken)
     except Stopped:
         signal = session.signal_handler.stop_signal
         assert signal is not None
-        where = "there is nothing to save yet" if snapshot is None else "the checkpoints are as they were"
+        where = "there is nothing to save yet" if opened.snapshot is None else "the checkpoints are as they were"
         raise StoppedEarly(
             f"{signal.name} received while data and model were made ready: {where}. Go on with: "
             + session.summary.command("resume=auto", f"hydra.run.dir={session.run.path}")

@@ -2,15 +2,28 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 from pathlib import Path
 
 import pytest
 
+from optrun.model import tokenizer
 from optrun.param_groups import build
 from optrun.training.step import TrainStep
-from tests.running import TINY_BERT, TINY_GPT, optrun, records, state, summary, tensors, write_labelled, write_text
+from tests.running import (
+    TINY_BERT,
+    TINY_GPT,
+    optrun,
+    records,
+    sentence,
+    state,
+    summary,
+    tensors,
+    write_labelled,
+    write_text,
+)
 
 HALF, WHOLE = 7, 14
 
@@ -166,3 +179,43 @@ def test_a_run_keeps_the_layers_it_was_started_with(
     assert records(Path("straight")) == records(Path("stopped"))
     assert optrun(*words, "hydra.run.dir=new") == 0
     assert tensors(Path("straight"), 4) != tensors(Path("new"), 4)
+
+
+def test_a_run_and_its_branches_keep_their_tokenizer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An older optrun made tokens of what stands in the text once: from the same rows another tokenizer is trained."""
+    monkeypatch.chdir(tmp_path)
+    rows = [f"visit {n}: {sentence(n)},{'no' if n % 3 else 'yes'}" for n in range(100)]
+    Path("rows.csv").write_text("\n".join(["text,label", *rows]) + "\n")
+    words = ["task=sequence_classification", "data=files", "data.train=rows.csv", *TINY_BERT[:-1], *COMMON]
+    with monkeypatch.context() as older:
+        older.setattr(tokenizer, "MIN_FREQUENCY", 0)
+        assert optrun(*words, "hydra.run.dir=whole") == 0
+        stop_at(older, HALF, signal.SIGTERM)
+        assert optrun(*words, "hydra.run.dir=cut") == 75
+    assert optrun("branch_from=cut", "hydra.run.dir=branch") == 0
+    assert optrun("resume=cut") == 0
+    same(Path("cut"), Path("whole"))
+    assert tensors(Path("branch"), WHOLE) == tensors(Path("whole"), WHOLE)
+
+
+def test_a_tokenizer_is_kept_with_other_rows_and_not_used_when_damaged(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The one that the rows give takes its place, or is refused where it is another one."""
+    monkeypatch.chdir(tmp_path)
+    words = [*causal_lm(tmp_path), "training.max_steps=2", "hydra.run.dir=run"]
+    with monkeypatch.context() as older:
+        older.setattr(tokenizer, "MIN_FREQUENCY", 60)
+        assert optrun(*words) == 0
+    saved = Path("run/tokenizer/tokenizer.json")
+    whole = saved.read_text()
+    saved.write_text(whole.replace('"merges"', '"merged"'))
+    assert optrun("resume=run", "training.max_steps=4") == 2
+    said = capsys.readouterr()
+    assert "tokenizer.json: " in said.out
+    for fact in ("RUN_DIR/tokenizer", "the tokenizer is another one", "Restore"):
+        assert fact in said.err
+    saved.write_text(whole)
+    Path("other.txt").write_text("zebras yawn " * 400)  # of which another vocabulary would be learnt
+    assert optrun("resume=run", "training.max_steps=4", "data.train=other.txt") == 0
+    assert json.loads(saved.read_text())["model"]["vocab"] == json.loads(whole)["model"]["vocab"]

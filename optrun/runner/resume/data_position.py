@@ -108,9 +108,10 @@ def refuse_other_data(saved: CheckpointMetadata, now: CheckpointMetadata, change
             "with another data.train."
         )
     if saved.tokenizer not in (None, now.tokenizer):
+        why = f"{named}: with this change" if named else "RUN_DIR/tokenizer is missing or damaged, and from this data"
         raise ConfigError(
-            f"{named or 'the data'}: with this change the tokenizer is another one, and the trained weights would read "
-            "other words. Start a new run."
+            f"{why} the tokenizer is another one: the trained weights would read other words. "
+            f"{'Start' if named else 'Restore it, or start'} a new run."
         )
     classes, others = class_names(saved.model_config), class_names(now.model_config)
     if classes and classes != others:

