@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from optrun.commands.verbs import VERBS
+from optrun.config.groups import default_values
 from tests.docs.commands import PAGES, ROOT, SHELLS, Command, blocks, commands
 from tests.running import optrun, optrun_process, sentence, write_labelled, write_text
 
@@ -91,6 +92,28 @@ def _is_module_or_file(command: Command, arguments: list[str]) -> None:
     for one in arguments[2:] if arguments[0] == "-m" else arguments[:1]:
         if one.startswith("tests/") or one.endswith(".py"):
             assert (ROOT / one.partition("::")[0]).exists(), command
+
+
+def test_what_a_page_says_that_comes_out_is_compared_with_what_does() -> None:
+    quoting = {block.page for page in PAGES for block in blocks(page) if block.language == "text"}
+    assert quoting <= {"docs/quickstart.md"}, "its own test compares; let one of these pages compare, too"
+
+
+@pytest.mark.parametrize("found", pages(run=False))
+def test_a_sweep_gives_each_optimizer_learning_rates_around_its_own(found: list[Command]) -> None:
+    """One that is ten times too low or too high makes any optimizer the loser."""
+    for command in found:
+        given = dict(one.split("=", 1) for one in command.arguments if "=" in one)
+        own = {key.split(".")[1]: value for key, value in given.items() if re.fullmatch(r"search\.\w+\.lr", key)}
+        grids = dict.fromkeys(given.get("optimizer", "adamw").split(","), given.get("lr", "")) | own
+        if "-m" not in command.arguments:
+            continue
+        for name, grid in grids.items():
+            if not (ROOT / "conf" / "optimizer" / f"{name}.yaml").is_file():
+                continue  # of a page's own plugin
+            rates = [float(rate) for rate in re.findall(r"\d[\d.]*(?:e-?\d+)?", grid)]
+            lr = default_values("optimizer", name)["default_lr"]
+            assert not rates or min(rates) / 2 <= lr <= 2 * max(rates), f"{command}: {name}, whose default is {lr}"
 
 
 @pytest.fixture(scope="module")

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import csv
+import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -10,6 +13,29 @@ from pathlib import Path
 import pytest
 
 from tests.docs.commands import ROOT, blocks
+
+
+def in_one_line(text: str) -> str:
+    return " ".join(text.split())
+
+
+def makes_sense(sweep: Path) -> str:
+    """Look at the runs of the contender that a sweep ranks first: they have learnt what decides, not their rows.
+
+    Returns:
+        Its name.
+    """
+    with (sweep / "report.csv").open() as file:
+        first = [row for row in csv.DictReader(file) if row["rank"] == "1"]
+    assert first
+    for run in (sweep / row["run"] for row in first):
+        found = re.search(r"\beval +\d+ examples.*", (run / "optrun.log").read_text())
+        assert found is not None
+        majority = max(float(share) for share in re.findall(r"([\d.]+) %", found[0])) / 100
+        last = json.loads((run / "metrics.jsonl").read_text().splitlines()[-1])
+        assert majority < 0.8 < 0.95 < last["eval/accuracy"], run
+        assert abs(last["train/loss"] - last["eval/loss"]) < 0.1, run
+    return first[0]["contender"]
 
 
 @pytest.mark.slow
@@ -25,12 +51,18 @@ def test_quickstart(tmp_path: Path) -> None:
     for block in blocks(ROOT / "docs" / "quickstart.md"):
         if block.not_run or block.body.startswith("pip install"):
             continue
+        if block.language == "text":  # what the page says that comes out
+            assert in_one_line(block.body) in in_one_line(said), f"{block.page}:{block.line}"
+            continue
         start = {"bash": ["bash", "-euo", "pipefail", "-c"], "python": [sys.executable, "-c"]}[block.language]
         done = subprocess.run(
             [*start, block.body], cwd=folder, env=environment, capture_output=True, text=True, check=False
         )
         assert done.returncode == 0, f"{block.page}:{block.line}\n{done.stdout}{done.stderr}"
         said = done.stdout
+        for sweep in re.findall(r"optrun -m .*?hydra.sweep.dir=(\S+)", block.body, re.S):
+            winner = makes_sense(folder / sweep)
+            assert f" {winner} " in said.partition("no difference")[0]
     assert said.strip() in ("good", "bad")
     for name in ("outputs/first/model/README.md", "outputs/sweeps/first/report.html", "my-model/model.safetensors"):
         assert (folder / name).is_file(), name
