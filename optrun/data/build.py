@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 from optrun import registry
 from optrun.config.kind import kind_of
@@ -12,8 +12,11 @@ from optrun.data.mixture import MixedSource
 from optrun.data.source import Source, Split, cut
 from optrun.errors import ConfigError
 
+Inputs = Callable[[Source], Sequence[str]]
+"""Gives the columns by which rows of a source are equal, or raises a `ConfigError` that its task will raise again."""
 
-def load_source(config: DataConfig, *, seed: int, documents: bool) -> Source:
+
+def load_source(config: DataConfig, *, seed: int, documents: bool, inputs: Inputs | None = None) -> Source:
     """Read the rows, and cut evaluation rows from them where the source has none.
 
     The reader of a choice is the function of its row: `reader(config, *, documents) -> Source`.
@@ -22,12 +25,13 @@ def load_source(config: DataConfig, *, seed: int, documents: bool) -> Source:
         config: The data choice.
         seed: Cuts an evaluation split where there is none.
         documents: True where rows will be joined: a text file is then one row, else each of its lines is.
+        inputs: Rows that are equal by these columns are cut to one side; None: rows are not compared.
 
     Raises:
         ConfigError: No such file or dataset, an empty one, a format that cannot be read.
     """
     if isinstance(config, MixtureConfig):
-        return _mixed(config, seed=seed, documents=documents)
+        return _mixed(config, seed=seed, documents=documents, inputs=inputs)
     row = registry.choices("data")[kind_of("data", SCHEMAS, config)]
     source: Source = row.load()(config, documents=documents)
     if not isinstance(source, Source) or not len(source.train.rows):
@@ -45,13 +49,16 @@ def load_source(config: DataConfig, *, seed: int, documents: bool) -> Source:
         source.eval_sets = {"": Split(train.rows.select([]), f"{train.key} (held back)")}
         source.notes.append("data.eval_fraction=0: trained on all rows, evaluated on none")
         return source
-    source.train, held, note = cut(train, config.eval_fraction, seed=seed, documents=documents)
+    columns: Sequence[str] = ()
+    with contextlib.suppress(ConfigError):
+        columns = () if inputs is None else inputs(source)
+    source.train, held, note = cut(train, config.eval_fraction, seed=seed, documents=documents, inputs=columns)
     source.eval_sets, source.cut_from_train = {"": held}, True
     source.notes.append(note)
     return source
 
 
-def _mixed(config: MixtureConfig, *, seed: int, documents: bool) -> MixedSource:
+def _mixed(config: MixtureConfig, *, seed: int, documents: bool, inputs: Inputs | None) -> MixedSource:
     """Read each source of a mixture as it would be read alone.
 
     Raises:
@@ -60,7 +67,7 @@ def _mixed(config: MixtureConfig, *, seed: int, documents: bool) -> MixedSource:
     parts: dict[str, Source] = {}
     for name, own in config.parts().items():
         with of_part(name):
-            parts[name] = load_source(own, seed=seed, documents=documents)
+            parts[name] = load_source(own, seed=seed, documents=documents, inputs=inputs)
         for split in parts[name].splits:
             split.key = f"data.mixture.{name}.{split.key.removeprefix('data.')}"
     first = next(iter(parts.values()))

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import numpy as np
+import xxhash
 
 from optrun.config.schema.data import ColumnsConfig
 from optrun.data.cache import digest
+from optrun.data.kept import kept
 from optrun.data.long_text import LongText
 from optrun.data.randomness import generator
 from optrun.data.shapes import is_nested
@@ -74,7 +76,9 @@ class Source:
         return [self.train, *self.eval_sets.values()]
 
 
-def cut(split: Split, fraction: float, *, seed: int, documents: bool) -> tuple[Split, Split, str]:
+def cut(
+    split: Split, fraction: float, *, seed: int, documents: bool, inputs: Sequence[str] = ()
+) -> tuple[Split, Split, str]:
     """Hold back a share of the rows for evaluation.
 
     Args:
@@ -83,6 +87,7 @@ def cut(split: Split, fraction: float, *, seed: int, documents: bool) -> tuple[S
         seed: Picks the rows.
         documents: True where rows are documents to be joined: with fewer than 20 of them the end of each document is
             held back instead, at a line break or a space near it.
+        inputs: Columns by which rows are equal: equal ones stay on one side. Empty: they are not compared.
 
     Returns:
         Training rows, evaluation rows, and a sentence that says what was done.
@@ -102,15 +107,75 @@ def cut(split: Split, fraction: float, *, seed: int, documents: bool) -> tuple[S
         raise ConfigError(f"{split.key}: one row cannot be cut into training and evaluation rows. Give data.eval.")
     held = min(max(1, round(fraction * len(rows))), len(rows) - 1)
     order = generator(seed, "split").permutation(len(rows))
-    note = f"no evaluation split given: {held:,} of {len(rows):,} rows of {split.key} held back by seed {seed}"
-    train, evaluation = split.take(np.sort(order[held:])), split.take(np.sort(order[:held]))
+    is_held = np.zeros(len(rows), dtype=bool)
+    is_held[order[:held]] = True
+    repeating, first = _repeats(split, inputs)
+    together = ""
+    if 0 < len(repeating) < len(rows) - 1:  # else all rows are equal
+        is_held = _held_together(order, held, repeating, first)
+        together = f"; {len(repeating):,} rows repeat another one, and are on its side"
+    train, evaluation = split.take(np.flatnonzero(~is_held)), split.take(np.flatnonzero(is_held))
     evaluation.key = f"{split.key} (held back)"
-    return train, evaluation, note
+    which = f"{len(evaluation.rows):,} of {len(rows):,} rows of {split.key} held back by seed {seed}"
+    return train, evaluation, f"no evaluation split given: {which}{together}"
+
+
+def _repeats(split: Split, columns: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
+    """Find the rows that are equal to one before them in some columns, once for the same rows.
+
+    Returns:
+        Their indices, and for each the first row that it is equal to; shape (repeating,), int64.
+    """
+
+    if not columns:
+        return np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.int64)
+
+    def find() -> dict[str, np.ndarray]:
+        batches = split.rows.select_columns(list(columns)).iter(batch_size=1000)
+        rows = (repr(row) for batch in batches for row in zip(*(batch[name] for name in columns), strict=True))
+        raw = (row.encode("utf-8", "surrogatepass") for row in rows)
+        hashes = np.fromiter(map(xxhash.xxh3_64_intdigest, raw), dtype=np.uint64, count=len(split.rows))
+        _, index, group = np.unique(hashes, return_index=True, return_inverse=True)
+        first = index[group]
+        repeating = np.flatnonzero(first != np.arange(len(first)))
+        return {"repeating": repeating, "first": first[repeating]}
+
+    found = kept("repeats", None if split.content is None else digest("repeats-1", split.content, *columns), find)
+    return found["repeating"], found["first"]
+
+
+def _held_together(order: np.ndarray, wanted: int, repeating: np.ndarray, first: np.ndarray) -> np.ndarray:
+    """Choose groups of equal rows in the order of their first ones, as long as they fit.
+
+    Args:
+        order: A permutation of all rows.
+        wanted: Rows to hold back, at most; the smallest group where none fits.
+        repeating: Rows that are equal to one before them.
+        first: The first row that each is equal to.
+
+    Returns:
+        Whether a row is held back; shape (rows,). Without repeating rows these are the first `wanted` of the order.
+    """
+    group = np.arange(len(order))
+    group[repeating] = first
+    sizes = np.bincount(group, minlength=len(order))
+    firsts = order[sizes[order] > 0]
+    chosen, left = [], wanted
+    for row, size in zip(firsts.tolist(), sizes[firsts].tolist(), strict=True):
+        if size <= left:
+            chosen.append(row)
+            left -= size
+            if left == 0:
+                break
+    is_held = np.zeros(len(order), dtype=bool)
+    is_held[chosen or firsts[np.argmin(sizes[firsts])]] = True
+    found: np.ndarray = is_held[group]
+    return found
 
 
 def _cut_ends(split: Split, fraction: float) -> tuple[Split, Split, str]:
     heads, tails = [], []
-    kept = None if split.content is None else digest(split.content, repr(fraction))
+    known = None if split.content is None else digest(split.content, repr(fraction))
     for text in split.rows["text"]:
         text = text or ""
         end = _end_of_head(text, fraction)
@@ -119,8 +184,8 @@ def _cut_ends(split: Split, fraction: float) -> tuple[Split, Split, str]:
         tails.append(tail)
     note = f"no evaluation split given: the last {fraction:.0%} of each text of {split.key} held back"
     return (
-        Split(TextRows(heads), split.key, content=kept and f"{kept} head"),
-        Split(TextRows(tails), f"{split.key} (held back)", content=kept and f"{kept} tail"),
+        Split(TextRows(heads), split.key, content=known and f"{known} head"),
+        Split(TextRows(tails), f"{split.key} (held back)", content=known and f"{known} tail"),
         note,
     )
 

@@ -65,7 +65,12 @@ def look_at(config: RunConfig, notes: list[str]) -> Sampled | None:
     if reason is None or reason:
         notes += [reason] if reason else []
         return None
-    source = load_source(config.data, seed=config.seed, documents=config.task.joins_documents)
+    source = load_source(
+        config.data,
+        seed=config.seed,
+        documents=config.task.joins_documents,
+        inputs=task_class(config.task).inputs,
+    )
     sizes = _sizes(source)
     if config.task.PROCESSOR != "AutoTokenizer":
         return Sampled(*sizes, looked_at=(0, 0), facts=None)

@@ -125,6 +125,7 @@ def assemble(
         global_step=0,
         config=dict(values),
         config_digest=config_digest(values),
+        split_by=prepared.split_by,
         plan=plan_values(plan, fingerprint, task.train),
         tokenizer=vocabulary_digest(prepared.tokenizer),
         plugins=records(values),

@@ -67,7 +67,8 @@ def evaluate_checkpoint(config: RunConfig, run: RunDir, checkpoint: Path) -> Eva
     refuse_garbage(checkpoint, snapshot.metadata)
     tokenizer = run.tokenizer if (run.tokenizer / "tokenizer.json").is_file() else None
     at = pinned(config, pinned_revision(config, snapshot.metadata))
-    prepared = prepare(at, TrainedArtifacts(tokenizer, class_names(snapshot.metadata.model_config)))
+    classes, split_by = class_names(snapshot.metadata.model_config), snapshot.metadata.split_by
+    prepared = prepare(at, TrainedArtifacts(tokenizer, classes, split_by=split_by))
     refuse_other_tokenizer(snapshot.metadata, prepared.tokenizer)
     task = prepared.task
     examples = sum(map(len, task.eval_sets.values()))

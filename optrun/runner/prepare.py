@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from optrun.artifacts.checkpoint import Snapshot
+from optrun.artifacts.metadata import SPLIT_BY
 from optrun.artifacts.run_check import problems_of
 from optrun.artifacts.run_dir import TOKENIZER, RunDir
 from optrun.config.schema.model import FromConfigConfig, ModelConfig
@@ -51,6 +52,7 @@ class Prepared:
     notes: list[str]
     cut_from_train: bool
     """Whether the evaluation rows were held back from the training rows."""
+    split_by: str | None
     facts: DataFacts
 
 
@@ -64,6 +66,8 @@ class TrainedArtifacts:
     """Names by number; None: those of the training rows."""
     trains: bool = False
     """Whether the model trains, and is not evaluated alone."""
+    split_by: str | None = SPLIT_BY
+    """How evaluation rows are cut from the training rows, as in a checkpoint."""
 
 
 def artifacts_to_resume(checkpoint: Path | None, snapshot: Snapshot | None, model: ModelConfig) -> TrainedArtifacts:
@@ -75,12 +79,13 @@ def artifacts_to_resume(checkpoint: Path | None, snapshot: Snapshot | None, mode
         model: The model choice in force.
 
     Returns:
-        The run's own tokenizer, if the checkpoint was trained with it, it is whole, and nobody asked for another one.
+        How its rows are split; its own tokenizer, if the checkpoint was trained with it, it is whole, and nobody asked
+        for another one.
     """
-    found = TrainedArtifacts(None, trains=True)
     if checkpoint is None or snapshot is None:
-        return found
+        return TrainedArtifacts(None, trains=True)
     run, saved = RunDir(checkpoint.parent.parent), snapshot.metadata
+    found = TrainedArtifacts(None, trains=True, split_by=saved.split_by)
     asked = getattr(model, "vocab_size", None) != saved.config.get("model", {}).get("vocab_size")
     if asked or not (run.tokenizer / "tokenizer.json").is_file() or problems_of(run, [f"{TOKENIZER}/*"]):
         return found
@@ -118,7 +123,12 @@ def prepare(config: RunConfig, artifacts: TrainedArtifacts | None = None, *, met
     tokenizer: Any = (
         load_tokenizer(config.model, words=kind.reads_words) if on_text else load_image_preparation(config.model)
     )
-    source = load_source(config.data, seed=config.seed, documents=config.task.joins_documents)
+    source = load_source(
+        config.data,
+        seed=config.seed,
+        documents=config.task.joins_documents,
+        inputs=None if artifacts.split_by is None else kind.inputs,
+    )
     for part in (source, *getattr(source, "parts", {}).values()):
         part.classes = artifacts.classes
     if tokenizer is None and artifacts.tokenizer is not None:
@@ -155,7 +165,7 @@ def prepare(config: RunConfig, artifacts: TrainedArtifacts | None = None, *, met
         if not meta and not needs_device(model):
             expect_apart(model, key)
     notes = [*cached, *other_ids(config.model, tokenizer), *source.notes, *task.notes, *notes]
-    return Prepared(task, tokenizer, model, notes, source.cut_from_train, facts)
+    return Prepared(task, tokenizer, model, notes, source.cut_from_train, artifacts.split_by, facts)
 
 
 def _refuse_sources_in_one_row(task: Task, model: Any) -> None:

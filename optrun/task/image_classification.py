@@ -41,6 +41,11 @@ class ImageClassification(Task):
         """No text."""
         return iter(())
 
+    @classmethod
+    def inputs(cls, source: Source) -> list[str]:  # noqa: ARG003
+        """None: to compare images, every start would read them once more."""
+        return []
+
     def inspect(self, source: Source, tokenizer: Any) -> None:
         """Find the classes, and the size of the pixels."""
         self.limits = []  # of texts

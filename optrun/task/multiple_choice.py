@@ -52,6 +52,11 @@ class MultipleChoice(Task):
         sides = [texts(split, text), *([] if pair is None else [texts(split, pair)])]
         return chain(chain.from_iterable(zip(*sides, strict=True)), chain.from_iterable(_lists(split, choices)))
 
+    @classmethod
+    def inputs(cls, source: Source) -> list[str]:
+        """Context, question and choices."""
+        return [name for name in _columns(source, source.train) if name is not None]
+
     def inspect(self, source: Source, tokenizer: PreTrainedTokenizerBase) -> None:  # noqa: ARG002
         """Look at the choices of each row, and find the number of the right one."""
         self.numbers: dict[Split, np.ndarray] = {}

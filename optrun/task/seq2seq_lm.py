@@ -42,6 +42,11 @@ class Seq2SeqLm(Task):
         text, target = _columns(source, source.train)
         return chain.from_iterable(zip(texts(source.train, text), texts(source.train, target), strict=True))
 
+    @classmethod
+    def inputs(cls, source: Source) -> list[str]:
+        """The text, whatever its target is."""
+        return [_columns(source, source.train)[0]]
+
     def inspect(self, source: Source, tokenizer: PreTrainedTokenizerBase) -> None:
         """Look for the padding token, and for rows without a target."""
         if tokenizer.pad_token_id is None:

@@ -51,6 +51,11 @@ class SequenceClassification(Task):
         both = zip(texts(source.train, text), texts(source.train, pair), strict=True)
         return chain.from_iterable(both)
 
+    @classmethod
+    def inputs(cls, source: Source) -> list[str]:
+        """The text, and the second one where there is one."""
+        return [name for name in _text_columns(source, source.train) if name is not None]
+
     def inspect(self, source: Source, tokenizer: PreTrainedTokenizerBase) -> None:  # noqa: ARG002
         """Find the classes and the number of each row's, or the numbers to predict."""
         self.regression, self.several = self.config.of_numbers, self.config.of_sets

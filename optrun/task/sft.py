@@ -55,6 +55,12 @@ class Sft(Task):
         """Everything that is said in the training rows."""
         return strings(source, source.train)
 
+    @classmethod
+    def inputs(cls, source: Source) -> list[str]:
+        """All that is said."""
+        found = chat_columns(source, source.train, None)
+        return [*found.names, *found.more]
+
     def inspect(self, source: Source, tokenizer: PreTrainedTokenizerBase) -> None:
         """Find the columns, the template, and what carries loss."""
         self.template = use_template(tokenizer, self.config.chat_template)

@@ -68,6 +68,11 @@ class TokenClassification(Task):
             "\n".join(row) for row in _word_lists(split, words_column(source, split, _labels_column(source, split)))
         )
 
+    @classmethod
+    def inputs(cls, source: Source) -> list[str]:
+        """The words."""
+        return [words_column(source, source.train, _labels_column(source, source.train))]
+
     def inspect(self, source: Source, tokenizer: PreTrainedTokenizerBase) -> None:
         """Find the classes, the labels of each word, and in which scheme they are entities."""
         if not tokenizer.is_fast:

@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 import os
 import signal
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 from optrun.model import tokenizer
 from optrun.param_groups import build
+from optrun.runner import prepare
 from optrun.training.step import TrainStep
 from tests.running import (
     TINY_BERT,
@@ -219,3 +221,29 @@ def test_a_tokenizer_is_kept_with_other_rows_and_not_used_when_damaged(
     Path("other.txt").write_text("zebras yawn " * 400)  # of which another vocabulary would be learnt
     assert optrun("resume=run", "training.max_steps=4", "data.train=other.txt") == 0
     assert json.loads(saved.read_text())["model"]["vocab"] == json.loads(whole)["model"]["vocab"]
+
+
+def test_an_older_run_keeps_its_split(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Its rows were cut one by one, equal texts or not; a run that begins now has no text on both sides."""
+    monkeypatch.chdir(tmp_path)
+    words = classification(tmp_path)
+    rows = [f"{sentence(n % 20)},{'even' if n % 2 == 0 else 'odd'}" for n in range(60)]
+    Path("train.csv").write_text("\n".join(["text,label", *rows]) + "\n")
+    with monkeypatch.context() as older:
+        older.setattr(prepare, "TrainedArtifacts", partial(prepare.TrainedArtifacts, split_by=None))
+        assert optrun(*words, *COMMON, "hydra.run.dir=whole") == 0
+        assert "stand in data.train, too" in capsys.readouterr().out
+        stop_at(older, HALF, signal.SIGTERM)
+        assert optrun(*words, *COMMON, "hydra.run.dir=cut") == 75
+    assert optrun("resume=cut") == 0
+    same(Path("cut"), Path("whole"))
+    assert optrun("evaluate", "cut") == 0
+    assert "not those that were held back" not in capsys.readouterr().out
+    assert optrun(*words, *COMMON[:-2], "training.max_steps=1", "hydra.run.dir=new") == 0
+    said = capsys.readouterr().out
+    assert "stand in data.train, too" not in said
+    assert "40 rows repeat another one" in said
+    assert optrun("evaluate", "new") == 0
+    assert "not those that were held back" not in capsys.readouterr().out

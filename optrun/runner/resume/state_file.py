@@ -51,6 +51,7 @@ _OPTIONAL: dict[str, Any] = {
     "trainable": _NAMES,
     "environment": dict,
     "tokenizer": str,
+    "split_by": str,
     "plugins": [{"names": _NAMES}],
     "callbacks": dict,
     "stop": {"by": str, "reason": str, "step": _COUNT},
