@@ -126,7 +126,6 @@ def _repeats(split: Split, columns: Sequence[str]) -> tuple[np.ndarray, np.ndarr
     Returns:
         Their indices, and for each the first row that it is equal to; shape (repeating,), int64.
     """
-
     if not columns:
         return np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.int64)
 

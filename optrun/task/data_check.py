@@ -40,7 +40,7 @@ def data_check(facts: DataFacts) -> list[str]:
         if split.known:
             which = f"{split.known:,} of {split.texts:,} texts of {split.key}"
             lines.append(f"warning: {which} stand in {facts.train.key}, too: evaluation sees what was trained on")
-    return lines
+    return [*lines, *(f"warning: {doubt}" for doubt in facts.doubts)]
 
 
 def percent(share: float) -> str:

@@ -15,6 +15,7 @@ from optrun.data.source import Source
 from optrun.errors import ConfigError
 from optrun.task.base import Task
 from optrun.task.evaluation import IGNORED
+from optrun.task.label_doubts import label_doubts
 
 MOST_UNKNOWN = 0.5
 """Share of unknown tokens above which nothing can be learnt of the texts."""
@@ -73,11 +74,13 @@ class DataFacts:
     Attributes:
         eval_sets: By the name of the evaluation set; that of a single one is empty.
         sources: Of a mixture the training examples of each, by its name.
+        doubts: What is odd about the labels, and the keys to look at.
     """
 
     train: SplitFacts
     eval_sets: dict[str, SplitFacts]
     sources: dict[str, SplitFacts] = field(default_factory=dict)
+    doubts: list[str] = field(default_factory=list)
 
 
 def data_facts(task: Task, source: Source, tokenizer: Any) -> DataFacts:
@@ -99,7 +102,7 @@ def data_facts(task: Task, source: Source, tokenizer: Any) -> DataFacts:
         for name, examples in task.eval_sets.items()
     }
     _refuse_unknown((train, *held.values()), tokenizer)
-    return DataFacts(train, held)
+    return DataFacts(train, held, doubts=label_doubts(task, source, train.labels))
 
 
 def _mixed_facts(task: Task, mixed: MixedExamples, source: Source, tokenizer: Any) -> DataFacts:
@@ -126,7 +129,7 @@ def _mixed_facts(task: Task, mixed: MixedExamples, source: Source, tokenizer: An
         unknown=None,
         labels=labels,
     )
-    return DataFacts(train, held, sources)
+    return DataFacts(train, held, sources, label_doubts(task, next(iter(source.parts.values())), labels))
 
 
 def _refuse_unknown(splits: Iterable[SplitFacts], tokenizer: Any) -> None:

@@ -145,3 +145,44 @@ def test_images_have_labels_and_no_tokens(make_source: Make, make_task: Make, tm
     assert facts.train.tokens is None
     assert facts.train.labels == {"x": 1, "y": 2}
     assert data_check(facts)[0] == "train  3 examples · x: 33.3 %, y: 66.7 %"
+
+
+@pytest.mark.parametrize(
+    ("labels", "shown"),
+    [
+        (["good", "good ", "bad"], ["'good' and 'good '"]),
+        (["Good", "good", "BAD", "bad"], ["'Good' and 'good'", "'BAD' and 'bad'"]),
+        (["1", "1.0", "2"], ["'1' and '1.0'"]),
+        (["so  so", "so so", "é", "e\u0301"], ["'so  so' and 'so so'", "'e\u0301' and 'é'"]),
+        (["good", "bad", "-1", "1"], []),
+    ],
+)
+def test_labels_that_differ_by_spelling_alone_are_told(facts_of: Make, labels: list[str], shown: list[str]) -> None:
+    rows = {"text": [*"abcdefgh"][: len(labels)], "verdict": labels}
+    doubts = facts_of("sequence_classification", rows, rows, label_column="verdict").doubts
+    assert len(doubts) == len(shown)
+    assert all(any(pair in doubt for doubt in doubts) for pair in shown)
+    assert all("data.label_column=verdict" in doubt for doubt in doubts)
+    lists = {"tokens": [["a"]] * len(labels), "tags": [[label] for label in labels]}
+    assert len(facts_of("token_classification", lists, lists).doubts) == len(shown)
+
+
+def test_columns_that_have_changed_places_are_told(facts_of: Make) -> None:
+    texts = [f"{word} b {number % 21}" for number, word in enumerate("abc" * 20)]
+    rows = {"review": texts, "verdict": ["d", "e"] * 30}
+    swapped = {"text_column": "verdict", "label_column": "review"}
+    said = data_check(facts_of("sequence_classification", rows, rows, **swapped))
+    (told,) = [line for line in said if "label_column" in line]
+    for fact in ("21 labels", "60 training rows", "'a b 0'", "2 texts, such as 'd', 'e'"):
+        assert fact in told
+    assert told.startswith("warning: ")
+    assert "data.text_column=review data.label_column=verdict" in told
+    right = {"text_column": "review", "label_column": "verdict"}
+    assert facts_of("sequence_classification", rows, rows, **right).doubts == []
+
+
+def test_a_label_in_every_row_is_told(facts_of: Make) -> None:
+    rows = {"text": [f"a {number}" for number in range(30)], "id": [f"row-{number}" for number in range(30)]}
+    (told,) = facts_of("sequence_classification", rows, rows, label_column="id").doubts
+    for fact in ("data.label_column=id", "30 labels", "30 training rows", "'row-0'"):
+        assert fact in told

@@ -72,7 +72,7 @@ def test_a_task_trains_and_is_evaluated(task: str, tmp_path: Path) -> None:
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
     model.train()
     losses = []
-    for _, (batch, *_) in zip(range(12), feed.training(EpochPlan(len(made.train), 4, 1, 0), 0), strict=False):
+    for _, (batch, *_) in zip(range(24), feed.training(EpochPlan(len(made.train), 4, 1, 0), 0), strict=False):
         assert made.weight(batch) > 0
         assert all(size >= 0 for size in made.sizes(batch))
         loss = model(**batch).loss
