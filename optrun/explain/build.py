@@ -6,6 +6,7 @@ Nothing is trained and no weight is read; of data in local files a sample is.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from torch import Tensor, nn
@@ -24,8 +25,10 @@ from optrun.explain.facts import CurveFacts, Facts, TensorFacts, total
 from optrun.explain.memory import rank_memory
 from optrun.explain.schedule import assumed_steps, curves_of, named_steps
 from optrun.model.attention import device_type, refuse_attention, separation
-from optrun.model.build import ModelSpec, build_model, special_ids
+from optrun.model.build import ModelSpec, build_model
+from optrun.model.configuration import refuse_unknown
 from optrun.model.quantization import require_quantization, tensor_bytes
+from optrun.model.tokenizer import load_tokenizer
 from optrun.optimizer.base import NamedOptimizer
 from optrun.optimizer.build import build_optimizer, options_of
 from optrun.optimizer.footprint import state_bytes
@@ -48,17 +51,22 @@ def explain(config: RunConfig, model: nn.Module | None = None, trunk: TrunkState
         ConfigError: Whatever training would refuse before its first step, as far as it does not depend on the data.
     """
     notes: list[str] = []
+    data_notes: list[str] = []
     if model is None:
         require_quantization(config.model)
         refuse_attention(config.model, config.training.device, config.training.precision.value)
-        model, model_notes = build_model(config.model, model_spec(config, notes), adapter=config.adapter, meta=True)
+        refuse_unknown(config.model, config.task.AUTO_CLASS)
+    sampled = look_at(config, data_notes)
+    if model is None:
+        spec = None if sampled is None else sampled.spec
+        spec = model_spec(config, notes) if spec is None else spec
+        model, model_notes = build_model(config.model, spec, adapter=config.adapter, meta=True)
         notes += model_notes
         if config.task.keeps_apart is not None:
             notes.append(separation(model, config.task.keeps_apart))
     said = [config.default_lr_note(), config.factors_note(), config.schedule_note()]
     notes += [note for note in said if note is not None]
-    sampled = look_at(config, notes)
-    notes += discarded()
+    notes += [*data_notes, *discarded()]
     known, steps_from = _steps(config, sampled)
     decay = getattr(config.optimizer, "weight_decay", None)
     ratio = getattr(config.adapter, "loraplus_lr_ratio", None)
@@ -161,20 +169,10 @@ def model_spec(config: RunConfig, notes: list[str]) -> ModelSpec:
     if task.PROCESSOR != "AutoTokenizer":
         return ModelSpec(task.AUTO_CLASS, task.model_values())
     own = isinstance(config.model, FromConfigConfig) and config.model.tokenizer is None
-    tokenizer = None
-    if not own:
-        from optrun.model.tokenizer import load_tokenizer
-        from optrun.model.tokenizer import vocab_size as entries
-
-        tokenizer = load_tokenizer(config.model)
-    vocab_size = getattr(config.model, "vocab_size", None) if own else entries(tokenizer) if tokenizer else None
-    return ModelSpec(
-        auto_class=task.AUTO_CLASS,
-        config=task.model_values(),
-        max_length=task.positions(config.data.max_length),
-        vocab_size=vocab_size,
-        special_ids={} if tokenizer is None else special_ids(tokenizer),
-    )
+    tokenizer = None if own else load_tokenizer(config.model)
+    max_length = task.positions(config.data.max_length)
+    spec = ModelSpec.of_tokenizer(task.AUTO_CLASS, task.model_values(), max_length, tokenizer)
+    return replace(spec, vocab_size=getattr(config.model, "vocab_size", None)) if own else spec
 
 
 def _steps(config: RunConfig, sampled: Sampled | None) -> tuple[int | None, str]:

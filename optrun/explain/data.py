@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -12,13 +12,16 @@ from optrun.config.schema.data import HubConfig, PathsConfig, StdlibConfig, eval
 from optrun.config.schema.model import FromConfigConfig
 from optrun.config.schema.run import RunConfig
 from optrun.data.build import load_source
+from optrun.data.images import need_pillow
 from optrun.data.long_text import LongText
 from optrun.data.randomness import generator
 from optrun.data.source import Source, Split
 from optrun.data.token_blocks import TokenBlocks
 from optrun.errors import ConfigError
+from optrun.model.build import ModelSpec
+from optrun.model.images import load_image_preparation
 from optrun.model.tokenizer import load_tokenizer, train_tokenizer
-from optrun.task import build_task
+from optrun.task import Task, build_task
 from optrun.task.build import task_class, vocabulary
 from optrun.task.facts import DataFacts, data_facts
 
@@ -39,6 +42,7 @@ class Sampled:
         looked_at: How many of both were looked at.
         facts: Of those; None where they are images, or single texts that are too long.
         example: One of the training rows as it is learnt; None where there is nothing to read.
+        spec: What data and tokenizer ask of the model; None where they were not looked at.
     """
 
     train_rows: int
@@ -46,6 +50,7 @@ class Sampled:
     looked_at: tuple[int, int]
     facts: DataFacts | None
     example: str | None = None
+    spec: ModelSpec | None = field(default=None, repr=False)
 
 
 def look_at(config: RunConfig, notes: list[str]) -> Sampled | None:
@@ -73,7 +78,9 @@ def look_at(config: RunConfig, notes: list[str]) -> Sampled | None:
     )
     sizes = _sizes(source)
     if config.task.PROCESSOR != "AutoTokenizer":
-        return Sampled(*sizes, looked_at=(0, 0), facts=None)
+        need_pillow()
+        task = build_task(config.task, config.data, source, load_image_preparation(config.model), seed=config.seed)
+        return Sampled(*sizes, looked_at=(0, 0), facts=None, spec=_spec(config, task, None))
     # A label that the sample has in its evaluation rows alone is one that all of the training rows may have.
     eval_sets = {name: _some(split) for name, split in source.eval_sets.items()}
     some = replace(source, train=_some(source.train), eval_sets=eval_sets, cut_from_train=True, notes=[])
@@ -82,16 +89,22 @@ def look_at(config: RunConfig, notes: list[str]) -> Sampled | None:
         return Sampled(*sizes, looked_at=(0, 0), facts=None)
     whole = looked_at == sizes
     try:
-        facts, example = _facts(config, source if whole else some)
+        tokenizer, task = _read(config, source if whole else some)
+        facts = data_facts(task, source if whole else some, tokenizer)
     except ConfigError as error:
         if whole:
             raise
         notes.append(f"Of a sample of the data: {error}")
         return Sampled(*sizes, looked_at=(0, 0), facts=None)
+    spec = _spec(config, task, tokenizer)
     if not whole:
+        if config.task.COUNTED_FROM_DATA:
+            notes.append(f"The number of {config.task.COUNTED_FROM_DATA} is that of a sample of the data.")
+        if isinstance(config.model, FromConfigConfig) and config.model.tokenizer is None:
+            spec = replace(spec, vocab_size=config.model.vocab_size)  # of all rows it may have that many
         unknown = {name: replace(split, known=None) for name, split in facts.eval_sets.items()}
         facts = replace(facts, eval_sets=unknown)
-    return Sampled(*sizes, looked_at=looked_at, facts=facts, example=example)
+    return Sampled(*sizes, looked_at=looked_at, facts=facts, example=task.shown(tokenizer), spec=spec)
 
 
 def _left_to_the_run(config: RunConfig) -> str | None:
@@ -144,12 +157,17 @@ def _characters(value: Any) -> int:
     return len(value) if isinstance(value, str | LongText) else 0
 
 
-def _facts(config: RunConfig, source: Source) -> tuple[DataFacts, str | None]:
+def _read(config: RunConfig, source: Source) -> tuple[Any, Task]:
+    """The tokenizer, and the task that has read the rows."""
     kind = task_class(config.task)
     tokenizer = load_tokenizer(config.model, words=kind.reads_words)
     if tokenizer is None:
         assert isinstance(config.model, FromConfigConfig)
         size = config.model.vocab_size
         tokenizer = train_tokenizer(lambda: vocabulary(config.task, source), vocab_size=size, kind=kind.text_kind)
-    task = build_task(config.task, config.data, source, tokenizer, seed=config.seed)
-    return data_facts(task, source, tokenizer), task.shown(tokenizer)
+    return tokenizer, build_task(config.task, config.data, source, tokenizer, seed=config.seed)
+
+
+def _spec(config: RunConfig, task: Task, tokenizer: Any) -> ModelSpec:
+    needs = task.needs()
+    return ModelSpec.of_tokenizer(config.task.AUTO_CLASS, needs.config, needs.max_length, tokenizer)

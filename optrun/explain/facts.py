@@ -149,6 +149,8 @@ class Facts:
     def as_dict(self) -> dict[str, Any]:
         """Convert to numbers, strings and lists for JSON."""
         plain = dataclasses.asdict(self)
+        if self.data is not None:
+            del plain["data"]["spec"]  # what it says of the model stands there
         return {**plain, "parameters": self.parameters, "groups": [group.as_dict() for group in groups_of(self)]}
 
 

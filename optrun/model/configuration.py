@@ -12,7 +12,7 @@ from optrun.config.schema.model import FromConfigConfig, ModelConfig, Pretrained
 from optrun.data import hub_access as hub
 from optrun.errors import ConfigError, did_you_mean, nearest
 from optrun.model.folder import refuse_broken_weights, refuse_no_model
-from optrun.model.tokenizer import in_one_line
+from optrun.model.tokenizer import in_one_line, vocab_size
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig as TransformersConfig
@@ -36,6 +36,15 @@ class ModelSpec:
     """Entries of the tokenizer; None: no text."""
     special_ids: dict[str, int] = field(default_factory=dict)
     """`pad_token_id` and so on, as far as the tokenizer has them."""
+
+    @classmethod
+    def of_tokenizer(
+        cls, auto_class: str, config: dict[str, Any], max_length: int | None, tokenizer: PreTrainedTokenizerBase | None
+    ) -> ModelSpec:
+        """Take the entries and special tokens of a tokenizer; None: the model reads no text."""
+        if tokenizer is None:
+            return cls(auto_class, config, max_length)
+        return cls(auto_class, config, max_length, vocab_size(tokenizer), special_ids(tokenizer))
 
 
 def special_ids(tokenizer: PreTrainedTokenizerBase | None) -> dict[str, int]:

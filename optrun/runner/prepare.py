@@ -29,12 +29,12 @@ from optrun.model.attention import (
     refuse_attention_dropout,
     separation,
 )
-from optrun.model.build import ModelSpec, build_model, special_ids
+from optrun.model.build import ModelSpec, build_model
 from optrun.model.configuration import refuse_unknown
 from optrun.model.documents import expect_apart
 from optrun.model.images import load_image_preparation
 from optrun.model.quantization import require_quantization
-from optrun.model.tokenizer import load_tokenizer, other_ids, saved_tokenizer, train_tokenizer, vocab_size
+from optrun.model.tokenizer import load_tokenizer, other_ids, saved_tokenizer, train_tokenizer
 from optrun.runner.resume.data_position import vocabulary_digest
 from optrun.task import Task, build_task
 from optrun.task.build import task_class, vocabulary
@@ -146,13 +146,7 @@ def prepare(config: RunConfig, artifacts: TrainedArtifacts | None = None, *, met
         several = examples if config.task.of_sets else None
         task.class_weights = class_weights(weights, task.labels, facts.train.labels, several)
     needs = task.needs()
-    spec = ModelSpec(
-        auto_class=auto_class,
-        config=needs.config,
-        max_length=needs.max_length,
-        vocab_size=vocab_size(tokenizer) if on_text else None,
-        special_ids=special_ids(tokenizer) if on_text else {},
-    )
+    spec = ModelSpec.of_tokenizer(auto_class, needs.config, needs.max_length, tokenizer if on_text else None)
     torch.manual_seed(config.seed)
     model, notes = build_model(config.model, spec, adapter=config.adapter, meta=meta)
     if artifacts.trains:

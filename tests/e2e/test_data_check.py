@@ -118,6 +118,23 @@ def test_explain_looks_at_named_data(folder: Path, capsys: pytest.CaptureFixture
     assert (shown["train_rows"], shown["facts"]["train"]["labels"]) == (60, {"even": 30, "odd": 30})
 
 
+@pytest.mark.parametrize("labels", [("yes", "no"), ("a", "b", "c", "d", "e")])
+def test_explain_counts_the_parameters_of_the_run(
+    labels: tuple[str, ...], folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Those of the tokenizer that the rows give, and of a head for their labels."""
+    rows = [f"{sentence(n)},{labels[n % len(labels)]}" for n in range(60)]
+    Path("train.csv").write_text("\n".join(["text,label", *rows]) + "\n")
+    Path("dev.csv").write_text("\n".join(["text,label", *rows[:5]]) + "\n")
+    asked = words(*TINY_BERT[:-1])  # with the vocabulary of the default, which so few rows do not fill
+    capsys.readouterr()
+    assert optrun("explain", *asked, "--json") == 0
+    said = json.loads(capsys.readouterr().out)
+    assert optrun(*asked, "hydra.run.dir=run") == 0
+    assert said["parameters"] == json.loads(Path("run/summary.json").read_text())["model"]["parameters"]
+    assert not [note for note in said["notes"] if "model's own" in note]
+
+
 def test_explain_looks_at_a_sample_of_many_rows(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from optrun.config import store
     from optrun.explain import data
@@ -131,6 +148,8 @@ def test_explain_looks_at_a_sample_of_many_rows(folder: Path, monkeypatch: pytes
     assert sampled.facts is not None
     assert sampled.facts.train.examples == 20
     assert sampled.facts.eval_sets[""].known is None, "of a sample this is not known"
+    assert sampled.spec is not None
+    assert sampled.spec.vocab_size == 320, "as many as all rows may give"
     monkeypatch.setattr(data, "MOST_BYTES", 10)
     notes: list[str] = []
     assert data.look_at(config, notes) is None
