@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import codecs
+import io
+import json
 import lzma
 import re
 import shlex
@@ -181,6 +183,26 @@ def _called(path: Path, ending: str) -> str:
     """The file's name with the right ending."""
     packed = path.suffix if path.suffix.lower() in COMPRESSED else ""
     return Path(path.name.removesuffix(packed)).with_suffix(ending).name + packed
+
+
+def refuse_broken_row(key: str, path: Path) -> None:
+    """Refuse the first row of a jsonl file that is no object; any other JSON is left to its reader.
+
+    Raises:
+        ConfigError: With the row, counted from 1: readers count from 0, and within a part of the file.
+    """
+    with open_bytes(path) as stream, io.TextIOWrapper(stream, encoding="utf-8-sig", errors="replace") as lines:
+        for row, line in enumerate((line for line in lines if line.strip()), 1):
+            try:
+                fault = (
+                    None if isinstance(json.loads(line), dict) else f"is no object, such as {_ROW}, but {line[:40]!r}"
+                )
+            except ValueError as error:
+                fault = f"is no JSON: {error}"
+            if row == 1 and (fault is not None or line.lstrip().startswith("[")):
+                return  # all lines together are one JSON text, or were meant to be
+            if fault is not None:
+                raise ConfigError(f"{key}={path}: cannot be read as json: row {row:,} {fault}.")
 
 
 def _encoding(head: bytes, rest: Iterator[bytes], path: Path, kind: str) -> str | None:

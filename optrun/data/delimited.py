@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import lzma
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -114,7 +115,8 @@ def _batches(path: Path, kind: str, names: list[str]) -> Iterator[Any]:
 
 
 def _reason(message: str, path: Path, kind: str) -> str:
-    line = " ".join(message.split())
+    # pyarrow counts the line of names as a row.
+    line = re.sub(r"\bRow #(\d+)", lambda found: f"row {int(found[1]) - 1:,}", " ".join(message.split()))
     line = line if len(line) <= 300 else line[:300] + " ..."
     if "invalid UTF8" in line or "codec can't decode" in line:
         return f"its bytes are no UTF-8. Convert it: iconv -f latin1 -t utf-8 {path}"

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from optrun.config.schema.data import FilesConfig, eval_key
 from optrun.data.cache import cached, digest, digest_files, versions
-from optrun.data.content import COMPRESSED, ELSEWHERE, refuse_other_content
+from optrun.data.content import COMPRESSED, ELSEWHERE, refuse_broken_row, refuse_other_content
 from optrun.data.delimited import read_csv
 from optrun.data.known_files import remembered
 from optrun.data.long_text import LONG, long_text
@@ -168,7 +168,9 @@ def _format(key: str, path: Path) -> str:
     ending = suffixes[-1] if suffixes else ""
     if ending not in FORMATS:
         what = f"unknown format: {ELSEWHERE[ending]}" if ending in ELSEWHERE else "unknown format"
-        raise ConfigError(f"{key}={path}: {what}. Known endings: {', '.join(FORMATS)} (also with .gz).")
+        raise ConfigError(
+            f"{key}={path}: {what}. Known endings: {', '.join(FORMATS)} (also with {', '.join(COMPRESSED)})."
+        )
     return FORMATS[suffixes[-1]]
 
 
@@ -208,6 +210,8 @@ def _read(key: str, files: list[Path], kind: str, content: str, documents: bool)
     except Exception as error:  # whatever the reader says, the file and its words are what the user needs
         if "corresponds to no data" in str(error):
             raise ConfigError(f"{key}={files[0]}: no rows in it.") from error
+        for path in files if kind == "json" else ():
+            refuse_broken_row(key, path)
         names = ", ".join(str(path) for path in files[:3]) + (", ..." if len(files) > 3 else "")
         raise ConfigError(f"{key}={names}: cannot be read as {kind}: {reason(error)}") from error
 

@@ -9,6 +9,7 @@ import io
 import json
 import lzma
 import os
+import re
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -237,3 +238,27 @@ def test_what_another_package_reads_is_read_anew_by_another_version_of_it(
         for path in paths:
             rows(path)
     assert [len(list(tmp_path.glob(f"cache/{kind}/*"))) for kind in ("rows", "files")] == [2, 2]
+
+
+@pytest.mark.parametrize(
+    ("name", "lines", "row"),
+    [
+        ("a.csv", ["text,label", "a,x", "b,y", "c,d,e"], 3),
+        ("a.csv", ["text,label", '"a\nb",x', "", "b,y", "c,d,e", "f,g"], 3),
+        ("a.tsv", ["text\tlabel", "a\tx", "b\ty\tz"], 2),
+        ("a.jsonl", ['{"text": "a"}', '{"text": "b"}', '{"text" "c"}', '{"text": "d"}'], 3),
+        ("a.jsonl", ['{"text": "a"}', "", "3"], 2),
+        ("a.jsonl", ['{"text": "a"}', '["text", "b"]'], 2),
+    ],
+)
+def test_a_broken_row_is_counted_from_1_without_the_line_of_names(
+    name: str, lines: list[str], row: int, tmp_path: Path
+) -> None:
+    said = refusal(write(tmp_path / name, "\n".join(lines) + "\n"))
+    assert re.search(rf"data.train=.*{name}: .*\brow {row}\b", said), said
+
+
+def test_the_endings_that_are_known_are_those_that_are_read(tmp_path: Path) -> None:
+    said = refusal(write(tmp_path / "a.xyz", "x"))
+    for ending in (".csv", ".tsv", ".jsonl", ".parquet", ".txt", ".gz", ".bz2", ".xz", ".zst"):
+        assert ending in said
