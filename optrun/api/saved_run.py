@@ -108,7 +108,7 @@ class Run:
         Raises:
             OptrunError: As `optrun.run`; `CheckpointError` where there is nothing to go on from.
         """
-        from optrun.config.overrides import quote_path
+        from optrun.config.literal import quote_path
 
         command_line = command_line_of([f"resume={quote_path(self.path)}", *overrides])
         with isolated():

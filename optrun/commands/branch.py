@@ -14,8 +14,8 @@ from optrun.artifacts.trunk import Trunk
 from optrun.config import overrides, saved, store
 from optrun.config.branch import KEY, as_overrides, is_branch, refuse_ended, refuse_other_place, under
 from optrun.config.hydra_internals import Hydra
+from optrun.config.literal import quote_path
 from optrun.config.original_cwd import original_cwd, rebase_paths
-from optrun.config.overrides import quote_path
 from optrun.config.request import CommandLine
 from optrun.errors import ConfigError
 from optrun.registry.origins import require

@@ -14,7 +14,7 @@ from optrun.commands.placement import is_place
 from optrun.commands.single_run import Caller
 from optrun.commands.sweep import Compare, run_points
 from optrun.config import overrides, store
-from optrun.config.overrides import quote_path
+from optrun.config.literal import quote_path
 from optrun.config.request import DEFAULT_CONFIG, CommandLine
 from optrun.config.schema.sweeper import ConfirmConfig
 from optrun.errors import ConfigError, StorageError

@@ -40,6 +40,7 @@ new or empty: all figures as json and csv, and the confusion matrix as a picture
         overrides=True,
         keys=("out",),
     )
+    made.add_config_dir()
     made.add_argument("--json", action="store_true", help="print one JSON object")
     return made
 
@@ -58,7 +59,7 @@ def run(argv: list[str]) -> int:
             "optrun evaluate takes one run directory or checkpoint: optrun evaluate RUN_DIR [KEY=VALUE ...]"
         )
     out, overrides = _destination(arguments.overrides)
-    checkpoint, found = evaluate(arguments.positional[0], overrides)
+    checkpoint, found = evaluate(arguments.positional[0], overrides, arguments.options.config_dir)
     from optrun.data.cache import discarded
     from optrun.runner.class_tables import as_values, write_folder
 
@@ -101,12 +102,13 @@ def _destination(overrides: list[str]) -> tuple[Path | None, list[str]]:
     return folder, [token for token in overrides if not token.startswith("out=")]
 
 
-def evaluate(path: str, overrides: list[str]) -> tuple[Path, Evaluated]:
+def evaluate(path: str, overrides: list[str], config_dir: str | None = None) -> tuple[Path, Evaluated]:
     """Evaluate a checkpoint with the configuration it was trained with.
 
     Args:
         path: A checkpoint, or a run directory: its newest whole one.
         overrides: Changes to the configuration.
+        config_dir: A folder of choices of the user's own.
 
     Returns:
         The checkpoint, and its metrics.
@@ -123,7 +125,7 @@ def evaluate(path: str, overrides: list[str]) -> tuple[Path, Evaluated]:
 
     refuse_meaningless(overrides)
     run_dir, checkpoint = checkpoint_of(path)
-    hydra = store.open_hydra()
+    hydra = store.open_hydra(config_dir)
     state = read_state(checkpoint)
     for note in require(state.get("plugins", ()), str(checkpoint)):
         sys.stderr.write(f"optrun: {note}\n")

@@ -100,6 +100,10 @@ class VerbParser(argparse.ArgumentParser):
     def add_recipe_options(self) -> None:
         """Add `-cn` and `--config-dir`, as Hydra has them."""
         self.add_argument("-cn", "--config-name", metavar="RECIPE", help="a recipe, or a configuration of your own")
+        self.add_config_dir()
+
+    def add_config_dir(self) -> None:
+        """Add `--config-dir`, for a verb that takes choices and no recipe."""
         self.add_argument("-cd", "--config-dir", metavar="DIR", help="a folder of your own choices and recipes")
 
     def option_values(self) -> dict[str, str | None]:

@@ -20,7 +20,7 @@ from optrun.commands.ranks import train_on_ranks
 from optrun.commands.run_here import run_here
 from optrun.config.compose import request_of
 from optrun.config.hydra_internals import Hydra
-from optrun.config.overrides import quote_path
+from optrun.config.literal import quote_path
 from optrun.config.request import CommandLine, Request
 from optrun.config.schema.distributed import RanksConfig
 from optrun.distributed.join import Launched

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import copy
-import functools
 from dataclasses import fields
 
 from hydra.core.config_search_path import ConfigSearchPath
 from hydra.core.object_type import ObjectType
-from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
 from hydra.errors import ConfigCompositionException
 from hydra.types import RunMode
@@ -18,6 +16,7 @@ from omegaconf.errors import OmegaConfBaseException
 from optrun import registry
 from optrun.config.groups import GROUPS
 from optrun.config.hydra_internals import ConfigLoaderImpl, IConfigRepository, get_overrides_dirname
+from optrun.config.literal import parse_token
 from optrun.config.schema.run import RunConfig
 from optrun.config.yaml_files import Repository
 
@@ -83,16 +82,6 @@ class Loader(ConfigLoaderImpl):
         if group_name in registry.GROUPS and results_filter in (None, ObjectType.CONFIG):
             options = sorted({*options, *registry.names(registry.GROUPS[group_name])})
         return [option for option in options if not option.endswith(("_schema", "_config_"))]  # and Hydra's dummy
-
-
-@functools.lru_cache(maxsize=1024)
-def parse_token(token: str) -> Override:
-    """Parse one override; several times a command line, and Hydra's parser takes a millisecond for each.
-
-    Raises:
-        HydraException: It is none.
-    """
-    return OverridesParser.create().parse_overrides([token])[0]
 
 
 def _is_value(override: Override) -> bool:

@@ -1,10 +1,11 @@
 """The command line's `key=value`, checked by name before Hydra composes anything."""
 
-from collections.abc import Sequence
-from pathlib import Path
+import re
+import shlex
+from collections.abc import Iterator, Sequence
 from typing import Any
 
-from hydra.core.override_parser.types import IntervalSweep, Override
+from hydra.core.override_parser.types import Glob, IntervalSweep, Override
 from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
@@ -13,8 +14,9 @@ from optrun.config import store
 from optrun.config.groups import no_such_choice
 from optrun.config.hydra_internals import Hydra
 from optrun.config.keys import all_keys, node_at, open_prefix, unknown_hydra_group, unknown_hydra_key, unknown_key
-from optrun.config.loader import parse_token
+from optrun.config.literal import parse_token
 from optrun.config.schema.optimizer import refuse_few_bits
+from optrun.config.schema.run import RunConfig
 from optrun.config.types import expected_type, in_yaml
 from optrun.errors import ConfigError, did_you_mean
 
@@ -35,21 +37,83 @@ def parse(tokens: Sequence[str]) -> list[Override]:
         try:
             parsed.append(parse_token(token))
         except HydraException as error:
-            key, _, value = token.partition("=")
-            hint = f"A value with = , ( ) [ ] {{ }} or spaces is quoted twice: {key}='\"{value}\"'."
-            if value[:1] in ("[", "{"):
-                hint = f"In a list or a mapping such a text is quoted: {key}='[\"a=b\"]', {key}='{{x: \"a=b\"}}'."
-            raise ConfigError(f"{token!r} cannot be read: {_unreadable(error)}. {hint}") from error
+            near = next((other for other in _readings(token) if _fits(other)), None)
+            hint = f" Did you mean {shlex.quote(near)}?" if near else ""
+            raise ConfigError(f"{token!r} cannot be read: {_unreadable(error, token)}.{hint}") from error
         if not parsed[-1].key_or_group:
             raise ConfigError(f"{token!r}: expected key=value, and there is no key.")
+        if parsed[-1].package is not None:
+            name, _, value = token.partition("=")
+            raise ConfigError(f"{token!r}: a key keeps its place. Write {name.partition('@')[0]}={value}.")
     return parsed
 
 
-def _unreadable(error: HydraException) -> str:
-    """Take the message of Hydra's parser out of its frame."""
-    frame = ("Error parsing override", "See https://", "Available:")
-    lines = [line.strip() for line in str(error).splitlines() if line.strip(" ^") and not line.startswith(frame)]
-    return lines[0].removeprefix("LexerNoViableAltException: ") if lines else "Hydra's grammar does not have it"
+_SAID = (
+    (r"\w+ while evaluating '.*': (.*)", r"\1"),
+    (r".* input '<EOF>'.*", "it ends too early"),
+    (r"(?:extraneous|mismatched) input (.+?) expecting.*", r"unexpected \1"),
+    (r"no viable alternative at input (.*)", r"it makes no sense from \1 on"),
+    (r"missing (\w+) at (.*)", r"unexpected \2"),
+)
+"""What Hydra's parser says, and how a person would."""
+
+
+def _unreadable(error: HydraException, token: str) -> str:
+    """Take the message of Hydra's parser out of its frame, without the names of its grammar."""
+    lines = [
+        line for line in str(error).splitlines() if not line.startswith(("Error parsing override", "See https://"))
+    ]
+    if lines and lines[0].startswith("LexerNoViableAlt"):
+        at = next((line.index("^") for line in lines if not line.strip(" ^")), 0) - len("LexerNoViableAltException: ")
+        return f"unexpected {token[at : at + 1]!r} at character {at + 1}"
+    for pattern, words in _SAID:
+        if lines and (found := re.fullmatch(pattern, lines[0])):
+            return found.expand(words)
+    return "Hydra's grammar does not have it"
+
+
+def _readings(token: str) -> Iterator[str]:
+    """What an unreadable token may have meant, the likeliest first."""
+    key, _, value = token.partition("=")
+    key, value = key.strip(" \"'"), value.strip()
+    yield f"{key}={value}"
+    if value[:1] in "([{" or value.endswith(","):
+        inner = ",".join(piece for piece in re.split(r"[,;\s]+", value.strip("()[] ")) if piece)
+        yield f"{key}=[{inner}]" if value[:1] in "([" else f"{key}={inner}"
+        yield key + "=" + re.sub(r",\s*}$", "}", value)
+    yield f"{key}={quoted(value)}"
+    if value[:1] == "[":
+        yield f"{key}=[{','.join(map(quoted, value.strip('[] ').split(',')))}]"
+
+
+def quoted(text: str) -> str:
+    """Quote a text for Hydra's grammar."""
+    mark = "'" if '"' in text and "'" not in text else '"'
+    return f"{mark}{text.replace(mark, chr(92) + mark)}{mark}"
+
+
+def _fits(token: str) -> bool:
+    """Whether a token can be read, and one of the choices has such a key with a value of this type."""
+    try:
+        override = parse_token(token)
+    except HydraException:
+        return False
+    if not override.key_or_group:
+        return False
+    group, _, name = override.key_or_group.partition(".")
+    if not name and group in store.GROUPS:
+        return set(values_of(override)) <= set(store.GROUPS[group])
+    schemas = [RunConfig] if group not in store.GROUPS else list(store.GROUPS[group].values())
+    owners = [schema for schema in schemas if (name or group) in schema.__dataclass_fields__]
+    return not owners or any(_takes(schema, name or group, override) for schema in owners)
+
+
+def _takes(schema: type[Any], name: str, override: Override) -> bool:
+    try:
+        assign(OmegaConf.structured(schema), name, plain_value(_typed_values(override)[0]))
+    except (ConfigError, HydraException):
+        return False
+    return True
 
 
 def checked(hydra: Hydra, config_name: str, tokens: Sequence[str], *, sweep: bool) -> list[str]:
@@ -68,7 +132,7 @@ def checked(hydra: Hydra, config_name: str, tokens: Sequence[str], *, sweep: boo
         ConfigError: For a key or choice that does not exist, with the nearest names; for a value of the wrong type; for
             a list of values without `-m`; for the same key twice.
     """
-    parsed = parse(tokens)
+    parsed = [_without_glob(hydra, override) for override in parse(tokens)]
     refuse_twice(parsed)
     choices = [override for override in parsed if _is_choice(override)]
     for override in choices:
@@ -78,17 +142,38 @@ def checked(hydra: Hydra, config_name: str, tokens: Sequence[str], *, sweep: boo
     base = store.without_hydra(full)
     _check_hydra_keys(full, parsed)
     found = []
-    for token, override in zip(tokens, parsed, strict=True):
-        key = override.key_or_group
+    for override in parsed:
+        key, token = override.key_or_group, str(override.input_line)
+        if key == "hydra":
+            raise ConfigError(f"{token}: expected a key of Hydra's, such as hydra.run.dir=DIR.")
         if key.startswith("hydra/"):
             _check_hydra_choice(hydra, override)
         if key.startswith("hydra.") and override.is_sweep_override():
             _refuse_values_of_sweep(override)
-        if override in choices or key == "hydra" or key.startswith(("hydra.", "hydra/")):
+        if override in choices or key.startswith(("hydra.", "hydra/")):
             found.append(token)
             continue
         found.append(_check_value(base, token, override, sweep=sweep))
     return found
+
+
+def _without_glob(hydra: Hydra, override: Override) -> Override:
+    """Spell out `optimizer=glob(ad*)`.
+
+    Raises:
+        ConfigError: It is no choice of a group, or no name matches.
+    """
+    pattern: Any = None if override.is_delete() else override.value()
+    if not isinstance(pattern, Glob):
+        return override
+    key = override.key_or_group
+    if not _is_choice(override):
+        raise ConfigError(f"{override.input_line}: glob() goes with a group, such as 'optimizer=glob(ad*)'.")
+    options = hydra.config_loader.get_group_options(key)
+    names = pattern.filter(options)
+    if not names:
+        raise ConfigError(f"{override.input_line}: no {key} matches. {did_you_mean('', options)}")
+    return parse_token(f"{key}={','.join(names)}")
 
 
 def _refuse_values_of_sweep(override: Override) -> None:
@@ -219,10 +304,12 @@ def _check_hydra_keys(full: DictConfig, parsed: list[Override]) -> None:
 
 def _refuse_list_without_sweep(override: Override, *, sweep: bool) -> None:
     if override.is_sweep_override() and not sweep:
-        raise ConfigError(
-            f"{override.input_line}: several values are a sweep. Add -m to run one job for each; a list is written "
-            f"{override.key_or_group}=[a,b]."
-        )
+        key, _, given = str(override.input_line).partition("=")
+        if isinstance(override.value(), IntervalSweep):
+            raise ConfigError(f"{key}={given}: an interval is searched. Add -m hydra/sweeper=optuna.")
+        one = next((token for token in (f"{key}=[{given}]", f"{key}={quoted(given)}") if _fits(token)), None)
+        hint = f", or write one value as {shlex.quote(one)}" if one and "(" not in given else ""
+        raise ConfigError(f"{key}={given}: several values are a sweep. Add -m to run one job for each{hint}.")
 
 
 def _check_value(base: DictConfig, token: str, override: Override, *, sweep: bool) -> str:
@@ -308,9 +395,3 @@ def resume_value(tokens: Sequence[str]) -> str | None:
             raise ConfigError(f"{override.input_line}: one run at a time can be resumed.")
         return None if override.value() is None else str(override.value())
     return None
-
-
-def quote_path(folder: Path) -> str:
-    """Quote a path as a value of Hydra's grammar."""
-    text = str(folder).replace("\\", "\\\\").replace("'", "\\'")
-    return f"'{text}'"

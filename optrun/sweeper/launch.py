@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING
 from optrun.artifacts.atomic import replace_text
 from optrun.config import store
 from optrun.config.hydra_internals import Callbacks
-from optrun.config.overrides import quote_path
+from optrun.config.literal import quote_path
 from optrun.reading import read_json, read_text
 from optrun.registry.plugins import load_again
 from optrun.sweeper.command import SweepCommand
