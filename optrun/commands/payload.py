@@ -88,7 +88,7 @@ class Payload:
         point = self.resume or {"checkpoint": None, "started_from": None}
         checkpoint = None if saved_since else point["checkpoint"]
         saves = bool(self.values["checkpoint"]["enabled"])
-        point = {**point, "checkpoint": checkpoint, "saved": saves, "start_over": True, "notes": []}
+        point = {**point, "checkpoint": checkpoint, "saved": saves, "notes": []}
         return replace(self, resume=point)
 
     def request(self) -> Request:

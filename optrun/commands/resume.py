@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shlex
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -9,6 +11,7 @@ from typing import TYPE_CHECKING
 from optrun.artifacts.metrics import read_summary
 from optrun.artifacts.run_dir import RunDir
 from optrun.artifacts.trunk import Trunk
+from optrun.bounded_yaml import yaml_mapping
 from optrun.commands.branch import trunk_of, whole_command_line
 from optrun.commands.rank_checks import refuse_unfit
 from optrun.commands.single_run import Caller, execute, start
@@ -16,9 +19,10 @@ from optrun.config import overrides, saved, store
 from optrun.config.branch import is_branch
 from optrun.config.compose import request_of
 from optrun.config.hydra_internals import Hydra
+from optrun.config.literal import quote_path
 from optrun.config.original_cwd import original_cwd, rebase_paths
 from optrun.config.request import CommandLine
-from optrun.errors import ConfigError, refuse_url
+from optrun.errors import ConfigError, printable, refuse_url
 from optrun.registry.origins import require
 
 if TYPE_CHECKING:
@@ -60,10 +64,40 @@ def resume(hydra: Hydra, command_line: CommandLine, value: str, caller: Caller) 
         target = find_target(value, run_dir=given_dir, outputs=_OUTPUTS)
         if target is None:
             return start(hydra, replace(command_line, overrides=checked), cfg, caller)
-    return _go_on(hydra, command_line, target, caller, start_over=value in ("latest", "auto"))
+    if target.checkpoint is None and target.run.is_unbegun():
+        return _begin(hydra, command_line, target.run, caller)
+    return _go_on(hydra, command_line, target, caller)
 
 
-def _go_on(hydra: Hydra, command_line: CommandLine, target: Target, caller: Caller, *, start_over: bool) -> Outcome:
+def _begin(hydra: Hydra, command_line: CommandLine, run: RunDir, caller: Caller) -> Outcome:
+    """Begin a run that was killed before it wrote its configuration, with the command line that Hydra noted.
+
+    Raises:
+        ConfigError: Hydra was killed as well, before it noted that.
+    """
+    place = f"hydra.run.dir={quote_path(run.path)}"
+    try:
+        noted = yaml_mapping(run.hydra / "hydra.yaml")["hydra"]
+        name, tokens = str(noted["job"]["config_name"]), list(map(str, noted["overrides"]["task"]))
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise ConfigError(
+            f"{run.path}: this run was killed before it noted how it was started. Repeat its command with "
+            f"{shlex.quote(place)}."
+        ) from error
+    if command_line.names_config and command_line.config_name != name:
+        raise _other_recipe(run, command_line.config_name, name)
+    changes = _changes(command_line)
+    given = {override.key_or_group for override in overrides.parse(changes)} | {"resume", "model.trust_remote_code"}
+    kept = [str(one.input_line) for one in overrides.parse(tokens) if one.key_or_group not in given]
+    whole = whole_command_line(hydra, replace(command_line, config_name=name, overrides=[*kept, *changes]))
+    checked = overrides.checked(hydra, name, [*whole.overrides, place], sweep=False)
+    cfg = store.compose(hydra, name, checked)
+    rebase_paths(cfg, original_cwd(run.hydra))
+    sys.stderr.write(f"optrun: {printable(str(run.path))}: this run ended before its first save; it starts over.\n")
+    return start(hydra, replace(whole, overrides=checked), cfg, caller)
+
+
+def _go_on(hydra: Hydra, command_line: CommandLine, target: Target, caller: Caller) -> Outcome:
     from optrun.runner.resume.checkpoint import ResumePoint
     from optrun.runner.resume.saved_config import configuration_of, plugins_of
 
@@ -79,9 +113,7 @@ def _go_on(hydra: Hydra, command_line: CommandLine, target: Target, caller: Call
     request = request_of(command_line, saved.changed(hydra, before, changes), changes)
     refuse_unfit(request.config, changes, caller.launched)
     notes = [] if mended is None else [mended]
-    point = ResumePoint(
-        target.checkpoint, began, saved=bool(before.checkpoint.enabled), start_over=start_over, notes=notes
-    )
+    point = ResumePoint(target.checkpoint, began, saved=bool(before.checkpoint.enabled), notes=notes)
     return execute(request, target.run, caller, point)
 
 
@@ -151,7 +183,11 @@ def _refuse_other_recipe(run: RunDir, config_name: str) -> None:
     except (OSError, ValueError):
         return  # it did not get as far as its first step
     if began != config_name:
-        raise ConfigError(
-            f"-cn {config_name}: the run in {run.path} began with {began} and goes on with the configuration it has. "
-            "Leave -cn out, and give what should change as key=value."
-        )
+        raise _other_recipe(run, config_name, began)
+
+
+def _other_recipe(run: RunDir, config_name: str, began: str) -> ConfigError:
+    return ConfigError(
+        f"-cn {config_name}: the run in {run.path} began with {began} and goes on with the configuration it has. "
+        "Leave -cn out, and give what should change as key=value."
+    )

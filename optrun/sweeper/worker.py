@@ -150,7 +150,7 @@ class SweepTask:
         with recorded(run.hydra, written=True):
             pass  # Hydra notes each launch of a job before it calls this
         if begun is not None or run.metrics.exists() or run.checkpoints.exists():
-            resume = ResumePoint(None, saved=_saved_before(run, values), start_over=True)
+            resume = ResumePoint(None, saved=_saved_before(run, values))
         display = PlainDisplay(Console(quiet=True))
         request = Request(
             config=config,

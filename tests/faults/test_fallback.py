@@ -74,15 +74,35 @@ def test_none_whole_is_an_error_that_lists_all(straight: Straight, go: Go, tmp_p
     assert len([path for path in run.checkpoints.iterdir() if path.name.startswith("step-")]) == 3
 
 
-def test_before_the_first_save_auto_starts_over_in_place(straight: Straight, go: Go, tmp_path: Path) -> None:
+@pytest.mark.parametrize("how", [["resume=run"], ["resume=auto", "hydra.run.dir=run"]])
+def test_before_the_first_save_it_starts_over_in_place(
+    straight: Straight, go: Go, tmp_path: Path, how: list[str]
+) -> None:
     run = straight.cut(tmp_path / "run", 0)
-    code, said = go("resume=run")
-    assert code == 4
-    assert "ended before its first save" in said
-    assert "resume=auto" in said
-    code, said = go(*straight.words, "resume=auto", "hydra.run.dir=run")
+    code, said = go(*how)
     assert code == 0
+    assert "ended before its first save" in said
     assert "starts over from step 0" in said
+    straight.same(run)
+
+
+def test_killed_before_its_configuration_was_written_it_starts_over(
+    straight: Straight, go: Go, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Hydra noted the command line; a path of it is that of the folder where the run was started."""
+    run = RunDir(tmp_path / "run")
+    shutil.copytree(straight.path / ".hydra", run.hydra)
+    (run.hydra / "hydra.yaml").write_text("torn: [")
+    code, said = go("resume=run")
+    assert code == 2
+    assert "Repeat its command with" in said
+    shutil.copy(straight.path / ".hydra" / "hydra.yaml", run.hydra)
+    assert "-cn stdlib_gpt: the run in run began with config" in go("resume=run", "-cn", "stdlib_gpt")[1]
+    (tmp_path / "away").mkdir()
+    monkeypatch.chdir(tmp_path / "away")
+    code, said = go("resume=../run")
+    assert code == 0
+    assert "ended before its first save" in said
     straight.same(run)
 
 
@@ -112,11 +132,9 @@ def test_a_run_that_saves_nothing_starts_over_in_place(straight: Straight, go: G
     assert code == 75
     assert "nothing was saved" in said
     assert "resume=auto" in said
-    code, said = go("resume=run")
-    assert code == 4
-    assert "saves nothing (checkpoint=none)" in said
-    code, said = go(*words, "training.max_seconds=null", "resume=auto")
+    code, said = go("training.max_seconds=null", "resume=run")
     assert code == 0
+    assert "saves nothing (checkpoint=none)" in said
     assert "starts over from step 0" in said
     assert records(tmp_path / "run") == records(straight.path)
     for changed in ([], ["training.max_steps=9"]):

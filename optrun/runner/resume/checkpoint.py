@@ -49,9 +49,6 @@ class ResumePoint:
     checkpoint=none."""
     notes: list[str] = field(default_factory=list)
     """What the user is to know of the configuration that was read."""
-    start_over: bool = False
-    """Where the run ended before its first save, or saves nothing: begin it again in the same directory, instead of
-    refusing."""
 
 
 @dataclass
@@ -207,11 +204,6 @@ def open_checkpoint(
     if not resume.saved:
         _refuse_finished(run)
     why = "ended before its first save" if resume.saved else "saves nothing (checkpoint=none)"
-    if not resume.start_over:
-        raise CheckpointError(
-            f"{run.path}: this run has no checkpoint: it {why}. resume=latest or resume=auto with "
-            f"hydra.run.dir={run.path} starts it over in the same directory."
-        )
     return OpenedCheckpoint(None, [f"{run.path}: this run {why}; it starts over from {first}."])
 
 
