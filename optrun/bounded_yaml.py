@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import itertools
 import re
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,9 @@ _DEPTH = 64
 _REPEATED = 10_000
 """Values that aliases may repeat in all: `&a [*b, *b]`, over and over, is a short text and a giant's configuration."""
 _DIGITS = 1_000
+ENVIRONMENT = "environment"
+"""Of a run's configuration: the dotted keys whose texts were given by environment variables, and are kept so."""
+REFERENCE = re.compile(r"\$\{oc\.env:([^,${}]+)(?:,[^${}]*)?\}")
 _INTEGER = re.compile(r"[-+]?[0-9][0-9a-fA-FxX_:]*")
 """Also hexadecimal and in sixties, for which Python sets no limit until it prints them."""
 
@@ -110,15 +113,22 @@ def refuse_unbounded(text: str) -> None:
         return
 
 
-def interpolation_in(values: Any, key: str = "") -> str | None:
-    """The first dotted key whose value is not plain: `${...}` would be resolved, and might be a secret.
+def interpolations(values: Any, key: str = "") -> Iterator[tuple[str, str]]:
+    """Dotted keys and texts of the values that are not plain: `${...}` would be resolved, and might be a secret.
 
     Example:
-        >>> interpolation_in({"data": {"train": ["a.txt", "${oc.env:HOME}"]}})
-        'data.train.1'
+        >>> list(interpolations({"data": {"train": ["a.txt", "${oc.env:HOME}"]}}))
+        [('data.train.1', '${oc.env:HOME}')]
     """
     if isinstance(values, dict | list):
-        named = values.items() if isinstance(values, dict) else enumerate(values)
-        found = (interpolation_in(value, f"{key}.{name}" if key else str(name)) for name, value in named)
-        return next(itertools.filterfalse(lambda name: name is None, found), None)
-    return key if isinstance(values, str) and "${" in values else None
+        for name, value in values.items() if isinstance(values, dict) else enumerate(values):
+            yield from interpolations(value, f"{key}.{name}" if key else str(name))
+    elif isinstance(values, str) and "${" in values:
+        yield key, values
+
+
+def unresolved_key(config: Mapping[str, Any]) -> str | None:
+    """The first dotted key of a run's configuration that is neither plain nor recorded as a reference to a variable."""
+    recorded = config.get(ENVIRONMENT) or ()
+    found = ((key, REFERENCE.sub("", text)) for key, text in interpolations(dict(config)))
+    return next((key for key, rest in found if key not in recorded or "${" in rest), None)

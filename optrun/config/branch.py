@@ -8,6 +8,7 @@ from typing import Any
 from hydra.core.override_parser.types import Override
 from omegaconf import DictConfig, OmegaConf
 
+from optrun.bounded_yaml import ENVIRONMENT
 from optrun.config import saved, store
 from optrun.config.groups import GROUPS
 from optrun.config.hydra_internals import Hydra
@@ -20,7 +21,7 @@ from optrun.errors import ConfigError
 
 KEY = "branch_from"
 
-_OWN = (KEY, "branch_schedule", "resume", "run_name")
+_OWN = (KEY, "branch_schedule", "resume", "run_name", ENVIRONMENT)
 """Keys that belong to one run, and are not taken from its trunk."""
 _GOES_WITH = {"optimizer": ("lr",), "distributed": ("training.nproc_per_node",)}
 """Keys of the trunk that mean nothing any more where another choice of a group takes its place."""

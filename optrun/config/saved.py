@@ -1,26 +1,31 @@
 """The configuration a run was started with, taken up again with changes from the command line."""
 
 import io
+import os
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from hydra.core.override_parser.types import Override
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import Container, DictConfig, ListConfig, Node, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from optrun.bounded_yaml import UnboundedYamlError, interpolation_in, yaml_text
+from optrun.bounded_yaml import ENVIRONMENT, REFERENCE, UnboundedYamlError, interpolations, unresolved_key, yaml_text
 from optrun.config import store
 from optrun.config.groups import default_values, no_such_choice
 from optrun.config.hydra_internals import Hydra
 from optrun.config.keys import all_keys as keys_of
-from optrun.config.keys import open_prefix, unknown_key
+from optrun.config.keys import node_at, open_prefix, unknown_key
 from optrun.config.kind import KIND, kind_of, saved_kind, with_kind
 from optrun.config.overrides import assign, parse, refuse_twice
 from optrun.config.request import DEFAULT_CONFIG
 from optrun.config.schema.run import RunConfig
 from optrun.errors import ConfigError, UnreadableFileError
 
+_TO_KEY = re.compile(r"\$\{(\w+(?:\.\w+)*)\}")
+_SHORTEST = 4
+"""Characters of a text that is looked for in messages: a shorter one is part of other words."""
 _LATER_GROUPS = {"distributed": {"name": "none"}, "adapter": {"name": "none"}}
 """What an older run, which has no such groups, was."""
 
@@ -49,16 +54,16 @@ def read_config(path: Path) -> dict[str, Any]:
 
 
 def refuse_interpolations(values: Mapping[str, Any], where: str) -> None:
-    """A resolved configuration is taken as it stands: what `${oc.env:...}` means may be a secret, and is written down.
+    """A resolved configuration is taken as it stands: what `${oc.env:...}` means may be a secret, if no start noted it.
 
     Raises:
         ConfigError: Naming the first such key.
     """
-    key = interpolation_in(dict(values))
+    key = unresolved_key(values)
     if key is not None:
         raise ConfigError(
-            f"{where}: {key} holds `${{`. Expected a resolved value: what is read from a run, and written into one, is "
-            "never resolved again."
+            f"{where}: {key} holds `${{`. Expected a resolved value, or ${{oc.env:NAME}} or ${{oc.env:NAME,DEFAULT}} "
+            "as the run was given it: nothing else is resolved again."
         )
 
 
@@ -74,6 +79,7 @@ def with_schemas(values: Mapping[str, Any], where: str) -> DictConfig:
     """
     refuse_interpolations(values, where)
     tree, own = OmegaConf.structured(RunConfig), {**_LATER_GROUPS, **values}
+    own.pop(ENVIRONMENT, None)
     for group, schemas in store.GROUPS.items():
         section = own.get(group)
         if not isinstance(section, Mapping) or "name" not in section:
@@ -150,6 +156,9 @@ def _change_choice(hydra: Hydra, cfg: DictConfig, override: Override) -> None:
 def plain(cfg: DictConfig) -> dict[str, Any]:
     """Resolved plain values; names for Enums; the kind of each choice that has another name.
 
+    A text that comes from an environment variable may be a secret, and values are written into files: it stays the
+    reference that was given, and its key is noted.
+
     Raises:
         ConfigError: A choice that is built on none of ours, or a value that would be resolved once more when read.
     """
@@ -159,8 +168,57 @@ def plain(cfg: DictConfig) -> dict[str, Any]:
         if group in values:
             values[group] = with_kind(group, schemas, cfg[group], values[group])
     resolved = {str(key): value for key, value in values.items()}
+    noted: list[str] = []
+    resolved = {key: _referring(cfg, cfg._get_node(key), value, key, noted) for key, value in resolved.items()}
+    if noted:
+        resolved[ENVIRONMENT] = noted
     refuse_interpolations(resolved, "configuration")
     return resolved
+
+
+def _referring(cfg: DictConfig, node: Any, value: Any, key: str, noted: list[str]) -> Any:
+    """Put the references to environment variables back into a resolved value.
+
+    Args:
+        cfg: The whole configuration.
+        node: What stands there.
+        value: What it comes to; a text of it becomes the reference it was.
+        key: Dotted.
+        noted: Takes the keys of references.
+    """
+    while isinstance(node, Node) and (found := _TO_KEY.fullmatch(str(node._value()))):
+        node = node_at(cfg, found[1])
+    if isinstance(value, dict) and isinstance(node, DictConfig):
+        return {name: _referring(cfg, _item(node, name), item, f"{key}.{name}", noted) for name, item in value.items()}
+    if isinstance(value, list) and isinstance(node, ListConfig):
+        return [_referring(cfg, _item(node, at), item, f"{key}.{at}", noted) for at, item in enumerate(value)]
+    if not isinstance(value, str) or not isinstance(node, Node) or not isinstance(node._value(), str):
+        return value
+    text = str(node._value())
+    while (wider := _TO_KEY.sub(lambda found: _text_at(cfg, found), text)) != text:
+        text = wider
+    if "oc.env:" not in text or "${" not in text:
+        return value
+    noted.append(key)
+    return text
+
+
+def _item(node: DictConfig | ListConfig, name: Any) -> Any:
+    return node._get_node(name) if isinstance(node, ListConfig) or name in node else None
+
+
+def _text_at(cfg: DictConfig, found: re.Match[str]) -> str:
+    node = node_at(cfg, found[1])
+    return str(node._value()) if isinstance(node, Node) and not isinstance(node, Container) else str(found[0])
+
+
+def without_secrets(text: str, values: Mapping[str, Any]) -> str:
+    """Put the references of a configuration in the place of what they stand for, where a message repeats that."""
+    texts = "".join(text for _, text in interpolations(dict(values)))
+    secrets = {os.environ.get(found[1], ""): found[0] for found in REFERENCE.finditer(texts)}
+    for secret in sorted(secrets, key=len, reverse=True):
+        text = text.replace(secret, secrets[secret]) if len(secret) >= _SHORTEST else text
+    return text
 
 
 def flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
@@ -193,7 +251,7 @@ def differences(before: Mapping[str, Any], after: Mapping[str, Any]) -> dict[str
     found = {
         name: (old.get(name), new.get(name))
         for name in dict.fromkeys([*old, *new])
-        if name != "resume" and not same(old.get(name), new.get(name))
+        if name not in ("resume", ENVIRONMENT) and not same(old.get(name), new.get(name))
     }
     for group in store.GROUPS:
         if f"{group}.name" in found:  # which says it already
@@ -230,5 +288,5 @@ def _filled(group: str, section: Mapping[str, Any]) -> dict[str, Any]:
     if later:
         shipped = default_values(group, kind)
         later_values = {key: shipped[key] for key in shipped if key in later}
-        section = {**section, **({} if interpolation_in(later_values) else later_values)}
+        section = {**section, **({} if any(interpolations(later_values)) else later_values)}
     return {**section, KIND: kind}

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from optrun.bounded_yaml import interpolation_in, yaml_mapping
+from optrun.bounded_yaml import unresolved_key, yaml_mapping
 from optrun.errors import printable
 
 _FLOAT = re.compile(r"[-+]?\d+(\.\d*)?[eE][-+]?\d+")
@@ -27,7 +27,7 @@ def read_config(path: Path | str) -> dict[str, Any]:
         ValueError: It holds no YAML mapping of resolved values.
     """
     config = yaml_mapping(Path(path))
-    key = interpolation_in(config)
+    key = unresolved_key(config)
     if key is not None:
         raise ValueError(f"{path}: {key} holds `${{`: expected a resolved value")
     return {printable(str(key)): _numbers(value) for key, value in config.items()}

@@ -12,6 +12,7 @@ from optrun.artifacts.checkpoint import Snapshot
 from optrun.artifacts.metadata import CheckpointMetadata
 from optrun.artifacts.provenance import config_digest
 from optrun.artifacts.trunk import Trunk
+from optrun.bounded_yaml import ENVIRONMENT
 from optrun.config.saved import plain, with_schemas
 from optrun.config.schema.run import BranchSchedule
 from optrun.errors import ConfigError
@@ -28,7 +29,7 @@ from optrun.scheduler.build import schedule_in_words
 from optrun.training.state import TrainState
 from optrun.training.step import TrainStep
 
-_OWN = ("branch_from", "branch_schedule", "run_name")
+_OWN = ("branch_from", "branch_schedule", "run_name", ENVIRONMENT)
 """Keys that belong to one run: no change against its trunk."""
 _PLAN = (
     "data.",

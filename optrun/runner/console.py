@@ -6,7 +6,7 @@ import contextlib
 import logging
 import shlex
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,6 +18,7 @@ from rich.table import Table
 
 from optrun.artifacts.run_dir import RunDir
 from optrun.artifacts.run_manifest import recorded
+from optrun.config.saved import without_secrets
 from optrun.config.schema.data import DataConfig
 from optrun.config.schema.run import RunConfig
 from optrun.errors import OptrunError, StorageError, printable
@@ -37,11 +38,15 @@ _MOST_CLASSES = 12
 
 
 class _Lines(logging.Formatter):
-    """Formats lines without control characters: the file may be read on a terminal."""
+    """Formats lines without control characters and secrets: the file may be read on a terminal, by others."""
+
+    def __init__(self, values: Mapping[str, Any]) -> None:
+        super().__init__("%(asctime)s  %(message)s")
+        self._values = values
 
     def format(self, record: logging.LogRecord) -> str:
         """As everywhere, without control characters."""
-        return printable(super().format(record))
+        return printable(without_secrets(super().format(record), self._values))
 
 
 class _LogFile(logging.FileHandler):
@@ -59,8 +64,12 @@ class _LogFile(logging.FileHandler):
 
 
 @contextmanager
-def run_log(run: RunDir) -> Iterator[None]:
+def run_log(run: RunDir, values: Mapping[str, Any] | None = None) -> Iterator[None]:
     """Write the log of the run into `optrun.log` of its directory.
+
+    Args:
+        run: The run directory.
+        values: Its configuration, whose secrets are left out.
 
     Raises:
         StorageError: Something else than a file stands there.
@@ -70,7 +79,7 @@ def run_log(run: RunDir) -> Iterator[None]:
             raise StorageError(f"{run.log}: {kind}; expected a regular file, which this run writes. Remove it.")
     logger = logging.getLogger("optrun")
     handler = _LogFile(run.log, encoding="utf-8")
-    handler.setFormatter(_Lines("%(asctime)s  %(message)s"))
+    handler.setFormatter(_Lines(values or {}))
     before = (logger.level, logger.propagate)
     logger.setLevel(logging.INFO)
     logger.propagate = False

@@ -16,7 +16,7 @@ from optrun.artifacts import provenance
 from optrun.artifacts.metrics import SUMMARY_FORMAT, read_summary, write_summary
 from optrun.artifacts.run_dir import MANIFEST, RunDir
 from optrun.config.request import Request
-from optrun.config.saved import flat
+from optrun.config.saved import flat, without_secrets
 from optrun.distributed.shard import model_class
 from optrun.errors import EXIT_DONE
 from optrun.model.quantization import tensor_sizes
@@ -53,7 +53,7 @@ class Summary:
 
     def __init__(self, run: RunDir, request: Request, run_id: str) -> None:
         self.run = run
-        self.config = config = request.config
+        self.config = request.config
         self.config_values = dict(request.values)
         self.finished_before = False
         """Whether the run came to its good end at an earlier start."""
@@ -63,7 +63,7 @@ class Summary:
             "format": SUMMARY_FORMAT,
             "run_id": run_id,
             "manifest": MANIFEST,
-            "run_name": config.run_name or run.path.name,
+            "run_name": request.values["run_name"] or run.path.name,
             "status": "running",
             "message": "",
             "exit_code": None,
@@ -198,6 +198,7 @@ class Summary:
 
     def end(self, status: str, message: str, exit_code: int = EXIT_DONE) -> None:
         """Record how the run ended."""
+        message = without_secrets(message, self.config_values)
         self.values.update(status=status, message=message, exit_code=exit_code)
         self.write()
 

@@ -72,7 +72,8 @@ class SweepTask:
             What was done, for the launcher's log. What became of the job is in its directory.
         """
         run = RunDir(Path(HydraConfig.get().runtime.output_dir))
-        overrides = [str(token) for token in HydraConfig.get().overrides.task]
+        noted = OmegaConf.to_container(HydraConfig.get().overrides.task, resolve=False)
+        overrides = list(map(str, noted or ()))  # a reference to an environment variable stays one
         sweep = SweepDir(Path(self.folder))
         parent = os.getppid()
         if sweep.stop(self.token).exists():
@@ -166,11 +167,12 @@ class SweepTask:
             self.on_ranks(request, run, Console(quiet=True), resume, stop_at)
             return
         refuse_links(run)
-        with outcome.run_log(run):
+        with outcome.run_log(run, values):
             outcome.introduce(display, config, run)
             train(request, run, display, resume, stop_at=stop_at)
 
     def _failed(self, sweep: SweepDir, run: RunDir, values: dict[str, Any], overrides: list[str], why: str) -> str:
+        why = saved.without_secrets(why, values)
         _log(run, f"failed: {why}")
         record_failure(sweep, run.path.name, why, values, overrides, self.command)
         return "failed"
