@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from optrun.config.schema.data import ColumnsConfig
+from optrun.data.content import ELSEWHERE
 from optrun.data.long_text import LongText
 from optrun.data.shapes import USUAL_TEXTS, columns_in_words, is_nested
 from optrun.errors import ConfigError, nearest
@@ -255,9 +257,13 @@ def image_column(source: Source, split: Split) -> str:
     found: list[str] = [name for name, feature in split.rows.features.items() if type(feature).__name__ == "Image"]
     if len(found) == 1:
         return found[0]
+    first = split.rows[0] if getattr(split.rows, "num_rows", 0) else {}  # of a stream nothing is read here
+    texts = {name: Path(cell).suffix.lower() for name, cell in first.items() if isinstance(cell, str)}
+    paths = [name for name, ending in texts.items() if ELSEWHERE.get(ending) == ELSEWHERE[".png"]]
+    hint = f" Column {paths[0]} holds paths of images: give data.image_column={paths[0]}." if len(paths) == 1 else ""
     raise ConfigError(
         f"data.image_column is needed: {split.key} has {'several columns' if found else 'no column'} of images. "
-        f"{columns_in_words(split.rows)}"
+        f"{columns_in_words(split.rows)}{hint}"
     )
 
 

@@ -24,6 +24,8 @@ _CHUNK = 1 << 20
 _UNPACKED = 1 << 28
 """Bytes that any packed file may hold."""
 _RATIO = 100
+_SHOWN = 60
+"""Characters of a line in a message."""
 
 _SHEET = "a spreadsheet. Save it as CSV (UTF-8) and give that"
 _ARCHIVE = "an archive. Unpack it and give the files in it"
@@ -122,7 +124,7 @@ def _text(path: Path, kind: str) -> str | None:
             head = next(chunks, b"")
             if not head:
                 return "the file is empty."
-            return _beginning(head, path, kind) or _encoding(head, chunks, path, kind)
+            return _wide(head, path, kind) or _beginning(head, path, kind) or _encoding(head, chunks, path, kind)
     except UnreadableFileError as error:
         return str(error)
     except (pa.ArrowException, OSError, EOFError, lzma.LZMAError):
@@ -171,12 +173,10 @@ def _other_delimiter(header: str, path: Path, kind: str) -> str | None:
     if other in ",\t":
         word, ending = {",": ("commas", ".csv"), "\t": ("tabs", ".tsv")}[other]
         return f"its columns are separated by {word}, not as in {kind}: {header!r}. Call it {_called(path, ending)}."
-    read = f"pandas.read_csv({str(path)!r}, sep={other!r}, dtype=str, keep_default_na=False)"
-    new = str(path.with_name(f"new-{path.name}"))
-    return (
-        f"its columns are separated by {other!r}, not as in {kind}: {header!r}. Write it anew: "
-        f'python -c "import pandas; {read}.to_csv({new!r}, sep={own!r}, index=False)"'
-    )
+    name, new, mark = map(json.dumps, (str(path), str(path.with_name(f"new-{path.name}")), other))
+    read = f"pandas.read_csv({name}, sep={mark}, dtype=str, keep_default_na=False)"
+    code = shlex.quote(f"import pandas; {read}.to_csv({new}, sep={json.dumps(own)}, index=False)")
+    return f"its columns are separated by {other!r}, not as in {kind}: {header!r}. Write it anew: python -c {code}"
 
 
 def _called(path: Path, ending: str) -> str:
@@ -206,11 +206,6 @@ def refuse_broken_row(key: str, path: Path) -> None:
 
 
 def _encoding(head: bytes, rest: Iterator[bytes], path: Path, kind: str) -> str | None:
-    if head.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)) or _every_other_zero(head):
-        name = shlex.quote(str(path))
-        return (
-            f"cannot be read as {kind}: it holds zero bytes: it is UTF-16. Convert it: iconv -f utf-16 -t utf-8 {name}"
-        )
     decoder, line, blank = codecs.getincrementaldecoder("utf-8-sig")(), 1, True
     for chunk in chain([head], rest):
         if b"\x00" in chunk:
@@ -220,22 +215,48 @@ def _encoding(head: bytes, rest: Iterator[bytes], path: Path, kind: str) -> str 
             blank = not decoder.decode(chunk).strip() and blank
         except UnicodeDecodeError as error:
             line += chunk[: error.start].count(b"\n")
-            name = shlex.quote(str(path))
+            encoding, text = _one_byte(chunk[chunk.rfind(b"\n", 0, error.start) + 1 :].split(b"\n")[0])
             return (
-                f"cannot be read as {kind}: the bytes of line {line:,} are no UTF-8. Convert it, if it is Latin-1: "
-                f"iconv -f latin1 -t utf-8 {name}"
+                f"cannot be read as {kind}: the bytes of line {line:,} are no UTF-8; in {encoding} they are "
+                f"{text[:_SHOWN]!r}. {_converted(path, encoding)}"
             )
         line += chunk.count(b"\n")
     return "no rows in it: nothing but white space." if blank and kind in ("text", "json") else None
 
 
-def _every_other_zero(head: bytes) -> bool:
-    """Whether a text without a mark of its order is UTF-16: Latin letters have a zero byte each."""
-    for at in (0, 1):
+def _wide(head: bytes, path: Path, kind: str) -> str | None:
+    """What is wrong with a text of two or four bytes a letter."""
+    marks = {codecs.BOM_UTF32_LE: "utf-32", codecs.BOM_UTF16_LE: "utf-16", codecs.BOM_UTF16_BE: "utf-16"}
+    encoding = next((name for mark, name in marks.items() if head.startswith(mark)), None) or _every_other_zero(head)
+    if encoding is None:
+        return None
+    return f"cannot be read as {kind}: it holds zero bytes: it is {encoding[:6].upper()}. {_converted(path, encoding)}"
+
+
+def _every_other_zero(head: bytes) -> str | None:
+    """The order of a UTF-16 text without a mark of it: Latin letters have a zero byte each."""
+    for at, name in ((0, "utf-16be"), (1, "utf-16le")):
         half = head[at:_HEAD:2]
         if len(half) > 4 and half.count(0) > 0.4 * len(half) and head[1 - at : _HEAD : 2].count(0) < 0.1 * len(half):
-            return True
-    return False
+            return name
+    return None
+
+
+def _one_byte(line: bytes) -> tuple[str, str]:
+    """The encoding of a line of one byte a letter, and its text: Latin-1 has no letters where Windows has quotes."""
+    try:
+        return "cp1252", line.decode("cp1252")
+    except UnicodeDecodeError:
+        return "latin1", line.decode("latin1")
+
+
+def _converted(path: Path, encoding: str) -> str:
+    """How to write a file anew in UTF-8; one line of a shell, which ran."""
+    packed = path.suffix.lower() in COMPRESSED
+    source = path.with_suffix("") if packed else path
+    new = source.with_name(f"utf8-{source.name}")
+    begin = f"Unpack it, and convert {source.name}" if packed else "Convert it"
+    return f"{begin}: iconv -f {encoding} -t utf-8 {shlex.quote(str(source))} > {shlex.quote(str(new))}"
 
 
 def _begin(raw: bytes) -> str:

@@ -75,7 +75,7 @@ def _understood(key: str, path: Path, kind: str) -> Iterator[None]:
     except (pa.ArrowException, OSError, EOFError, UnicodeDecodeError, lzma.LZMAError) as error:
         if getattr(error, "errno", None) is not None:  # the disk's own word, not the reader's
             raise
-        raise ConfigError(f"{key}={path}: cannot be read as {kind}: {_reason(str(error), path, kind)}") from error
+        raise ConfigError(f"{key}={path}: cannot be read as {kind}: {_reason(str(error), kind)}") from error
 
 
 def _options(kind: str) -> dict[str, Any]:
@@ -114,12 +114,12 @@ def _batches(path: Path, kind: str, names: list[str]) -> Iterator[Any]:
         yield from rows
 
 
-def _reason(message: str, path: Path, kind: str) -> str:
+def _reason(message: str, kind: str) -> str:
     # pyarrow counts the line of names as a row.
     line = re.sub(r"\bRow #(\d+)", lambda found: f"row {int(found[1]) - 1:,}", " ".join(message.split()))
     line = line if len(line) <= 300 else line[:300] + " ..."
     if "invalid UTF8" in line or "codec can't decode" in line:
-        return f"its bytes are no UTF-8. Convert it: iconv -f latin1 -t utf-8 {path}"
+        return "its bytes are no UTF-8."
     if "columns, got" in line and kind == "csv" and line.count('"') % 2:
         return f"{line} (a quotation mark is opened and not closed; inside of quotes it is written twice)"
     if "columns, got" in line and kind == "csv":

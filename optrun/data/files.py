@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import difflib
 import glob
+import json
+import shlex
 import shutil
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -157,8 +159,21 @@ def _why_no_folder(path: Path) -> str:
     if saved or any(ELSEWHERE.get(ending) == ELSEWHERE[".png"] for ending in endings):
         what = "save_to_disk wrote" if saved else "images lie in"
         return f"this is a folder, one that {what}. Take data=hub data.path={path}."
-    known = next((ending for ending in endings if ending in FORMATS), ".jsonl")
-    return f"this is a folder. Give files or a glob, such as {path / ('*' + known)}."
+    files = [other for other in sorted(path.glob("**/*"))[:1000] if other.is_file() and other.suffix in FORMATS]
+    if not files:
+        return f"this is a folder, and no file in it ends with one of {', '.join(FORMATS)}."
+    classes = {other.parent.name for other in files}
+    pattern = f"{'*' if any(other.parent == path for other in files) else '**/*'}{files[0].suffix}"
+    hint = f"this is a folder. Give files or a glob, such as {shlex.quote(str(path / pattern))}."
+    if FORMATS[files[0].suffix] != "text" or len(classes) < 2 or pattern[:2] != "**":
+        return hint
+    table = f"{path.name}.csv"
+    rows = f"[p.read_text(), p.parent.name] for p in sorted(pathlib.Path({json.dumps(str(path))}).glob(PATTERN))"
+    write = f'w = csv.writer(open({json.dumps(table)}, "w", newline="")); w.writerows([["text", "label"], *({rows})])'
+    code = shlex.quote(f"import csv, pathlib; {write.replace('PATTERN', json.dumps(pattern))}")
+    return (
+        f"{hint} If its folders are classes, write a table and take data.train={shlex.quote(table)}: python -c {code}"
+    )
 
 
 def _format(key: str, path: Path) -> str:

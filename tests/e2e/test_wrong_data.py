@@ -135,7 +135,7 @@ FILES: list[tuple[str, list[str], str, str | bytes, list[str]]] = [
     ("lists of words in csv", WORDS, "a.csv", "tokens,tags\n" + "a b,O O\n" * 8,
      ["data.text_column", "Lists are read from json"]),
     # Another delimiter, another shape.
-    ("semicolons", CLASSIFY, "a.csv", TABLE.replace(",", ";"), ["a.csv", "separated by ';'", "sep=';'"]),
+    ("semicolons", CLASSIFY, "a.csv", TABLE.replace(",", ";"), ["a.csv", "separated by ';'", 'sep=";"']),
     ("semicolons, for their text alone", TEXTS, "a.csv", TABLE.replace(",", ";"), ["separated by ';'"]),
     ("semicolons, commas in the texts", CLASSIFY, "a.csv", "text;label\na, b;0\nc;1\n", ["separated by ';'"]),
     ("tabs in csv", CLASSIFY, "a.csv", TABLE.replace(",", "\t"), ["separated by tabs", "a.tsv"]),
@@ -160,7 +160,7 @@ FILES: list[tuple[str, list[str], str, str | bytes, list[str]]] = [
     ("UTF-16", CLASSIFY, "a.csv", TABLE.encode("utf-16"), ["a.csv", "UTF-16", "iconv -f utf-16"]),
     ("UTF-16 without its mark", TEXTS, "a.txt", TABLE.encode("utf-16-le"), ["a.txt", "UTF-16", "iconv -f utf-16"]),
     ("Latin-1 in JSON", CLASSIFY, "a.jsonl", lines(*ROWS).encode() + b'{"text":"th\xe9","label":0}\n',
-     ["a.jsonl", "line 13", "no UTF-8", "iconv -f latin1"]),
+     ["a.jsonl", "line 13", "no UTF-8", "thé", "iconv -f cp1252"]),
     ("a zero byte far down", CLASSIFY, "a.csv", TABLE.encode() + b"a\x00b,even\n", ["a.csv", "line 14", "zero bytes"]),
     ("zero bytes in a text", TEXTS, "a.txt", b"abc\x00def there\n" * 30, ["a.txt", "line 1", "zero bytes"]),
     ("nothing", CLASSIFY, "a.csv", "", ["a.csv", "the file is empty"]),
