@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import re
+from typing import Any
 
 
 def number(value: float, digits: int = 4) -> str:
@@ -100,3 +102,20 @@ def plain(text: str) -> str:
         ('a?[2Jb', 'two lines')
     """
     return "".join(letter if letter.isprintable() else "?" for letter in " ".join(text.split()))
+
+
+_FORMULA = re.compile(r"'*[=+\-@\t\r]")
+_NUMBER = re.compile(r"[-+]?(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?")
+
+
+def csv_cell(value: Any) -> Any:
+    """A cell of a csv file; a text that a spreadsheet would take for a formula gets an apostrophe before it.
+
+    Texts that begin with apostrophes and such a mark get one as well, so that taking one away gives every text back.
+
+    Example:
+        >>> csv_cell("=1+1"), csv_cell("'=1"), csv_cell("-0.5"), csv_cell(-0.5), csv_cell("'tis")
+        ("'=1+1", "''=1", '-0.5', -0.5, "'tis")
+    """
+    is_formula = isinstance(value, str) and _FORMULA.match(value) and not _NUMBER.fullmatch(value)
+    return f"'{value}" if is_formula else value

@@ -13,6 +13,7 @@ from typing import Any
 
 from optrun.data.source import Split
 from optrun.errors import ConfigError, did_you_mean
+from optrun.formatting import csv_cell
 
 ENDINGS = (".jsonl", ".csv", ".parquet")
 ROW = "row"
@@ -93,7 +94,7 @@ def write(
     with path.open("w", encoding="utf-8", newline="") as file:
         table = csv.writer(file, lineterminator="\n")
         if ending == ".csv":
-            table.writerow(columns)
+            table.writerow(map(csv_cell, columns))
         for number, (row, values) in enumerate(zip(_rows(split, names), made, strict=True), 1):
             found = {ROW: number, **row, **{name: values.get(name) for name in shape}}
             if ending == ".csv":
@@ -128,7 +129,7 @@ def _plain(value: Any) -> Any:
 
 def _cell(value: Any) -> Any:
     """A cell of a csv file: lists and objects are JSON."""
-    return json.dumps(value, ensure_ascii=False) if isinstance(value, dict | list) else value
+    return json.dumps(value, ensure_ascii=False) if isinstance(value, dict | list) else csv_cell(value)
 
 
 def _write_parquet(

@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from optrun.formatting import count, duration, plain, size
+from optrun.formatting import count, csv_cell, duration, plain, size
 from optrun.report import branches
 from optrun.report.arms import Arm, describe
 from optrun.report.collect import Run
@@ -218,7 +218,7 @@ def runs_csv(findings: Findings) -> str:
     writer = csv.writer(buffer, lineterminator="\n")
     keys = [f"config.{key}" for key in findings.keys]
     named = [f"{name} {findings.metric}" if name in ("last", "best") else name for name in numbers]
-    writer.writerow([*fixed, *keys, *named, *perf, "device", "message", "path", CSV_MARK])
+    writer.writerow(map(csv_cell, [*fixed, *keys, *named, *perf, "device", "message", "path", CSV_MARK]))
     for run in findings.runs:
         position, contender = rank.get(id(run), (None, ""))
         best = run.best(findings.metric, findings.mode) or (None, None)
@@ -235,7 +235,7 @@ def runs_csv(findings: Findings) -> str:
         line += [run.config.get(key) for key in findings.keys]
         line += [run.last(findings.metric), *best, run.score(findings.metric), run.wall_seconds]
         line += [run.perf(name) for name in perf]
-        writer.writerow([*line, run.device, run.message, str(run.path), 1])
+        writer.writerow(map(csv_cell, [*line, run.device, run.message, str(run.path), 1]))
     return buffer.getvalue()
 
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from optrun.artifacts.atomic import storing
 from optrun.artifacts.metrics import to_json
+from optrun.formatting import csv_cell
 from optrun.report.class_figures import KEYS, figures_of
 from optrun.report.table import Table
 
@@ -126,5 +127,5 @@ def _confusion_csv(found: ClassTable) -> str:
 
 def _csv(lines: list[list[Any]]) -> str:
     buffer = io.StringIO()
-    csv.writer(buffer, lineterminator="\n").writerows(lines)
+    csv.writer(buffer, lineterminator="\n").writerows(map(csv_cell, line) for line in lines)
     return buffer.getvalue()

@@ -254,6 +254,20 @@ def test_csv_and_parquet_hold_the_same(trained: Trained, capsys: pytest.CaptureF
     assert held == [{name: line[name] for name in line if name not in ("text", "share", "more")} for line in lines]
 
 
+def test_a_csv_runs_no_formula(trained: Trained) -> None:
+    """Texts that begin as a formula does are told from those, and given back by taking one apostrophe away."""
+    values = ["=1+1", "+a", "-b", "@c", "\td", "'=e", "'f", "-0.5", "+1e-3", "g=h", ""]
+    write_rows(Path("rows.jsonl"), [{"text": "the fox", "=note": value, "share": -0.5} for value in values])
+    words = ("predict", str(trained("sequence_classification")), "data.eval=rows.jsonl", "data.text_column=text")
+    assert optrun(*words, "out=out.csv") == 0
+    with Path("out.csv").open(newline="") as file:
+        table = list(csv.DictReader(file))
+    cells = [line["'=note"] for line in table]
+    assert not [cell for cell in cells if re.match(r"[=+\-@\t\r]", cell) and cell not in ("-0.5", "+1e-3")]
+    assert [re.sub(r"^'(?='*[=+\-@\t\r])", "", cell) for cell in cells] == values
+    assert {line["share"] for line in table} == {"-0.5"}
+
+
 def test_from_python(trained: Trained) -> None:
     texts(3)
     run = library.load_run(trained("sequence_classification"))
