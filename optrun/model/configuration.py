@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from optrun.config.schema.checks import expect_count
 from optrun.config.schema.model import FromConfigConfig, ModelConfig, PretrainedConfig
 from optrun.data import hub_access as hub
 from optrun.errors import ConfigError, did_you_mean, nearest
@@ -18,6 +19,8 @@ if TYPE_CHECKING:
     from transformers import PretrainedConfig as TransformersConfig
     from transformers import PreTrainedTokenizerBase
 
+_SIZES = ("hidden_size", "max_position_embeddings", "num_attention_heads", "num_hidden_layers", "vocab_size")
+"""Of every architecture, by the names of transformers; none of them may be 0."""
 _SPECIAL_IDS = ("pad_token_id", "bos_token_id", "eos_token_id", "cls_token_id", "sep_token_id")
 _FOR_TASK = {"causal_lm": "a decoder such as gpt2 or llama", "masked_lm": "an encoder such as bert or roberta"}
 
@@ -240,6 +243,9 @@ def _change(values: TransformersConfig, changes: Mapping[str, Any], key: str) ->
             _change(part, value, f"{key}.{name}")
         else:
             setattr(values, name, value)
+            own = {*_SIZES, *(values.attribute_map.get(size) for size in _SIZES)}
+            if name in own and isinstance(value, int):
+                expect_count(f"{key}.{name}", value)
 
 
 def _refuse_names(values: TransformersConfig, changes: Mapping[str, Any], key: str) -> None:

@@ -51,6 +51,7 @@ from optrun.runner.resume.checkpoint import (
 from optrun.runner.resume.config_diff import refuse_idle
 from optrun.runner.resume.data_position import pinned, pinned_revision
 from optrun.runner.session import Session
+from optrun.runner.size_warnings import size_warnings
 from optrun.runner.summary import Summary
 from optrun.runner.whole_model import whole_model
 from optrun.task import Task
@@ -184,7 +185,14 @@ def _train(session: Session, resume: ResumePoint | None, stop_at: int | None) ->
         refuse_idle(assembled.changes, state.global_step)
         if world.broadcast(summary.finished_before):
             return _leave_finished(session, assembled, mended=resume is not None and bool(resume.notes))
-    notes = [*assembled.notes, *opened.set_aside_skipped(), *discarded(), *prepared.notes, *data_check(prepared.facts)]
+    notes = [
+        *size_warnings(config, device),
+        *assembled.notes,
+        *opened.set_aside_skipped(),
+        *discarded(),
+        *prepared.notes,
+        *data_check(prepared.facts),
+    ]
     for note in notes:
         display.note(note)
     if assembled.branch is not None:

@@ -7,6 +7,9 @@ from typing import Any
 
 from optrun.errors import ConfigError
 
+MOST = 2**31 - 1
+"""A count above it was not meant: libraries hold counts in 32 bits, and no run has so many steps."""
+
 
 def expect(condition: bool, key: str, value: Any, expected: str, hint: str = "") -> None:
     """Refuse a value by name.
@@ -31,8 +34,9 @@ def expect_positive(key: str, value: float | None) -> None:
 
 
 def expect_count(key: str, value: int | None) -> None:
-    """None passes; a whole number must be 1 or more."""
+    """None passes; a whole number must be 1 or more, and one that somebody may have meant."""
     expect(value is None or value >= 1, key, value, "1 or more")
+    expect(value is None or value <= MOST, key, value, f"{MOST:,} or less")
 
 
 def expect_not_negative(key: str, value: float | None) -> None:

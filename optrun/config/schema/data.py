@@ -46,6 +46,7 @@ class DataConfig:
     def __post_init__(self) -> None:
         """Refuse sizes that leave nothing to train on."""
         expect(self.max_length >= 2, "data.max_length", self.max_length, "2 tokens or more")
+        expect_count("data.max_length", self.max_length)
         expect_fraction("data.eval_fraction", self.eval_fraction)
         expect_count("data.max_train_examples", self.max_train_examples)
         expect_count("data.max_eval_examples", self.max_eval_examples)

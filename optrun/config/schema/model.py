@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
-from optrun.config.schema.checks import expect
+from optrun.config.schema.checks import expect, expect_count
 from optrun.errors import refuse_url
 
 
@@ -89,6 +89,7 @@ class FromConfigConfig(ModelConfig):
         """Refuse a vocabulary that cannot hold the 256 bytes and the special tokens."""
         super().__post_init__()
         expect(self.vocab_size >= 300, "model.vocab_size", self.vocab_size, "300 or more: 256 bytes and special tokens")
+        expect_count("model.vocab_size", self.vocab_size)
 
 
 SCHEMAS: dict[str, type[ModelConfig]] = {

@@ -3,8 +3,18 @@
 from dataclasses import dataclass
 from enum import Enum
 
-from optrun.config.schema.checks import expect, expect_count, expect_fraction, expect_not_negative, expect_positive
+from optrun.config.schema.checks import (
+    MOST,
+    expect,
+    expect_count,
+    expect_fraction,
+    expect_not_negative,
+    expect_positive,
+)
 from optrun.errors import ConfigError
+
+_MOST_WORKERS = 1024
+"""Processes; more were not meant, and would take the memory of the machine."""
 
 
 class Precision(Enum):
@@ -80,7 +90,9 @@ class TrainingConfig:
         """Refuse sizes of nothing."""
         expect(self.max_steps is None or self.max_steps > 0, "training.max_steps", self.max_steps, "1 or more, or null")
         expect_positive("training.num_train_epochs", self.num_train_epochs)
+        expect(self.num_train_epochs <= MOST, "training.num_train_epochs", self.num_train_epochs, f"{MOST:,} or less")
         for key in (
+            "max_steps",
             "per_device_train_batch_size",
             "per_device_eval_batch_size",
             "gradient_accumulation_steps",
@@ -97,7 +109,10 @@ class TrainingConfig:
         expect_fraction("training.label_smoothing_factor", self.label_smoothing_factor)
         expect_positive("training.max_seconds", self.max_seconds)
         expect_positive("training.peak_flops", self.peak_flops)
-        expect_not_negative("training.dataloader_num_workers", self.dataloader_num_workers)
+        workers = self.dataloader_num_workers
+        expect(
+            0 <= workers <= _MOST_WORKERS, "training.dataloader_num_workers", workers, f"from 0 to {_MOST_WORKERS:,}"
+        )
         expect_not_negative("training.dataloader_timeout", self.dataloader_timeout)
         self._check_early_stopping()
 
