@@ -89,8 +89,7 @@ def _whole_rows(
     before, after = around
     ends = word_ends(tokenizer) if any(map(is_long, texts)) else ""
     whole = [str(text) for text in texts if not (ends and is_long(text))]
-    longest = max(map(len, whole), default=0)
-    if longest > 2 * PIECE:
+    if any(map(is_long, whole)):
         note = (
             f"a text of more than {2 * PIECE:,} characters is encoded as a whole: optrun knows no place where this "
             "tokenizer may cut it. This takes some 170 bytes of memory a character"
