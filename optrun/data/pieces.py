@@ -1,6 +1,6 @@
 """Token ids of a long text, made of pieces of it: the same ids, in the memory of a few pieces, on all cores.
 
-A tokenizer keeps some hundred bytes for each token of what it is given at once: a text of 20 MB takes 3.6 GB. So a
+A tokenizer keeps some hundred bytes for each token of what it is given at once: a text of 20 MB takes over 3 GB. So a
 text is cut where one of its words ends for certain: behind a letter and before a space, say. Each piece is encoded
 behind the letter that stands before it, whose tokens are dropped. What a tokenizer does at the beginning of a text,
 such as to add a space, it does to that letter.
