@@ -50,14 +50,13 @@ def local(tensor: Tensor) -> Tensor:
 
 
 def has_own_numbers(tensor: Tensor) -> bool:
-    """Whether a tensor's numbers are the bytes that its strides lead to: nothing is lazy, no subclass holds them.
+    """Whether a real tensor's numbers are the bytes that its strides lead to: nothing is lazy, no subclass holds them.
 
     Example:
         >>> has_own_numbers(torch.ones(2)), has_own_numbers(torch.ones(2, dtype=torch.complex64).conj().imag)
         (True, False)
     """
-    lazy = tensor.layout is not torch.strided or tensor.is_neg() or tensor.is_conj() or tensor._is_zerotensor()
-    return type(tensor) in (Tensor, Parameter) and not lazy
+    return type(tensor) in (Tensor, Parameter) and not (tensor.is_neg() or tensor._is_zerotensor())
 
 
 def norms(tensors: Sequence[Tensor], shardings: Sequence[Sharding], *, foreach: bool = False) -> Tensor:

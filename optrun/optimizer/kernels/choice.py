@@ -90,7 +90,7 @@ def take_step(
         return updates[kernel](*lists, **numbers)
     increment_version(lists[0])  # autograd refuses a graph from before the step; no kernel tells it by itself
     flat = [_alike(tensors) for tensors in zip(*lists, strict=True)]
-    if any(flat) and _overlap([tensor for tensors in lists for tensor in tensors if has_own_numbers(tensor)]):
+    if _overlap([tensor for tensors in lists[:2] for tensor, is_flat in zip(tensors, flat, strict=True) if is_flat]):
         flat = [False] * len(flat)  # a kernel steps tensors side by side, and reads none where it writes another
     if all(flat):
         return updates[kernel](*lists, **numbers)
@@ -111,18 +111,18 @@ def _alike(tensors: Sequence[Tensor]) -> bool:
 
     State may have been loaded in another dtype, or a model moved without its optimizer: the loop says so.
     """
-    dtype, device, shape = tensors[0].dtype, tensors[0].device, tensors[0].shape
+    dtype, device, numel = tensors[0].dtype, tensors[0].device, tensors[0].numel()
     return dtype in (torch.float32, torch.float64) and all(
         has_own_numbers(tensor)
         and tensor.is_contiguous()
         and tensor.device == device
         and tensor.dtype is dtype
-        and tensor.shape == shape
+        and tensor.numel() == numel
         for tensor in tensors
     )
 
 
 def _overlap(tensors: Sequence[Tensor]) -> bool:
-    """Whether two tensors share memory, as far as contiguous ones tell."""
-    spans = sorted((tensor.data_ptr(), tensor.nbytes) for tensor in tensors if tensor.numel())
+    """Whether two contiguous tensors share memory."""
+    spans = sorted((tensor.data_ptr(), size) for tensor in tensors if (size := tensor.nbytes))
     return any(begin + size > after for (begin, size), (after, _) in pairwise(spans))
