@@ -124,6 +124,8 @@ def identity(values: Mapping[str, Any]) -> dict[str, Any]:
             distributed = values.get("distributed", {})
             if distributed.get("name", "none") != "none":  # each rank adds to the batch
                 training["ranks"] = [values["training"].get("nproc_per_node"), distributed.get("nnodes")]
+        if training.get("per_device_train_batch_size", "") is None:
+            training["per_device_train_batch_size"] = 16  # digests of before it could be left open hold
         kept["training"] = training
     if kept.get("adapter") == {"name": "none"}:
         del kept["adapter"]  # digests of before there were adapters hold

@@ -83,7 +83,7 @@ def refuse_composed(config: RunConfig, ranks: int | None) -> None:
     if kind == "mps":
         raise ConfigError(f"training.device={device}: one device; distributed={distributed.name} is for cuda and cpu.")
     if ranks is not None:
-        config.training.micro_batches(ranks)
+        config.training.step_over(ranks)
     if ranks is not None and isinstance(distributed, FsdpConfig):
         from optrun.distributed.shard import data_parallel_degrees
 

@@ -16,6 +16,7 @@ from optrun.commands.branch import trunk_of, whole_command_line
 from optrun.commands.rank_checks import refuse_unfit
 from optrun.commands.single_run import Caller, execute, start
 from optrun.config import overrides, saved, store
+from optrun.config.batch import leave_open
 from optrun.config.branch import is_branch
 from optrun.config.compose import request_of
 from optrun.config.hydra_internals import Hydra
@@ -110,7 +111,9 @@ def _go_on(hydra: Hydra, command_line: CommandLine, target: Target, caller: Call
     changes = _as_begun(before.branch_from, changes, target.run)
     began = original_cwd(target.run.hydra)
     rebase_paths(before, began)
-    request = request_of(command_line, saved.changed(hydra, before, changes), changes)
+    after = saved.changed(hydra, before, changes)
+    leave_open(after, changes, settled=True)
+    request = request_of(command_line, after, changes)
     refuse_unfit(request.config, changes, caller.launched)
     notes = [] if mended is None else [mended]
     point = ResumePoint(target.checkpoint, began, saved=bool(before.checkpoint.enabled), notes=notes)

@@ -8,6 +8,7 @@ from dataclasses import replace
 from omegaconf import DictConfig
 
 from optrun.config import overrides, saved, store
+from optrun.config.batch import leave_open
 from optrun.config.hydra_internals import Hydra
 from optrun.config.request import CommandLine, Request
 from optrun.config.safety import refuse_stored_trust
@@ -35,6 +36,7 @@ def request_of(command_line: CommandLine, cfg: DictConfig, checked: Sequence[str
         ConfigError: A mandatory value is missing or one is out of range, or a file says what only a person may say.
     """
     own = store.without_hydra(cfg)
+    leave_open(own, checked)
     config = store.typed(own)
     refuse_stored_trust(own, checked)
     typed_line = vars(replace(command_line, overrides=checked))

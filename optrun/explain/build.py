@@ -22,7 +22,7 @@ from optrun.errors import ConfigError, OptrunError
 from optrun.explain.branch import TrunkState, branch_facts
 from optrun.explain.data import Sampled, look_at
 from optrun.explain.facts import CurveFacts, Facts, TensorFacts, total
-from optrun.explain.memory import rank_memory
+from optrun.explain.memory import rank_count, rank_memory
 from optrun.explain.schedule import assumed_steps, curves_of, named_steps
 from optrun.model.attention import device_type, refuse_attention, separation
 from optrun.model.build import ModelSpec, build_model
@@ -67,6 +67,9 @@ def explain(config: RunConfig, model: nn.Module | None = None, trunk: TrunkState
     said = [config.default_lr_note(), config.factors_note(), config.schedule_note()]
     notes += [note for note in said if note is not None]
     notes += [*data_notes, *discarded()]
+    micro, count = config.training.step_over(rank_count(config))
+    if count > 1 or config.training.global_batch_size is not None:
+        notes.append(f"a step is over {micro * count:,} examples: {count:,} micro-batches of {micro:,}, over all ranks")
     known, steps_from = _steps(config, sampled)
     decay = getattr(config.optimizer, "weight_decay", None)
     ratio = getattr(config.adapter, "loraplus_lr_ratio", None)
@@ -183,10 +186,11 @@ def _steps(config: RunConfig, sampled: Sampled | None) -> tuple[int | None, str]
         return None, "assumed"
     from optrun.data.loader import EpochPlan
 
+    micro, count = config.training.step_over(rank_count(config))
     plan = EpochPlan(
         examples=min(sampled.train_rows, config.data.max_train_examples or sampled.train_rows),
-        batch_size=config.training.per_device_train_batch_size,
-        accumulation=config.training.gradient_accumulation_steps,
+        batch_size=micro,
+        accumulation=count,
         seed=config.seed,
     )
     whole = config.training.num_train_epochs * plan.steps_per_epoch

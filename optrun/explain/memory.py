@@ -13,6 +13,14 @@ from optrun.distributed.shard import data_parallel_degrees
 from optrun.explain.facts import RankMemory
 
 
+def rank_count(config: RunConfig) -> int:
+    """Count the ranks from the configuration alone; `training.nproc_per_node=auto` counts the GPUs of this machine."""
+    distributed, on_node = config.distributed, config.training.nproc_per_node
+    if not isinstance(distributed, RanksConfig):
+        return 1
+    return distributed.nnodes * (max(1, torch.cuda.device_count()) if on_node == "auto" else int(on_node))
+
+
 def rank_memory(
     config: RunConfig, params: Mapping[str, Tensor], sizes: Mapping[str, int], states: Mapping[str, int | None]
 ) -> RankMemory | None:
@@ -34,8 +42,7 @@ def rank_memory(
     distributed = config.distributed
     if not isinstance(distributed, RanksConfig):
         return None
-    on_node = config.training.nproc_per_node
-    ranks = distributed.nnodes * (max(1, torch.cuda.device_count()) if on_node == "auto" else int(on_node))
+    ranks = rank_count(config)
     shards = 1
     if isinstance(distributed, FsdpConfig):
         _, shards = data_parallel_degrees(distributed, ranks)

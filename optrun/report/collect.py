@@ -191,7 +191,8 @@ class Run:
         micro = self.config.get("training.gradient_accumulation_steps", 1)
         if self.max_steps is None or not isinstance(size, int) or not isinstance(micro, int):
             return None
-        return self.max_steps * size * micro
+        ranks = number(_inside(self.summary, "hardware", "ranks")) or 1
+        return self.max_steps * (self.config.get("training.global_batch_size") or size * micro * int(ranks))
 
     def command(self, *, seeds: Iterable[int] = ()) -> str:
         """Compose the shell line that makes this run again.

@@ -39,6 +39,7 @@ from optrun.runner.branch import Branch, begin_branch, restore_branch
 from optrun.runner.prepare import Prepared
 from optrun.runner.resume.config_diff import changes_since, moves_layers, table
 from optrun.runner.resume.data_position import move, plan_values, refuse_other_data, vocabulary_digest
+from optrun.runner.resume.global_batch import asked_for, open_note, settle_batch
 from optrun.runner.resume.restore import environment, other_environment, restore_state, stop_request, train_state
 from optrun.scheduler import build_scheduler
 from optrun.scheduler.build import warmup_note
@@ -58,9 +59,13 @@ class Assembled:
     """Everything built, standing where training begins."""
 
     setup: TrainingSetup
+    request: Request
+    """As it was asked for, with the numbers that follow from the ranks."""
     constants: CheckpointMetadata
     """What every checkpoint of this start of the run says alike."""
     changes: dict[str, tuple[Any, Any]]
+    derived: Mapping[str, str]
+    """Those of them that follow from the ranks, with what that means."""
     notes: list[str]
     branch: Branch | None
     """How the run left its trunk, where it begins as a branch."""
@@ -99,6 +104,9 @@ def assemble(
         ConfigError: Options that do not fit the task or the model.
         CheckpointError: The checkpoint does not fit what is to be trained.
     """
+    saved = None if snapshot is None else snapshot.metadata
+    asked, batch = request, settle_batch(request, saved, world.size, branches=trunk is not None)
+    request = batch.request
     config, values = request.config, request.values
     task = prepared.task
     model = prepared.model
@@ -114,8 +122,8 @@ def assemble(
             expect_apart(model, config.task.keeps_apart, Precision(device, config.training.precision.value).autocast())
     plan = EpochPlan(
         examples=len(task.train),
-        batch_size=config.training.per_device_train_batch_size,
-        accumulation=config.training.micro_batches(world.size),
+        batch_size=batch.micro_batch_size,
+        accumulation=batch.micro_batches,
         seed=config.seed,
         lengths=_lengths(config, task),
         arrangement=getattr(task.train, "arrangement", None),
@@ -139,22 +147,21 @@ def assemble(
     notes: list[str] = []
     changes: dict[str, tuple[Any, Any]] = {}
     stop, branch = None, None
-    if snapshot is not None and trunk is not None:
-        saved = snapshot.metadata
+    if saved is not None and trunk is not None:
         changes = changes_since(saved, values, started_from)
         refuse_other_data(saved, constants, changes)
         branch, state = begin_branch(trunk, saved, constants, changes, config.branch_schedule)
         constants.branch = branch.metadata()
-        notes = [note for note in [table(branch.changes, "other than the trunk's:")] if note]
-    elif snapshot is not None:
-        saved = snapshot.metadata
+        notes = [note for note in [table(branch.changes, "other than the trunk's:", derived=batch.derived)] if note]
+    elif saved is not None:
         changes = changes_since(saved, values, started_from)
         refuse_other_data(saved, constants, changes)
         state = train_state(saved)
         moved = move(saved.plan, state, plan, fingerprint)
         others = require(saved.plugins or (), "this run")
-        notes = [note for note in (table(changes), moved, *others) if note]
-        stop = stop_request(saved, changes)
+        listed = table(changes, derived=batch.derived, examples=batch.examples)
+        notes = [note for note in (listed, moved, *others) if note]
+        stop = stop_request(saved, asked_for(changes, batch.derived))
         constants.branch = saved.branch
     whole = math.ceil(config.training.num_train_epochs * plan.steps_per_epoch) - state.data_shift
     total = config.training.max_steps or max(1, whole)
@@ -165,7 +172,7 @@ def assemble(
     ranking = ranking_of(config, task)
     if not len(task.eval):
         _refuse_without_evaluation(config)
-    notes += [note for note in [rank_by(state, ranking)] if note is not None]
+    notes += [note for note in [rank_by(state, ranking), open_note(asked, batch, world.size)] if note is not None]
     started = [] if snapshot is None or moves_layers(changes) else snapshot.metadata.optimizer.get("groups", [])
     train_step, placed = _train_step(config, model, task, device, schedule_steps, world, started)
     notes += placed
@@ -200,7 +207,7 @@ def assemble(
         total_steps=total,
         evaluation_weights=partial(evaluation_weights, train_step.optimizer),
     )
-    return Assembled(setup, constants, changes, notes, branch, stop)
+    return Assembled(setup, request, constants, changes, batch.derived, notes, branch, stop)
 
 
 def length_key(config: RunConfig) -> str:

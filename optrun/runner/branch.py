@@ -18,6 +18,7 @@ from optrun.config.schema.run import BranchSchedule
 from optrun.errors import ConfigError
 from optrun.optimizer.inherited import inherit_state
 from optrun.runner.resume.config_diff import Changes
+from optrun.runner.resume.data_position import of_steps
 from optrun.runner.resume.restore import (
     refuse_mutated_optimizer,
     restore_scaler,
@@ -144,7 +145,8 @@ def _refuse_other_plan(before: Mapping[str, Any], now: Mapping[str, Any], change
     Raises:
         ConfigError: With the keys that were changed, and both values of what came of it.
     """
-    before = {**now, "ordering": "permutation", **before}  # an older run says less of it
+    before = of_steps({**now, "ordering": "permutation", **before})  # an older run says less of it
+    now = of_steps(now)
     other = [key for key in now if key != "fingerprint" and before[key] != now[key]]
     named = ", ".join(f"{key}={value}" for key, (_, value) in changes.items() if key == "seed" or key.startswith(_PLAN))
     if before["fingerprint"].split("-")[0] != now["fingerprint"].split("-")[0]:
@@ -154,8 +156,7 @@ def _refuse_other_plan(before: Mapping[str, Any], now: Mapping[str, Any], change
             "Restore them, or start a new run without branch_from."
         )
     if other:
-        words = {"batch_size": "examples a micro-batch", "accumulation": "micro-batches a step over all ranks"}
-        words |= {"ordering": "order of the examples", "grouped": "grouped by length"}
+        words = {"examples": "training examples", "ordering": "order of the examples", "grouped": "grouped by length"}
         listed = ", ".join(f"{words.get(key, key)}: {now[key]} (the trunk: {before[key]})" for key in other)
         raise ConfigError(
             f"{named or 'distributed'}: {listed}: a branch takes the steps of its trunk {trunk.folder}. Choose "

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cached_property
 
 from optrun.artifacts.run_dir import RunDir
 from optrun.artifacts.run_manifest import RunManifest
@@ -44,13 +43,14 @@ class Session:
         assert self.held_manifest is not None, "another rank writes"
         return self.held_manifest
 
-    @cached_property
-    def _config_text(self) -> str:
-        return as_text(self.request.values)
+    def settle(self, request: Request) -> None:
+        """Take the numbers that follow from the ranks for those that were asked for."""
+        self.request = request
+        self.summary.config_values = dict(request.values)
 
     def write_config(self) -> None:
         """Write `config.yaml`, and its digest into the summary."""
-        text = self._config_text
+        text = as_text(self.request.values)
         self.summary.values["config_sha256"] = digest_of(text)
         if self.run.summary.exists():  # first: a start that is killed in between left the file as a checkpoint has it
             self.summary.write()

@@ -50,6 +50,7 @@ from optrun.runner.resume.checkpoint import (
 )
 from optrun.runner.resume.config_diff import refuse_idle
 from optrun.runner.resume.data_position import pinned, pinned_revision
+from optrun.runner.resume.global_batch import asked_for
 from optrun.runner.session import Session
 from optrun.runner.size_warnings import size_warnings
 from optrun.runner.summary import Summary
@@ -180,9 +181,10 @@ def _train(session: Session, resume: ResumePoint | None, stop_at: int | None) ->
         garbage.resume()  # the libraries are there; what is made from here on is the run's
         assembled = assemble(session.request, prepared, snapshot, device, started_from, world, trunk)
     assembled.constants.run_id = summary.values["run_id"]
+    session.settle(assembled.request)
     state, total = assembled.setup.state, assembled.setup.total_steps
     if snapshot is not None and assembled.is_done:
-        refuse_idle(assembled.changes, state.global_step)
+        refuse_idle(asked_for(assembled.changes, assembled.derived), state.global_step)
         if world.broadcast(summary.finished_before):
             return _leave_finished(session, assembled, mended=resume is not None and bool(resume.notes))
     notes = [

@@ -15,6 +15,7 @@ from omegaconf import DictConfig
 
 from optrun.artifacts.provenance import config_digest
 from optrun.config import keys, saved, store
+from optrun.config.batch import leave_open
 from optrun.config.hydra_internals import Hydra
 from optrun.config.overrides import assign
 from optrun.errors import ConfigError
@@ -138,6 +139,7 @@ class Composer:
         try:
             cfg = self._with(tuple(settled), changes)
             store.refuse_dangling(cfg)
+            leave_open(cfg, every)
             values = saved.plain(cfg)
             self.require(values)
             return values

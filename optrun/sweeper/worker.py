@@ -26,6 +26,7 @@ from optrun.artifacts.provenance import config_digest
 from optrun.artifacts.run_dir import RunDir, parse_step
 from optrun.artifacts.run_manifest import recorded
 from optrun.config import saved, store
+from optrun.config.batch import leave_open
 from optrun.config.request import Request
 from optrun.config.schema.distributed import RanksConfig
 from optrun.errors import EXIT_STOPPED_EARLY, ConfigError, LockedError, OptrunError, StoppedEarly, is_out_of_memory
@@ -80,7 +81,9 @@ class SweepTask:
             return "left"
         try:
             with _hold_job(sweep, run.path.name) as record:
-                return self._take(sweep, run, record, store.without_hydra(cfg), overrides)
+                own = store.without_hydra(cfg)
+                leave_open(own, overrides)
+                return self._take(sweep, run, record, own, overrides)
         except LockedError:
             return "held"
         finally:

@@ -249,7 +249,7 @@ def test_a_refusal_of_the_ranks_is_told_once_and_leaves_nothing(tmp_path: Path) 
         ([*RANKS, "training.device=cuda:1"], ["training.device=cuda:1", "CUDA_VISIBLE_DEVICES"]),
         ([*RANKS, "distributed.backend=foo"], ["distributed.backend=foo", "gloo"]),
         ([*RANKS, "distributed.backend=nccl"], ["distributed.backend=nccl"]),
-        ([*RANKS, "training.global_batch_size=48"], ["training.global_batch_size=48", "2 ranks"]),
+        ([*RANKS, "training.global_batch_size=9"], ["training.global_batch_size=9", "2 ranks"]),
         (["distributed=fsdp", *RANKS[1:], "distributed.data_parallel_shard_degree=3"], ["shard_degree=3", "2"]),
         ([*RANKS, "distributed.nnodes=2"], ["distributed.rdzv_endpoint", "HOST:PORT"]),
     ],

@@ -163,6 +163,44 @@ def test_a_run_goes_on_at_another_number_of_ranks(tmp_path: Path) -> None:
     assert batches(undisturbed.run) == batches(run)
 
 
+def without_a_global_batch(folder: Path, *more: str) -> list[str]:
+    """Overrides of a run whose batch follows from its ranks."""
+    own = [word for word in (*COMMON, *TINY_GPT) if "batch_size" not in word and "pdrop" not in word]
+    dropout = [f"model.config.{kind}_pdrop=0" for kind in ("resid", "embd", "attn")]
+    return [*own, *dropout, "data=files", f"data.train={write_text(folder, 220)}", *more]
+
+
+def test_the_batch_is_the_runs(tmp_path: Path) -> None:
+    """Stopped on 2 ranks and gone on with on 1: the step is over as many examples, and the run is the same."""
+    run, whole = tmp_path / "moved", tmp_path / "whole"
+    size = "training.per_device_train_batch_size=4"
+    words = without_a_global_batch(tmp_path, size, "training.max_steps=5")
+    start_on(1, [Start(whole, [*words, "training.gradient_accumulation_steps=2"])], tmp_path)
+    start_on(2, [Start(run, [*words, "distributed=ddp"], stop_at=2)], tmp_path / "meet")
+    start_on(1, [Start(run, words)], tmp_path)
+    found = differences(whole, run, LOSSES)
+    assert max(found.values()) <= 1e-6, found
+    assert batches(whole) == batches(run)
+    resumed = summary(run)["resumes"][-1]
+    assert resumed["changes"]["training.gradient_accumulation_steps"] == [1, 2]
+    assert "8 examples a step, as before" in resumed["notes"][0]
+    assert "gradient_accumulation_steps: 2" in (run / "config.yaml").read_text(encoding="utf-8")
+
+
+@pytest.mark.slow
+def test_micro_batches_are_divided_where_there_are_more_ranks(tmp_path: Path) -> None:
+    """From 2 to 4, to 1 and back to 2 ranks: a step has the same examples throughout."""
+    run, whole = tmp_path / "moved", tmp_path / "whole"
+    words = without_a_global_batch(tmp_path)
+    start_on(1, [Start(whole, [*words, "training.gradient_accumulation_steps=2"])], tmp_path)
+    for ranks, kind, stop in ((2, "ddp", 2), (4, "fsdp", 4), (1, "none", 5), (2, "fsdp", None)):
+        start_on(ranks, [Start(run, [*words, f"distributed={kind}"], stop_at=stop)], tmp_path / f"meet-{stop}")
+    found = differences(whole, run, LOSSES)
+    assert max(found.values()) <= 1e-6, found
+    samples = [summary(folder)["metrics"]["last"]["eval/loss"] for folder in (whole, run)]
+    assert samples[0] == pytest.approx(samples[1], rel=1e-6)
+
+
 def test_a_run_on_two_ranks_resumed_is_the_run_undisturbed(tmp_path: Path) -> None:
     """Bit for bit, at the same number of ranks."""
     case = CASES["adamwdl"]

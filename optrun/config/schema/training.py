@@ -15,6 +15,8 @@ from optrun.errors import ConfigError
 
 _MOST_WORKERS = 1024
 """Processes; more were not meant, and would take the memory of the machine."""
+MOST_PER_DEVICE = 16
+"""Examples of a micro-batch at most where nobody says how many; `conf/training/default.yaml` has the same number."""
 
 
 class Precision(Enum):
@@ -42,8 +44,9 @@ class TrainingConfig:
     """Optimizer steps; where it is set it decides, whatever num_train_epochs says."""
     num_train_epochs: float
     """Passes over the training examples."""
-    per_device_train_batch_size: int
-    """Examples of a micro-batch."""
+    per_device_train_batch_size: int | None
+    """Examples of a micro-batch. With `global_batch_size` a value that nobody gave is an upper bound, and null until
+    the ranks are known."""
     per_device_eval_batch_size: int
     gradient_accumulation_steps: int
     """Micro-batches of an optimizer step, weighted by their tokens or examples: k micro-batches equal one big batch."""
@@ -119,38 +122,37 @@ class TrainingConfig:
     def _check_ranks(self) -> None:
         ranks, key = self.nproc_per_node, "training.nproc_per_node"
         expect(ranks == "auto" or (ranks.isdecimal() and int(ranks) > 0), key, ranks, "1 or more, or auto")
-        micro, accumulation = self.per_device_train_batch_size, self.gradient_accumulation_steps
-        whole = self.global_batch_size
-        expect(
-            whole is None or whole % (micro * accumulation) == 0,
-            "training.global_batch_size",
-            whole,
-            f"a multiple of training.per_device_train_batch_size={micro}"
-            + (f" times training.gradient_accumulation_steps={accumulation}" if accumulation > 1 else ""),
-        )
+        least = (self.per_device_train_batch_size or 1) * self.gradient_accumulation_steps
+        if self.global_batch_size is not None and self.global_batch_size % least:
+            self.step_over(1)  # which refuses it, whatever the number of ranks
 
-    def micro_batches(self, ranks: int) -> int:
-        """Count the micro-batches of an optimizer step over all ranks.
+    def step_over(self, ranks: int, most: int = MOST_PER_DEVICE) -> tuple[int, int]:
+        """Say how large the micro-batches of an optimizer step are, and how many there are over all ranks.
 
         Args:
             ranks: How many there are.
+            most: Examples of a micro-batch at most, where `per_device_train_batch_size` is null.
 
         Raises:
             ConfigError: `training.global_batch_size` cannot be made by so many ranks.
         """
         micro, accumulation = self.per_device_train_batch_size, self.gradient_accumulation_steps
-        if self.global_batch_size is None:
-            return accumulation * ranks
-        count, left = divmod(self.global_batch_size, micro)
-        expect(
-            left == 0 and count % ranks == 0 and accumulation in (1, count // ranks),
-            "training.global_batch_size",
-            self.global_batch_size,
-            f"a multiple of training.per_device_train_batch_size={micro} times {ranks} ranks"
-            + (f" times training.gradient_accumulation_steps={accumulation}" if accumulation > 1 else ""),
-            "Accumulation follows from it: leave training.gradient_accumulation_steps at 1.",
+        whole = self.global_batch_size
+        if whole is None:
+            return micro or most, accumulation * ranks
+        sizes = range(most, 0, -1) if micro is None else [micro]
+        for size in sizes if whole % ranks == 0 else ():
+            each, left = divmod(whole // ranks, size)
+            if not left and accumulation in (1, each):
+                return size, each * ranks
+        factors = [] if micro is None else [f"training.per_device_train_batch_size={micro}"]
+        factors += [f"{ranks} ranks"] if ranks > 1 else []
+        factors += [f"training.gradient_accumulation_steps={accumulation}"] if accumulation > 1 else []
+        bound = f", with micro-batches of at most {most} examples" if micro is None and accumulation > 1 else ""
+        raise ConfigError(
+            f"training.global_batch_size={whole}: expected a multiple of {' times '.join(factors)}{bound}. "
+            "Accumulation follows from it: leave training.gradient_accumulation_steps at 1."
         )
-        return count
 
     def _check_early_stopping(self) -> None:
         key, threshold = "training.early_stopping_threshold", self.early_stopping_threshold

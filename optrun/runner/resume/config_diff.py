@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from optrun.artifacts.metadata import CheckpointMetadata
@@ -13,17 +14,18 @@ from optrun.errors import ConfigError
 
 Changes = Mapping[str, tuple[Any, Any]]
 
-_HARMLESS = ("run_name", "tracking.", "checkpoint.", "distributed.")
+_MATHEMATICS = ("distributed.param_dtype", "distributed.reduce_dtype")
+_ROUNDING = ("distributed.", "training.nproc_per_node", "training.per_device_eval_batch_size")
+_OF_RANKS = ("distributed.name", "distributed.nnodes", "training.nproc_per_node")
+_EVALUATION = ("training.eval_steps",)
+_HARMLESS = ("run_name", "tracking.", "checkpoint.")
 _HARMLESS_TRAINING = {
     f"training.{key}"
     for key in (
         "logging_steps",
-        "eval_steps",
-        "per_device_eval_batch_size",
         "dataloader_num_workers",
         "dataloader_timeout",
         "max_seconds",
-        "nproc_per_node",
         "profile",
         "peak_flops",
         "on_nonfinite",
@@ -47,6 +49,8 @@ _PLAN = {
 
 MEANINGS = {
     "harmless": "the numbers stay the same",
+    "rounding": "the same numbers but for rounding",
+    "evaluation": "when it is evaluated, and what goes by that: a plateau schedule, early stopping",
     "length": "how long it trains",
     "data": "which examples come next",
     "mathematics": "what is computed from here on",
@@ -62,11 +66,20 @@ def meaning(key: str) -> str:
     """
     if key.startswith(_HARMLESS) or key in _HARMLESS_TRAINING:
         return "harmless"
+    if key in _EVALUATION:
+        return "evaluation"
+    if key.startswith(_ROUNDING) and key not in _MATHEMATICS:
+        return "rounding"
     if key in _LENGTH:
         return "length"
     if key in _PLAN or key.startswith(("data.", "task.")):
         return "data"
     return "mathematics"
+
+
+def is_harmless(key: str) -> bool:
+    """Whether weights and the length of training do not depend on a key, but for rounding or what goes by a metric."""
+    return meaning(key) in ("harmless", "rounding", "evaluation")
 
 
 def may_change_data(changes: Changes) -> bool:
@@ -107,9 +120,7 @@ def refuse_idle(changes: Changes, done: int) -> None:
         ConfigError: One of them would say that something else was computed.
     """
     idle = [
-        f"{key}={_shown(now)} (was {_shown(before)})"
-        for key, (before, now) in changes.items()
-        if meaning(key) != "harmless"
+        f"{key}={_shown(now)} (was {_shown(before)})" for key, (before, now) in changes.items() if not is_harmless(key)
     ]
     if idle:
         raise ConfigError(
@@ -118,8 +129,20 @@ def refuse_idle(changes: Changes, done: int) -> None:
         )
 
 
-def table(changes: Changes, title: str = "changed since this checkpoint was saved:") -> str:
+def table(
+    changes: Changes,
+    title: str = "changed since this checkpoint was saved:",
+    *,
+    derived: Mapping[str, str] = MappingProxyType({}),
+    examples: tuple[int, int] | None = None,
+) -> str:
     """Every changed key with the value it had, the one it has, and what that means, in columns; empty for no change.
+
+    Args:
+        changes: Since the checkpoint.
+        title: Stands above.
+        derived: What keys mean whose values nobody gave.
+        examples: Of a step, then and now: where these differ, so do the numbers of another number of ranks.
 
     Example:
         >>> print(table({"lr": (0.1, 0.2)}))
@@ -128,7 +151,13 @@ def table(changes: Changes, title: str = "changed since this checkpoint was save
     """
     if not changes:
         return ""
-    rows = [(key, _shown(before), _shown(now), MEANINGS[meaning(key)]) for key, (before, now) in changes.items()]
+
+    def means(key: str) -> str:
+        if examples is not None and examples[0] != examples[1] and key.startswith(_OF_RANKS):
+            return f"{MEANINGS['data']}: {examples[0]} a step then, {examples[1]} now"
+        return derived.get(key) or MEANINGS[meaning(key)]
+
+    rows = [(key, _shown(before), _shown(now), means(key)) for key, (before, now) in changes.items()]
     widths = [max(len(row[column]) for row in rows) for column in range(3)]
     lines = [
         f"  {key:<{widths[0]}}  {before:>{widths[1]}} -> {now:<{widths[2]}}  {what}" for key, before, now, what in rows

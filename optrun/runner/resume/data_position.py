@@ -183,6 +183,12 @@ def _some(classes: Sequence[str]) -> str:
     return ", ".join(classes[:12]) + (", ..." if len(classes) > 12 else "")
 
 
+def of_steps(plan: Mapping[str, Any]) -> dict[str, Any]:
+    """What decides which examples each step sees: how a step is divided into micro-batches does not."""
+    kept = {key: value for key, value in plan.items() if key not in ("batch_size", "accumulation")}
+    return {**kept, "examples a step": plan["batch_size"] * plan["accumulation"]}
+
+
 def move(before: Mapping[str, Any], state: TrainState, plan: EpochPlan, fingerprint: str) -> str | None:
     """Set `state.data_shift` so that a changed plan goes on where the old one stopped.
 
@@ -201,7 +207,7 @@ def move(before: Mapping[str, Any], state: TrainState, plan: EpochPlan, fingerpr
     """
     before = {**plan_values(plan, fingerprint), "ordering": "permutation", **before}  # an older run says less of it
     before.pop("parts", None)  # they are a part of the fingerprint
-    if before == plan_values(plan, fingerprint):
+    if of_steps(before) == of_steps(plan_values(plan, fingerprint)):
         return None
     old = EpochPlan(before["examples"], before["batch_size"], before["accumulation"], before["seed"])
     epoch, step_in_epoch = old.locate(state.position)

@@ -20,7 +20,7 @@ from optrun.distributed.world import ALONE, World
 from optrun.errors import CheckpointError, ConfigError, NonFiniteError, OptrunError
 from optrun.model.weights import load_model_tensors, model_tensors
 from optrun.optimizer.state import load_named_state, named_state
-from optrun.runner.resume.config_diff import Changes, meaning
+from optrun.runner.resume.config_diff import Changes, is_harmless
 from optrun.runner.resume.state_file import refuse_garbage
 from optrun.training.callback import StopRequest
 from optrun.training.ranking import rank_by
@@ -45,7 +45,7 @@ def train_state(metadata: CheckpointMetadata) -> TrainState:
 
 def stop_request(metadata: CheckpointMetadata, changes: Changes) -> StopRequest | None:
     """Read the request to end training early, as long as nothing was changed that it may depend on."""
-    if metadata.stop is None or any(meaning(key) != "harmless" for key in changes):
+    if metadata.stop is None or not all(map(is_harmless, changes)):
         return None
     return StopRequest.from_dict(metadata.stop)
 

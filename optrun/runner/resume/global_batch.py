@@ -1,0 +1,132 @@
+"""The examples of an optimizer step belong to the run: ranks divide them, and another number of ranks changes none."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from optrun.artifacts.metadata import CheckpointMetadata
+from optrun.config.batch import MICRO, is_typed
+from optrun.config.request import Request
+from optrun.config.schema.training import MOST_PER_DEVICE
+from optrun.errors import ConfigError
+
+ACCUMULATION = "training.gradient_accumulation_steps"
+WHOLE = "training.global_batch_size"
+
+
+@dataclass
+class SettledBatch:
+    """How the ranks make an optimizer step."""
+
+    request: Request
+    """With the numbers that follow from the ranks."""
+    micro_batch_size: int
+    """Examples of a micro-batch."""
+    micro_batches: int
+    """Of a step, over all ranks."""
+    derived: Mapping[str, str] = field(default_factory=dict)
+    """Keys that nobody gave and whose values follow from the ranks, with what that means."""
+    examples: tuple[int, int] | None = None
+    """Of a step, in the checkpoint and now; None: no checkpoint says how many."""
+
+
+def settle_batch(
+    request: Request, saved: CheckpointMetadata | None, ranks: int, *, branches: bool = False
+) -> SettledBatch:
+    """Decide how many examples a micro-batch has, and how many micro-batches a step.
+
+    A checkpoint's step keeps its examples. A value that was changed since, or an accumulation or a global batch on the
+    command line, decides instead.
+
+    Args:
+        request: Configuration and command line.
+        saved: Of the checkpoint that training goes on from; None: from the start.
+        ranks: How many there are.
+        branches: Whether a branch begins there, whose command line repeats the values of its trunk.
+
+    Raises:
+        ConfigError: So many ranks cannot share the step; with the numbers that would do.
+    """
+    training = request.config.training
+    plan = {} if saved is None else saved.plan
+    if saved is None or "accumulation" not in plan:
+        micro, count = training.step_over(ranks)
+        return _settled(request, micro, training.gradient_accumulation_steps, count)
+    most, whole = int(plan["batch_size"]), int(plan["batch_size"]) * int(plan["accumulation"])
+    if _decides(request, saved, branches=branches):
+        micro, count = training.step_over(ranks, most)
+        settled = _settled(request, micro, training.gradient_accumulation_steps, count)
+        settled.examples = (whole, micro * count)
+        return settled
+    typed = not branches and is_typed(MICRO, request.overrides)
+    given = training.per_device_train_batch_size if typed else None
+    held = replace(training, global_batch_size=whole, per_device_train_batch_size=given, gradient_accumulation_steps=1)
+    try:
+        micro, count = held.step_over(ranks, most)
+    except ConfigError as error:
+        raise ConfigError(_refusal(whole, ranks, given)) from error
+    each = count // ranks
+    follows = training.global_batch_size is not None and training.gradient_accumulation_steps in (1, each)
+    settled = _settled(request, micro, training.gradient_accumulation_steps if follows else each, count)
+    kept = f"{whole} examples a step, as before"
+    settled.derived = {ACCUMULATION: kept, MICRO: kept if micro == most else f"{kept}; dropout is drawn otherwise"}
+    settled.examples = (whole, whole)
+    return settled
+
+
+def _decides(request: Request, saved: CheckpointMetadata, *, branches: bool) -> bool:
+    """Whether somebody asks for another batch than the checkpoint's.
+
+    A branch is asked by values that are not its trunk's. A run that goes on is asked by its command line: ranks that
+    are started once more have the values of the first start, and none of those that were derived since.
+    """
+    before = saved.config.get("training", {})
+
+    def differs(key: str) -> bool:
+        name = key.partition(".")[2]
+        now = request.values["training"].get(name)
+        return before.get(name) != now and not (key == MICRO and now is None)
+
+    if branches:
+        return any(map(differs, (MICRO, ACCUMULATION, WHOLE)))
+    typed = [key for key in (MICRO, ACCUMULATION, WHOLE, "training") if is_typed(key, request.overrides)]
+    return bool(typed) and (typed != [MICRO] or differs(MICRO))
+
+
+def _settled(request: Request, micro: int, accumulation: int, count: int) -> SettledBatch:
+    config = request.config
+    numbers: Mapping[str, Any] = {
+        "per_device_train_batch_size": micro,
+        "gradient_accumulation_steps": accumulation,
+    }
+    training = replace(config.training, **numbers)
+    values = {**request.values, "training": {**request.values["training"], **numbers}}
+    return SettledBatch(replace(request, config=replace(config, training=training), values=values), micro, count)
+
+
+def _refusal(whole: int, ranks: int, given: int | None) -> str:
+    fit = [str(number) for number in range(1, whole + 1) if whole % (number * (given or 1)) == 0]
+    head = f"{ranks} ranks cannot share the {whole} examples of a step evenly" + (
+        f" in micro-batches of {given} ({MICRO}={given})" if given is not None else ""
+    )
+    around = sorted({max(whole // ranks, 1) * ranks, -(-whole // ranks) * ranks})
+    return (
+        f"{WHOLE}={whole}: {head}, and a run that goes on keeps its batch. Expected {', '.join(fit[:-1])}"
+        f"{' or ' if fit[:-1] else ''}{fit[-1]} ranks, or another batch from here on: "
+        f"{' or '.join(f'{WHOLE}={number}' for number in around)}."
+    )
+
+
+def open_note(request: Request, settled: SettledBatch, ranks: int) -> str | None:
+    """Say what a size that was left open came to; None where it was not, or is what it would be anyway."""
+    micro, whole = settled.micro_batch_size, request.config.training.global_batch_size
+    if request.config.training.per_device_train_batch_size is not None or micro == MOST_PER_DEVICE:
+        return None
+    return f"{MICRO}={micro}: follows from {WHOLE}={whole} on {ranks} rank{'s' if ranks > 1 else ''}"
+
+
+def asked_for(changes: Mapping[str, Any], derived: Collection[str]) -> dict[str, Any]:
+    """The changes that somebody made, without what follows from the ranks."""
+    return {key: pair for key, pair in changes.items() if key not in derived}
