@@ -18,6 +18,7 @@ from optrun.data.columns import refuse_unused, text_column, texts
 from optrun.data.examples import Example
 from optrun.data.loader import Batch, ExampleSource
 from optrun.data.source import Source, Split
+from optrun.errors import ConfigError
 from optrun.task.evaluation import IGNORED, EvaluationMetrics, MeanLoss, MetricAccumulator, metric_functions
 
 if TYPE_CHECKING:
@@ -218,14 +219,22 @@ class Task(ABC):
         """The training loss of a batch, a mean over `weight(batch)`; shape ().
 
         The model's own; with label smoothing or class weights torch's cross-entropy, which is what the `LabelSmoother`
-        of transformers computes. `eval/loss` is the model's own in any case, so that runs compare.
+        of transformers computes. `eval/loss` is the model's own where it returns one, so that runs compare.
 
         Args:
             outputs: What the model returned; has `loss` and `logits`.
             batch: What it was given.
+
+        Raises:
+            ConfigError: The model returned none.
         """
         if not self.label_smoothing and self.class_weights is None:
-            own: torch.Tensor = outputs.loss
+            own: torch.Tensor | None = getattr(outputs, "loss", None)
+            if own is None:
+                raise ConfigError(
+                    f"task={self.name}: the model returned no loss ({type(self.config).__name__}.AUTO_CLASS="
+                    f"{self.config.AUTO_CLASS}). Name a class with a head there, or write {type(self).__name__}.loss."
+                )
             return own
         logits = outputs.logits[:, :-1] if self.shift else outputs.logits
         weights = None if self.class_weights is None else self.class_weights.to(logits.device)
@@ -266,7 +275,9 @@ class Task(ABC):
     def evaluation(self) -> MetricAccumulator:
         """Empty metrics: those counted batch by batch, then the registered ones over the whole evaluation set."""
         classes = len(self.labels)
-        return EvaluationMetrics(self.running_metrics(), self.metrics, self.predictions, classes, self.labels)
+        return EvaluationMetrics(
+            self.running_metrics(), self.metrics, self.predictions, classes, self.labels, self.loss
+        )
 
     def metric_names(self) -> list[str]:
         """What `evaluation().compute()` will report."""

@@ -36,6 +36,8 @@ class MetricAccumulator(ABC):
     """
 
     names: list[str]
+    reads_loss = False
+    """Whether `update` reads `outputs.loss`: the task's loss stands there where the model returns none."""
 
     @property
     def mergeable(self) -> bool:
@@ -73,11 +75,13 @@ class MetricAccumulator(ABC):
 
 
 class MeanLoss(MetricAccumulator):
-    """The model's own loss.
+    """The model's own loss; the task's where the model has none.
 
     Args:
         count: How many targets the mean loss of a batch is over.
     """
+
+    reads_loss = True
 
     def __init__(self, count: Callable[[Batch], int]) -> None:
         self.names = ["loss"]
@@ -111,6 +115,8 @@ class TokenMetrics(MetricAccumulator):
     Args:
         shift: True where the logits at a position predict the next token.
     """
+
+    reads_loss = True
 
     def __init__(self, *, shift: bool) -> None:
         self.names = ["loss", "perplexity", "accuracy"]
@@ -159,6 +165,7 @@ class EvaluationMetrics(MetricAccumulator):
         predictions: A batch to its predictions and labels, shape (targets,) each.
         num_labels: How many classes there are; 0: no classes, or tokens.
         labels: Their names, for a table of them; empty: there is none.
+        loss: The task's, for a model that returns none.
     """
 
     def __init__(
@@ -168,7 +175,9 @@ class EvaluationMetrics(MetricAccumulator):
         predictions: Callable[[ModelOutput, Batch], tuple[np.ndarray, np.ndarray]],
         num_labels: int,
         labels: Sequence[str] = (),
+        loss: Callable[[ModelOutput, Batch], Any] | None = None,
     ) -> None:
+        self.loss = loss
         self.running = running
         self.functions = {name: function for name, function in functions.items() if name not in running.names}
         self.names = [*running.names, *self.functions]
@@ -179,6 +188,8 @@ class EvaluationMetrics(MetricAccumulator):
 
     def update(self, outputs: ModelOutput, batch: Batch) -> None:
         """Count one batch, and keep its predictions."""
+        if self.running.reads_loss and self.loss is not None and getattr(outputs, "loss", None) is None:
+            outputs.loss = self.loss(outputs, batch)
         self.running.update(outputs, batch)
         if self.functions:
             self.kept.append(self.predictions(outputs, batch))
@@ -207,6 +218,8 @@ class EvaluationMetrics(MetricAccumulator):
         values = self.running.compute()
         if not self.functions:
             return values
+        if not self.kept:  # an evaluation set without rows
+            return values | dict.fromkeys(self.functions, math.nan)
         predictions, labels = self._all()
         for name, function in self.functions.items():
             values[name] = function(predictions, labels, self.num_labels) if len(labels) else math.nan
@@ -241,10 +254,27 @@ def _function(row: registry.Choice) -> MetricFunction:
     def compute(predictions: np.ndarray, labels: np.ndarray, num_labels: int) -> float:
         options = {"num_labels": num_labels} if wants_num_labels else {}
         try:
-            return float(function(predictions, labels, **options))
+            value = function(predictions, labels, **options)
         except Exception as error:  # whatever it is: the name of the metric is what the user needs
             raise OptrunError(
                 f"task.metrics: {row.name} failed on {len(labels):,} predictions: {type(error).__name__}: {error}"
             ) from error
+        return number_of(value, f"task.metrics: {row.name}")
 
     return compute
+
+
+def number_of(value: Any, what: str) -> float:
+    """Read what a metric gave as a number; NaN is one.
+
+    Raises:
+        OptrunError: It is none, with what it is.
+    """
+    try:
+        if isinstance(value, str | bytes):
+            raise TypeError
+        return float(value)
+    except (TypeError, ValueError, RuntimeError) as error:
+        shape = getattr(value, "shape", None)
+        shown = f"an array of shape {tuple(shape)}" if shape else f"{value!r:.60}"
+        raise OptrunError(f"{what} gave {shown}: expected one number.") from error

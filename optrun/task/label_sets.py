@@ -121,6 +121,8 @@ class LabelSetMetrics(MetricAccumulator):
         labels: Names by number.
     """
 
+    reads_loss = True
+
     def __init__(self, labels: Sequence[str]) -> None:
         self.names = ["loss", "f1_micro", "f1_macro", "exact_match"]
         self.loss = 0.0

@@ -218,6 +218,8 @@ class WordMetrics(MetricAccumulator):
         whole_entities: Whether the labels are of a scheme of entities.
     """
 
+    reads_loss = True
+
     def __init__(self, labels: list[str], *, whole_entities: bool) -> None:
         self.names = ["loss", "accuracy", *(["precision", "recall", "f1"] if whole_entities else [MEAN_F1])]
         self.labels = labels

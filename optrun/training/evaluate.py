@@ -12,6 +12,7 @@ import torch
 from optrun.data.loader import Batch, BatchLoader, share_of
 from optrun.distributed.heartbeat import Phase, beat
 from optrun.distributed.world import ALONE, World
+from optrun.errors import OptrunError
 from optrun.training.failures import of_memory_in_evaluation, waiting_for_workers
 from optrun.training.ranking import Ranking, best_mode
 from optrun.training.setup import Metrics, TrainingSetup
@@ -101,10 +102,22 @@ def evaluate_sets(
         if ranks > 1:
             found.merge(world.gather_objects(found.partial()))
         prefix = f"eval/{name}/" if name else "eval/"
-        values |= {f"{prefix}{metric}": value for metric, value in found.compute().items()}
+        values |= {f"{prefix}{metric}": value for metric, value in _numbers(found.compute(), prefix).items()}
         if keep is not None:
             keep(name, found)
         before += len(shares[name])
+    return values
+
+
+def _numbers(values: Mapping[str, Any], prefix: str) -> Mapping[str, float]:
+    """What metrics computed, if each is a number.
+
+    Raises:
+        OptrunError: One is none.
+    """
+    for name, value in values.items():
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            raise OptrunError(f"{prefix}{name}: the task's metrics gave {value!r:.60}: expected one number.")
     return values
 
 
@@ -203,6 +216,11 @@ class Evaluator:
 
     def _remember_best(self, values: Mapping[str, float]) -> None:
         state, ranking = self.setup.state, self.setup.ranking
+        if ranking.metric not in values:
+            raise OptrunError(
+                f"{ranking.metric}: the metrics of task={self.setup.task.name} have this name, and the evaluation gave "
+                f"none. It gave: {', '.join(values) or 'nothing'}."
+            )
         for name, value in values.items():
             held = state.best.get(name)
             if held is None or Ranking(name, best_mode(name, ranking)).better(value, held["value"]):

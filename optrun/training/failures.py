@@ -112,7 +112,7 @@ def of_workers(global_step: Callable[[], int], examples: Callable[[], str]) -> I
             raise
         kill_workers()
         raise OptrunError(
-            f"step {global_step() + 1}: {what}. Its examples: {examples()}. The checkpoints are as they were; if it "
+            f"step {global_step() + 1}: {what}. Its examples: {examples()}. If it "
             "happens again, training.dataloader_num_workers=0 shows where."
         ) from error
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -42,6 +42,8 @@ class Hooks:
         self.components = components
         self.callbacks = callbacks
         self.may_request = bool(callbacks) if may_request is None else may_request
+        self.failure: BaseException | None = None
+        """The first that one of them raised in a step: the others hear of the step, and it ends with the run saved."""
         self._final_state: dict[str, Any] | None = None
         self._own_with: dict[str, Sequence[Callback]] = {}
 
@@ -55,11 +57,11 @@ class Hooks:
     def on_step(self, result: StepResult) -> None:
         """After each step."""
         self.training.step_finished = False
-        self._call("on_step", result)
+        self._call("on_step", result, deferred=True)
 
     def on_evaluate(self, metrics: Mapping[str, float]) -> None:
         """After each evaluation."""
-        self._call("on_evaluate", metrics)
+        self._call("on_evaluate", metrics, deferred=True)
 
     def on_log(self, record: Mapping[str, Any], due: Mapping[str, Any]) -> None:
         """With each line of metrics.
@@ -70,10 +72,10 @@ class Hooks:
         """
         self.training.step_finished = True
         for component in self._having("on_log"):
-            self._own(component, "on_log", record)
+            self._deferring(partial(self._own, component, "on_log"), record)
         for key, callback in self.callbacks.items():
             if _has(callback, "on_log"):
-                self._guarded(key, callback, "on_log", due)
+                self._deferring(partial(self._guarded, key, callback, "on_log"), due)
 
     def on_save(self, checkpoint: Path) -> None:
         """After each checkpoint."""
@@ -140,11 +142,24 @@ class Hooks:
 
     # Calls --------------------------------------------------------------------------------------------------------
 
-    def _call(self, hook: str, *args: Any) -> None:
+    def _call(self, hook: str, *args: Any, deferred: bool = False) -> None:
         for component in self._called(hook):
-            component(*args)
+            self._deferring(component, *args) if deferred else component(*args)
 
-    def _called(self, hook: str) -> Iterator[Callable[..., None]]:
+    def _deferring(self, component: partial[None], *args: Any) -> None:
+        """Call a hook; an error of others' code waits until the step is done. What a disk or a number ends, ends now.
+
+        Raises:
+            OptrunError: Of optrun's own components.
+        """
+        try:
+            component(*args)
+        except Exception as error:
+            if component.func == self._own and isinstance(error, OptrunError | OSError):
+                raise
+            self.failure = self.failure or error
+
+    def _called(self, hook: str) -> Iterator[partial[None]]:
         """The hook of each component that has one of its own."""
         for component in self._having(hook):
             yield partial(self._own, component, hook)
@@ -168,11 +183,13 @@ class Hooks:
         """One hook of a user's callback: it watches, and a run with it computes what a run without it does."""
         model = self.training.model
         states, mode = RandomStates(self.training.setup.train_step.device), model.training
-        with self._as(key, hook):
-            getattr(callback, hook)(self.training, *args)
-        states.restore()
-        if model.training != mode:
-            model.train(mode)
+        try:
+            with self._as(key, hook):
+                getattr(callback, hook)(self.training, *args)
+        finally:  # also where it raises: the step is saved then
+            states.restore()
+            if model.training != mode:
+                model.train(mode)
 
     @contextmanager
     def _as(self, key: str, method: str) -> Iterator[None]:
@@ -190,7 +207,7 @@ class Hooks:
             line = " ".join(str(error).split())[:500]
             raise OptrunError(
                 f"{key}: {method} raised {type(error).__name__}: {line} (after step {self.training.global_step}). "
-                "HYDRA_FULL_ERROR=1 shows where. The checkpoints are as they were; mend it and go on with: "
+                "HYDRA_FULL_ERROR=1 shows where. Mend it and go on with: "
                 f"{self.training.command(f'resume={self.training.run_dir}', mended=True)}"
             ) from error
         finally:

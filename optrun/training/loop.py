@@ -12,7 +12,7 @@ from typing import Any, NoReturn
 from optrun.config.schema.training import OnNonfinite
 from optrun.data.loader import Batch
 from optrun.distributed.heartbeat import Phase, beat
-from optrun.errors import StoppedEarly
+from optrun.errors import NonFiniteError, StoppedEarly, StorageError
 from optrun.training import failures
 from optrun.training.checkpointing import CheckpointManager
 from optrun.training.device import peak_memory_bytes
@@ -105,13 +105,31 @@ class Loop:
             with contextlib.closing(self.checkpoints), self._naming_workers(), contextlib.ExitStack() as stack:
                 stack.callback(failures.kill_workers)  # one that is stuck would be waited for when Python ends
                 stack.callback(self._close_data)
-                self._train()
+                try:
+                    self._train()
+                except (StoppedEarly, NonFiniteError, StorageError):
+                    raise
+                except (Exception, SystemExit):
+                    self._save_what_is_done()
+                    raise
             status = "finished"
         except StoppedEarly:
             status = "interrupted"
             raise
         finally:
             self.hooks.on_train_end(status)
+
+    def _save_what_is_done(self) -> None:
+        """Save the steps of this start before it ends with an error, which is what counts whatever becomes of this."""
+        step, done = self.state.global_step, self.state.global_step > self._first_step
+        if not done or not self.checkpoints.enabled or self.setup.train_step.updating or self.world.size > 1:
+            return  # other ranks would have to take part, and do not know
+        try:
+            self.checkpoints.save_now()
+        except (Exception, SystemExit) as error:
+            self.training.note(f"warning: step {step} could not be saved: {type(error).__name__}: {error}")
+        else:
+            self.training.note(f"step {step} is saved, before the run ends with an error")
 
     def _naming_workers(self) -> AbstractContextManager[None]:
         return failures.of_workers(lambda: self.state.global_step, self._next_examples)
@@ -153,9 +171,10 @@ class Loop:
             self._roll_back(nonfinite)
             return
         self._count(result, step)
+        train_step.updating = False
+        state.unfinished = True
         self.hooks.on_step(result)
         self._agree_on_requests()
-        state.unfinished = True
         self._finish_step()
         if self.checkpoints.enabled and step.requests.written:
             self.checkpoints.poll(together=self.world.size > 1)
@@ -277,6 +296,8 @@ class Loop:
         if last and not line_due:
             state.window_loss, state.window_weight, state.window_grad_norm, state.window_sources = window
         state.unfinished = False
+        if self.hooks.failure is not None:
+            raise self.hooks.failure
         self._save_if_due(last=last, evaluated=evaluate)
 
     def _is_last(self) -> bool:

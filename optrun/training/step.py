@@ -12,6 +12,7 @@ import torch
 
 from optrun.data.loader import SOURCE, Batch
 from optrun.distributed.world import ALONE, World
+from optrun.errors import OptrunError
 from optrun.training.exchange import GlobalStep, MicroBatchFacts, Requests, exchange
 from optrun.training.state import digest_of_batch, seed_of_micro_batch, seed_random_states
 
@@ -82,6 +83,20 @@ def own_loss(outputs: Any, batch: Batch) -> torch.Tensor:  # noqa: ARG001
     """Take the loss that the model computed from the batch's labels."""
     found: torch.Tensor = outputs.loss
     return found
+
+
+def _trainable(loss: Any) -> torch.Tensor:
+    """A loss, if there is something to learn from it.
+
+    Raises:
+        OptrunError: It is no single number, or no parameter has a part in it.
+    """
+    if torch.is_tensor(loss) and loss.dim() == 0 and loss.requires_grad:
+        return loss
+    found = f"a tensor of shape {tuple(loss.shape)}" if torch.is_tensor(loss) else f"{type(loss).__name__}"
+    if torch.is_tensor(loss) and loss.dim() == 0:
+        found = "a number that no parameter has a part in (requires_grad is False)"
+    raise OptrunError(f"the loss of the task is {found}: expected a tensor of shape () with a gradient.")
 
 
 def _zero(outputs: Any) -> torch.Tensor:
@@ -170,6 +185,7 @@ class TrainStep(Precision):
         self.world = world
         self.gradient_sync = gradient_sync
         self.by_source = by_source
+        self.updating = False
         self.scaler = torch.amp.GradScaler(device.type, enabled=precision == "fp16")
 
     def __call__(self, micro_batches: list[Batch], step: GlobalStep | None = None, position: int = 0) -> StepResult:
@@ -213,6 +229,7 @@ class TrainStep(Precision):
             result.by_source = self.by_source.take(self.world)
         if result.finite:
             follows_loss = getattr(self.optimizer, "takes_loss", False)
+            self.updating = True  # until it is counted: what is saved in between would fit no step
             self.scaler.step(self.optimizer, *([lambda: result.loss] if follows_loss else []))
             self.scaler.update()
             self.scheduler.step()
@@ -256,7 +273,7 @@ class TrainStep(Precision):
             sources = moved.pop(SOURCE, None)
             outputs = self.model(**moved)
             # What counts nothing may have a mean over no target, which is NaN, and NaN times 0 is NaN.
-            loss = self.loss(outputs, moved) if share else _zero(outputs)
+            loss = _trainable(self.loss(outputs, moved)) if share else _zero(outputs)
             if self.by_source is not None and sources is not None and share:
                 self.by_source.add(outputs, moved, sources)
             if share not in (0, 1):  # a factor costs two launches

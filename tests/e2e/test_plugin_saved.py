@@ -1,0 +1,177 @@
+"""What code of others raises after some steps: told by name and place, the steps saved; mended, the run goes on."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from optrun.artifacts.retention import latest_whole
+from optrun.artifacts.run_dir import RunDir
+from optrun.registry import plugins
+from tests.running import TINY_BERT, optrun, write_labelled
+
+MINE = """
+from dataclasses import dataclass
+from typing import ClassVar
+import optrun
+import torch
+from optrun.config.schema.callbacks import CallbackConfig
+from optrun.config.schema.metric import MetricConfig
+from optrun.config.schema.task import SequenceClassificationConfig, ProblemType
+from optrun.config.schema.tracking import TrackingConfig
+from optrun.task.sequence_classification import SequenceClassification
+
+WHERE = "nowhere"
+CALLS = {}
+
+def here(name):
+    CALLS[name] = CALLS.get(name, 0) + 1
+    if name == WHERE and CALLS[name] == AFTER:
+        raise KeyError("no such thing")  # the line
+
+@dataclass(kw_only=True)
+class TaskConfig(SequenceClassificationConfig):
+    AUTO_CLASS: ClassVar[str] = "AutoModel"
+    MAIN_METRIC: ClassVar[str] = "loss"
+    MODE: ClassVar[str] = "min"
+    METRICS: ClassVar[tuple[str, ...]] = ()
+    problem_type: ProblemType = ProblemType.single_label_classification
+
+@optrun.register_task("mine", schema=TaskConfig)
+class Mine(SequenceClassification):
+    def collate(self, examples):
+        here("collate")
+        return super().collate(examples)
+    def loss(self, outputs, batch):
+        here("loss")
+        return LOSS
+    def predictions(self, outputs, batch):
+        here("predictions")
+        return outputs.last_hidden_state[:, 0, :2].argmax(-1).numpy(), batch["labels"].numpy()
+
+def loss_of(outputs, batch):
+    return torch.nn.functional.cross_entropy(outputs.last_hidden_state[:, 0, :2], batch["labels"])
+
+@optrun.register_metric("mine", schema=MetricConfig)
+def metric(predictions, labels):
+    here("metric")
+    return VALUE
+
+@optrun.register_tracker("mine", schema=TrackingConfig)
+class Tracker:
+    def __init__(self, run): pass
+    def log(self, record): here("tracker")
+    def close(self, status): pass
+
+@dataclass(kw_only=True)
+class WatchConfig:
+    pass
+
+@optrun.register_callback("mine", schema=WatchConfig)
+class Watch:
+    def on_step(self, training, result): here("on_step")
+    def on_evaluate(self, training, metrics): here("on_evaluate")
+    def on_log(self, training, record): here("on_log")
+""".replace("from optrun.config.schema.callbacks import CallbackConfig\n", "")
+RUN = [
+    *TINY_BERT, "--plugin", "mine.py", "task=mine", "data=files", "data.train=train.csv", "task.metrics=[mine]",
+    "tracking=mine", "callbacks.mine={}", "training.per_device_train_batch_size=4", "training.max_steps=4",
+    "training.eval_steps=2", "training.logging_steps=2", "hydra.run.dir=run",
+]  # fmt: skip
+
+
+def write(where: str = "nowhere", after: int = 1, loss: str = "loss_of(outputs, batch)", value: str = "0.5") -> int:
+    """Write the plugin; returns the line that raises."""
+    text = MINE.replace('WHERE = "nowhere"', f'WHERE = "{where}"').replace("AFTER", str(after))
+    Path("mine.py").write_text(text.replace("LOSS", loss).replace("VALUE", value))
+    return 1 + next(index for index, line in enumerate(text.splitlines()) if line.endswith("# the line"))
+
+
+@pytest.fixture(autouse=True)
+def _here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.chdir(tmp_path)
+    write_labelled(tmp_path)
+    yield
+    for name in list(plugins.LOADED):
+        plugins.forget(name)
+
+
+def losses(run: str) -> list[str]:
+    """The lines of a run, without what depends on the clock."""
+    kept = []
+    for line in Path(run, "metrics.jsonl").read_text(encoding="utf-8").splitlines():
+        kept.append(",".join(part for part in line.split(",") if "perf/" not in part and '"time"' not in part))
+    return kept
+
+
+@pytest.mark.parametrize(
+    ("where", "after", "step", "facts"),
+    [
+        ("loss", 4, 2, ["task=mine", "in here"]),
+        ("predictions", 1, 2, ["task=mine", "in here"]),
+        ("metric", 1, 2, ["task.metrics: mine failed", "in here"]),
+        ("on_step", 2, 2, ["callbacks.mine: on_step raised", "in here"]),
+        ("on_evaluate", 1, 2, ["callbacks.mine: on_evaluate raised", "in here"]),
+        ("on_log", 1, 2, ["callbacks.mine: on_log raised", "in here"]),
+    ],
+)
+def test_the_steps_are_saved_first(
+    where: str, after: int, step: int, facts: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    line = write(where, after)
+    code = optrun(*RUN)
+    said = "".join(capsys.readouterr())
+    assert code == 1, said
+    for fact in ["KeyError", "no such thing", f"mine.py, line {line}", f"step {step} is saved", *facts]:
+        assert fact in said
+    assert "Traceback" not in said
+    newest, _ = latest_whole(RunDir("run"))
+    assert newest is not None
+    assert newest.name == f"step-{step:08}"
+    write()
+    options = ["--plugin", "mine.py", "--allow-changed-plugins"]
+    assert optrun("resume=run", *options) == 0
+    assert optrun(*[word.replace("dir=run", "dir=straight") for word in RUN]) == 0
+    assert losses("run") == losses("straight")
+
+
+def test_a_model_without_a_loss_is_judged_by_the_loss_of_the_task() -> None:
+    write()
+    assert optrun(*RUN) == 0
+    assert '"eval/loss"' in Path("run/metrics.jsonl").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize(
+    ("loss", "facts"),
+    [
+        ("super().loss(outputs, batch)", ["task=mine", "returned no loss", "AUTO_CLASS=AutoModel"]),
+        ("outputs.last_hidden_state[:, 0, 0]", ["loss of the task", "shape (4,)"]),
+        ("torch.tensor(1.0)", ["loss of the task", "requires_grad"]),
+        ("1.0", ["loss of the task", "float"]),
+        ("None", ["loss of the task", "NoneType"]),
+    ],
+)
+def test_a_loss_that_nothing_can_be_learnt_from(
+    loss: str, facts: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    write(loss=loss)
+    assert optrun(*RUN) in (1, 2)
+    said = capsys.readouterr().err
+    for fact in facts:
+        assert fact in said
+
+
+@pytest.mark.parametrize("value", ["'good'", "None", "predictions.reshape(-1, 1)", "{'a': 1}"])
+def test_a_metric_that_gives_no_number(value: str, capsys: pytest.CaptureFixture[str]) -> None:
+    write(value=value)
+    assert optrun(*RUN) == 1
+    said = "".join(capsys.readouterr())
+    for fact in ("task.metrics: mine gave", "expected one number", "step 2 is saved"):
+        assert fact in said
+
+
+def test_nan_is_a_number() -> None:
+    write(value="float('nan')")
+    assert optrun(*RUN) == 0
