@@ -9,7 +9,7 @@ import torch
 from optrun.config.schema.data import StdlibConfig
 from optrun.config.schema.model import FromConfigConfig
 from optrun.config.schema.run import RunConfig
-from optrun.config.schema.training import Precision
+from optrun.config.schema.training import MOST_PER_DEVICE, Precision
 from optrun.formatting import size
 
 
@@ -21,7 +21,8 @@ def size_warnings(config: RunConfig, device: torch.device) -> list[str]:
             "warning: training.precision=fp16 on a CPU: its small range costs skipped steps and no CPU gains from it. "
             "Take training.precision=bf16 or fp32."
         )
-    data, model, batch = config.data, config.model, config.training.per_device_train_batch_size
+    data, model = config.data, config.model
+    batch = config.training.per_device_train_batch_size or MOST_PER_DEVICE
     if not isinstance(data, StdlibConfig) or not isinstance(model, FromConfigConfig):
         return notes
     needed = 2 * 4 * batch * data.max_length * model.vocab_size
