@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import inspect
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeAlias
 
 import torch
@@ -65,7 +65,7 @@ def example_batches(model: Any) -> list[dict[str, Tensor]]:
         Batches of one example: token ids, images and sound, as far as `forward` takes them. Empty for other models.
     """
     config, main = getattr(model, "config", None), getattr(model, "main_input_name", None)
-    takes = {main, *inspect.signature(model.forward).parameters}
+    takes = inspect.signature(model.forward).parameters
     choices = (2,) if type(model).__name__.endswith("MultipleChoice") else ()
     ids = [key for key in ("input_ids", "decoder_input_ids") if key in takes]
     if config is None or main is None:
@@ -96,9 +96,14 @@ def look_at_uses(model: nn.Module, batch: Mapping[str, Any] | None) -> tuple[Use
         The uses, none where the model cannot run on shapes; and a sentence.
     """
     kind, why = type(model).__name__, "batch=: none given"
-    for given in example_batches(model) if batch is None else [batch]:
+    given: Sequence[Mapping[str, Any]] = []
+    try:
+        given = example_batches(model) if batch is None else [batch]
+    except Exception as error:  # a configuration of another form than most
+        why = f"{type(error).__name__}: {' '.join(str(error).split())[:120]}"
+    for one in given:
         try:
-            uses = uses_of(model, given)
+            uses = uses_of(model, one)
         except Exception as error:  # whatever a model's own code raises
             why = f"{type(error).__name__}: {' '.join(str(error).split())[:120]}"
             continue
