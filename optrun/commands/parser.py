@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import re
 import sys
 import textwrap
@@ -158,6 +159,8 @@ class VerbParser(argparse.ArgumentParser):
         if {"-h", "--help"} & set(argv):
             sys.stdout.write(self.format_help())
             return None
+        if self.takes_paths:  # a path that begins with a dash, or has `=` in it, is no option and no override
+            argv = [f"./{token}" if self._is_path(token) else token for token in argv]
         try:
             options, unknown = self.parse_known_intermixed_args(argv, namespace=GivenOnce())
             if unknown:
@@ -170,6 +173,10 @@ class VerbParser(argparse.ArgumentParser):
         overrides = [token for token in options.arguments if is_override(token)]
         self._refuse_overrides(overrides)
         return VerbArguments([token for token in options.arguments if not is_override(token)], overrides, options)
+
+    def _is_path(self, token: str) -> bool:
+        other = token.startswith("-") or (is_override(token) and token.partition("=")[0] not in self.keys)
+        return other and os.path.lexists(token)
 
     def _refuse_option(self, name: str) -> NoReturn:
         from optrun.config.keys import as_key

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING
 from optrun.artifacts.metrics import read_summary
 from optrun.artifacts.run_dir import RunDir
 from optrun.artifacts.trunk import Trunk
-from optrun.bounded_yaml import yaml_mapping
 from optrun.commands.branch import trunk_of, whole_command_line
 from optrun.commands.rank_checks import refuse_unfit
 from optrun.commands.single_run import Caller, execute, start
@@ -21,7 +20,7 @@ from optrun.config.branch import is_branch
 from optrun.config.compose import request_of
 from optrun.config.hydra_internals import Hydra
 from optrun.config.literal import quote_path
-from optrun.config.original_cwd import original_cwd, rebase_paths
+from optrun.config.original_cwd import original_command, original_cwd, rebase_paths
 from optrun.config.request import CommandLine
 from optrun.errors import ConfigError, printable, refuse_url
 from optrun.registry.origins import require
@@ -77,14 +76,13 @@ def _begin(hydra: Hydra, command_line: CommandLine, run: RunDir, caller: Caller)
         ConfigError: Hydra was killed as well, before it noted that.
     """
     place = f"hydra.run.dir={quote_path(run.path)}"
-    try:
-        noted = yaml_mapping(run.hydra / "hydra.yaml")["hydra"]
-        name, tokens = str(noted["job"]["config_name"]), list(map(str, noted["overrides"]["task"]))
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    noted = original_command(run.hydra)
+    if noted is None:
         raise ConfigError(
             f"{run.path}: this run was killed before it noted how it was started. Repeat its command with "
             f"{shlex.quote(place)}."
-        ) from error
+        )
+    name, tokens = noted
     if command_line.names_config and command_line.config_name != name:
         raise _other_recipe(run, command_line.config_name, name)
     changes = _changes(command_line)

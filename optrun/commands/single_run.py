@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shlex
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
@@ -148,7 +149,7 @@ def refuse_used(folder: Path) -> None:
         if RunDir(folder).is_run():
             raise ConfigError(
                 f"hydra.run.dir={folder}: there is a run in it already, and nothing is overwritten. Go on with it: "
-                f"resume={folder}. Or choose another directory."
+                f"{shlex.quote(f'resume={folder}')}. Or choose another directory."
             )
         raise ConfigError(f"hydra.run.dir={folder}: this directory is not empty. Choose another one.")
     parent = next(path for path in (folder, *folder.resolve().parents) if path.exists())

@@ -31,6 +31,19 @@ def original_cwd(hydra_folder: Path) -> Path | None:
     return Path(folder) if isinstance(folder, str) and folder and "${" not in folder else None
 
 
+def original_command(hydra_folder: Path) -> tuple[str, list[str]] | None:
+    """The recipe and the overrides that a run was started with; None where they are not known.
+
+    Args:
+        hydra_folder: `.hydra` of its run directory.
+    """
+    try:
+        noted = yaml_mapping(hydra_folder / "hydra.yaml")["hydra"]
+        return str(noted["job"]["config_name"]), list(map(str, noted["overrides"]["task"]))
+    except (OSError, ValueError, KeyError, TypeError):  # missing, or not written by Hydra
+        return None
+
+
 def rebase_paths(cfg: DictConfig, folder: Path | None) -> None:
     """Put `folder` before the relative paths that lead somewhere from there.
 

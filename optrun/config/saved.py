@@ -11,7 +11,8 @@ from hydra.core.override_parser.types import Override
 from omegaconf import Container, DictConfig, ListConfig, Node, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from optrun.bounded_yaml import ENVIRONMENT, REFERENCE, UnboundedYamlError, interpolations, unresolved_key, yaml_text
+from optrun.bounded_yaml import ENVIRONMENT as ENVIRONMENT
+from optrun.bounded_yaml import REFERENCE, UnboundedYamlError, interpolations, unresolved_key, yaml_text
 from optrun.config import store
 from optrun.config.groups import default_values, no_such_choice
 from optrun.config.hydra_internals import Hydra

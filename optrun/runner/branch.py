@@ -12,8 +12,7 @@ from optrun.artifacts.checkpoint import Snapshot
 from optrun.artifacts.metadata import CheckpointMetadata
 from optrun.artifacts.provenance import config_digest
 from optrun.artifacts.trunk import Trunk
-from optrun.bounded_yaml import ENVIRONMENT
-from optrun.config.saved import plain, with_schemas
+from optrun.config.saved import ENVIRONMENT, plain, with_schemas
 from optrun.config.schema.run import BranchSchedule
 from optrun.errors import ConfigError
 from optrun.optimizer.inherited import inherit_state
