@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import sys
 from collections.abc import Iterable, Mapping
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,8 @@ from optrun import registry
 from optrun.errors import ConfigError
 from optrun.reading import read_bytes
 
+_SEEN: dict[Path, str] = {}
+"""Files that plugins imported, with the digest of each when it was first seen."""
 ALLOW = "--allow-changed-plugins"
 _allowed: list[bool] = [False]
 
@@ -33,8 +36,8 @@ def records(values: Mapping[str, Any]) -> list[dict[str, Any]]:
         values: Resolved and plain. A registered name counts wherever it stands: in a group, a rule, a list of metrics.
 
     Returns:
-        One mapping for each plugin, installed package or module: what to give, `sha256` of its file, and `names`, the
-        registered ones that are used.
+        One mapping for each plugin, installed package or module: what to give, `sha256` of its file, `imports`, the
+        digests of what it has imported from its folder so far, and `names`, the registered ones that are used.
     """
     used = _texts(values)
     found: dict[str, dict[str, Any]] = {}
@@ -108,8 +111,9 @@ def _difference(record: Mapping[str, Any], row: registry.Choice) -> str | None:
     if row.origin is None:
         return f"{name}: was registered by {_who(record)}, and is optrun's own now"
     now = _source(row)
-    if now["sha256"] == record.get("sha256"):
-        return None
+    if now["sha256"] == record.get("sha256"):  # runs of before imports were recorded have this digest alone
+        changed = changed_import(record.get("imports"), Path(str(now.get("path"))).parent)
+        return None if changed is None else f"{name}: {_who(now)} imports {changed}"
     was, new = str(record.get("sha256"))[:12], str(now["sha256"])[:12]
     return f"{name}: {_who(now)} changed since: sha256 {was}, now {new}"
 
@@ -125,17 +129,80 @@ def digest_of(path: Path) -> str:
     return whole.hexdigest()
 
 
+def imports_of(file: Path, module: str) -> dict[str, str]:
+    """The files that were imported from the folder of a module, with the digest of each when it was first seen.
+
+    Args:
+        file: Of the module; a package is digested as a whole.
+        module: Its name. Of an installed one the modules of the same package count.
+    """
+    if file.name == "__init__.py":
+        return {}
+    folder, package = file.parent, f"{module.partition('.')[0]}."
+    installed = "site-packages" in folder.parts
+    found = {}
+    for name, loaded in list(sys.modules.items()):
+        path = _resolved(getattr(loaded, "__file__", None))
+        if path is None or path == file or not path.is_relative_to(folder) or name.startswith("optrun."):
+            continue
+        inside = path.relative_to(folder)
+        if name.startswith(package) if installed else "site-packages" not in inside.parts:
+            if path not in _SEEN and path.is_file():
+                _SEEN[path] = digest_of(path)
+            if path in _SEEN:
+                found[inside.as_posix()] = _SEEN[path]
+    return dict(sorted(found.items()))
+
+
+@cache
+def _resolved(file: object) -> Path | None:
+    is_source = isinstance(file, str) and file.endswith(".py") and Path(file).is_absolute()
+    return Path(str(file)).resolve() if is_source else None  # torch has modules with a name in place of a file
+
+
+def changed_import(imports: object, folder: Path) -> str | None:
+    """Name a file, of those that a record says were imported, that is another one now or gone; None: there is none."""
+    for name, digest in imports.items() if isinstance(imports, Mapping) else ():
+        path = folder / str(name)
+        if not path.is_file():
+            return f"{name} is gone"
+        now = digest_of(path)
+        if now != digest:
+            return f"{name} changed since: sha256 {str(digest)[:12]}, now {now[:12]}"
+    return None
+
+
+def forget_imports(imports: Mapping[str, str], folder: Path) -> None:
+    """Import these files anew when they are next asked for."""
+    files = {(folder / name).resolve() for name in imports}
+    for path in files:
+        _SEEN.pop(path, None)
+    for name, loaded in list(sys.modules.items()):
+        if _resolved(getattr(loaded, "__file__", None)) in files:
+            del sys.modules[name]
+
+
 def _source(row: registry.Choice) -> dict[str, Any]:
     """Where a row comes from: a plugin, a distribution, or a module that the program imported."""
     plugins = sys.modules.get("optrun.registry.plugins")
     for record in plugins.LOADED.values() if plugins is not None else ():
         if record["path"] == row.origin:
-            return {key: record[key] for key in ("plugin", "path", "sha256")}
+            source = {key: record[key] for key in ("plugin", "path", "sha256")}
+            return {**source, "imports": imports_of(Path(record["path"]), str(row.target.__module__))}
     name, _, version = str(row.origin).partition(" ")
     source = {"distribution": name, "version": version} if version else {"module": name}
     module = str(row.target.__module__)
     file = getattr(sys.modules.get(module), "__file__", None)
-    return {**source, "module": module, "sha256": digest_of(Path(file)) if file and Path(file).is_file() else None}
+    if not file or not Path(file).is_file():
+        return {**source, "module": module, "sha256": None}
+    path = Path(file).resolve()
+    return {
+        **source,
+        "module": module,
+        "path": str(path),
+        "sha256": digest_of(path),
+        "imports": imports_of(path, module),
+    }
 
 
 def _who(record: Mapping[str, Any]) -> str:

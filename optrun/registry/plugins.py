@@ -20,7 +20,7 @@ from urllib.parse import quote, unquote
 
 from optrun import registry
 from optrun.errors import ConfigError, refuse_url
-from optrun.registry.origins import ALLOW, allow_changes, digest_of
+from optrun.registry.origins import ALLOW, allow_changes, changed_import, digest_of, forget_imports, imports_of
 
 OPTION = "--plugin"
 
@@ -88,8 +88,10 @@ def load(given: str, path: str | None = None) -> dict[str, Any]:
     name, file = _file_module(given, path or given) if is_file else _module(given)
     digest = digest_of(file)
     if name in LOADED:
-        if LOADED[name]["sha256"] == digest:
+        imports = imports_of(file, name)
+        if LOADED[name]["sha256"] == digest and changed_import(imports, file.parent) is None:
             return LOADED[name]
+        forget_imports(imports, file.parent)
         forget(name)
     imported = name in sys.modules
     try:
@@ -107,6 +109,7 @@ def load(given: str, path: str | None = None) -> dict[str, Any]:
             sys.modules.pop(name, None)
         raise
     LOADED[name] = {"plugin": given, "path": str(file), "sha256": digest, "names": names}
+    LOADED[name]["imports"] = imports_of(file, name)
     return LOADED[name]
 
 
@@ -123,7 +126,10 @@ def load_again(records: Sequence[Mapping[str, Any]], *, changes_allowed: bool, s
     """
     allow_changes(changes_allowed)
     for record in records:
-        now = load(record["plugin"], record["path"])["sha256"]
+        loaded = load(record["plugin"], record["path"])
+        now, changed = loaded["sha256"], changed_import(record.get("imports"), Path(loaded["path"]).parent)
+        if changed is not None:
+            raise ConfigError(f"{OPTION} {record['plugin']}: it imports {changed}. Start the {start} again.")
         if now != record["sha256"]:
             raise ConfigError(
                 f"{OPTION} {record['plugin']}: changed since the {start} was started: sha256 {record['sha256'][:12]}, "

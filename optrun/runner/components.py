@@ -12,6 +12,7 @@ import torch
 from optrun.artifacts.checkpoint import Snapshot
 from optrun.data.loader import SOURCE
 from optrun.distributed.shard import is_sharded
+from optrun.registry.origins import records
 from optrun.runner.assemble import Assembled
 from optrun.runner.callbacks import build_callbacks
 from optrun.runner.resume.restore import go_back, stop_request
@@ -101,6 +102,7 @@ def build_loop(
     )
 
     def take(random: RandomStates) -> Snapshot:
+        snapshots.constants.plugins = records(session.request.values)  # with what was imported meanwhile
         stop = None if training.stop is None else training.stop.to_dict()
         return snapshots(random.packed(), hooks.state_dict(), stop)
 
