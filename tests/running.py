@@ -153,11 +153,13 @@ def summary(run: Path) -> dict[str, Any]:
     return dict(json.loads((run / "summary.json").read_text()))
 
 
-def records(run: Path) -> list[dict[str, Any]]:
-    """`metrics.jsonl` without what depends on the clock or the machine."""
+def records(run: Path, *, before: bool = False) -> list[dict[str, Any]]:
+    """`metrics.jsonl` without what depends on the clock or the machine; `before`: with what precedes the first step."""
     kept = []
     for line in (run / "metrics.jsonl").read_text().splitlines():
         record = json.loads(line)
+        if record["step"] == 0 and not before:
+            continue
         kept.append({key: value for key, value in record.items() if key != "time" and not key.startswith("perf/")})
     return kept
 
@@ -179,6 +181,7 @@ def state(run: Path, step: int) -> dict[str, Any]:
         values.pop(key)
     values.pop("run_id")  # of which run it is
     values["train"].pop("seconds")
-    for section in ("last",):
-        values["train"][section] = {k: v for k, v in values["train"][section].items() if not k.startswith("perf/")}
+    for section in (values["train"], values["train"].get("without_end", {})):
+        if "last" in section:
+            section["last"] = {k: v for k, v in section["last"].items() if not k.startswith("perf/")}
     return values

@@ -35,8 +35,9 @@ ALLOWED: dict[str, set[str]] = {
     "prediction": {"artifacts", "config", "data", "errors", "formatting", "reading", "task"},
     "training": {"artifacts", "config", "data", "distributed", "errors", "formatting"},
     "runner": {
-        "artifacts", "bounded_yaml", "clip", "config", "data", "distributed", "errors", "formatting", "garbage", "model", "optimizer",
-        "param_groups", "prediction", "reading", "registry", "report", "scheduler", "task", "tracking", "training",
+        "artifacts", "bounded_yaml", "clip", "config", "data", "distributed", "errors", "formatting", "garbage",
+        "model", "optimizer", "param_groups", "prediction", "reading", "registry", "report",
+        "scheduler", "task", "tracking", "training",
     },
     "sweeper": {"artifacts", "config", "errors", "formatting", "reading", "registry", "runner", "training"},
     "explain": {
@@ -45,8 +46,9 @@ ALLOWED: dict[str, set[str]] = {
     },
     "certify": {"artifacts", "config", "errors", "optimizer", "reading", "runner"},
     "commands": {
-        "artifacts", "bounded_yaml", "certify", "config", "data", "distributed", "errors", "explain", "formatting", "model",
-        "optimizer", "param_groups", "reading", "registry", "report", "runner", "sweeper", "tracking", "training",
+        "artifacts", "bounded_yaml", "certify", "config", "data", "distributed", "errors", "explain", "formatting",
+        "model", "optimizer", "param_groups", "reading", "registry", "report",
+        "runner", "sweeper", "tracking", "training",
     },
     "cli": {"commands", "garbage"},
     "__main__": {"cli"},

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from statistics import median
 from typing import Any
@@ -24,6 +24,53 @@ class Objective:
     def sign(self) -> float:
         """1 where less is better, -1 where more is."""
         return 1.0 if self.mode == "min" else -1.0
+
+
+def loss_beside(metric: str) -> str:
+    """Name the loss of the evaluation that a metric is of.
+
+    Example:
+        >>> loss_beside("eval/accuracy"), loss_beside("eval/dev/f1")
+        ('eval/loss', 'eval/dev/loss')
+    """
+    return f"{metric.rpartition('/')[0]}/loss"
+
+
+def rank_steps(values: Mapping[int, float], losses: Mapping[int, float], mode: str) -> list[int]:
+    """Order evaluations, best first: of equal values the lower loss, of equal losses the later step.
+
+    Args:
+        values: Step to the metric; a NaN is left out.
+        losses: Step to the loss of the same evaluation; one that is missing or NaN counts as infinite.
+        mode: `min` or `max`.
+
+    Example:
+        >>> rank_steps({40: 1.0, 60: 1.0, 80: 1.0, 20: 0.5}, {40: 0.02, 60: 0.01, 80: 0.01}, "max")
+        [80, 60, 40, 20]
+    """
+    sign = 1.0 if mode == "min" else -1.0
+
+    def place(step: int) -> tuple[float, float, int]:
+        loss = losses.get(step, math.nan)
+        return sign * values[step], math.inf if math.isnan(loss) else loss, -step
+
+    return sorted((step for step, value in values.items() if not math.isnan(value)), key=place)
+
+
+def best_evaluation(log: MetricsLog, metric: str, mode: str) -> int | None:
+    """Find the step of the best evaluation after a step of training; None: none was finite.
+
+    Args:
+        log: `metrics.jsonl`.
+        metric: Such as `eval/accuracy`.
+        mode: `min` or `max`.
+    """
+    values = {step: value for step, value in _points(log, metric) if step > 0 and math.isfinite(value)}
+    return next(iter(rank_steps(values, dict(_points(log, loss_beside(metric))), mode)), None)
+
+
+def _points(log: MetricsLog, name: str) -> Iterable[tuple[int, float]]:
+    return zip(*log.series(name), strict=True)
 
 
 def objective_value(objective: Objective, log: MetricsLog, summary: Mapping[str, Any]) -> float | None:
@@ -60,14 +107,11 @@ def known_objectives(log: MetricsLog, summary: Mapping[str, Any]) -> list[str]:
 
 
 def _best_step(log: MetricsLog, summary: Mapping[str, Any]) -> int | None:
-    """The step of the evaluation that the main metric is best at, the first of equals; None: nothing says so."""
+    """The step of the evaluation that the main metric is best at; None: nothing says so."""
     main = summary.get("main_metric")
     if not isinstance(main, Mapping) or not isinstance(main.get("name"), str):
         return None
-    steps, values = log.series(main["name"])
-    sign = -1.0 if main.get("mode") == "max" else 1.0
-    finite = [(sign * value, step) for step, value in zip(steps, values, strict=True) if math.isfinite(value)]
-    return min(finite)[1] if finite else None
+    return best_evaluation(log, main["name"], "max" if main.get("mode") == "max" else "min")
 
 
 def _of_summary(name: str, summary: Mapping[str, Any]) -> float | None:

@@ -13,6 +13,7 @@ from markupsafe import Markup
 
 from optrun.formatting import count, duration, plain
 from optrun.report.class_figures import tables_of
+from optrun.report.generalisation import sentence_of
 from optrun.report.table import NONE, Table, value
 from optrun.report.templating import fill_markdown
 
@@ -83,7 +84,8 @@ def model_card(
         classes=list(tables_of(summary)),
         main_metric=_text(summary, "main_metric", "name"),
         usage=_usage(facts),
-        command=relative_names(" ".join(_text(summary, "command").splitlines())),
+        generalisation=sentence_of(summary),
+        commands=relative_names("\n".join(_commands(summary))),
         settings=_settings(config),
         facts=_facts(summary),
     )
@@ -184,6 +186,14 @@ def _usage(task: TaskCard) -> str:
             "model = PeftModel.from_pretrained(base, folder)",
         ]
     return "\n".join(lines)
+
+
+def _commands(summary: Mapping[str, Any]) -> list[str]:
+    """List the command that began the run, then those that went on with it in another way."""
+    resumes = summary.get("resumes")
+    changed = [resume for resume in resumes if _get(resume, "changes")] if isinstance(resumes, list) else []
+    found = [_text(summary, "command"), *(_text(resume, "command") for resume in changed)]
+    return [" ".join(command.splitlines()) for command in found if command]
 
 
 def _settings(config: Mapping[str, Any]) -> Table:

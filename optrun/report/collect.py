@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from optrun.artifacts.lock import is_held
 from optrun.artifacts.metrics import MetricsLog, read_metrics, read_summary
+from optrun.artifacts.objective import best_evaluation
 from optrun.artifacts.run_check import problems_of
 from optrun.artifacts.run_dir import CONFIG, HYDRA, METRICS, SUMMARY, RunDir, find_runs
 from optrun.errors import EXIT_NONFINITE, OtherFormatError
@@ -104,6 +105,16 @@ class Run:
         steps, values = self.log.series(name)
         return np.asarray(steps, dtype=np.float64), np.asarray(values, dtype=np.float64)
 
+    def trained(self, name: str) -> tuple[Array, Array]:
+        """The same after a step of training: without the evaluation before the first step."""
+        steps, values = self.series(name)
+        return steps[steps > 0], values[steps > 0]
+
+    def before_training(self, name: str) -> float | None:
+        """The finite value of a metric before the first step; None where there is none."""
+        steps, values = self.series(name)
+        return float(values[0]) if len(steps) and steps[0] == 0 and math.isfinite(values[0]) else None
+
     def elapsed(self, steps: Array) -> Array:
         """Seconds since the start of the run at given logged steps; NaN where no time was logged. Shape (n,)."""
         logged, times = self.series("time")
@@ -125,10 +136,11 @@ class Run:
 
     def best(self, name: str, mode: str) -> tuple[float, int] | None:
         """Best finite value of a metric and its step."""
-        if (logged := best_point(*self.series(name), mode)) is not None:
-            return logged[1], int(logged[0])
-        value, step = (number(_inside(self.summary, "metrics", "best", name, leaf)) for leaf in ("value", "step"))
-        return (value, int(step)) if value is not None and step is not None and math.isfinite(value) else None
+        if (step := best_evaluation(self.log, name, mode)) is not None:
+            steps, values = self.log.series(name)
+            return values[steps.index(step)], step
+        value, at = (number(_inside(self.summary, "metrics", "best", name, leaf)) for leaf in ("value", "step"))
+        return (value, int(at)) if value is not None and at is not None and math.isfinite(value) else None
 
     @cached_property
     def diverged(self) -> str:
@@ -238,15 +250,6 @@ class Run:
             for key, pair in changes.items() if isinstance(changes, dict) else ():
                 found[str(key)] = pair[1] if isinstance(pair, list) and len(pair) == 2 else None
         return found
-
-
-def best_point(steps: Array, values: Array, mode: str) -> tuple[float, float] | None:
-    """Find step and value of the best finite value; None where there is none. `mode` is "min" or "max"."""
-    finite = np.flatnonzero(np.isfinite(values))
-    if not len(finite):
-        return None
-    index = finite[np.argmin(values[finite]) if mode == "min" else np.argmax(values[finite])]
-    return float(steps[index]), float(values[index])
 
 
 def number(value: object) -> float | None:

@@ -15,7 +15,7 @@ from optrun.artifacts.run_dir import RunDir
 from optrun.formatting import duration, plain, rate
 from optrun.report import branches
 from optrun.report.chart import Chart
-from optrun.report.collect import Run, best_point, load_run
+from optrun.report.collect import Run, load_run
 from optrun.report.theme import (
     LIGHT,
     Theme,
@@ -201,17 +201,17 @@ def _draw_loss(ax: Axes, run: Run, theme: Theme, *, inside: bool) -> None:
         ax.plot(eval_steps, evaluated, label=f"evaluation, {name}" if name else "evaluation", **style)
     number_axis(ax, list(finite), log=_needs_log(everything))
     count_axis(ax)
-    if names and (best := best_point(*run.series(names[0]), "min")) is not None:
-        _ring(ax, best, theme.series[1], label=f"best {best[1]:.4g} at step {best[0]:,.0f}")
+    if names and (best := run.best(names[0], "min")) is not None:
+        _ring(ax, best, theme.series[1], label=f"best {best[0]:.4g} at step {best[1]:,}")
     _mark_non_finite(ax, [(steps, train), *lines.values()], theme)
     _mark_resumes(ax, run, theme)
     legend(ax, theme, **({"loc": "upper right"} if inside else {"above": True}))
 
 
-def _ring(ax: Axes, point: tuple[float, float], colour: str, *, label: str | None = None) -> None:
+def _ring(ax: Axes, best: tuple[float, int], colour: str, *, label: str | None = None) -> None:
     ax.plot(
-        *point, marker="o", markersize=10, markerfacecolor="none", color=colour, linewidth=0, markeredgewidth=1.8,
-        clip_on=False, zorder=5, label=label,
+        best[1], best[0], marker="o", markersize=10, markerfacecolor="none", color=colour, linewidth=0,
+        markeredgewidth=1.8, clip_on=False, zorder=5, label=label,
     )  # fmt: skip
 
 
@@ -243,10 +243,10 @@ def _draw_metrics(ax: Axes, run: Run, names: list[str], theme: Theme) -> None:
     main = run.summary.get("main_metric")
     marked = main["name"] if isinstance(main, dict) and main.get("name") in names else names[0]
     mode = str(main.get("mode")) if isinstance(main, dict) and marked == main.get("name") else metric_mode(marked)
-    best = best_point(*run.series(marked), mode)
+    best = run.best(marked, mode)
     shown = marked.removeprefix("eval/").replace("_", " ")
     title = f"Evaluation {shown}" if len(names) == 1 else "Evaluation metrics"
-    subtitle = f"best {shown} {best[1]:.4g} at step {best[0]:,.0f}" if best else "no finite value"
+    subtitle = f"best {shown} {best[0]:.4g} at step {best[1]:,}" if best else "no finite value"
     style_axes(ax, theme, title=title, subtitle=subtitle, xlabel="optimizer step")
     everything: list[float] = []
     for index, name in enumerate(names):

@@ -24,7 +24,8 @@ class Level:
     value: float
     """The target, where a person set one; NaN where no contender has a score, or nothing was learnt."""
     start: float
-    """The metric before learning: the median first value of the runs that have a score."""
+    """The metric before learning: the median, over the runs that have a score, of the evaluation before the first step;
+    of a run without one the first value."""
     best: float
     """Mean of the best contender."""
 
@@ -38,7 +39,7 @@ def common_level(contenders: Sequence[Contender], metric: str, mode: str, *, tar
     Args:
         contenders: The level is the median of their best means (of two in the middle the better one), yet at least
             `LEAST` of what the best one learnt, behind which it is set by `MARGIN`.
-        metric: Where it is a loss, the first training loss counts as its value before learning.
+        metric: Where it is a loss of a run without that evaluation, the first training loss counts in its place.
         mode: "min" or "max".
         target: The level that a person set.
     """
@@ -55,7 +56,10 @@ def common_level(contenders: Sequence[Contender], metric: str, mode: str, *, tar
 
 
 def _first(run: Run, metric: str) -> float | None:
-    """Read the first finite value of the metric, or of the training loss, which is logged before."""
+    """Read the value before the first step; of a run without one the first finite value, of a loss that of training."""
+    before = run.before_training(metric)
+    if before is not None:
+        return before
     for name in ("train/loss", metric) if metric.endswith("loss") else (metric,):
         _, values = run.series(name)
         finite = values[np.isfinite(values)]

@@ -33,7 +33,7 @@ def spent(row: Row, findings: Findings) -> Spent:
 
 
 def _was_judged(run: Run, findings: Findings) -> bool:
-    return bool(run.diverged) or len(run.series(findings.metric)[0]) > 0
+    return bool(run.diverged) or len(run.trained(findings.metric)[0]) > 0
 
 
 def budget_line(findings: Findings) -> str:

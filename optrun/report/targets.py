@@ -39,8 +39,8 @@ class TimeToTarget:
 
 
 def first_reached(run: Run, metric: str, mode: str, target: float) -> tuple[float, float] | None:
-    """Find step and seconds of the first evaluation at least as good as the target; None where there is none."""
-    steps, values = run.series(metric)
+    """Find step and seconds of the first evaluation, after training began, at least as good as the target."""
+    steps, values = run.trained(metric)
     good = np.isfinite(values) & (values <= target if mode == "min" else values >= target)
     if not good.any():
         return None

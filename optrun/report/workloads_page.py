@@ -190,7 +190,7 @@ def notes(overview: Overview) -> list[str]:
     found = [
         "Workload: runs of one task that are judged on the same rows; they are ranked among themselves alone, each "
         "contender at its best configuration there.",
-        "Score: 0 is the metric before learning (the first training loss, or the median first evaluation), 1 the mean "
+        "Score: 0 is the metric before learning (the median evaluation before the first step), 1 the mean "
         "of the best contender of the workload, so that workloads can be averaged, each with the same weight. Since "
         "the best sets the scale, a contender that joins may move all scores. Interquartile mean and optimality gap as "
         "in Agarwal et al. 2021 (rliable). Intervals are stratified bootstrap intervals: 2,000 times, seeds are drawn "

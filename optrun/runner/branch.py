@@ -119,7 +119,8 @@ def begin_branch(
     own = {key: pair for key, pair in changes.items() if key not in _OWN and not _follows(key, changes)}
     _refuse_other_plan(saved.plan, now.plan, own, trunk)
     state = train_state(saved)
-    state.best, state.ranking, state.last = {}, {}, {}
+    state.best, state.last, state.before_training, state.without_end = {}, {}, {}, {}
+    state.ranking, state.ranking_losses = {}, {}
     first = schedule_from(saved, schedule)
     return Branch(trunk, saved.run_id, saved.global_step, first, _kind(saved), own), state
 

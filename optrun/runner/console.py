@@ -25,7 +25,9 @@ from optrun.errors import OptrunError, StorageError, printable
 from optrun.formatting import duration, number, size
 from optrun.reading import kind_of
 from optrun.registry.plugins import options
+from optrun.report.best_checkpoint import best_told
 from optrun.report.class_figures import tables_of
+from optrun.report.generalisation import sentence_of
 from optrun.report.table import to_rich
 from optrun.training.display import Display
 
@@ -129,6 +131,9 @@ def show(console: Console, outcome: Outcome, data: DataConfig) -> None:
             )
         )
     _results(console, summary)
+    for line in (sentence_of(summary), best_told(summary)):
+        if line:
+            console.print(escape(printable(line)), highlight=False, soft_wrap=True)
     if summary.get("stopped"):
         console.print(escape(printable(summary["message"])), highlight=False, soft_wrap=True)
     path = shown_path(outcome.run.path)
@@ -177,7 +182,7 @@ def _results(console: Console, summary: dict[str, Any]) -> None:
         table.add_column(name, justify="right")
     metrics = summary["metrics"]
     main = (summary.get("main_metric") or {}).get("name")
-    names = [name for name in metrics["last"] if name.startswith(("eval/", "train/loss"))]
+    names = [name for prefix in ("train/loss", "eval/") for name in metrics["last"] if name.startswith(prefix)]
     for name in names:
         held = metrics["best"].get(name)
         style = "bold" if name == main else ""

@@ -21,6 +21,7 @@ from optrun.config.kind import saved_kind
 from optrun.config.schema.task import SCHEMAS as TASKS
 from optrun.errors import ConfigError
 from optrun.model.adapter import ADAPTER, injected, merge
+from optrun.report.best_checkpoint import best_told
 from optrun.report.card import TaskCard, model_card
 from optrun.runner.trained import load_trained, refuse_other_vocabulary
 
@@ -136,7 +137,7 @@ def publish(
         StorageError: The disk refused.
     """
     with _replacing(manifest, manifest.run.model) as aside:
-        write_model(aside, model, tokenizer, {**summary, "status": "finished"}, config, sample)
+        write_model(aside, model, tokenizer, summary, config, sample)
 
 
 @contextmanager
@@ -219,9 +220,13 @@ def export(
         summary = read_summary(run.summary)
     except (OSError, ValueError):
         summary = {}
+    step, known = snapshot.global_step, snapshot.metadata.train
+    if (told := best_told(summary)).startswith(f"best: step {step:,} "):
+        note(told)
     # What is told is told of these weights, not of those the run ended with.
-    known = snapshot.metadata.train
-    summary |= {"global_step": snapshot.global_step, "metrics": {key: known[key] for key in ("last", "best")}}
+    told_of = {"global_step": step, "max_steps": snapshot.metadata.total_steps, "wall_seconds": known["seconds"]}
+    metrics = {key: known.get(key, {}) for key in ("last", "best", "before_training")}
+    summary |= {**told_of, "metrics": metrics}
     aside = destination.with_name(f".{destination.name}-{os.getpid()}")
     try:
         with recorded(destination, aside), storing(destination):

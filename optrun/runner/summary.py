@@ -7,6 +7,7 @@ import os
 import shlex
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from optrun.errors import EXIT_DONE
 from optrun.model.quantization import tensor_sizes
 from optrun.registry.origins import ALLOW, records
 from optrun.registry.plugins import OPTION, options
+from optrun.report.generalisation import generalisation_of
 from optrun.runner.class_tables import as_values
 from optrun.training.callback import Callback, StopRequest, TrainingContext
 from optrun.training.device import peak_memory_bytes
@@ -34,6 +36,7 @@ _TAKEN_UP = (
     *("started_at", "command", "config_name", "overrides", "resumes", "config_sha256"),
     *("global_step", "max_steps", "epoch", "wall_seconds", "metrics", "perf"),
     *("main_metric", "model", "data", "versions", "hardware", "device", "git", "stopped", "branch", "classes"),
+    *("generalisation",),
 )
 
 
@@ -119,7 +122,8 @@ class Summary:
         self.setup = setup
         model, task, ranking = setup.model, setup.task, setup.ranking
         device = setup.train_step.device
-        self.values.pop("stopped", None)
+        for end in ("stopped", "generalisation"):
+            self.values.pop(end, None)
         self.values.update(
             max_steps=setup.total_steps,
             main_metric={"name": ranking.metric, "mode": ranking.mode} if len(task.eval) else None,
@@ -175,25 +179,34 @@ class Summary:
         sets = held["sets"] if held.get("step") == step else {}
         self.values["classes"] = {"step": step, "sets": {**sets, name: as_values(table, MOST_CONFUSED)}}
 
+    def present(self) -> dict[str, Any]:
+        """All values as they stand now, to be written or shown; each reader of a run in progress takes them here."""
+        values = {**self.values, "updated_at": now()}
+        if self.setup is None:
+            return values
+        state, train_step = self.setup.state, self.setup.train_step
+        seconds = max(state.seconds, 1e-9)
+        return values | {
+            "global_step": state.global_step,
+            "epoch": round(state.position / self.setup.plan.steps_per_epoch, 6),
+            "wall_seconds": round(state.seconds, 3),
+            "metrics": {
+                "last": dict(state.last),
+                "best": dict(state.best),
+                "before_training": dict(state.before_training),
+            },
+            "perf": {
+                "tokens_per_second": state.tokens / seconds,
+                "samples_per_second": state.samples / seconds,
+                "peak_memory_bytes": peak_memory_bytes(train_step.device),
+                "optimizer_state_bytes": _state_bytes(train_step.optimizer),
+                "skipped_steps": state.skipped_steps,
+            },
+        }
+
     def write(self) -> None:
         """Bring the file up to date."""
-        self.values["updated_at"] = now()
-        if self.setup is not None:
-            state, train_step = self.setup.state, self.setup.train_step
-            seconds = max(state.seconds, 1e-9)
-            self.values.update(
-                global_step=state.global_step,
-                epoch=round(state.global_step / self.setup.plan.steps_per_epoch, 6),
-                wall_seconds=round(state.seconds, 3),
-                metrics={"last": dict(state.last), "best": dict(state.best)},
-                perf={
-                    "tokens_per_second": state.tokens / seconds,
-                    "samples_per_second": state.samples / seconds,
-                    "peak_memory_bytes": peak_memory_bytes(train_step.device),
-                    "optimizer_state_bytes": _state_bytes(train_step.optimizer),
-                    "skipped_steps": state.skipped_steps,
-                },
-            )
+        self.values = self.present()
         write_summary(self.run.summary, self.values)
 
     def end(self, status: str, message: str, exit_code: int = EXIT_DONE) -> None:
@@ -202,17 +215,27 @@ class Summary:
         self.values.update(status=status, message=message, exit_code=exit_code)
         self.write()
 
-    def finish(self, stop: StopRequest | None) -> None:
-        """Record the good end.
+    def finished(self, stop: StopRequest | None) -> dict[str, Any]:
+        """All values as a good end leaves them: what the model card is made of, and then the file.
 
         Args:
             stop: What ended training early; None: all steps are done.
         """
-        message = ""
+        values = {**self.present(), "status": "finished", "message": "", "exit_code": EXIT_DONE}
         if stop is not None:
-            message = f"{stop.by} ended training after step {stop.step} of {self.values['max_steps']}: {stop.reason}"
-            self.values["stopped"] = stop.to_dict()
-        self.end("finished", message)
+            end = f"step {stop.step} of {values['max_steps']}: {stop.reason}"
+            values |= {"message": f"{stop.by} ended training after {end}", "stopped": stop.to_dict()}
+        found = generalisation_of(values)
+        return values | {"generalisation": None if found is None else asdict(found)}
+
+    def finish(self, values: dict[str, Any]) -> None:
+        """Record the good end.
+
+        Args:
+            values: What `finished` returned.
+        """
+        self.values = {**values, "updated_at": now()}
+        write_summary(self.run.summary, self.values)
 
     def as_callback(self, refused: Refused) -> Callback:
         """The component of the loop that brings the file up to date with its lines of metrics.

@@ -206,7 +206,8 @@ def _train(session: Session, resume: ResumePoint | None, stop_at: int | None) ->
         truncate_after(session.run.metrics, state.global_step, session.manifest.replace)
     else:
         # The line of an unfinished step is still to be written; those of the end of a shorter run go.
-        take_up(session.run.metrics, state.global_step - state.unfinished, session.manifest.replace)
+        kept = -1 if state.untouched else state.global_step - state.unfinished
+        take_up(session.run.metrics, kept, session.manifest.replace)
     loop = build_loop(session, assembled, snapshot, stop_at, _answers(prepared, display))
     if snapshot is not None:
         restore_random_states(snapshot.metadata.random, device)
@@ -222,9 +223,9 @@ def _train(session: Session, resume: ResumePoint | None, stop_at: int | None) ->
         model = whole_model(prepared.model)
         assert model is not None, "rank 0 has it"
         sample = _sample(prepared.task, model, prepared.tokenizer, display, seed=config.seed)
-        publish(session.manifest, model, prepared.tokenizer, summary.values, dict(session.request.values), sample)
-    stop = loop.training.stop if state.global_step < total else None
-    summary.finish(stop)
+        told = summary.finished(loop.training.stop if state.global_step < total else None)
+        publish(session.manifest, model, prepared.tokenizer, told, dict(session.request.values), sample)
+    summary.finish(told)
     return Outcome(session.run, summary.values, sample)
 
 

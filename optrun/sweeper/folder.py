@@ -187,7 +187,7 @@ class SweepDir:
             return None
         best: float | None = None
         for at, value in zip(steps, values, strict=True):
-            if at <= step and (best is None or state.better(value, best)):
+            if 0 < at <= step and (best is None or state.better(value, best)):
                 best = value
         return best
 

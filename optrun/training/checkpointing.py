@@ -118,14 +118,14 @@ class CheckpointManager:
 
     def _order(self, snapshot: Snapshot) -> Order:
         keep = [step for step in self._scheduled_on_disk()[:1] if self.keep_scheduled]
-        ranked = self.ranking.best(self.state.ranking)
+        ranked = self.ranking.best(self.state)
         return Order(snapshot, ranked, self.config.keep_best, keep, self.sync)
 
     def among_best(self) -> bool:
         """Whether the present state is among the best of those that are on the disk, or on their way there."""
         present = self.state.global_step
         there = {present, self._submitted, *map(retention.step_of, checkpoint_folders(self.run))}
-        ranked = [step for step in self.ranking.best(self.state.ranking) if step in there]
+        ranked = [step for step in self.ranking.best(self.state) if step in there]
         return present in ranked[: self.config.keep_best]
 
     def _scheduled_on_disk(self) -> list[int]:

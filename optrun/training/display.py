@@ -100,7 +100,9 @@ class PlainDisplay:
         """One line with everything that was logged at a step."""
         line = plain_line(record, self.total)
         done = int(record["step"]) - self.first
-        if done > 0 and record["step"] < self.total:
+        if done == 0:
+            self.begun = time.monotonic()
+        elif record["step"] < self.total:
             left = (time.monotonic() - self.begun) / done * (self.total - int(record["step"]))
             line += f"  eta {duration(left)}"
         self._say(line)

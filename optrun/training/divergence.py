@@ -127,6 +127,7 @@ class Divergence:
         """
         state, bad = self.setup.state, self.setup.state.global_step
         back = self.restore(self.checkpoints.last_scheduled(bad))
+        back.go_on()
         passed, rollbacks, seconds = state.passed_steps + bad - back.global_step + 1, state.rollbacks + 1, state.seconds
         vars(state).update(vars(back))
         state.passed_steps, state.rollbacks, state.seconds = passed, rollbacks, seconds

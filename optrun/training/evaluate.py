@@ -14,7 +14,6 @@ from optrun.distributed.heartbeat import Phase, beat
 from optrun.distributed.world import ALONE, World
 from optrun.errors import OptrunError
 from optrun.training.failures import of_memory_in_evaluation, waiting_for_workers
-from optrun.training.ranking import Ranking, best_mode
 from optrun.training.setup import Metrics, TrainingSetup
 from optrun.training.signals import SignalHandler, Stopped
 from optrun.training.state import RandomStates
@@ -125,7 +124,7 @@ class Evaluator:
     """Evaluates the model as it stands.
 
     Args:
-        setup: Model and evaluation split; its state holds the best values.
+        setup: Model and evaluation split.
         signal_handler: Requests by signal.
         progress: Told how many batches of how many are done.
         keep: As for `evaluate_sets`.
@@ -153,8 +152,12 @@ class Evaluator:
             return state.global_step % setup.config.eval_steps == 0
         return (state.global_step + state.data_shift) % setup.plan.steps_per_epoch == 0
 
-    def __call__(self) -> dict[str, float]:
+    def __call__(self, *, trained: bool = True) -> dict[str, float]:
         """Evaluate; random states are left as they were.
+
+        Args:
+            trained: False before the first step: the model runs as it is, not compiled, so that training compiles what
+                it would have compiled without; figures of classes are not kept.
 
         Returns:
             Names with prefix to values; nothing where there are no evaluation rows (`data.eval_fraction=0`).
@@ -166,10 +169,11 @@ class Evaluator:
         if not len(setup.task.eval):
             return {}
         states = RandomStates(train_step.device)
+        model = train_step.model
         try:
             with setup.evaluation_weights():
                 values = evaluate_sets(
-                    train_step.model,
+                    model if trained else getattr(model, "_orig_mod", model),
                     setup.eval_loaders,
                     self.batch_size,
                     setup.task.evaluation,
@@ -177,12 +181,16 @@ class Evaluator:
                     to_device=train_step.to_device,
                     autocast=train_step.autocast,
                     world=train_step.world,
-                    keep=self.keep,
+                    keep=self.keep if trained else None,
                 )
         finally:
             self.progress(0, 0)
             states.restore()
-        self._remember_best(values)
+        if setup.ranking.metric not in values:
+            raise OptrunError(
+                f"{setup.ranking.metric}: the metrics of task={setup.task.name} have this name, and the evaluation "
+                f"gave none. It gave: {', '.join(values) or 'nothing'}."
+            )
         return values
 
     def _until_stopped(self, batches: Iterator[Batch], before: int, total: int) -> Iterator[Batch]:
@@ -213,16 +221,3 @@ class Evaluator:
         signal = int(max(number for (number,) in asked))
         if signal:
             raise Stopped(signal)
-
-    def _remember_best(self, values: Mapping[str, float]) -> None:
-        state, ranking = self.setup.state, self.setup.ranking
-        if ranking.metric not in values:
-            raise OptrunError(
-                f"{ranking.metric}: the metrics of task={self.setup.task.name} have this name, and the evaluation gave "
-                f"none. It gave: {', '.join(values) or 'nothing'}."
-            )
-        for name, value in values.items():
-            held = state.best.get(name)
-            if held is None or Ranking(name, best_mode(name, ranking)).better(value, held["value"]):
-                state.best[name] = {"value": value, "step": state.global_step}
-        state.ranking[str(state.global_step)] = values[ranking.metric]

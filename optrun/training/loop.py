@@ -21,6 +21,7 @@ from optrun.training.evaluate import Evaluator
 from optrun.training.exchange import GlobalStep, Requests
 from optrun.training.hooks import Hooks
 from optrun.training.nonfinite import NonfiniteStep
+from optrun.training.ranking import remember_best
 from optrun.training.rates import learning_rates, source_metrics
 from optrun.training.setup import TrainingSetup
 from optrun.training.signals import SignalHandler, Stopped
@@ -137,6 +138,10 @@ class Loop:
     def _train(self) -> None:
         state = self.state
         self.hooks.on_train_begin()
+        if state.untouched:
+            self._evaluate_before_training()
+        if state.global_step < self.end:
+            state.go_on()
         if self.setup.config.on_nonfinite is OnNonfinite.rollback and state.global_step == 0:
             self.checkpoints.save()  # somewhere to go back to
         if state.unfinished:
@@ -152,6 +157,19 @@ class Loop:
             raise StoppedEarly(
                 f"paused after step {self.end} of {self.setup.total_steps} as asked; everything is saved."
             )
+
+    def _evaluate_before_training(self) -> None:
+        """Write the first line: the evaluation before the first step, which no time of training is counted for.
+
+        It decides nothing: early stopping, the schedule, samples and the ranking of checkpoints begin with training.
+        `on_log` hears of it, `on_evaluate` does not.
+        """
+        metrics = self._evaluated(trained=False)
+        self._begun = self.clock()
+        self.throughput.reset()
+        if metrics:
+            self.state.before_training = metrics
+            self._log(metrics, [])
 
     # One step ---------------------------------------------------------------------------------------------------
 
@@ -277,6 +295,8 @@ class Loop:
         state, config = self.state, self.setup.config
         evaluation_due, line_due = self.evaluator.due(), state.global_step % config.logging_steps == 0
         evaluate = evaluation_due or self._is_last()
+        kept = ("last",) if evaluation_due else ("last", "best", "ranking", "ranking_losses")
+        before = {name: dict(getattr(state, name)) for name in kept} if evaluate else {}
         metrics = self._evaluate(due=evaluation_due) if evaluate else {}
         last = self._is_last()  # a hook may have asked for it
         record: dict[str, Any] = {}
@@ -293,6 +313,9 @@ class Loop:
             state.window_loss, state.window_weight, state.window_grad_norm, state.window_sources = 0.0, 0, 0.0, {}
             self.throughput.reset()
         self._log(record, unscheduled)
+        if unscheduled:
+            scheduled = {name: value for name, value in record.items() if not name.startswith(tuple(unscheduled))}
+            state.without_end = {**before, "last": {**before["last"], **scheduled}}
         if last and not line_due:
             state.window_loss, state.window_weight, state.window_grad_norm, state.window_sources = window
         state.unfinished = False
@@ -312,15 +335,12 @@ class Loop:
         Raises:
             StoppedEarly: There was a request to stop before the end.
         """
-        self._before_fork()
         begun = self.clock()
-        try:
-            metrics = self.evaluator()
-        except Stopped as stopped:
-            self._stop(stopped.signal or self.signal_handler.stop_signal or -1)
+        metrics = self._evaluated()
         self.throughput.leave_out(self.clock() - begun)
         if not metrics:
             return {}
+        remember_best(self.state, self.setup.ranking, metrics)
         watched = self.setup.train_step.scheduler.metric
         if due and watched is not None:
             self.setup.train_step.scheduler.observe(metrics[watched])
@@ -329,6 +349,21 @@ class Loop:
         self.hooks.on_evaluate(metrics)
         self._agree_on_requests()
         return metrics
+
+    def _evaluated(self, *, trained: bool = True) -> dict[str, float]:
+        """Evaluate the model as it stands; nothing without evaluation rows.
+
+        Args:
+            trained: As for the evaluator.
+
+        Raises:
+            StoppedEarly: There was a request to stop before the end.
+        """
+        self._before_fork()
+        try:
+            return self.evaluator(trained=trained)
+        except Stopped as stopped:
+            self._stop(stopped.signal or self.signal_handler.stop_signal or -1)
 
     def _training_metrics(self) -> dict[str, Any]:
         state = self.state

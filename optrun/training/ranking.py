@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from optrun.artifacts.objective import loss_beside, rank_steps
 from optrun.config.schema.metric import metric_mode
 from optrun.training.state import TrainState
 
@@ -24,17 +26,47 @@ class Ranking:
             return value == value
         return value < other if self.mode == "min" else value > other
 
-    def best(self, ranking: Mapping[str, float]) -> list[int]:
-        """All steps, best first; of equals the earlier. A NaN is left out."""
-        sign = 1 if self.mode == "min" else -1
-        finite = [(sign * value, int(step)) for step, value in ranking.items() if value == value]
-        return [step for _, step in sorted(finite)]
+    def best(self, state: TrainState) -> list[int]:
+        """All evaluated steps, best first, as `rank_steps` orders them."""
+        values, losses = (
+            {int(step): value for step, value in found.items()} for found in (state.ranking, state.ranking_losses)
+        )
+        return rank_steps(values, losses, self.mode)
 
 
 def best_mode(name: str, ranking: Ranking) -> str:
     """Tell which direction of a metric is better; that of the ranking metric counts for each evaluation set."""
     same = name.rpartition("/")[2] == ranking.metric.rpartition("/")[2]
     return ranking.mode if same else metric_mode(name)
+
+
+def remember_best(state: TrainState, ranking: Ranking, values: Mapping[str, float]) -> None:
+    """Take an evaluation into the best values and into the ranking of checkpoints.
+
+    Args:
+        state: Changed in place.
+        ranking: Which checkpoint is best.
+        values: What the evaluation of the present step found.
+    """
+    step = state.global_step
+    for name, value in values.items():
+        beside = loss_beside(name)
+        found = {"value": value, "step": step, "tied": 1} | ({"loss": values[beside]} if beside in values else {})
+        state.best[name] = _better_of(state.best.get(name), found, best_mode(name, ranking))
+    state.ranking[str(step)] = values[ranking.metric]
+    if (loss := values.get(loss_beside(ranking.metric))) is not None:
+        state.ranking_losses[str(step)] = loss
+
+
+def _better_of(held: dict[str, float] | None, found: dict[str, float], mode: str) -> dict[str, float]:
+    """The better of two evaluations, with how many had its value."""
+    if held is None or math.isnan(held["value"]):
+        return found
+    both = {int(one["step"]): one for one in (held, found)}
+    values, losses = ({step: one.get(key, math.nan) for step, one in both.items()} for key in ("value", "loss"))
+    better = both[rank_steps(values, losses, mode)[0]]
+    equal = held["value"] == found["value"]
+    return {**better, "tied": held.get("tied", 1) + 1} if equal else better
 
 
 def rank_by(state: TrainState, ranking: Ranking) -> str | None:
@@ -53,7 +85,7 @@ def rank_by(state: TrainState, ranking: Ranking) -> str | None:
     metric, mode = before.rsplit(" ", 1)
     old = Ranking(metric, mode)
     state.best = {name: held for name, held in state.best.items() if best_mode(name, old) == best_mode(name, ranking)}
-    state.ranking = {}
+    state.ranking, state.ranking_losses = {}, {}
     return (
         f"checkpoints are ranked by {ranking.metric} ({ranking.mode}) from here on; the earlier ones were ranked by "
         f"{metric} ({mode}), and none of them counts as best"

@@ -38,11 +38,16 @@ class TrainState:
     window_sources: dict[str, list[float]] = field(default_factory=dict)
     """Of each source of a mixture since the last log line: sum of losses, targets, examples."""
     best: dict[str, dict[str, float]] = field(default_factory=dict)
-    """Metric name to its best value and step."""
+    """Metric name to its best `value` after training began and its `step`, how many evaluations had that value
+    (`tied`), and the `loss` of that evaluation."""
+    before_training: dict[str, float] = field(default_factory=dict)
+    """Metric name to its value before the first step."""
     last: dict[str, float] = field(default_factory=dict)
     """Metric name to its last value."""
     ranking: dict[str, float] = field(default_factory=dict)
     """Step (as text) to the value of the metric that ranks checkpoints."""
+    ranking_losses: dict[str, float] = field(default_factory=dict)
+    """Step (as text) to the loss of the same evaluation, which decides between equals."""
     ranked_by: str = ""
     """That metric, a space, `min` or `max`."""
     grad_norm: float = 0.0
@@ -57,6 +62,8 @@ class TrainState:
     """How often training went back to a checkpoint because of non-finite numbers."""
     unfinished: bool = False
     """The last step was done, but it was stopped before its evaluation and its metrics line."""
+    without_end: dict[str, Any] = field(default_factory=dict)
+    """What `best`, `ranking` and `last` are without what only the end of the run asked for; empty: as they stand."""
     batches_digest: str = ""
     """Digest over all batches since the start, in their order; see `digest_of_batches`."""
 
@@ -64,6 +71,16 @@ class TrainState:
     def position(self) -> int:
         """Steps of data used since the start: which batch comes next."""
         return self.global_step + self.data_shift + self.passed_steps
+
+    @property
+    def untouched(self) -> bool:
+        """Whether the run stands before its first step, and has not been evaluated there."""
+        return self.position == 0 and not self.before_training
+
+    def go_on(self) -> None:
+        """Forget what only the end of the run asked for: it is prolonged, and goes on as if it had not ended there."""
+        vars(self).update(self.without_end)
+        self.without_end = {}
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values."""

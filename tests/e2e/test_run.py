@@ -84,8 +84,9 @@ def test_the_run_directory_tells_its_story(tmp_path: Path, pictures: None, capsy
     assert (config["lr"], config["optimizer"]["name"]) == (2e-3, "lamb")
     assert (run / ".hydra" / "overrides.yaml").is_file()
     lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-    assert [line["step"] for line in lines] == [1, 2, 3]
-    assert {"epoch", "time", "train/loss", "train/grad_norm", "train/lr", "perf/tokens_per_second"} <= set(lines[0])
+    assert [line["step"] for line in lines] == [0, 1, 2, 3]
+    assert set(lines[0]) == {"step", "epoch", "time", "eval/loss", "eval/perplexity", "eval/accuracy"}
+    assert {"epoch", "time", "train/loss", "train/grad_norm", "train/lr", "perf/tokens_per_second"} <= set(lines[1])
     assert {"eval/loss", "eval/perplexity"} <= set(lines[-1])
     told = summary(run)
     assert (told["status"], told["global_step"], told["run_name"]) == ("finished", 3, "story")
@@ -306,6 +307,6 @@ def test_as_a_program_in_a_pipe(tmp_path: Path) -> None:
     done = optrun_process(*language(tmp_path), "hydra.run.dir=run", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     lines = done.stdout.splitlines()
-    assert [line.split("  ")[0] for line in lines if line.startswith("step ")] == ["step 1/3", "step 2/3", "step 3/3"]
+    assert [line.split("  ")[0] for line in lines if line.startswith("step ")] == [f"step {n}/3" for n in range(4)]
     assert "\x1b" not in done.stdout
     assert done.stderr == ""

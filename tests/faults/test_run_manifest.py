@@ -286,7 +286,7 @@ def doubled(lines: list[str]) -> list[str]:
 EDITS: dict[str, Callable[[list[str]], list[str]]] = {
     "deleted": lambda lines: lines[:2] + lines[3:],
     "doubled": doubled,
-    "edited": lambda lines: [lines[0].replace('"train/loss": 5', '"train/loss": 4'), *lines[1:]],
+    "edited": lambda lines: [lines[0], lines[1].replace('"train/loss": 5', '"train/loss": 4'), *lines[2:]],
     "emptied": lambda lines: [],
 }
 

@@ -59,11 +59,11 @@ def hurt(monkeypatch: pytest.MonkeyPatch, *args: Any) -> Iterator[None]:
 
 PLACES = {
     "update": (TrainStep, "__call__", 2, 2),
-    "evaluation": (evaluation, "evaluate", 1, 3),
-    "evaluation at the end": (evaluation, "evaluate", 2, 6),
+    "evaluation": (evaluation, "evaluate", 2, 3),  # the first is before the first step
+    "evaluation at the end": (evaluation, "evaluate", 3, 6),
     "save": (saver_of, "save_checkpoint", 3, None),
     "fetch": (loop_of.Loop, "_fetch", 3, 2),
-    "metrics line": (loop_of.Loop, "_log", 4, 4),
+    "metrics line": (loop_of.Loop, "_log", 5, 4),
 }
 
 

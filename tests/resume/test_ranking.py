@@ -29,6 +29,8 @@ def find(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Evaluations:
     left: list[dict[str, float]] = []
 
     def evaluate_sets(*_: Any, **__: Any) -> dict[str, float]:
+        if not Path("run/metrics.jsonl").exists():  # before the first step
+            return {"eval/loss": 0.0, "eval/perplexity": 1.0, "eval/accuracy": 1.0}
         return {f"eval/{name}": value for name, value in left.pop(0).items()}
 
     monkeypatch.setattr(evaluation, "evaluate_sets", evaluate_sets)
@@ -66,8 +68,8 @@ def test_another_metric_ranks_anew(find: Evaluations, tmp_path: Path, capsys: py
     assert optrun("resume=run", "checkpoint.metric=eval/accuracy", "training.max_steps=6") == 0
     assert "ranked by eval/accuracy (max) from here on" in capsys.readouterr().out
     assert there() == ([4, 6], "step-00000004")
-    assert summary(Path("run"))["metrics"]["best"]["eval/accuracy"] == {"value": 0.4, "step": 4}
-    assert summary(Path("run"))["metrics"]["best"]["eval/loss"] == {"value": 0.5, "step": 1}
+    assert summary(Path("run"))["metrics"]["best"]["eval/accuracy"] == {"value": 0.4, "step": 4, "loss": 0.9, "tied": 1}
+    assert summary(Path("run"))["metrics"]["best"]["eval/loss"] == {"value": 0.5, "step": 1, "loss": 0.5, "tied": 1}
 
 
 def test_another_direction_ranks_anew(find: Evaluations, tmp_path: Path) -> None:
@@ -77,8 +79,8 @@ def test_another_direction_ranks_anew(find: Evaluations, tmp_path: Path) -> None
     assert optrun("resume=run", "checkpoint.mode=max", "training.max_steps=6") == 0
     assert there() == ([5, 6], "step-00000005")
     best = summary(Path("run"))["metrics"]["best"]
-    assert best["eval/loss"] == {"value": 1.0, "step": 5}
-    assert best["eval/accuracy"] == {"value": 0.4, "step": 4}
+    assert best["eval/loss"] == {"value": 1.0, "step": 5, "loss": 1.0, "tied": 1}
+    assert best["eval/accuracy"] == {"value": 0.4, "step": 4, "loss": 0.9, "tied": 1}
 
 
 def test_the_same_metric_by_its_name_is_no_other(
@@ -99,6 +101,26 @@ def test_nothing_is_best_before_the_first_evaluation_by_another_metric(find: Eva
     more = ["checkpoint.metric=accuracy", "training.eval_steps=9", "training.max_seconds=1e-9", "training.max_steps=9"]
     assert optrun("resume=run", *more) == 75
     assert there() == ([3], "")
+
+
+def test_a_tie_goes_to_the_lower_loss_and_then_to_the_later_step(
+    find: Evaluations, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Checkpoint, end table and export agree; the evaluation before the first step, best by far, counts nowhere."""
+    find([0.5, 0.02, 0.01, 0.01, 0.03], [0.1, 0.9, 0.9, 0.9, 0.9])
+    assert optrun(*words(tmp_path, 5, "checkpoint.metric=accuracy")) == 0
+    assert there() == ([4, 5], "step-00000004")
+    assert summary(Path("run"))["metrics"]["best"]["eval/accuracy"] == {
+        "value": 0.9, "step": 4, "loss": 0.01, "tied": 4
+    }  # fmt: skip
+    said = capsys.readouterr().out
+    assert optrun("export", "run/checkpoints/best", "out") == 0
+    for text in (said, capsys.readouterr().out):
+        (line,) = [line for line in text.splitlines() if line.startswith("best: ")]
+        for fact in ("step 4", "eval/accuracy", "0.9", "tie of 4", "eval/loss", "0.01"):
+            assert fact in line, line
+    assert optrun("export", "run/checkpoints/last", "other") == 0
+    assert "best: " not in capsys.readouterr().out
 
 
 def test_a_plateau_of_another_metric_begins_anew(

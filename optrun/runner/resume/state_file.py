@@ -120,6 +120,9 @@ def _mapping(value: Any) -> dict[str, Any]:
     return value if isinstance(value, dict) else {}
 
 
+_BY_STEP = ("ranking", "ranking_losses")
+
+
 def _wrong(key: str, value: Any, shape: Any) -> str | None:
     """What is wrong with a value; None: it has the shape."""
     if isinstance(shape, dict):
@@ -149,7 +152,7 @@ def _wrong_counters(train: dict[str, Any], step: int) -> Iterator[str]:
         default = getattr(TrainState(), entry.name)
         shapes[entry.name] = {float: _NUMBER, int: _COUNT}.get(type(default), type(default))
     shapes["data_shift"] = int
-    for key in ("last", "ranking", "lrs"):
+    for key in ("last", "before_training", "lrs", *_BY_STEP):
         if isinstance(train.get(key), dict):
             shapes[key] = dict.fromkeys(train[key], _NUMBER)
     if isinstance(train.get("best"), dict):
@@ -158,8 +161,8 @@ def _wrong_counters(train: dict[str, Any], step: int) -> Iterator[str]:
         yield fault
     elif train.get("global_step") != step:
         yield _expected("train.global_step", train.get("global_step"), str(step))
-    elif not all(name.isdecimal() for name in train.get("ranking", {})):
-        yield f"train.ranking: {_shown(min(train['ranking']))} is no step"
+    elif other := [step for key in _BY_STEP for step in train.get(key, {}) if not step.isdecimal()]:
+        yield f"train.ranking: {_shown(min(other))} is no step"
     elif not 0 <= train["global_step"] + train.get("data_shift", 0) + train.get("passed_steps", 0) < 2**63:
         yield _expected("train.data_shift", train["data_shift"], "a position in the data")
 

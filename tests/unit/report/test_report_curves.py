@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from optrun.report.collect import best_point
 from optrun.report.curves import draw_curves, smooth
 
 
@@ -78,11 +77,3 @@ def test_smoothing_takes_noise_away_without_lag() -> None:
     curve = np.exp(-np.arange(400) / 80)
     smoothed = smooth(curve + 0.1 * noise, 7.0)
     assert np.sqrt(np.mean((smoothed - curve) ** 2)) < 0.035
-
-
-def test_best_point_ignores_what_is_not_finite() -> None:
-    steps = np.arange(4.0)
-    values = np.array([math.nan, 2.0, 1.0, -math.inf])
-    assert best_point(steps, values, "min") == (2.0, 1.0)
-    assert best_point(steps, values, "max") == (1.0, 2.0)
-    assert best_point(steps, np.full(4, math.nan), "min") is None

@@ -1,0 +1,23 @@
+"""Say which checkpoint is the best, by which metric, and what decided between equals."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from optrun.artifacts.objective import loss_beside
+from optrun.formatting import number
+
+
+def best_told(summary: Mapping[str, Any]) -> str:
+    """Say by which metric a checkpoint is the best, and what decided where several are equal; empty: none is."""
+    main = summary.get("main_metric") or {}
+    held = ((summary.get("metrics") or {}).get("best") or {}).get(main.get("name"))
+    if not held:
+        return ""
+    told = f"best: step {int(held['step']):,} by {main['name']} {number(held['value'])} ({main['mode']})"
+    if held.get("tied", 1) == 1:
+        return told
+    loss = loss_beside(main["name"])
+    lower = f"the lower {loss} ({number(held['loss'])}), then " if "loss" in held and loss != main["name"] else ""
+    return f"{told}, a tie of {int(held['tied'])} evaluations: {lower}the later step is taken"

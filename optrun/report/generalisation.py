@@ -1,0 +1,152 @@
+"""Say whether what a run learnt holds on examples that it was not trained on: one sentence, before any winner."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
+
+from optrun.artifacts.objective import loss_beside
+from optrun.formatting import number
+
+LEAST = 0.01
+"""The share of its value before training that eval/loss has to fall by: less than that is nothing learnt."""
+HALF = 0.5
+"""The share of what training gained that has to hold on evaluation; also how far train/loss falls by heart."""
+STANDARD_ERRORS = 2.0
+"""By how many of them the right answers have to outnumber those of the majority class."""
+
+
+class Verdict(StrEnum):
+    """What a run came to."""
+
+    generalises = "generalises"
+    partly = "generalises in part"
+    memorised = "memorised"
+    no_better = "no better"
+
+
+@dataclass(frozen=True)
+class Majority:
+    """The majority class of the evaluation labels, as a floor: what always answering it would reach."""
+
+    label: str
+    accuracy: float
+    """Of always answering it."""
+    model_accuracy: float
+    examples: int
+    beaten: bool
+    """Whether the model has more right answers, by `STANDARD_ERRORS` of their difference."""
+
+
+@dataclass(frozen=True)
+class Generalisation:
+    """Train against evaluation after the last step, on the evaluation set of the main metric."""
+
+    verdict: Verdict
+    step: int
+    loss: str
+    """Name of the evaluation loss."""
+    eval_loss: float
+    """After the last step."""
+    before_training: float | None
+    """The same loss before the first step; None: it was not evaluated then."""
+    train_loss: float | None
+    """Mean over the last logged steps, while they trained: with dropout, and with weights that still moved."""
+    majority: Majority | None
+    """None: the examples have no classes, or several each."""
+
+    def __str__(self) -> str:
+        if self.verdict is Verdict.no_better and self.majority is not None:
+            higher = self.majority.model_accuracy > self.majority.accuracy
+            words = f"{'not clearly' if higher else 'no'} better than always answering {self.majority.label!r}"
+        elif self.verdict is Verdict.no_better:
+            words = "no better than before training"
+        else:
+            words = str(self.verdict)
+        figures = f"{self.loss} {number(self.eval_loss)}"
+        if self.before_training is not None:
+            figures += f" (before training {number(self.before_training)})"
+        if self.train_loss is not None:
+            figures += f", train/loss {number(self.train_loss)} over the last logged steps"
+        if (floor := self.majority) is not None:
+            figures = (
+                f"accuracy {number(floor.model_accuracy)} on {floor.examples:,} labels, always {floor.label!r} "
+                f"{number(floor.accuracy)}; {figures}"
+            )
+        return f"{words}: {figures}"
+
+
+def generalisation_of(summary: Mapping[str, Any]) -> Generalisation | None:
+    """Judge a run by its numbers.
+
+    Args:
+        summary: As in `summary.json`; what is missing is not judged by.
+
+    Returns:
+        None where nothing can be said: no evaluation, no loss in it, or no floor to compare with.
+    """
+    metrics, main = summary.get("metrics"), summary.get("main_metric")
+    if not (isinstance(metrics, Mapping) and isinstance(main, Mapping) and isinstance(main.get("name"), str)):
+        return None
+    name, step = loss_beside(main["name"]), summary.get("global_step")
+    after, train = _value(metrics, "last", name), _value(metrics, "last", "train/loss")
+    before, majority = _value(metrics, "before_training", name), _majority(summary, name)
+    if after is None or not isinstance(step, int) or (majority is None and before is None):
+        return None
+    return Generalisation(_verdict(after, before, train, majority), step, name, after, before, train, majority)
+
+
+def sentence_of(summary: Mapping[str, Any]) -> str:
+    """Say it of a run that has ended, if its judgement is of the weights that the summary is of; else empty."""
+    held = summary.get("generalisation")
+    fits = isinstance(held, Mapping) and held.get("step") == summary.get("global_step")
+    found = generalisation_of(summary) if fits else None
+    return "" if found is None else str(found)
+
+
+def _verdict(after: float, before: float | None, train: float | None, majority: Majority | None) -> Verdict:
+    learnt = math.nan if before is None else before - after
+    fitted = math.nan if before is None or train is None else before - train
+    better = before is not None and learnt > LEAST * abs(before)
+    if not (better if majority is None else majority.beaten):
+        by_heart = before is not None and fitted > HALF * abs(before) and not better
+        return Verdict.memorised if by_heart else Verdict.no_better
+    return Verdict.partly if fitted > 0 and learnt < HALF * fitted else Verdict.generalises
+
+
+def _majority(summary: Mapping[str, Any], loss: str) -> Majority | None:
+    """Count what always answering the most frequent class would get right, where each example is of one class.
+
+    The model is right on other classes where that answer is wrong, and wrong on the majority where it is right. Of
+    these, two unequal kinds, the difference has the standard error sqrt(their sum).
+
+    Source: McNemar 1947, Note on the sampling error of the difference between correlated proportions.
+    """
+    held = summary.get("classes")
+    if not isinstance(held, Mapping) or held.get("step") != summary.get("global_step"):
+        return None
+    sets, name = held.get("sets"), loss.removeprefix("eval").removesuffix("loss").strip("/")
+    table = sets.get(name) if isinstance(sets, Mapping) else None
+    rows = table.get("classes") if isinstance(table, Mapping) else None
+    if not isinstance(rows, list) or not rows or not all(isinstance(row, Mapping) and "class" in row for row in rows):
+        return None
+    there = [int(row.get("support") or 0) for row in rows]
+    right = [round(float(row.get("recall") or 0.0) * count) for row, count in zip(rows, there, strict=True)]
+    most, examples = there.index(max(there)), sum(there)
+    if not examples:
+        return None
+    gained, lost = sum(right) - right[most], there[most] - right[most]
+    beaten = gained - lost > STANDARD_ERRORS * math.sqrt(gained + lost)
+    return Majority(str(rows[most]["class"]), there[most] / examples, sum(right) / examples, examples, beaten)
+
+
+def _value(metrics: Mapping[str, Any], section: str, name: str) -> float | None:
+    """Look up a number; None where there is none, or where the value before training is no finite one."""
+    found = metrics.get(section)
+    value = found.get(name) if isinstance(found, Mapping) else None
+    if not isinstance(value, int | float) or (section == "before_training" and not math.isfinite(value)):
+        return None
+    return float(value)
