@@ -74,6 +74,18 @@ class MetricAccumulator(ABC):
         raise NotImplementedError
 
 
+def _scalar(loss: Any) -> Any:
+    """A loss that a task computed, if it is one number.
+
+    Raises:
+        OptrunError: It is none.
+    """
+    if isinstance(loss, float) or getattr(loss, "shape", None) == ():
+        return loss
+    found = f"a tensor of shape {tuple(loss.shape)}" if hasattr(loss, "shape") else type(loss).__name__
+    raise OptrunError(f"the loss of the task is {found}: expected a tensor of shape () with a gradient.")
+
+
 class MeanLoss(MetricAccumulator):
     """The model's own loss; the task's where the model has none.
 
@@ -189,7 +201,7 @@ class EvaluationMetrics(MetricAccumulator):
     def update(self, outputs: ModelOutput, batch: Batch) -> None:
         """Count one batch, and keep its predictions."""
         if self.running.reads_loss and self.loss is not None and getattr(outputs, "loss", None) is None:
-            outputs.loss = self.loss(outputs, batch)
+            outputs.loss = _scalar(self.loss(outputs, batch))
         self.running.update(outputs, batch)
         if self.functions:
             self.kept.append(self.predictions(outputs, batch))

@@ -36,7 +36,7 @@ def losses(run: str) -> list[float]:
 def test_data_are_told_before_the_first_step(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert optrun(*words(*TINY_BERT), "hydra.run.dir=run") == 0
     said = capsys.readouterr().out
-    before = said[: said.index("step 2/2")]
+    before = said[: said.index("step 0/2")]
     train, *_, leaked = before[before.index("train  60 examples") :].splitlines()
     assert train.endswith("even: 50.0 %, odd: 50.0 %")
     assert "eval    3 examples" in before

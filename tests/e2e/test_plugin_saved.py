@@ -109,12 +109,12 @@ def losses(run: str) -> list[str]:
 @pytest.mark.parametrize(
     ("where", "after", "step", "facts"),
     [
-        ("loss", 4, 2, ["task=mine", "in here"]),
-        ("predictions", 1, 2, ["task=mine", "in here"]),
-        ("metric", 1, 2, ["task.metrics: mine failed", "in here"]),
+        ("loss", 5, 2, ["task=mine", "in here"]),
+        ("predictions", 2, 2, ["task=mine", "in here"]),  # the first is before the first step
+        ("metric", 2, 2, ["task.metrics: mine failed", "in here"]),
         ("on_step", 2, 2, ["callbacks.mine: on_step raised", "in here"]),
         ("on_evaluate", 1, 2, ["callbacks.mine: on_evaluate raised", "in here"]),
-        ("on_log", 1, 2, ["callbacks.mine: on_log raised", "in here"]),
+        ("on_log", 2, 2, ["callbacks.mine: on_log raised", "in here"]),
     ],
 )
 def test_the_steps_are_saved_first(
@@ -147,7 +147,7 @@ def test_a_model_without_a_loss_is_judged_by_the_loss_of_the_task() -> None:
     ("loss", "facts"),
     [
         ("super().loss(outputs, batch)", ["task=mine", "returned no loss", "AUTO_CLASS=AutoModel"]),
-        ("outputs.last_hidden_state[:, 0, 0]", ["loss of the task", "shape (4,)"]),
+        ("outputs.last_hidden_state[:, 0, 0]", ["loss of the task", "shape (6,)"]),
         ("torch.tensor(1.0)", ["loss of the task", "requires_grad"]),
         ("1.0", ["loss of the task", "float"]),
         ("None", ["loss of the task", "NoneType"]),
@@ -168,8 +168,9 @@ def test_a_metric_that_gives_no_number(value: str, capsys: pytest.CaptureFixture
     write(value=value)
     assert optrun(*RUN) == 1
     said = "".join(capsys.readouterr())
-    for fact in ("task.metrics: mine gave", "expected one number", "step 2 is saved"):
+    for fact in ("task.metrics: mine gave", "expected one number"):
         assert fact in said
+    assert "train/loss" not in said, "found by the evaluation before the first step"
 
 
 def test_nan_is_a_number() -> None:

@@ -144,7 +144,7 @@ def test_a_run_directory_is_opened_again(words: list[str], untouched: None) -> N
     run = optrun.load_run("run/checkpoints/step-00000002")
     assert run == made.run == optrun.load_run(Path("run"))
     assert run.config == optrun.compose([*words, "lr=2e-3"])
-    assert [record["step"] for record in run.metrics] == [1, 2, 3]
+    assert [record["step"] for record in run.metrics] == [0, 1, 2, 3]
     assert run.summary["status"] == "finished"
     assert [path.name for path in run.checkpoints][-1] == "step-00000003"
     assert run.best_checkpoint in run.checkpoints
@@ -155,7 +155,7 @@ def test_a_run_directory_is_opened_again(words: list[str], untouched: None) -> N
     assert torch.equal(newest.transformer.wte.weight, final.transformer.wte.weight)
     gone_on = run.resume(["training.max_steps=5"], quiet=True)
     assert gone_on.summary["global_step"] == 5
-    assert [record["step"] for record in run.metrics] == [1, 2, 3, 4, 5]
+    assert [record["step"] for record in run.metrics] == [0, 1, 2, 3, 4, 5]
     assert run.config.training.max_steps == 5
 
 
