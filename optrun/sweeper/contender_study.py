@@ -11,6 +11,7 @@ from typing import Any
 import optuna
 from optuna.trial import FrozenTrial, TrialState
 
+from optrun.artifacts.objective import Objective
 from optrun.artifacts.provenance import identity
 from optrun.config import saved, store
 from optrun.config.hydra_internals import Hydra
@@ -24,7 +25,7 @@ from optrun.sweeper import study as study_of
 from optrun.sweeper.contenders import Contender
 from optrun.sweeper.folder import JobState, SweepDir
 from optrun.sweeper.jobs import Composer, Job, build_jobs, label_of, parse
-from optrun.sweeper.objectives import KEY, objectives_of, values_of
+from optrun.sweeper.objectives import KEY, objectives_of, untrained, values_of
 from optrun.sweeper.pruners import build_pruner, rungs
 from optrun.sweeper.samplers import build_sampler, is_hashed
 from optrun.sweeper.space import any_value, ends, space_of, written
@@ -43,13 +44,6 @@ class Trial:
     number: int
     jobs: tuple[Job, ...]
 
-    def value(self, states: Mapping[str, JobState]) -> float | None:
-        """The mean over its seeds of the best value of the metric; None where a job has not finished with one."""
-        found = [states[job.name] for job in self.jobs]
-        values = [state.best for state in found if state.status == "finished" and state.best is not None]
-        mean = sum(values) / len(values) if len(values) == len(found) else None
-        return None if mean is None or mean != mean else mean
-
 
 class ContenderStudy:
     """The trials of one contender.
@@ -59,13 +53,17 @@ class ContenderStudy:
         compose: Resolves the overrides of a trial.
         options: Of the sweeper.
         contender: Whose values are searched; one without a name stands for a sweep that tells no optimizers apart.
+        share: Trials that it is to have.
 
     Raises:
         ConfigError: Nothing to search over, or a range that means nothing.
     """
 
-    def __init__(self, hydra: Hydra, compose: Composer, options: OptunaConfig, contender: Contender) -> None:
+    def __init__(
+        self, hydra: Hydra, compose: Composer, options: OptunaConfig, contender: Contender, share: int
+    ) -> None:
         self.name = contender.name
+        self.share = share
         self.compose = compose
         self._composed: dict[tuple[tuple[str, Any], ...], tuple[Job, ...]] = {}
         self.options = options
@@ -206,8 +204,9 @@ class ContenderStudy:
     def ask(self) -> Trial:
         """Propose one more."""
         number = len(self._study.get_trials(deepcopy=False))
+        options = self.options
         self._study.sampler = build_sampler(
-            self.options.sampler, self.options.seed, number, hashed=self._hashed, study=self.name
+            options.sampler, options.seed, number, self.share, hashed=self._hashed, study=self.name, space=self.space
         )
         asked = self._study.ask(fixed_distributions=self.space)
         return Trial(self, asked.number, self._jobs(asked.params))
@@ -266,13 +265,41 @@ class ContenderStudy:
             study_of.tell_again(self._study, frozen, values)
 
     def _values(self, trial: Trial, states: Mapping[str, JobState]) -> list[float] | None:
-        """Compute what a trial came to, a number for each objective; None where it has not finished with all."""
+        """Compute the outcome of a trial: the mean over its seeds, a number for each objective.
+
+        Returns:
+            None if a job has not ended, failed for another reason than divergence, or has a number that is not finite.
+        """
+        rows = [self._outcome(job, states[job.name]) for job in trial.jobs]
+        found = [row for row in rows if row is not None]
+        return [sum(column) / len(column) for column in zip(*found, strict=True)] if len(found) == len(rows) else None
+
+    def _outcome(self, job: Job, state: JobState) -> list[float] | None:
+        self._check_mode(state)
+        if state.diverged:
+            return self._worst(job, state)
+        if state.status != "finished":
+            return None
         if self.objectives and self._sweep is not None:
-            return values_of(self._sweep, trial.jobs, states, self.objectives)
-        for job in trial.jobs:
-            self._check_mode(states[job.name])
-        value = trial.value(states)
-        return None if value is None else [value]
+            return values_of(self._sweep, job, self.objectives)
+        return None if state.best is None or state.best != state.best else [state.best]
+
+    def _worst(self, job: Job, state: JobState) -> list[float] | None:
+        """Find what a diverged job counts as: the worst outcome so far, or its untrained model if that is worse.
+
+        A sampler that is not told of divergence proposes the same region again.
+        """
+        assert self._sweep is not None
+        ended = self._study.get_trials(deepcopy=False, states=(TrialState.COMPLETE,))
+        worst = []
+        objectives = self.objectives or [Objective(state.metric or "", state.mode)]
+        for index, objective in enumerate(objectives):
+            before = untrained(self._sweep, job, objective.name)
+            known = [trial.values[index] for trial in ended] + ([] if before is None else [before])
+            if not known:
+                return None
+            worst.append(max(known) if objective.mode == "min" else min(known))
+        return worst
 
     def _check_mode(self, state: JobState) -> None:
         if state.metric is not None and state.mode != self.mode():

@@ -336,12 +336,13 @@ class Driver:
 
         if state.ended:
             return
+        step = max(state.step, self.sweep.steps_done(job.name))  # the summary may be a second behind
         if alone and job.name in self._suspects:
             self._suspects.remove(job.name)
             record_failure(
                 self.sweep,
                 job.name,
-                f"the process of this job died twice, last after step {state.step}: {why or 'no reason given.'} "
+                f"the process of this job died twice, last after step {step}: {why or 'no reason given.'} "
                 "Killed for memory? Try a smaller training.per_device_train_batch_size with more "
                 "training.gradient_accumulation_steps.",
                 job.values,
@@ -351,7 +352,7 @@ class Driver:
             return
         if job.name not in self._suspects:
             self._suspects.append(job.name)
-        self.view.note(f"the worker of {job.label} died after step {state.step}; tried once more, alone")
+        self.view.note(f"the worker of {job.label} died after step {step}; tried once more, alone")
 
     def rest(self, jobs: Iterable[Job], rung: int, why: str) -> None:
         """Stop jobs at a rung for good."""

@@ -15,6 +15,7 @@ from optrun.artifacts.lock import RunLock, is_held
 from optrun.artifacts.metrics import from_json, read_metrics, read_summary, to_json, write_summary
 from optrun.artifacts.run_dir import SWEEP, RunDir
 from optrun.artifacts.run_manifest import recorded
+from optrun.errors import EXIT_NONFINITE
 from optrun.reading import read_json
 
 _A_DAY = 86_400
@@ -49,6 +50,13 @@ class JobState:
     best: float | None = None
     message: str = ""
     seconds: float = 0.0
+    exit_code: int | None = None
+    """Of the run, once it has ended."""
+
+    @property
+    def diverged(self) -> bool:
+        """Whether loss, gradient or weights became NaN or inf, and the policy ended the run."""
+        return self.status == "failed" and self.exit_code == EXIT_NONFINITE
 
     @property
     def ended(self) -> bool:
@@ -163,6 +171,7 @@ class SweepDir:
             best=float(best) if isinstance(best, int | float) else None,
             message=str(summary.get("message") or ""),
             seconds=float(summary.get("wall_seconds") or 0.0),
+            exit_code=summary.get("exit_code"),
         )
 
     def steps_done(self, name: str) -> int:

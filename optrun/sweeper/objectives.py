@@ -1,4 +1,4 @@
-"""What a study with several objectives is told of a trial: a number for each, the mean over its seeds."""
+"""Numbers of a job that a study is told."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from optrun.artifacts.metrics import MetricsLog, read_metrics, read_summary
 from optrun.artifacts.objective import Objective, known_objectives, objective_value
 from optrun.config.schema.objective import read_objectives
 from optrun.errors import ConfigError, did_you_mean
-from optrun.sweeper.folder import JobState, SweepDir
+from optrun.sweeper.folder import SweepDir
 from optrun.sweeper.jobs import Job
 
 KEY = "hydra.sweeper.objectives"
@@ -21,22 +21,23 @@ def objectives_of(texts: Sequence[str]) -> list[Objective]:
     return [Objective(name, mode) for name, mode in read_objectives(texts, KEY)]
 
 
-def values_of(
-    sweep: SweepDir, jobs: Sequence[Job], states: Mapping[str, JobState], objectives: Sequence[Objective]
-) -> list[float] | None:
-    """Compute the means over the jobs of a trial.
+def values_of(sweep: SweepDir, job: Job, objectives: Sequence[Objective]) -> list[float] | None:
+    """Read the objectives of a job that has finished.
 
     Returns:
-        None where a job has not finished, or one of its numbers is not finite.
+        None if one of them is not finite.
 
     Raises:
-        ConfigError: A finished job has no number of that name.
+        ConfigError: The job has no number of that name.
     """
-    if any(states[job.name].status != "finished" for job in jobs):
-        return None
-    rows = [[_value(sweep, job, each) for each in objectives] for job in jobs]
-    means = [sum(column) / len(column) for column in zip(*rows, strict=True)]
-    return means if all(map(math.isfinite, means)) else None
+    values = [_value(sweep, job, each) for each in objectives]
+    return values if all(map(math.isfinite, values)) else None
+
+
+def untrained(sweep: SweepDir, job: Job, name: str) -> float | None:
+    """Read a metric as it was before the first step; None if that was not evaluated, or is not finite."""
+    steps, values = _read(sweep, job)[0].series(name)
+    return values[0] if steps[:1] == [0] and math.isfinite(values[0]) else None
 
 
 def _value(sweep: SweepDir, job: Job, objective: Objective) -> float:

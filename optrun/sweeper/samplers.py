@@ -17,8 +17,10 @@ from optrun.errors import ConfigError
 _SEEDING = "optrun:seeding"
 _HASHED = "sha256"
 
+_FEWEST_FOR_TPE = 16
+"""A share below this is a Sobol sequence throughout: TPE would spend most of it on its random start."""
+
 _OF_EACH_TRIAL: dict[Sampler, Callable[[int], Any]] = {
-    Sampler.tpe: lambda seed: optuna.samplers.TPESampler(seed=seed),
     Sampler.random: lambda seed: optuna.samplers.RandomSampler(seed=seed),
     Sampler.gp: lambda seed: optuna.samplers.GPSampler(seed=seed),
     Sampler.cmaes: lambda seed: optuna.samplers.CmaEsSampler(seed=seed),
@@ -45,24 +47,44 @@ def is_hashed(study: Any) -> bool:
     return kept is not None
 
 
-def build_sampler(name: Sampler, seed: int, number: int, *, hashed: bool = True, study: str = "") -> Any:
+def build_sampler(
+    name: Sampler, seed: int, number: int, share: int, *, hashed: bool = True, study: str = "", space: Any = None
+) -> Any:
     """Make the sampler that proposes one trial.
 
     Args:
         name: Which kind.
         seed: Of the study.
         number: Of the trial.
+        share: Trials that the study is to have.
         hashed: Whether the study is seeded by a hash.
         study: Tells it from others of the same seed.
+        space: Distributions by key; a Sobol sequence covers them from the first trial on.
     """
-    if name is Sampler.qmc and not hashed:
-        return optuna.samplers.QMCSampler(seed=seed)
+    start = max(4, share // 4)
+    own = trial_seed(seed, number, study) if hashed else seed + number
+    if name is Sampler.auto:
+        name = Sampler.qmc if share < _FEWEST_FOR_TPE or number < start else Sampler.tpe
+    if name is Sampler.qmc and hashed:
+        # One sequence for all trials: the storage knows how far it has come. Its seed counts only if it is scrambled.
+        return _Sobol(space or {}, seed=trial_seed(seed, 0, study), scramble=True)
     if name is Sampler.qmc:
-        # A low-discrepancy sequence is one sequence: the storage knows how far it has come. Its seed counts only where
-        # it is scrambled; before a first trial has ended it proposes nothing, and another sampler does.
-        first = optuna.samplers.RandomSampler(seed=trial_seed(seed, number, study))
-        return optuna.samplers.QMCSampler(seed=trial_seed(seed, 0, study), scramble=True, independent_sampler=first)
-    return _OF_EACH_TRIAL[name](trial_seed(seed, number, study) if hashed else seed + number)
+        return optuna.samplers.QMCSampler(seed=seed)
+    if name is Sampler.tpe:
+        return optuna.samplers.TPESampler(seed=own, n_startup_trials=start)
+    return _OF_EACH_TRIAL[name](own)
+
+
+class _Sobol(optuna.samplers.QMCSampler):
+    """Knows its space beforehand; Optuna's own proposes at random until a first trial has ended."""
+
+    def __init__(self, space: dict[str, Any], **options: Any) -> None:
+        super().__init__(**options)
+        self._space = space
+
+    def infer_relative_search_space(self, study: Any, trial: Any) -> dict[str, Any]:  # noqa: ARG002
+        """The space of the study."""
+        return self._space
 
 
 def trial_seed(seed: int, number: int, study: str = "") -> int:

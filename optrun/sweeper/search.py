@@ -53,14 +53,14 @@ class Search:
     def __init__(self, hydra: Hydra, compose: Composer, options: OptunaConfig, contenders: Sequence[Contender]) -> None:
         try:
             with _no_experimental_warnings():
-                build_sampler(options.sampler, options.seed, 0)
+                build_sampler(options.sampler, options.seed, 0, options.n_trials)
         except ImportError as error:
             package = getattr(error, "name", None) or str(error).splitlines()[0]
             raise ConfigError(f"hydra.sweeper.sampler={options.sampler.value} needs more: {package}") from error
         self.options = options
-        self.studies = [ContenderStudy(hydra, compose, options, contender) for contender in contenders]
-        self.share = options.n_trials // len(self.studies)
+        self.share = options.n_trials // len(contenders)
         """Trials of each study."""
+        self.studies = [ContenderStudy(hydra, compose, options, contender, self.share) for contender in contenders]
         self.steps = None if options.n_steps is None else options.n_steps // len(self.studies)
         """Optimizer steps of each study; None: as many as its trials take."""
         names = ", ".join(study.name for study in self.studies)

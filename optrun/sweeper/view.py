@@ -51,8 +51,11 @@ class Board:
 
     @property
     def left(self) -> int:
-        """Jobs that are neither ended nor running."""
-        return self.total - self.count("finished") - self.count("failed") - len(self.running) - len(self.resting)
+        """Jobs that are neither ended, running nor stopped at a rung, those not proposed yet among them."""
+        return self.total - len(self.jobs) + sum(self._is_left(name) for name in self.states)
+
+    def _is_left(self, name: str) -> bool:
+        return not (self.states[name].ended or name in self.running or name in self.resting)
 
     def device(self, job: Job) -> str:
         """Name the devices of a job; empty where it was not pinned."""
@@ -71,20 +74,19 @@ class Board:
         return found
 
     def counts(self) -> str:
-        """Write the counts as one line."""
-        resting = f" · {len(self.resting)} stopped at a rung" if self.resting else ""
+        """Write the counts as one line; each job counts once."""
+        ended = {name for name, state in self.states.items() if state.ended}
+        resting = len(self.resting - ended)
+        shown = f" · {resting} stopped at a rung" if resting else ""
         return (
-            f"{self.count('finished')} of {self.total} finished · {len(self.running)} running · "
-            f"{self.count('failed')} failed{resting} · {self.left} left{self._left_as()}"
+            f"{self.count('finished')} of {self.total} finished · {len(self.running - ended - self.resting)} running · "
+            f"{self.count('failed')} failed{shown} · {self.left} left{self._left_as()}"
         )
 
     def _left_as(self) -> str:
         """Tell the interrupted among those left from those that have not begun; empty where none was interrupted."""
-        apart = self.running | self.resting
-        stopped = sum(
-            name not in apart and not state.ended and state.status != "new" for name, state in self.states.items()
-        )
-        if not stopped or self.left < stopped:
+        stopped = sum(self._is_left(name) and state.status != "new" for name, state in self.states.items())
+        if not stopped:
             return ""
         waiting = self.left - stopped
         return f" ({stopped} interrupted{f', {waiting} not started' if waiting else ''})"

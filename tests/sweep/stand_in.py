@@ -21,6 +21,8 @@ from optrun.sweeper.jobs import Composer, Job, merged
 from optrun.sweeper.search import Search
 from optrun.sweeper.view import Board
 
+UNTRAINED = 7.5
+"""The loss before the first step."""
 SUITS = {"adamw": -3.0, "sgd": -1.0, "lamb": -2.0}
 """The best log10 of the learning rate of each optimizer; the loss is the distance from it, and a little of the seed."""
 
@@ -48,6 +50,7 @@ class StandIn:
         self.notes: list[str] = []
         self.view = SimpleNamespace(note=self.notes.append)
         self.dies_at = dies_at
+        self.diverges_above = math.inf
         self.ran: list[str] = []
 
     def add(self, jobs: Iterable[Job]) -> None:
@@ -97,10 +100,13 @@ class StandIn:
     def _write(self, job: Job, step: int, total: int) -> None:
         run = self.sweep.run(job.name)
         run.path.mkdir(exist_ok=True)
-        run.metrics.write_text("".join(f'{{"step": {at}}}\n' for at in range(1, step + 1)))
+        untrained = f'{{"step": 0, "eval/loss": {UNTRAINED}}}\n'
+        run.metrics.write_text(untrained + "".join(f'{{"step": {at}}}\n' for at in range(1, step + 1)))
+        diverged = job.values["lr"] > self.diverges_above
         summary = {
             "format": 1,
-            "status": "finished" if step == total else "interrupted",
+            "status": "failed" if diverged else "finished" if step == total else "interrupted",
+            "exit_code": 3 if diverged else None,
             "global_step": step,
             "max_steps": total,
             "main_metric": {"name": "eval/loss", "mode": "min"},
@@ -139,11 +145,19 @@ def search_of(own: tuple[str, ...], common: tuple[str, ...], changed: tuple[tupl
     return Search(_composer().hydra, _composer(), options(**dict(changed)), contenders)
 
 
-def searched(folder: Path, own: Sequence[str], *common: str, dies_at: int | None = None, **changed: Any) -> StandIn:
+def searched(
+    folder: Path,
+    own: Sequence[str],
+    *common: str,
+    dies_at: int | None = None,
+    diverges_above: float = math.inf,
+    **changed: Any,
+) -> StandIn:
     """Start a search, or go on with it, until it is done or its process is gone."""
     search = search_of(tuple(own), common, tuple(changed.items()))
     search.options.storage = f"journal:{folder}/study.log"  # made in no time
     driver = StandIn(folder, search.options, dies_at)
+    driver.diverges_above = diverges_above
     with contextlib.suppress(Killed):
         search(driver)  # type: ignore[arg-type]
     return driver

@@ -10,11 +10,12 @@ import optuna
 import pytest
 
 from optrun.config import overrides
+from optrun.config.schema.sweeper import Sampler
 from optrun.config.store import open_hydra
 from optrun.errors import ConfigError
 from optrun.sweeper.contenders import contenders_of, search_overrides
 from optrun.sweeper.storage import open_storage
-from tests.sweep.stand_in import search_of, searched
+from tests.sweep.stand_in import UNTRAINED, search_of, searched
 
 ADAMW, SGD = "search.adamw.lr=tag(log,interval(1e-4,1e-2))", "search.sgd.lr=tag(log,interval(1e-2,1))"
 
@@ -136,6 +137,21 @@ def test_a_trial_is_as_good_as_the_mean_of_its_seeds(tmp_path: Path) -> None:
         assert any(state.best == pytest.approx(off + 0.08) for state in found.board.states.values())
     with pytest.raises(ConfigError, match='seed="0,1,8" then, 0 now'):
         searched(tmp_path, [ADAMW, SGD], n_trials=2)
+
+
+def test_a_diverged_trial_is_told_as_a_bad_one(tmp_path: Path) -> None:
+    """Told as failed, it is nothing to a sampler, which then proposes what diverges again and again."""
+    own = ["search.adamw.lr=tag(log,interval(1e-4,1))"]
+    found = searched(tmp_path, own, n_trials=20, sampler=Sampler.auto, diverges_above=1e-2)
+    (trials,) = studies(tmp_path).values()
+    assert len(trials) == 20
+    assert {trial.state for trial in trials} == {optuna.trial.TrialState.COMPLETE}
+    diverged = [trial for trial in trials if trial.params["lr"] > 1e-2]
+    assert diverged
+    assert {trial.value for trial in diverged} == {UNTRAINED}, "its untrained model is worse than all that finished"
+    informed = trials[5:]  # after Sobol's five
+    assert sum(trial.params["lr"] > 1e-2 for trial in informed) < len(informed) / 2, "half of the range diverges"
+    assert sum(state.diverged for state in found.board.states.values()) == len(diverged)
 
 
 def test_a_budget_of_steps_is_counted_from_metrics(tmp_path: Path) -> None:

@@ -118,7 +118,7 @@ def test_neighbouring_seeds_are_other_studies() -> None:
         assert is_hashed(study), "and stays so"
         found = []
         for number in range(4):
-            study.sampler = build_sampler(sampler, seed, number)
+            study.sampler = build_sampler(sampler, seed, number, 20, space=space)
             trial = study.ask(fixed_distributions=space)
             found.append(trial.params["x"])
             if number:  # the first two are under way together
@@ -132,6 +132,30 @@ def test_neighbouring_seeds_are_other_studies() -> None:
         assert proposed(sampler, 1) == values[8:], "the same seed is the same study"
 
 
+@pytest.mark.filterwarnings("ignore::optuna.exceptions.ExperimentalWarning")
+def test_a_small_share_is_spread_evenly_from_its_first_trial_on() -> None:
+    """Optuna's TPE proposes its first ten trials at random: with 8 trials each, it would never begin."""
+    space = {
+        "x": optuna.distributions.FloatDistribution(0.0, 1.0),
+        "y": optuna.distributions.CategoricalDistribution("ab"),
+    }
+    for share, sobol in ((8, 8), (15, 15), (16, 4), (40, 10)):
+        study = optuna.create_study()
+        for number in range(min(share, 11)):
+            study.sampler = build_sampler(Sampler.auto, 0, number, share, space=space)
+            assert isinstance(study.sampler, optuna.samplers.QMCSampler) == (number < sobol), (share, number)
+            if number < sobol:
+                trial = study.ask(fixed_distributions=space)
+                study.tell(trial, trial.params["x"])
+        proposed = [trial.params["x"] for trial in study.trials]
+        whole = len(proposed) // 4 * 4  # each run of four covers the quarters
+        cells = [[int(4 * value) for value in proposed[at : at + 4]] for at in range(0, whole, 4)]
+        assert cells
+        assert all(sorted(cell) == [0, 1, 2, 3] for cell in cells), (share, proposed)
+        assert {trial.params["y"] for trial in study.trials} == {"a", "b"}
+    assert build_sampler(Sampler.tpe, 0, 0, 24)._n_startup_trials == 6
+
+
 def test_a_study_of_before_is_seeded_as_it_began() -> None:
     space = {"x": optuna.distributions.FloatDistribution(0.0, 1.0)}
     study = optuna.create_study()
@@ -140,7 +164,7 @@ def test_a_study_of_before_is_seeded_as_it_began() -> None:
     sums = [optuna.create_study(sampler=optuna.samplers.RandomSampler(seed=3 + number)) for number in range(2)]
     expected = [one.ask(fixed_distributions=space).params for one in sums]
     for number in range(2):
-        study.sampler = build_sampler(Sampler.random, 3, number, hashed=is_hashed(study))
+        study.sampler = build_sampler(Sampler.random, 3, number, 20, hashed=is_hashed(study))
         assert study.ask(fixed_distributions=space).params == expected[number]
     older = optuna.create_study()
     older.ask()

@@ -50,6 +50,17 @@ def test_what_is_left_is_told_apart() -> None:
     assert shown.counts() == "1 of 4 finished · 0 running · 1 failed · 2 left (1 interrupted, 1 not started)"
 
 
+def test_each_job_counts_once() -> None:
+    """A finished job whose process still draws its curves, and one that ended after it was stopped at a rung."""
+    shown = board()
+    shown.running |= {"job0", "job1"}
+    shown.resting |= {"job0", "job2"}
+    assert shown.left == 1
+    assert shown.counts() == "1 of 4 finished · 0 running · 1 failed · 1 stopped at a rung · 1 left"
+    shown.expected = 6
+    assert shown.left == 3
+
+
 def test_time_left() -> None:
     """Two jobs and a half in 25 s: what is left of four takes 15 s."""
     now = [0.0]

@@ -14,8 +14,9 @@ STORAGE = "hydra.sweeper.storage"
 
 
 class Sampler(Enum):
-    """Who proposes the next trial; names as in Optuna."""
+    """Who proposes the next trial; names as in Optuna, but `auto`: a Sobol sequence, and TPE once it has a start."""
 
+    auto = "auto"
     tpe = "tpe"
     random = "random"
     qmc = "qmc"
