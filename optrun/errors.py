@@ -7,6 +7,8 @@ and keeps its traceback.
 from __future__ import annotations
 
 import difflib
+import errno
+import os
 import re
 import signal
 from collections.abc import Iterable
@@ -88,6 +90,24 @@ def is_out_of_memory(error: BaseException) -> bool:
         return True
     phrases = ("allocate memory", "out of memory", "alloc_failed")  # of torch, of its devices, of cuBLAS and cuDNN
     return isinstance(error, (RuntimeError, OSError)) and any(phrase in str(error).lower() for phrase in phrases)
+
+
+DISK_CODES = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EROFS, errno.ESTALE}
+"""What the operating system says of a disk, whatever the file."""
+
+
+def is_refused_by_disk(error: BaseException) -> bool:
+    """Whether a disk is full or broken; an error of another process or library carries a text alone.
+
+    Example:
+        >>> is_refused_by_disk(StorageError("run/model.safetensors: No space left on device."))
+        True
+        >>> is_refused_by_disk(StorageError("run/checkpoints: a link: a run writes nothing outside of its directory."))
+        False
+    """
+    if isinstance(error, OSError):
+        return error.errno in DISK_CODES
+    return isinstance(error, StorageError) and any(os.strerror(code) in str(error) for code in DISK_CODES)
 
 
 _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+://")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import os
 import signal
 import sys
@@ -12,9 +11,16 @@ from collections.abc import Callable
 from types import FrameType
 from typing import Self
 
-from optrun.errors import EXIT_STOPPED_EARLY, ConfigError, OptrunError, StoppedEarly, StorageError, printable
+from optrun.errors import (
+    DISK_CODES,
+    EXIT_STOPPED_EARLY,
+    ConfigError,
+    OptrunError,
+    StoppedEarly,
+    StorageError,
+    printable,
+)
 
-_STORAGE = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EROFS, errno.ESTALE}
 """What the operating system says of a disk, also where it names no file."""
 
 
@@ -70,7 +76,7 @@ def storage_error(error: OSError) -> StorageError | None:
     """What an error of the operating system says of a disk; None: it is about something else."""
     if error.filename is not None:
         return StorageError(f"{error.filename}: {error.strerror}.")
-    if error.errno not in _STORAGE:
+    if error.errno not in DISK_CODES:
         return None
     return StorageError(f"storage refused: {error.strerror}. Make room, or choose another directory.")
 
@@ -80,7 +86,7 @@ def _say_other(error: Exception | SystemExit, argv: list[str]) -> int:
     from optrun.registry.failures import failure_of_others
 
     refused = storage_error(error) if isinstance(error, OSError) else None
-    of_plugin = None if isinstance(error, OSError) and error.errno in _STORAGE else failure_of_others(error)
+    of_plugin = None if isinstance(error, OSError) and error.errno in DISK_CODES else failure_of_others(error)
     message = of_plugin or refused
     if message is None:
         raise error

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -20,7 +21,7 @@ from optrun.config.compose_errors import interpolation
 from optrun.config.hydra_internals import Hydra
 from optrun.config.request import CommandLine
 from optrun.config.schema.sweeper import ConfirmConfig, GridConfig, OptunaConfig, SweeperConfig
-from optrun.errors import EXIT_STOPPED_EARLY, ConfigError, StorageError, printable, refuse_url
+from optrun.errors import EXIT_STOPPED_EARLY, EXIT_STORAGE, ConfigError, StorageError, printable, refuse_url
 from optrun.registry import origins, plugins
 from optrun.sweeper import jobs as jobs_of
 from optrun.sweeper.command import SweepCommand
@@ -50,7 +51,7 @@ class SweepOutcome:
 
     folder: Path
     exit_code: int
-    """0 where every job finished, 1 where one failed, 75 where it was stopped with everything saved."""
+    """0: every job finished; 1: one failed; 74: the disk refused; 75: stopped with everything saved."""
     jobs: tuple[str, ...]
     """Folders of the jobs, below `folder`."""
     confirm: ConfirmConfig | None = None
@@ -202,12 +203,18 @@ def _run(plan: _Plan, cfg: DictConfig, caller: Caller, compare: Compare, again: 
             view.stop()
             driver.close()
             if driver.board.jobs:  # a start that was refused leaves the result of the one before
-                driver.write_result()
+                with contextlib.suppress(*([OSError] if stop.refused else [])):
+                    driver.write_result()
         code = driver.exit_code()
-        if any(state.status != "new" for state in driver.board.states.values()):
+        if code != EXIT_STORAGE and any(state.status != "new" for state in driver.board.states.values()):
             compare(folder, code)
-        again = again or f"The same command with hydra.sweep.dir={folder}"
-        _tell_end(driver, caller.console, f"{again} goes on." if code == EXIT_STOPPED_EARLY else "")
+        again = f"{again or f'The same command with hydra.sweep.dir={folder}'} goes on."
+        end = ""
+        if stop.refused:
+            end = f"paused: {stop.refused} Make room. {again} Jobs start from their last checkpoints."
+        elif code == EXIT_STOPPED_EARLY:
+            end = f"stopped; what ran is saved. {again}"
+        _tell_end(driver, caller.console, end)
     names = tuple(job.name for job in driver.board.jobs)
     return SweepOutcome(folder, code, names, seconds_left=stop.seconds_left)
 
@@ -392,13 +399,13 @@ def _opening(driver: Driver, folder: Path) -> str:
     return " · ".join(pieces)
 
 
-def _tell_end(driver: Driver, console: Console, again: str) -> None:
+def _tell_end(driver: Driver, console: Console, end: str) -> None:
     """Say how many jobs came to which end, below the comparison.
 
     Args:
         driver: Of the sweep.
         console: Where it is printed.
-        again: How it goes on; empty where it was not stopped.
+        end: Why it was stopped, and how it goes on; empty if it was not.
     """
     console.print(driver.board.counts(), highlight=False)
     if driver.options.halves:
@@ -408,5 +415,5 @@ def _tell_end(driver: Driver, console: Console, again: str) -> None:
         failure = f"failed before: {job.label}: {short(driver.board.states[job.name].message)}"
         line = printable(f"{failure}  ({driver.sweep.run(job.name).log})")
         console.print(line, markup=False, highlight=False, soft_wrap=True)
-    if again:
-        console.print(f"stopped; what ran is saved. {again}", markup=False, highlight=False, soft_wrap=True)
+    if end:
+        console.print(printable(end), markup=False, highlight=False, soft_wrap=True)

@@ -18,7 +18,7 @@ from optrun.config.groups import default_values
 from optrun.config.hydra_internals import Hydra
 from optrun.config.request import DEFAULT_CONFIG, CommandLine
 from optrun.distributed.join import Launched, launched
-from optrun.errors import EXIT_DONE, EXIT_STOPPED_EARLY, ConfigError
+from optrun.errors import EXIT_DONE, EXIT_STOPPED_EARLY, EXIT_STORAGE, ConfigError
 from optrun.sweeper.command import is_sweep as is_sweep
 
 if TYPE_CHECKING:
@@ -188,7 +188,7 @@ def start_sweep(hydra: Hydra, command_line: CommandLine, caller: Caller) -> Swee
     by_itself = is_sweep(hydra, replace(command_line, overrides=()))
     command_line = replace(command_line, overrides=[*checked, *own])
     outcome = sweep(hydra, command_line, cfg, caller, branching, sweeps_by_itself=by_itself)
-    if outcome.confirm is None or outcome.exit_code == EXIT_STOPPED_EARLY:
+    if outcome.confirm is None or outcome.exit_code in (EXIT_STOPPED_EARLY, EXIT_STORAGE):
         return outcome
     from optrun.commands.confirm_sweep import Asked, confirm
 

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 import secrets
+import signal
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -10,7 +13,15 @@ from pathlib import Path
 from typing import NamedTuple
 
 from optrun.config.schema.sweeper import SweeperConfig
-from optrun.errors import EXIT_DONE, EXIT_FAILED, EXIT_STOPPED_EARLY, LockedError, OptrunError, signal_name
+from optrun.errors import (
+    EXIT_DONE,
+    EXIT_FAILED,
+    EXIT_STOPPED_EARLY,
+    EXIT_STORAGE,
+    LockedError,
+    OptrunError,
+    signal_name,
+)
 from optrun.reading import read_text
 from optrun.sweeper import launch as launching
 from optrun.sweeper.command import SweepCommand
@@ -90,6 +101,7 @@ class Driver:
         stop.groups = workers.pids
         stop.at_work = self._unsaved
         self._told_of_stop = False
+        self._signalled = False
         self.failed_before: list[Job] = []
         """Jobs that failed in an earlier start, and are left so."""
         self._retry: dict[str, int] = {}
@@ -188,7 +200,7 @@ class Driver:
                 self._tell_of_stop()
                 if not self._open:
                     break
-                self.sweep.stop(self.token).touch()
+                self._ask_to_stop()
             elif not self._open and not any(map(self._wanted, goals)):
                 self.workers.stop_waiting()
                 return
@@ -198,6 +210,16 @@ class Driver:
                 self.workers.tidy()
             self.sleep(_POLL_SECONDS)
         self.refresh(job for job, _ in goals)
+
+    def _ask_to_stop(self) -> None:
+        """Let jobs at work save and end: by a file that they look for, or by a signal if the disk takes none."""
+        try:
+            self.sweep.stop(self.token).touch()
+        except OSError:
+            for group in self.workers.pids() if not self._signalled else ():
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(group, signal.SIGTERM)
+            self._signalled = True
 
     def _unsaved(self) -> list[str]:
         """Jobs that a process of this sweep trains right now; one that saved itself may still draw its curves."""
@@ -292,6 +314,8 @@ class Driver:
         elif code:
             end = f"was ended by {signal_name(-code)}" if code < 0 else f"ended with code {code}"
             why = f"its process {end}."
+        if code == EXIT_STORAGE and not self.stop.requested:
+            self.stop.refused = why if refused else "the disk refused."
         self._account(launch.batch, why)
         begun = launch.before != [self._mark(job) for job in launch.batch]
         self._unbegun = 0 if begun else self._unbegun + 1
@@ -369,16 +393,18 @@ class Driver:
 
     def close(self) -> None:
         """Let the launching processes end; those that are at work still save their jobs first."""
-        self.sweep.stop(self.token).touch()
+        self._ask_to_stop()
         self.workers.close()
         if not self.stop.requested:  # else a queue may still hold jobs that look for it
-            self.sweep.stop(self.token).unlink()
+            self.sweep.stop(self.token).unlink(missing_ok=True)
 
     # How it ended ---------------------------------------------------------------------------------------------------
 
     def exit_code(self) -> int:
-        """0: every job is finished or rests at a rung; 1: some failed; 75: stopped with everything saved."""
+        """0: all are finished or rest at a rung; 1: some failed; 74: the disk refused; 75: stopped, and saved."""
         states = [self.board.states[job.name] for job in self.board.jobs if job.name not in self.board.resting]
+        if self.stop.refused:
+            return EXIT_STORAGE
         if self.stop.requested or any(not state.ended for state in states):
             return EXIT_STOPPED_EARLY
         return EXIT_FAILED if any(state.status == "failed" for state in states) else EXIT_DONE

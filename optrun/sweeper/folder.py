@@ -15,7 +15,7 @@ from optrun.artifacts.lock import RunLock, is_held
 from optrun.artifacts.metrics import from_json, read_metrics, read_summary, to_json, write_summary
 from optrun.artifacts.run_dir import SWEEP, RunDir
 from optrun.artifacts.run_manifest import recorded
-from optrun.errors import EXIT_NONFINITE
+from optrun.errors import EXIT_NONFINITE, EXIT_STORAGE, StorageError, is_refused_by_disk
 from optrun.reading import read_json
 
 _A_DAY = 86_400
@@ -161,7 +161,9 @@ class SweepDir:
         metric = main.get("name")
         held = (summary.get("metrics") or {}).get("best", {}).get(metric) or {}
         best = held.get("value")
-        status = str(summary.get("status"))
+        status, code, message = str(summary.get("status")), summary.get("exit_code"), str(summary.get("message") or "")
+        if status == "failed" and code == EXIT_STORAGE and is_refused_by_disk(StorageError(message)):
+            status = "interrupted"  # cut by a disk that was full then: the same line goes on with it
         return JobState(
             status=status if status in ("running", "interrupted", "finished", "failed") else "interrupted",
             step=int(summary.get("global_step") or 0),
@@ -169,9 +171,9 @@ class SweepDir:
             metric=metric,
             mode=str(main.get("mode") or "min"),
             best=float(best) if isinstance(best, int | float) else None,
-            message=str(summary.get("message") or ""),
+            message=message,
             seconds=float(summary.get("wall_seconds") or 0.0),
-            exit_code=summary.get("exit_code"),
+            exit_code=code,
         )
 
     def steps_done(self, name: str) -> int:

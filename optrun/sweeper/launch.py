@@ -23,6 +23,7 @@ from optrun.artifacts.atomic import replace_text
 from optrun.config import store
 from optrun.config.hydra_internals import Callbacks
 from optrun.config.literal import quote_path
+from optrun.errors import EXIT_DONE, EXIT_FAILED, EXIT_STORAGE, is_refused_by_disk
 from optrun.reading import read_json, read_text
 from optrun.registry.plugins import load_again
 from optrun.sweeper.command import SweepCommand
@@ -161,29 +162,34 @@ def main(spec: Path, on_ranks: OnRanks | None = None) -> int:
         on_ranks: Trains jobs of several ranks.
 
     Returns:
-        0; 1 where the launcher failed, with the reason in a file.
+        0; 74 if the disk has cut a job, 1 if the launcher failed, with the reason in a file if there is room for it.
     """
     launch = read_spec(spec)
     sweep = SweepDir(Path(launch.folder))
     over = _follow(sweep.stop(launch.token))
+    why, code = "", EXIT_DONE
     try:
-        _launch(launch, sweep, on_ranks)
+        why = _launch(launch, sweep, on_ranks)
+        code = EXIT_STORAGE if why else EXIT_DONE
     except KeyboardInterrupt:
         return 130
     except Exception as error:
         traceback.print_exc()
-        error_file(spec).write_text(f"{type(error).__name__}: {error}", encoding="utf-8")
-        return 1
+        why, code = f"{type(error).__name__}: {error}", EXIT_STORAGE if is_refused_by_disk(error) else EXIT_FAILED
     finally:
         over.set()
-    return 0
+    if why:
+        with contextlib.suppress(OSError):
+            error_file(spec).write_text(why, encoding="utf-8")
+    return code
 
 
-def _launch(launch: Launch, sweep: SweepDir, on_ranks: OnRanks | None) -> None:
+def _launch(launch: Launch, sweep: SweepDir, on_ranks: OnRanks | None) -> str:
+    """Call the launcher; returns what the disk said if it has cut a job."""
     from hydra.core.plugins import Plugins
     from hydra.types import HydraContext, RunMode
 
-    from optrun.sweeper.worker import SweepTask
+    from optrun.sweeper.worker import REFUSED, SweepTask
 
     command = launch.command
     if launch.devices:
@@ -214,7 +220,8 @@ def _launch(launch: Launch, sweep: SweepDir, on_ranks: OnRanks | None) -> None:
         [*overrides, f"hydra.sweep.subdir={quote_path(Path(name))}"]
         for name, overrides in zip(launch.names, launch.overrides, strict=True)
     ]
-    launcher.launch(jobs, initial_job_idx=0)
+    answers = [getattr(each, "_return_value", None) for each in launcher.launch(jobs, initial_job_idx=0)]
+    return next((each for each in answers if isinstance(each, str) and each.startswith(REFUSED)), "")
 
 
 def _follow(stop: Path) -> threading.Event:
@@ -243,4 +250,7 @@ def serve(locks: Sequence[int], on_ranks: OnRanks | None = None) -> None:
     for line in sys.stdin:
         spec = Path(line.rstrip("\n"))
         code = main(spec, on_ranks)
-        replace_text(done_file(spec), str(code))
+        try:
+            replace_text(done_file(spec), str(code))
+        except OSError:
+            sys.exit(code or EXIT_STORAGE)  # an exit code takes no room

@@ -31,6 +31,8 @@ class Stop:
         self.clock = clock
         self._end = None if seconds is None else clock() + seconds
         self._signalled = False
+        self.refused = ""
+        """What a disk said that ended the sweep; empty: none did."""
         self.groups: Callable[[], Sequence[int]] = list
         """Asked for the process groups of the sweep's workers."""
         self.at_work: Callable[[], Sequence[str]] = list
@@ -45,12 +47,14 @@ class Stop:
     @property
     def requested(self) -> bool:
         """Whether jobs are to save and end."""
-        return self._signalled or self.seconds_left == 0.0
+        return self._signalled or bool(self.refused) or self.seconds_left == 0.0
 
     @property
     def why(self) -> str:
         """What is happening, as the beginning of a line."""
-        return "stopping" if self._signalled else "hydra.sweeper.timeout is up: stopping"
+        if self._signalled:
+            return "stopping"
+        return f"{self.refused} Stopping" if self.refused else "hydra.sweeper.timeout is up: stopping"
 
     def __enter__(self) -> Self:
         main = threading.current_thread() is threading.main_thread()

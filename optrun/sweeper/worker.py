@@ -28,8 +28,17 @@ from optrun.artifacts.run_manifest import recorded
 from optrun.config import saved, store
 from optrun.config.batch import leave_open
 from optrun.config.request import Request
+from optrun.config.schema.checkpoint import OnStorageError
 from optrun.config.schema.distributed import RanksConfig
-from optrun.errors import EXIT_STOPPED_EARLY, ConfigError, LockedError, OptrunError, StoppedEarly, is_out_of_memory
+from optrun.errors import (
+    EXIT_STOPPED_EARLY,
+    ConfigError,
+    LockedError,
+    OptrunError,
+    StoppedEarly,
+    is_out_of_memory,
+    is_refused_by_disk,
+)
 from optrun.registry.plugins import load_again
 from optrun.sweeper.command import SweepCommand
 from optrun.sweeper.folder import Record, SweepDir
@@ -42,6 +51,10 @@ if TYPE_CHECKING:
     OnRanks = Callable[[Request, RunDir, Console, ResumePoint | None, int | None], object]
     """Starts the ranks of a run and waits for their end, as `runner.train.train` does for a run in one process."""
 
+REFUSED = "the disk refused: "
+"""How the answer of a job begins that the disk has cut."""
+
+_POLICY = "checkpoint.on_storage_error"
 _LOOK_SECONDS = 0.2
 _TRIES = 5
 
@@ -62,6 +75,8 @@ class SweepTask:
     """The CUDA devices that this process is pinned to."""
     on_ranks: OnRanks | None = None
     """Trains a job of several ranks."""
+    refused: bool = False
+    """Whether the disk has cut a job in this process: the next ones would train to their end to fail there."""
 
     def __call__(self, cfg: DictConfig) -> str:
         """Work on one job.
@@ -77,7 +92,7 @@ class SweepTask:
         overrides = list(map(str, noted or ()))  # a reference to an environment variable stays one
         sweep = SweepDir(Path(self.folder))
         parent = os.getppid()
-        if sweep.stop(self.token).exists():
+        if self.refused or sweep.stop(self.token).exists():
             return "left"
         try:
             with _hold_job(sweep, run.path.name) as record:
@@ -116,14 +131,19 @@ class SweepTask:
             raise
         except StoppedEarly:
             done = "stopped"
-        except OptrunError as error:
-            done = self._failed(sweep, run, values, overrides, str(error))
         except Exception as error:
-            _log(run, traceback.format_exc())
-            done = self._failed(sweep, run, values, overrides, describe_failure(error))
+            if is_refused_by_disk(error):
+                self.refused = True
+                done = f"{REFUSED}{error}"
+            else:
+                if not isinstance(error, OptrunError):
+                    _log(run, traceback.format_exc())
+                why = str(error) if isinstance(error, OptrunError) else describe_failure(error)
+                done = self._failed(sweep, run, values, overrides, why)
         finally:
             record.open = None
-            sweep.write_record(name, record)
+            with contextlib.suppress(*([OSError] if self.refused else [])):
+                sweep.write_record(name, record)
         state = sweep.state(name)
         if stop_at is not None and (state.step >= stop_at or state.ended):
             # Its best may be of later: a job that was cut further on, or ended, without rungs.
@@ -145,6 +165,8 @@ class SweepTask:
         load_again(self.command.plugins, changes_allowed=self.command.plugins_may_change)
         refuse_stored_trust(own, self.command.overrides)
         config = store.typed(own)
+        if not any(token.startswith(_POLICY) for token in overrides):
+            config.checkpoint.on_storage_error = OnStorageError.stop  # every job has the same disk
         if stop_at is not None and not config.checkpoint.enabled:
             raise ConfigError("hydra.sweeper.rungs: survivors go on from checkpoints; checkpoint=none saves none.")
         begun = _newest(run)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 import signal
@@ -14,11 +15,13 @@ import pytest
 from hydra.types import RunMode
 from rich.console import Console
 
+from optrun.artifacts import async_writer as saver_of
 from optrun.artifacts.run_check import problems_of
 from optrun.artifacts.run_dir import RunDir
 from optrun.commands.sweep import _folder as sweep_folder
 from optrun.commands.sweep import _tell_left_out
 from optrun.config import store
+from optrun.errors import EXIT_STORAGE
 from optrun.report.collect import load_runs
 from optrun.sweeper.jobs import Composer, build_jobs, combinations
 from optrun.sweeper.view import PlainView
@@ -207,6 +210,33 @@ def test_jobs_that_save_nothing_begin_again(place: Path, undisturbed: Path) -> N
         assert whole(job)
         assert records(job) == records(undisturbed / job.name)
         assert not (job / "checkpoints").exists()
+
+
+def test_a_full_disk_pauses_the_sweep(
+    place: Path, undisturbed: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Every job would train to its end to fail there; with room again, the same line goes on with all of them."""
+    full = place / "full"
+    save = saver_of.save_checkpoint
+
+    def refusing(run: RunDir, taken: Any, *given: Any) -> Path:
+        if full.exists() and taken.global_step == STEPS:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(run.checkpoints))
+        return save(run, taken, *given)
+
+    monkeypatch.setattr(saver_of, "save_checkpoint", refusing)
+    full.touch()
+    assert sweep("lr=1e-3,2e-3", "seed=0,1") == EXIT_STORAGE
+    said = capsys.readouterr().out
+    for fact in ("No space left on device", "Make room", "hydra.sweep.dir=sweep", "0 failed · 4 left (1 interrupted"):
+        assert fact in said
+    assert len(jobs()) == 1, "the first was cut, and no other began"
+    assert sweep("lr=1e-3,2e-3", "seed=0,1") == EXIT_STORAGE
+    assert [row["status"] for row in result().values()].count("failed") == 0
+    full.unlink()
+    assert sweep("lr=1e-3,2e-3", "seed=0,1") == 0
+    assert len(jobs()) == 4
+    assert all(same(job, undisturbed / job.name) for job in jobs())
 
 
 @pytest.mark.parametrize("file", ["summary.json", "metrics.jsonl", "record"])
