@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import sys
+import sysconfig
 from collections.abc import Iterable, Mapping
 from functools import cache
 from pathlib import Path
@@ -15,6 +16,8 @@ from optrun.reading import read_bytes
 
 _SEEN: dict[Path, str] = {}
 """Files that plugins imported, with the digest of each when it was first seen."""
+_OWN = ("optrun", "__main__", "__mp_main__")
+"""Optrun, and the program that runs: no plugin imported them from its folder, even if they lie there."""
 ALLOW = "--allow-changed-plugins"
 _allowed: list[bool] = [False]
 
@@ -140,13 +143,15 @@ def imports_of(file: Path, module: str) -> dict[str, str]:
         return {}
     folder, package = file.parent, f"{module.partition('.')[0]}."
     installed = "site-packages" in folder.parts
+    python = Path(sysconfig.get_path("stdlib")).resolve()
     found = {}
     for name, loaded in list(sys.modules.items()):
         path = _resolved(getattr(loaded, "__file__", None))
-        if path is None or path == file or not path.is_relative_to(folder) or name.startswith("optrun."):
+        if path is None or path == file or not path.is_relative_to(folder) or name.partition(".")[0] in _OWN:
             continue
         inside = path.relative_to(folder)
-        if name.startswith(package) if installed else "site-packages" not in inside.parts:
+        others = path.is_relative_to(python) or "site-packages" in inside.parts
+        if name.startswith(package) if installed else not others:
             if path not in _SEEN and path.is_file():
                 _SEEN[path] = digest_of(path)
             if path in _SEEN:
