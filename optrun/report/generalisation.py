@@ -63,7 +63,8 @@ class Generalisation:
             higher = self.majority.model_accuracy > self.majority.accuracy
             words = f"{'not clearly' if higher else 'no'} better than always answering {self.majority.label!r}"
         elif self.verdict is Verdict.no_better:
-            words = "no better than before training"
+            lower = self.before_training is not None and self.eval_loss < self.before_training
+            words = f"{'not clearly' if lower else 'no'} better than before training"
         else:
             words = str(self.verdict)
         figures = f"{self.loss} {number(self.eval_loss)}"
