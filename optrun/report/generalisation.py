@@ -26,6 +26,9 @@ class Verdict(StrEnum):
     partly = "generalises in part"
     memorised = "memorised"
     no_better = "no better"
+    better = "better than always answering a class"
+    """And no loss before training says how much of it holds."""
+    seen = "evaluated on what it was trained on"
 
 
 @dataclass(frozen=True)
@@ -57,6 +60,10 @@ class Generalisation:
     """Mean over the last logged steps, while they trained: with dropout, and with weights that still moved."""
     majority: Majority | None
     """None: the examples have no classes, or several each."""
+    seen: int = 0
+    """How many texts of the evaluation set stand in the training data, too."""
+    texts: int = 0
+    """Of how many."""
 
     def __str__(self) -> str:
         if self.verdict is Verdict.no_better and self.majority is not None:
@@ -65,6 +72,8 @@ class Generalisation:
         elif self.verdict is Verdict.no_better:
             lower = self.before_training is not None and self.eval_loss < self.before_training
             words = f"{'not clearly' if lower else 'no'} better than before training"
+        elif self.verdict is Verdict.better and self.majority is not None:
+            words = f"better than always answering {self.majority.label!r}"
         else:
             words = str(self.verdict)
         figures = f"{self.loss} {number(self.eval_loss)}"
@@ -77,6 +86,8 @@ class Generalisation:
                 f"accuracy {number(floor.model_accuracy)} on {floor.examples:,} labels, always {floor.label!r} "
                 f"{number(floor.accuracy)}; {figures}"
             )
+        if self.seen:
+            figures += f"; {self.seen:,} of {self.texts:,} evaluation texts stand in the training data, too"
         return f"{words}: {figures}"
 
 
@@ -97,7 +108,10 @@ def generalisation_of(summary: Mapping[str, Any]) -> Generalisation | None:
     before, majority = _value(metrics, "before_training", name), _majority(summary, name)
     if after is None or not isinstance(step, int) or (majority is None and before is None):
         return None
-    return Generalisation(_verdict(after, before, train, majority), step, name, after, before, train, majority)
+    (seen, texts), verdict = _seen(summary, name), _verdict(after, before, train, majority)
+    if verdict is not Verdict.no_better and seen > HALF * texts:
+        verdict = Verdict.seen
+    return Generalisation(verdict, step, name, after, before, train, majority, seen, texts)
 
 
 def sentence_of(summary: Mapping[str, Any]) -> str:
@@ -115,7 +129,23 @@ def _verdict(after: float, before: float | None, train: float | None, majority: 
     if not (better if majority is None else majority.beaten):
         by_heart = before is not None and fitted > HALF * abs(before) and not better
         return Verdict.memorised if by_heart else Verdict.no_better
+    if before is None:
+        return Verdict.better
     return Verdict.partly if fitted > 0 and learnt < HALF * fitted else Verdict.generalises
+
+
+def _seen(summary: Mapping[str, Any], loss: str) -> tuple[int, int]:
+    """How many texts of the evaluation set stand in the training data, too, and of how many; 0 where nobody knows."""
+    data = summary.get("data")
+    seen = data.get("eval_seen") if isinstance(data, Mapping) else None
+    found = seen.get(_set_of(loss)) if isinstance(seen, Mapping) else None
+    if not (isinstance(found, list) and len(found) == 2 and all(isinstance(number, int) for number in found)):
+        return 0, 0
+    return found[0], found[1]
+
+
+def _set_of(loss: str) -> str:
+    return loss.removeprefix("eval").removesuffix("loss").strip("/")
 
 
 def _majority(summary: Mapping[str, Any], loss: str) -> Majority | None:
@@ -129,7 +159,7 @@ def _majority(summary: Mapping[str, Any], loss: str) -> Majority | None:
     held = summary.get("classes")
     if not isinstance(held, Mapping) or held.get("step") != summary.get("global_step"):
         return None
-    sets, name = held.get("sets"), loss.removeprefix("eval").removesuffix("loss").strip("/")
+    sets, name = held.get("sets"), _set_of(loss)
     table = sets.get(name) if isinstance(sets, Mapping) else None
     rows = table.get("classes") if isinstance(table, Mapping) else None
     if not isinstance(rows, list) or not rows or not all(isinstance(row, Mapping) and "class" in row for row in rows):

@@ -25,6 +25,7 @@ from optrun.registry.origins import ALLOW, records
 from optrun.registry.plugins import OPTION, options
 from optrun.report.generalisation import generalisation_of
 from optrun.runner.class_tables import as_values
+from optrun.task.facts import DataFacts
 from optrun.training.callback import Callback, StopRequest, TrainingContext
 from optrun.training.device import peak_memory_bytes
 from optrun.training.metrics_log import Refused
@@ -112,11 +113,12 @@ class Summary:
         """Dotted names to values."""
         return flat(self.config_values)
 
-    def begin(self, setup: TrainingSetup, *, fingerprint: str) -> None:
+    def begin(self, setup: TrainingSetup, facts: DataFacts, *, fingerprint: str) -> None:
         """Record what is about to be trained.
 
         Args:
             setup: What, how far, and what it is judged on.
+            facts: What is known of its data.
             fingerprint: Of training and evaluation examples.
         """
         self.setup = setup
@@ -136,6 +138,7 @@ class Summary:
                 "train_examples": len(task.train),
                 "eval_examples": sum(map(len, task.eval_sets.values())),
                 "fingerprint": fingerprint,
+                "eval_seen": {name: [one.known, one.texts] for name, one in facts.eval_sets.items() if one.known},
             },
             versions=provenance.versions(),
             hardware={

@@ -323,7 +323,7 @@ def _begin(session: Session, prepared: Prepared, assembled: Assembled) -> None:
     session.write_config()
     if prepared.tokenizer is not None:
         write_tokenizer(session.manifest, prepared.tokenizer)
-    session.summary.begin(assembled.setup, fingerprint=assembled.constants.plan["fingerprint"])
+    session.summary.begin(assembled.setup, prepared.facts, fingerprint=assembled.constants.plan["fingerprint"])
     config, setup = session.config, assembled.setup
     if config.checkpoint.enabled:
         make_checkpoints_dir(session.run)

@@ -24,7 +24,7 @@ def run(
     }
 
 
-GENERALISES, PARTLY, MEMORISED, NO_BETTER = Verdict
+GENERALISES, PARTLY, MEMORISED, NO_BETTER, BETTER, SEEN = Verdict
 HALVES = [("neg", 51, 48), ("pos", 49, 45)]
 ALWAYS = [("neg", 51, 51), ("pos", 49, 0)]
 GUESSED = [("neg", 51, 27), ("pos", 49, 25)]
@@ -50,7 +50,7 @@ GUESSED = [("neg", 51, 27), ("pos", 49, 25)]
         (run(0.69, 0.69, 0.69, ALWAYS), NO_BETTER, ["no better than always answering 'neg'", "0.51"]),
         (run(0.69, 0.69, 0.69, GUESSED), NO_BETTER, ["not clearly better than always answering 'neg'", "0.52"]),
         (run(0.69, 1.68, 0.007, GUESSED), MEMORISED, ["memorised", "0.52", "'neg'"]),
-        (run(None, 0.2, 0.25, HALVES), GENERALISES, ["0.93"]),
+        (run(None, 1.9, 0.01, HALVES), BETTER, ["better than always answering 'neg'", "0.93", "1.9"]),
         (run(None, 0.7, 0.7, ALWAYS), NO_BETTER, ["'neg'"]),
     ],
 )
@@ -90,3 +90,13 @@ def test_of_several_sets_that_of_the_main_metric_counts() -> None:
     found = generalisation_of(summary)
     assert found is not None
     assert (found.loss, found.eval_loss, found.verdict) == ("eval/dev/loss", 0.9, NO_BETTER)
+
+
+@pytest.mark.parametrize(("seen", "verdict"), [(100, SEEN), (30, GENERALISES)])
+def test_what_was_trained_on_shows_no_generalisation(seen: int, verdict: Verdict) -> None:
+    summary = {**run(0.69, 0.2, 0.2), "data": {"eval_seen": {"": [seen, 100]}}}
+    found = generalisation_of(summary)
+    assert found is not None
+    assert found.verdict is verdict
+    assert f"{seen} of 100 evaluation texts" in str(found)
+    assert generalisation_of({**run(0.69, 0.7, 0.66), "data": summary["data"]}).verdict is NO_BETTER  # type: ignore[union-attr]
