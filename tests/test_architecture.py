@@ -35,7 +35,7 @@ ALLOWED: dict[str, set[str]] = {
     "prediction": {"artifacts", "config", "data", "errors", "formatting", "reading", "task"},
     "training": {"artifacts", "config", "data", "distributed", "errors", "formatting"},
     "runner": {
-        "artifacts", "bounded_yaml", "clip", "config", "data", "distributed", "errors", "formatting", "garbage",
+        "artifacts", "clip", "config", "data", "distributed", "errors", "formatting", "garbage",
         "model", "optimizer", "param_groups", "prediction", "reading", "registry", "report",
         "scheduler", "task", "tracking", "training",
     },
@@ -46,7 +46,7 @@ ALLOWED: dict[str, set[str]] = {
     },
     "certify": {"artifacts", "config", "errors", "optimizer", "reading", "runner"},
     "commands": {
-        "artifacts", "bounded_yaml", "certify", "config", "data", "distributed", "errors", "explain", "formatting",
+        "artifacts", "certify", "config", "data", "distributed", "errors", "explain", "formatting",
         "model", "optimizer", "param_groups", "reading", "registry", "report",
         "runner", "sweeper", "tracking", "training",
     },
