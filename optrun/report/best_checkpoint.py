@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -15,6 +16,8 @@ def best_told(summary: Mapping[str, Any]) -> str:
     held = ((summary.get("metrics") or {}).get("best") or {}).get(main.get("name"))
     if not held:
         return ""
+    if math.isnan(held["value"]):
+        return f"no evaluation is the best: {main['name']} was never a number"
     told = f"best: step {int(held['step']):,} by {main['name']} {number(held['value'])} ({main['mode']})"
     if held.get("tied", 1) == 1:
         return told

@@ -138,7 +138,7 @@ def show(console: Console, outcome: Outcome, data: DataConfig) -> None:
         console.print(escape(printable(summary["message"])), highlight=False, soft_wrap=True)
     path = shown_path(outcome.run.path)
     quoted = shlex.quote(path)
-    chosen = "best" if summary.get("main_metric") else "last"
+    chosen = "best" if (outcome.run.checkpoints / "best").exists() else "last"
     optrun = shlex.join(["optrun", *options(summary.get("plugins", ()))])
     rows = [
         ("written", path),

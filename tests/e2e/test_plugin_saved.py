@@ -173,9 +173,14 @@ def test_a_metric_that_gives_no_number(value: str, capsys: pytest.CaptureFixture
     assert "train/loss" not in said, "found by the evaluation before the first step"
 
 
-def test_nan_is_a_number() -> None:
+def test_nan_is_a_number(capsys: pytest.CaptureFixture[str]) -> None:
+    """Of checkpoints that are ranked by it none is the best, and none is advised to be exported as such."""
     write(value="float('nan')")
-    assert optrun(*RUN) == 0
+    assert optrun(*RUN, "checkpoint.metric=eval/mine", "checkpoint.mode=max") == 0
+    said = capsys.readouterr().out
+    assert "was never a number" in said
+    assert "checkpoints/last" in said
+    assert "checkpoints/best" not in said
 
 
 def test_what_a_plugin_imports_beside_it_is_recorded(
