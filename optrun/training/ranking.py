@@ -65,8 +65,11 @@ def _better_of(held: dict[str, float] | None, found: dict[str, float], mode: str
     both = {int(one["step"]): one for one in (held, found)}
     values, losses = ({step: one.get(key, math.nan) for step, one in both.items()} for key in ("value", "loss"))
     better = both[rank_steps(values, losses, mode)[0]]
-    equal = held["value"] == found["value"]
-    return {**better, "tied": held.get("tied", 1) + 1} if equal else better
+    if held["value"] != found["value"]:
+        return better
+    if "tied" not in held:  # of an older optrun, which did not count them
+        return {key: value for key, value in better.items() if key != "tied"}
+    return {**better, "tied": held["tied"] + 1}
 
 
 def rank_by(state: TrainState, ranking: Ranking) -> str | None:

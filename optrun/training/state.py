@@ -39,7 +39,7 @@ class TrainState:
     """Of each source of a mixture since the last log line: sum of losses, targets, examples."""
     best: dict[str, dict[str, float]] = field(default_factory=dict)
     """Metric name to its best `value` after training began and its `step`, how many evaluations had that value
-    (`tied`), and the `loss` of that evaluation."""
+    (`tied`; missing where an older optrun began), and the `loss` of that evaluation."""
     before_training: dict[str, float] = field(default_factory=dict)
     """Metric name to its value before the first step."""
     last: dict[str, float] = field(default_factory=dict)
