@@ -7,14 +7,17 @@ bound is the same on a busy machine, in a thread and in a worker. What it costs:
 from __future__ import annotations
 
 import functools
+import operator
 import re
+import string
 import threading
 import types
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sized
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
 from typing import Any
 
 import jinja2
 from jinja2 import nodes
+from jinja2.runtime import LoopContext, Macro
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.visitor import NodeTransformer
 from transformers.utils import chat_template_utils
@@ -26,9 +29,13 @@ CHARACTERS = 2**22
 _SOURCE = 2**20
 _NUMBER = 2**16
 """Largest width, count or indentation that a filter or method is given."""
-_LONG_NUMBER = re.compile(r"\d{6}|\*")
+_PERCENT_FIELD = re.compile(r"%(?:%|(?:\([^)]*\))?([-+ #0-9.*]*))")
+_DIGITS = re.compile(r"\d+")
+_FIELD = 400
+"""Characters that a field without a width makes of a number."""
 _PLAIN = frozenset({"length", "count", "first", "last", "default", "d", "select", "reject", "selectattr", "rejectattr"})
 """Filters that make no text, and are asked of whole conversations."""
+_COMPARING = (operator.eq, operator.ne, operator.lt, operator.le, operator.gt, operator.ge, jinja2.tests.test_in)
 _spent = threading.local()
 
 
@@ -59,6 +66,12 @@ class _Bounds(NodeTransformer):
             node.expr = _through("_looked", node.expr)
         return node
 
+    def visit_Pair(self, node: nodes.Pair) -> nodes.Node:  # noqa: N802
+        self.generic_visit(node)
+        if not isinstance(node.key, nodes.Const):
+            node.key = _through("_looked", node.key)
+        return node
+
     def visit_Getitem(self, node: nodes.Getitem) -> nodes.Node:  # noqa: N802
         self.generic_visit(node)
         if isinstance(node.arg, nodes.Slice):
@@ -87,7 +100,7 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
         if operator == "*" and not _are_numbers(left, right) and _size(left) * _size(right) > CHARACTERS:
             raise _too_large()
         if operator == "%" and isinstance(left, str):
-            _refuse_format(left, right)
+            _refuse_percent(left, right)
         return _made(super().call_binop(context, operator, left, right))
 
     def call(self, context: Any, function: Any, *args: Any, **kwargs: Any) -> Any:
@@ -96,9 +109,21 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
         if isinstance(owner, str) and not _are_short((owner, *args, *kwargs.values())):
             _refuse_large((owner, *args, *kwargs.values()))
         if isinstance(owner, str) and getattr(function, "__name__", "") in ("format", "format_map"):
-            _refuse_format(owner, (*args, *kwargs.values()))
-        spend(1)
+            fields = [spec for _, _, spec, _ in string.Formatter().parse(owner) if spec is not None]
+            _refuse_format(owner, (*args, *kwargs.values()), fields, "{")
+        if isinstance(owner, list | tuple):
+            _looked(owner)
+        if isinstance(function, LoopContext):  # goes through its argument once more
+            args = tuple(map(_each, args))
+        elif not isinstance(owner, str) and not isinstance(function, Macro):
+            for value in args:  # may be compared or hashed
+                _looked(value)
+        spend(1 + len(args) // 10)
         return _made(super().call(context, function, *args, **kwargs))
+
+    def getitem(self, obj: Any, argument: Any) -> Any:
+        """Look a key up, whose hash takes bounded time."""
+        return super().getitem(obj, _looked(argument))
 
 
 def spend(steps: int) -> None:
@@ -170,8 +195,16 @@ def _refuse_large(values: Iterable[Any]) -> None:
         raise _too_large()
 
 
-def _refuse_format(form: str, values: Any) -> None:
-    if _LONG_NUMBER.search(form):
+def _refuse_percent(form: str, values: Any) -> None:
+    _refuse_format(form, values, _PERCENT_FIELD.findall(form), "*")
+
+
+def _refuse_format(form: str, values: Any, fields: Sequence[str], by_value: str) -> None:
+    """Refuse fields that are wide together, or as wide as a value says."""
+    if any(by_value in field for field in fields):
+        raise TemplateLimitError(f"the width of a format is a value: it may make more than {CHARACTERS:,} characters")
+    numbers = [number for field in fields for number in _DIGITS.findall(field)]
+    if any(len(number) > 9 for number in numbers) or sum(map(int, numbers)) + _FIELD * len(fields) > CHARACTERS:
         raise _too_large()
     _refuse_large((form, *(values if isinstance(values, tuple) else (values,))))
 
@@ -184,7 +217,7 @@ def _bounded(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
         if name not in _PLAIN and not _are_short((*given, *kwargs.values())):
             _refuse_large((*given, *kwargs.values()))
         if name == "format":
-            _refuse_format(given[0], (*given[1:], *kwargs.values()))
+            _refuse_percent(str(given[0]), (*given[1:], *kwargs.values()))
         return _made(function(*args, **kwargs))
 
     return call
@@ -225,9 +258,23 @@ def _shown(value: Any) -> Any:
 
 
 def _looked(value: Any) -> Any:
-    if isinstance(value, Sized) and len(value) > 1000:
+    """Count what it takes to compare or hash a value: all that is nested in it."""
+    if isinstance(value, str | bytes):
         spend(len(value) // 1000)
+    elif isinstance(value, Sized):
+        _weight(value)
     return value
+
+
+def _bounded_test(function: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(function)
+    def call(*args: Any) -> Any:
+        for value in args:
+            if isinstance(value, str) or function in _COMPARING:
+                _looked(value)
+        return function(*args)
+
+    return call
 
 
 @functools.lru_cache
@@ -239,6 +286,7 @@ def _compiled(source: str) -> jinja2.Template:
     found.__class__ = BoundedEnvironment
     found.globals.pop("lipsum", None)
     found.filters = {name: _bounded(name, function) for name, function in found.filters.items()}
+    found.tests = {name: _bounded_test(function) for name, function in found.tests.items()}
     found.filters |= {"_each": _each, "_joined": _joined, "_looked": _looked}
     found.finalize, found.concat = _shown, _concat
     return found.from_string(source)  # type: ignore[no-any-return]

@@ -26,6 +26,13 @@ def doubled(begin: str, more: str) -> str:
     return DOUBLED.replace("BEGIN", begin).replace("MORE", more)
 
 
+def nested(name: str, kind: str) -> str:
+    """Set a name to a value that holds many others, each of them again and again."""
+    levels = "".join(f"{{% set {name} = {kind.format(name)} * 1000 %}}" for _ in range(4))
+    return f"{{% set {name} = {kind.format(1)} %}}{levels}"
+
+
+LISTS, TUPLES = nested("a", "[{}]") + nested("b", "[{}]"), nested("a", "({},)")
 BOMBS = [
     "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}",
     "{% for a in range(99999) %}{% for b in messages|map('upper') %}{% for c in range(9) %}{% endfor %}{% endfor %}"
@@ -58,6 +65,22 @@ BOMBS = [
     LONG + "{% for i in range(90000) %}{% set y = x[::2] %}{% endfor %}",
     LONG + "{% macro f() %}{% for i in range(9) %}{{ x }}{% endfor %}{% endmacro %}{% set y = f() %}",
     "{#" + "a" * 2**20 + "#}",
+    "{{ ('{0:9999}' * 10000).format(1) }}",
+    "{{ ('%9999d' * 1000) % ((1,) * 1000) }}",
+    "{{ ('%9999d' * 1000)|format(*(1,) * 1000) }}",
+    "{{ '{:{}}'.format(1, '100000000000') }}",
+    "{{ '{:{}{}}'.format(1, 65535, 65535) }}",
+    "{% for a in [1] recursive %}{% if loop.depth == 1 %}{% set outer = loop %}{% for b in range(9999) %}"
+    "{{ outer(range(99999)) }}{% endfor %}{% endif %}{% endfor %}",
+    LISTS + "{{ a == b }}",
+    LISTS + "{{ a is eq(b) }}",
+    LISTS + "{{ [a]|select('eq', b)|list }}",
+    LISTS + "{{ [a].count(b) }}",
+    TUPLES + "{% set c = {a: 1} %}",
+    TUPLES + "{{ {1: 2}[a] }}",
+    TUPLES + "{{ {1: 2}.get(a) }}",
+    "{% macro f() %}{{ varargs|length }}{% endmacro %}{% for i in range(999) %}{{ f(*range(99999)) }}{% endfor %}",
+    LONG + "{% for i in range(90000) %}{{ x is lower }}{% endfor %}",
 ]
 
 
@@ -86,6 +109,8 @@ OWN = [
     "{% macro f(a, b=2) %}{{ a }}{{ b }}{% endmacro %}{{ f(1) }}{{ '{} {:>5}'.format('a', 'b') }}{{ 'a' * 3 + 'b' }}",
     "{% set n = namespace(found=false) %}{% for m in messages %}{% set n.found = true %}{% break %}{% endfor %}"
     "{{ n.found }}",
+    "{{ '**{}** {:*^9} {{0123456789}}'.format(1, 2) }}{{ '*%s* 100%% 0123456789' % 'a' }}{{ '*%s*'|format('b') }}",
+    "{% for m in messages recursive %}{{ m.role }}{{ loop(m.more or []) }}{% endfor %}{{ {messages[0].role: 1} }}",
 ]
 
 
