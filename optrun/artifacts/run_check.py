@@ -208,11 +208,11 @@ def accept(run: RunDir, given: str) -> dict[str, Any]:
         sealed = read_run_manifest(run)
         if sealed is None:
             raise CheckpointError(f"{run.manifest}: missing. Accept that first: --accept {names.MANIFEST}")
-        there = (run.path / name).exists()
-        if not there and name not in sealed.entries:
-            raise ConfigError(
-                f"--accept {given}: no such file in {run.path}. {did_you_mean(name, check_run(run).wrong)}"
-            )
+        there, is_folder = (run.path / name).exists(), (run.path / name).is_dir()
+        if is_folder or not (there or name in sealed.entries):
+            what = "a folder; expected a file" if is_folder else f"no such file in {run.path}"
+            hint = did_you_mean(name, check_run(run).wrong) or "All its files are as they were sealed."
+            raise ConfigError(f"--accept {given}: {what}. {hint}")
         if matches(name, WEIGHTS):
             raise CheckpointError(
                 f"{run.path / name}: holds weights or the state of training, which no person can vouch for. Restore it "
@@ -243,7 +243,6 @@ def _accept_all(run: RunDir, command: str) -> dict[str, Any]:
     with contextlib.suppress(CheckpointError):
         if read_run_manifest(run) is not None:
             raise ConfigError(f"{run.manifest}: whole; there is nothing to accept.")
-    made = RunManifest(run)
-    made.run_id = run_id_of(run)
+    made = RunManifest(run, Sealed({}, (), run_id_of(run)))
     every = [name for name in files_of(run) if not matches(name, (*APART, names.LOCK))]
     return made.accept([*every, names.LOCK], names.MANIFEST, command)

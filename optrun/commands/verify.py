@@ -66,7 +66,7 @@ def _verify(path: str) -> int:
     from optrun.artifacts.identity import run_id_of
     from optrun.artifacts.retention import pointed
     from optrun.artifacts.run_check import Checked, check_run
-    from optrun.artifacts.run_dir import checkpoint_folders
+    from optrun.artifacts.run_dir import MANIFEST, checkpoint_folders
     from optrun.artifacts.run_manifest import CHECKPOINT, matches
     from optrun.formatting import size
     from optrun.runner.resume.target import locate
@@ -129,7 +129,9 @@ def _verify(path: str) -> int:
         console.print(Text(printable(f"{listed}: {reason}")), soft_wrap=True)
     for record in of_run.accepted:
         was, now = (str(record.get(side) or "none")[:12] for side in ("was", "now"))
-        line = f"{record.get('name')}: accepted at {record.get('at')}: sha256 was {was}, is {now}"
+        every = record.get("name") == MANIFEST
+        sealed = "every file as it was then" if every else f"sha256 was {was}, is {now}"
+        line = f"{record.get('name')}: accepted at {record.get('at')}: {sealed}"
         console.print(Text(printable(line)), soft_wrap=True)
     for problem in wrong:
         sys.stderr.write(f"optrun: {printable(problem)}\n")

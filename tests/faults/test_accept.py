@@ -22,7 +22,9 @@ def run(straight: Straight, tmp_path: Path) -> RunDir:
 
 
 def change_summary(run: RunDir) -> None:
-    run.summary.write_text(json.dumps({**json.loads(run.summary.read_text()), "note": "mine"}))
+    run.summary.write_text(
+        json.dumps({**(known := json.loads(run.summary.read_text())), "note": known.get("note", "") + "mine"})
+    )
 
 
 def test_a_changed_file_is_sealed_anew_with_a_record(run: RunDir, go: Go) -> None:
@@ -79,6 +81,7 @@ def test_damage_in_a_line_of_the_metrics_goes_on_after_it_was_accepted(run: RunD
         ("config.yaml", 2, ["nothing to accept"]),
         ("run_manifest.json", 2, ["nothing to accept"]),
         ("sumary.json", 2, ["no such file"]),
+        ("tokenizer", 2, ["a folder; expected a file"]),
         ("../corpus.txt", 2, ["expected a file of"]),
         ("/etc/passwd", 2, ["expected a file of"]),
     ],
@@ -146,5 +149,11 @@ def test_a_manifest_that_is_lost_is_accepted_with_all_files(run: RunDir, go: Go,
     code, said = go("verify", "run", "--accept", "run_manifest.json")
     assert code == 0, said
     assert "run_manifest.json: accepted at" in said
+    assert "not covered" not in said
+    assert "none" not in said
+    change_summary(run)
+    code, said = go("verify", "run")
+    assert (code, "summary.json: " in said) == (4, True)
+    assert go("verify", "run", "--accept", "summary.json")[0] == 0
     assert go("resume=run", "training.max_steps=7")[0] == 0
     assert go("verify", "run")[0] == 0
