@@ -24,6 +24,11 @@ _CHUNK = 1 << 20
 _UNPACKED = 1 << 28
 """Bytes that any packed file may hold."""
 _RATIO = 100
+_DEPTH = 250
+"""Brackets within brackets of JSON; Arrow's reader dies of some ten thousand, without a word."""
+_PLAIN = bytes(set(range(256)) - set(b'[]{}"'))
+_ESCAPED = re.compile(rb"(?s)\\.")
+_QUOTED = re.compile(rb'"[^"]*"?')
 _SHOWN = 60
 """Characters of a line in a message."""
 
@@ -64,7 +69,7 @@ def refuse_other_content(key: str, path: Path, kind: str) -> None:
             raise ConfigError(f"{key}={path}: {message}")
         return True
 
-    remembered(path, f"content-2 {kind} {path.name}", look)
+    remembered(path, f"content-3 {kind} {path.name}", look)
 
 
 def _other_content(path: Path, kind: str) -> str | None:
@@ -121,6 +126,7 @@ def _text(path: Path, kind: str) -> str | None:
     try:
         with open_bytes(path) as stream:
             chunks = _bounded(iter(lambda: stream.read(_CHUNK), b""), path)
+            chunks = _shallow(chunks) if kind == "json" else chunks
             head = next(chunks, b"")
             if not head:
                 return "the file is empty."
@@ -144,6 +150,31 @@ def _bounded(chunks: Iterator[bytes], path: Path) -> Iterator[bytes]:
             raise UnreadableFileError(
                 f"unpacks to more than {_RATIO} times its {held:,} bytes; expected a text, which packs to a tenth. "
                 "Unpack it yourself, and give what is in it."
+            )
+        yield chunk
+
+
+def _shallow(chunks: Iterator[bytes]) -> Iterator[bytes]:
+    """Yield the pieces of a JSON text.
+
+    Raises:
+        UnreadableFileError: It is nested too deeply.
+    """
+    begun, left = b"", b""
+    for chunk in chunks:
+        content = _ESCAPED.sub(b"", begun + chunk)
+        rest = content.translate(None, _PLAIN).replace(b'""', b"")  # what stands in none of them stays as it is
+        begun = b'"' * (rest.count(b'"') % 2) + b"\\" * content.endswith(b"\\")
+        left = (left + _QUOTED.sub(b"", rest)).lstrip(b"]}")
+        for _ in range(_DEPTH):  # each pass takes one level off
+            before = len(left)
+            left = left.replace(b"[]", b"").replace(b"{}", b"")
+            if len(left) == before:
+                break
+        if left.count(b"[") + left.count(b"{") > _DEPTH:
+            raise UnreadableFileError(
+                f"cannot be read as json: more than {_DEPTH} brackets are open at once; expected fewer. "
+                "Close them, or write what is in them as a text."
             )
         yield chunk
 

@@ -262,3 +262,21 @@ def test_the_endings_that_are_known_are_those_that_are_read(tmp_path: Path) -> N
     said = refusal(write(tmp_path / "a.xyz", "x"))
     for ending in (".csv", ".tsv", ".jsonl", ".parquet", ".txt", ".gz", ".bz2", ".xz", ".zst"):
         assert ending in said
+
+
+DEEP = b"[" * 200_000 + b"]" * 200_000
+
+
+@pytest.mark.parametrize("name", ["a.jsonl", "a.json.gz"])
+@pytest.mark.parametrize("deep", [DEEP, DEEP.replace(b"[", b"[\n"), DEEP[:300_000], b'{"a":' * 100_000])
+@pytest.mark.parametrize("text", [b"", b'\\"[' * 400_000])
+def test_json_that_is_nested_too_deeply(tmp_path: Path, name: str, deep: bytes, text: bytes) -> None:
+    content = b'{"text": "' + text + b'"}\n{"text": ' + deep + b"}\n"
+    path = write(tmp_path / name, gzip.compress(content, 1) if name.endswith("gz") else content)
+    assert "brackets are open at once" in refusal(path)
+
+
+def test_brackets_in_texts_are_no_depth(tmp_path: Path) -> None:
+    texts = ["[" * 999, '\\"{[' * 400_000, "\\" * 1_100_001, "]}" * 999, "[" * 999]
+    path = write(tmp_path / "a.jsonl", "".join(json.dumps({"text": text}) + "\n" for text in texts))
+    assert rows(path)["text"] == texts
