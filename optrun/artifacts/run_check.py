@@ -177,7 +177,8 @@ def refuse_damaged(run: RunDir, *patterns: str) -> None:
     wrong = list(found.values())
     if wrong and run.manifest.exists():
         way = "Restore it from a copy."
-        taken = [name for name in found if (run.path / name).exists() or not matches(name, NEEDED)]
+        there = {name: run.path / name for name in found if os.path.lexists(run.path / name)}
+        taken = [name for name in found if not (kind_of(there[name]) if name in there else matches(name, NEEDED))]
         if len(taken) == len(found):
             way += f" Or take it as it is, with a record: optrun verify {shlex.quote(str(run.path))} --accept "
             way += ", then ".join(map(shlex.quote, taken[:3]))

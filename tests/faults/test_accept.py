@@ -103,6 +103,8 @@ def test_one_run_and_nobody_at_work(run: RunDir, go: Go) -> None:
         assert go("verify", "run", "--accept", "summary.json")[0] == 5
     run.summary.unlink()
     run.summary.symlink_to("/dev/zero")
+    code, said = go("export", "run", "exported")
+    assert (code, "--accept" in said) == (4, False)
     code, said = go("verify", "run", "--accept", "summary.json")
     assert code == 4
     assert "a link" in said
