@@ -86,7 +86,7 @@ def _through(name: str, node: nodes.Node) -> nodes.Filter:
 class BoundedEnvironment(ImmutableSandboxedEnvironment):
     """An environment whose templates end."""
 
-    intercepted_binops = frozenset({"+", "*", "**", "%"})
+    intercepted_binops = frozenset({"+", "*", "**", "%", "//"})
 
     def _parse(self, source: str, name: str | None, filename: str | None) -> nodes.Template:
         tree = _Bounds().visit(super()._parse(source, name, filename))
@@ -101,6 +101,9 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
             raise _too_large()
         if operator == "%" and isinstance(left, str):
             _refuse_percent(left, right)
+        for value in (left, right):
+            if isinstance(value, int):
+                spend(value.bit_length() // 100)
         return _made(super().call_binop(context, operator, left, right))
 
     def call(self, context: Any, function: Any, *args: Any, **kwargs: Any) -> Any:
@@ -173,6 +176,7 @@ def _made(value: Any) -> Any:
     if isinstance(value, int):
         if not isinstance(value, bool) and value.bit_length() > _NUMBER:
             raise _too_large()
+        spend(value.bit_length() // 100)
     elif isinstance(value, str | list | tuple | bytes):
         if len(value) > CHARACTERS:
             raise _too_large()

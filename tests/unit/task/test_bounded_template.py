@@ -73,6 +73,8 @@ BOMBS = [
     "{% for a in [1] recursive %}{% if loop.depth == 1 %}{% set outer = loop %}{% for b in range(9999) %}"
     "{{ outer(range(99999)) }}{% endfor %}{% endif %}{% endfor %}",
     LISTS + "{{ a == b }}",
+    "{% for i in range(9000) %}{% set x = ('9' * 4000)|int %}{% endfor %}",
+    "{% set a = 7 ** 20000 %}{% set b = 3 ** 15000 %}{% for i in range(9000) %}{% set x = a // b %}{% endfor %}",
     LISTS + "{{ a is eq(b) }}",
     LISTS + "{{ [a]|select('eq', b)|list }}",
     LISTS + "{{ [a].count(b) }}",
