@@ -284,6 +284,8 @@ def _one_byte(line: bytes) -> tuple[str, str]:
 def _converted(path: Path, encoding: str) -> str:
     """How to write a file anew in UTF-8; one line of a shell, which ran."""
     packed = path.suffix.lower() in COMPRESSED
+    if not packed and _compression(path):
+        return f"It is packed as well: unpack it, and convert what is in it from {encoding} to utf-8."
     source = path.with_suffix("") if packed else path
     new = source.with_name(f"utf8-{source.name}")
     begin = f"Unpack it, and convert {source.name}" if packed else "Convert it"

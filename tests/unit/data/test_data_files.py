@@ -280,3 +280,10 @@ def test_brackets_in_texts_are_no_depth(tmp_path: Path) -> None:
     texts = ["[" * 999, '\\"{[' * 400_000, "\\" * 1_100_001, "]}" * 999, "[" * 999]
     path = write(tmp_path / "a.jsonl", "".join(json.dumps({"text": text}) + "\n" for text in texts))
     assert rows(path)["text"] == texts
+
+
+def test_a_packed_file_without_its_ending_is_not_converted_as_it_is(tmp_path: Path) -> None:
+    said = refusal(write(tmp_path / "a.csv", gzip.compress("text,label\n\u201che\u201d,b\n".encode("cp1252"))))
+    assert "cp1252" in said
+    assert "unpack it" in said
+    assert "iconv" not in said
