@@ -155,12 +155,12 @@ def _size(value: Any) -> int:
 
 
 def _weight(value: Any) -> int:
-    """Characters and values in all of a nested value; counted as far as the bound."""
+    """Characters in all of a nested value, four for each value that is no text; counted as far as the bound."""
     total, nodes, left = 0, 0, [value]
     while left:
         nodes += 1
         each = left.pop()
-        total += len(each) if isinstance(each, str) else 1
+        total += len(each) if isinstance(each, str) else 4
         if total > CHARACTERS:
             raise _too_large()
         if isinstance(each, Mapping):
