@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from itertools import chain
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 from torch.distributed.tensor import DTensor
+from torch.nn import Parameter
 from torch.optim import Optimizer
 from torch.optim._muon import _adjust_lr  # torch offers no other door to its arithmetic
 
@@ -67,7 +69,9 @@ class _OneLayout(Optimizer):
 
     def _init_group(self, group: dict[str, Any], params: list[Tensor], grads: list[Tensor], *state: Any) -> Any:
         found = super()._init_group(group, params, grads, *state)  # type: ignore[misc]
-        for i, param in enumerate(params if group.get("fused") else ()):
+        if not group.get("fused") or _all_flat([*params, *grads, *chain.from_iterable(state)]):
+            return found
+        for i, param in enumerate(params):
             if isinstance(param, DTensor):
                 continue
             if not _is_dense(param):
@@ -80,6 +84,16 @@ class _OneLayout(Optimizer):
                 if i < len(tensors) and isinstance(tensors[i], Tensor) and tensors[i].shape == param.shape:
                     tensors[i].data = _laid_out(tensors[i], param)
         return found
+
+
+def _all_flat(tensors: Sequence[Tensor | None]) -> bool:
+    """Whether all tensors are contiguous and plain: one look from C at each, since every step asks."""
+    return (
+        set(map(type, tensors)) <= {Tensor, Parameter}
+        and all(map(Tensor.is_contiguous, tensors))
+        and not any(map(Tensor.is_neg, tensors))
+        and not any(map(Tensor._is_zerotensor, tensors))
+    )
 
 
 def _laid_out(tensor: Tensor, param: Tensor) -> Tensor:

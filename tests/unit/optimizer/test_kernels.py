@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from optrun.errors import ConfigError
-from optrun.optimizer import Adamax, AdamW, Lamb, LazyAdam, Lion, Soap
+from optrun.optimizer import Adamax, AdamW, Lamb, LazyAdam, Lion, Soap, torch_named
 from optrun.optimizer.kernels import build, choice, fused, library
 from optrun.optimizer.kernels.report import kernel_of, kernel_row, refuse_different
 from optrun.optimizer.kernels.triton.found import why_not
@@ -297,6 +297,17 @@ def test_tensors_that_share_memory_are_stepped_one_after_another(name: str, use:
     for kernel in KERNELS:
         use(kernel)
         assert torch.equal(trained(), truth), kernel
+
+
+def test_plain_tensors_are_not_laid_out_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The usual step: one look at all tensors, none at each."""
+    looked: list[torch.Tensor] = []
+    monkeypatch.setattr(torch_named, "_laid_out", lambda tensor, param: looked.append(tensor) or tensor)
+    params = [torch.nn.Parameter(torch.ones(3, 2)), torch.nn.Parameter(torch.ones(2, 3).t())]
+    for param, count in zip(params, (0, 3), strict=True):
+        param.grad = torch.ones(3, 2)
+        torch_named.AdamW([("w", param)], fused=True).step()
+        assert len(looked) == count
 
 
 @pytest.mark.parametrize("name", ["adamw", "adam"])
