@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -12,12 +13,12 @@ from hydra.core.override_parser.types import ChoiceSweep, Override
 from optrun.artifacts.run_dir import RunDir
 from optrun.artifacts.trunk import Trunk
 from optrun.config import overrides, saved, store
-from optrun.config.branch import KEY, as_overrides, is_branch, refuse_ended, refuse_other_place, under
+from optrun.config.branch import KEY, OWN, as_overrides, is_branch, refuse_ended, refuse_other_place, under
 from optrun.config.hydra_internals import Hydra
 from optrun.config.literal import quote_path
 from optrun.config.original_cwd import original_cwd, rebase_paths
 from optrun.config.request import CommandLine
-from optrun.errors import ConfigError
+from optrun.errors import ConfigError, printable
 from optrun.registry.origins import require
 
 
@@ -30,9 +31,19 @@ class _Known:
     values: dict[str, Any]
     """The same, resolved."""
     step: int
+    asked: set[str]
+    """What was told of its variables."""
 
     def under(self, typed: Sequence[str]) -> list[str]:
-        """The overrides of a branch."""
+        """The overrides of a branch.
+
+        Raises:
+            ConfigError: The trunk would have a tracker sent a variable of the environment.
+        """
+        taken = {key: value for key, value in self.values.items() if key not in OWN}
+        for note in set(saved.variables_asked(taken, "the trunk", typed)) - self.asked:
+            sys.stderr.write(f"optrun: {printable(note)}\n")
+            self.asked.add(note)
         return under(self.overrides, self.values, typed)
 
 
@@ -137,7 +148,7 @@ class Branching:
         before = saved.with_schemas(metadata.config, str(folder))
         rebase_paths(before, original_cwd(RunDir(folder.parent.parent).hydra))
         values = saved.plain(before)
-        return _Known(as_overrides(self.hydra, values, str(folder)), values, metadata.global_step)
+        return _Known(as_overrides(self.hydra, values, str(folder)), values, metadata.global_step, set())
 
 
 def find_trunk(value: str) -> Trunk:

@@ -106,6 +106,8 @@ def _go_on(hydra: Hydra, command_line: CommandLine, target: Target, caller: Call
     kept, mended = configuration_of(target.run, [override.key_or_group for override in overrides.parse(changes)])
     require(plugins_of(target.run), str(target.run.path))
     before = saved.with_schemas(kept, str(target.run.config))
+    for note in saved.variables_asked(kept, str(target.run.config), changes):
+        sys.stderr.write(f"optrun: {printable(note)}\n")
     changes = _as_begun(before.branch_from, changes, target.run)
     began = original_cwd(target.run.hydra)
     rebase_paths(before, began)

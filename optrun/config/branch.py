@@ -14,6 +14,7 @@ from optrun.config.groups import GROUPS
 from optrun.config.hydra_internals import Hydra
 from optrun.config.keys import node_at, open_prefix
 from optrun.config.kind import KIND, saved_kind
+from optrun.config.literal import quote_path
 from optrun.config.original_cwd import is_path, path_keys
 from optrun.config.overrides import parse
 from optrun.config.request import DEFAULT_CONFIG
@@ -21,7 +22,7 @@ from optrun.errors import ConfigError
 
 KEY = "branch_from"
 
-_OWN = (KEY, "branch_schedule", "resume", "run_name", ENVIRONMENT)
+OWN = (KEY, "branch_schedule", "resume", "run_name", ENVIRONMENT)
 """Keys that belong to one run, and are not taken from its trunk."""
 _GOES_WITH = {"optimizer": ("lr",), "distributed": ("training.nproc_per_node",)}
 """Keys of the trunk that mean nothing any more where another choice of a group takes its place."""
@@ -56,7 +57,7 @@ def as_overrides(hydra: Hydra, values: Mapping[str, Any], where: str) -> list[st
     Raises:
         ConfigError: A value that cannot be written on a command line.
     """
-    wanted = {key: value for key, value in values.items() if key not in _OWN}
+    wanted = {key: value for key, value in values.items() if key not in OWN}
     choices = {group: saved_kind(group, schemas, wanted[group]) for group, schemas in GROUPS.items()}
     tokens = [f"{group}={choice}" for group, choice in choices.items()]
     for step in ("plain", "top", "all", "end"):  # what follows from another value is looked at once that one is set
@@ -80,7 +81,7 @@ def _differing(base: Mapping[str, Any], wanted: Mapping[str, Any], prefix: str =
     """Dotted keys whose values are others, with those that are wanted."""
     for name in dict.fromkeys([*base, *wanted]):
         key = f"{prefix}{name}"
-        if key in _OWN or (name == KIND and prefix):
+        if key in OWN or (name == KIND and prefix):
             continue
         if name not in wanted:
             yield key, _GONE
@@ -102,18 +103,18 @@ def _interpolated(composed: DictConfig, key: str) -> bool:
 
 
 def _written(value: Any) -> str:
-    """Write a value in Hydra's grammar.
+    r"""Write a value in Hydra's grammar.
 
     Example:
-        >>> _written({"a": [1, 2.5, True, None, "text"]})
-        "{a:[1,2.5,true,null,'text']}"
+        >>> print(_written({"a": [1, 2.5, True, None, "text", "a\\b"]}))
+        {a:[1,2.5,true,null,'text','a\b']}
     """
     if value is None:
         return "null"
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, str):
-        return "'" + value.replace("\\", "\\\\").replace("'", "\\'") + "'"
+        return quote_path(value)
     if isinstance(value, list | tuple):
         return f"[{','.join(map(_written, value))}]"
     if isinstance(value, Mapping):

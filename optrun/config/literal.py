@@ -67,8 +67,13 @@ def _holds_path(key: str) -> bool:
     return any(fnmatchcase(key, form) for path in (*_PLACES, *PATHS, *named) for form in (path, f"{path}.*"))
 
 
-def quote_path(path: Path | str) -> str:
-    """Quote a path as a value of Hydra's grammar, where a backslash means itself unless a quote follows."""
-    pieces = str(path).split("'")
+def quote_path(path: Path | str, mark: str = "'") -> str:
+    r"""Quote a path, or any text, as a value of Hydra's grammar; there a backslash means itself unless a quote follows.
+
+    Example:
+        >>> print(quote_path("a\\b"), quote_path("it's"), quote_path("end\\", '"'))
+        'a\b' 'it\'s' "end\\"
+    """
+    pieces = str(path).split(mark)
     escaped = [piece + "\\" * (len(piece) - len(piece.rstrip("\\"))) for piece in pieces]
-    return "'" + "\\'".join(escaped) + "'"
+    return mark + f"\\{mark}".join(escaped) + mark

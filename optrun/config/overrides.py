@@ -14,7 +14,7 @@ from optrun.config import store
 from optrun.config.groups import no_such_choice
 from optrun.config.hydra_internals import Hydra
 from optrun.config.keys import all_keys, node_at, open_prefix, unknown_hydra_group, unknown_hydra_key, unknown_key
-from optrun.config.literal import parse_token
+from optrun.config.literal import parse_token, quote_path
 from optrun.config.schema.optimizer import refuse_few_bits
 from optrun.config.schema.run import RunConfig
 from optrun.config.types import expected_type, in_yaml
@@ -89,7 +89,7 @@ def _readings(token: str) -> Iterator[str]:
 def quoted(text: str) -> str:
     """Quote a text for Hydra's grammar."""
     mark = "'" if '"' in text and "'" not in text else '"'
-    return f"{mark}{text.replace(mark, chr(92) + mark)}{mark}"
+    return quote_path(text, mark)
 
 
 def _fits(token: str) -> bool:

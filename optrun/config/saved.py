@@ -3,7 +3,8 @@
 import io
 import os
 import re
-from collections.abc import Mapping
+import shlex
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,12 +20,13 @@ from optrun.config.hydra_internals import Hydra
 from optrun.config.keys import all_keys as keys_of
 from optrun.config.keys import node_at, open_prefix, unknown_key
 from optrun.config.kind import KIND, kind_of, saved_kind, with_kind
-from optrun.config.overrides import assign, parse, refuse_twice
+from optrun.config.overrides import assign, parse, quoted, refuse_twice
 from optrun.config.request import DEFAULT_CONFIG
 from optrun.config.schema.run import RunConfig
 from optrun.errors import ConfigError, UnreadableFileError
 
 _TO_KEY = re.compile(r"\$\{(\w+(?:\.\w+)*)\}")
+_LOCAL_TRACKERS = ("none", "tensorboard")
 _SHORTEST = 4
 """Characters of a text that is looked for in messages: a shorter one is part of other words."""
 _LATER_GROUPS = {"distributed": {"name": "none"}, "adapter": {"name": "none"}}
@@ -220,6 +222,38 @@ def without_secrets(text: str, values: Mapping[str, Any]) -> str:
     for secret in sorted(secrets, key=len, reverse=True):
         text = text.replace(secret, secrets[secret]) if len(secret) >= _SHORTEST else text
     return text
+
+
+def variables_asked(values: Mapping[str, Any], where: str, typed: Sequence[str]) -> list[str]:
+    """Name the variables that a saved configuration asks for: whoever wrote it may mean a secret of whoever runs it.
+
+    Args:
+        values: Of a run.
+        where: What it is, for messages.
+        typed: The overrides that a person typed; a variable in one of these was asked for by them.
+
+    Returns:
+        A sentence for each key.
+
+    Raises:
+        ConfigError: It would be sent to a tracker on another machine.
+    """
+    given = {override.key_or_group: override.value() for override in parse(typed)}
+    tracking = values.get("tracking", {})
+    tracker = given.get("tracking", saved_kind("tracking", store.GROUPS["tracking"], tracking) if tracking else "none")
+    notes = []
+    for key, text in interpolations(dict(values)):
+        if any(key == own or key.startswith(f"{own}.") for own in given):
+            continue
+        if (key == "run_name" or key.startswith("tracking.")) and tracker not in _LOCAL_TRACKERS:
+            example = shlex.quote(f"{key}={quoted(text)}")
+            raise ConfigError(
+                f"{where}: {key}={text}: tracking={tracker} may send this to another machine, and a file may not ask "
+                f"for that. Give {example} on the command line if you mean it."
+            )
+        names = ", ".join(dict.fromkeys(found[1] for found in REFERENCE.finditer(text)))
+        notes.append(f"{where}: {key} takes the environment variable {names}")
+    return notes
 
 
 def flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from pathlib import Path
 
 import pytest
 
+from optrun.artifacts.run_dir import RunDir
 from optrun.bounded_yaml import yaml_mapping
 from tests.running import TINY_GPT, optrun, summary, write_text
 
@@ -47,6 +49,7 @@ def test_files_hold_the_reference_and_a_resume_asks_again(
     assert summary(place / "run")["run_name"] == "exp-${oc.env:SECRET}"
 
     assert optrun("resume=run", "training.max_steps=3") == 0
+    assert "run_name takes the environment variable SECRET\n" in capsys.readouterr().err
     assert optrun("evaluate", "run") == optrun("report", "run") == optrun("verify", "run") == 0
     assert optrun("branch_from=run", "hydra.run.dir=branch", "training.max_steps=4", "lr=1e-4") == 0
     assert leaks(place) == []
@@ -60,6 +63,35 @@ def test_files_hold_the_reference_and_a_resume_asks_again(
     monkeypatch.delenv("SECRET")
     assert optrun("resume=run", "training.max_steps=4") == 2
     assert "environment variable SECRET is not set" in capsys.readouterr().err
+
+
+def test_a_file_has_no_variable_sent(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Whoever wrote a run may ask for a secret of whoever goes on with it."""
+    assert optrun(*WORDS) == 0
+    run = RunDir(place / "run")
+    server = "http://127.0.0.1:9/${oc.env:SECRET}"
+    forged = run.config.read_text()
+    forged = forged.replace("  name: tensorboard\n", f"  name: mlflow\n  tracking_uri: {server}\n  experiment: x\n")
+    forged = forged.replace("environment:\n", "environment:\n- tracking.tracking_uri\n")
+    run.config.write_text(forged)
+    run.summary.write_text(
+        json.dumps({**summary(run.path), "config_sha256": hashlib.sha256(forged.encode()).hexdigest()})
+    )
+    capsys.readouterr()
+    assert optrun("resume=run", "training.max_steps=3", "run_name=mine") == 2
+    said = capsys.readouterr().err
+    assert "tracking.tracking_uri=" in said
+    assert SECRET not in said
+    assert optrun("resume=run", "training.max_steps=3", "tracking=none") == 0
+    typed = "run_name='exp-${oc.env:SECRET}'"
+    assert optrun("resume=run", "training.max_steps=4", "tracking=none", typed) == 0
+    assert yaml_mapping(run.config)["run_name"] == "exp-${oc.env:SECRET}"
+    capsys.readouterr()
+    assert optrun("branch_from=run", "hydra.run.dir=branch", "training.max_steps=5") == 0
+    said = capsys.readouterr().err
+    assert "data.train takes the environment variable DATA\n" in said
+    assert "run_name takes" not in said  # a branch has its own
+    assert leaks(place) == []
 
 
 def test_from_another_folder(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
