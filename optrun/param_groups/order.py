@@ -17,6 +17,9 @@ from torch.utils._pytree import tree_leaves
 Uses: TypeAlias = Mapping[str, tuple[int, int]]
 """Parameter name -> numbers of the first and of the last operation that use it, from 1; unused ones are missing."""
 
+_MOST = 50_000
+"""Operations of a forward pass, some seconds: on shapes a loop that waits for a value may never end."""
+
 
 def uses_of(model: nn.Module, batch: Mapping[str, Any]) -> Uses:
     """Find when each parameter is used in a forward pass.
@@ -45,7 +48,8 @@ def uses_of(model: nn.Module, batch: Mapping[str, Any]) -> Uses:
         >>> sorted(uses, key=uses.__getitem__)
         ['first.weight', 'last.weight']
     """
-    shapes: dict[int, Any] = {id(tensor): tensor.detach().to("meta") for tensor in model.buffers()}
+    held = [value for module in model.modules() for value in vars(module).values() if isinstance(value, Tensor)]
+    shapes: dict[int, Any] = {id(tensor): tensor.detach().to("meta") for tensor in [*held, *model.buffers()]}
     shapes |= {id(param): nn.Parameter(param.detach().to("meta"), False) for param in model.parameters()}
     twin = copy.deepcopy(model, shapes).eval()
     on_meta = {key: value.to("meta") if isinstance(value, Tensor) else value for key, value in batch.items()}
@@ -131,6 +135,8 @@ class _Uses(TorchDispatchMode):
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         self._count += 1
+        if self._count > _MOST:
+            raise RuntimeError(f"more than {_MOST:,} operations, such as a loop until a value is small")
         for leaf in tree_leaves((args, kwargs)):
             name = self._names.get(id(leaf))
             if name is not None:

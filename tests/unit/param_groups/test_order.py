@@ -10,7 +10,7 @@ import torch
 import transformers
 from torch import Tensor, nn
 
-from optrun.param_groups import build_param_groups, uses_of
+from optrun.param_groups import build_param_groups, order, uses_of
 from optrun.param_groups.order import example_batches
 from tests.group_models import Block, bert, by_name, on_meta
 
@@ -141,6 +141,31 @@ def test_a_model_that_cannot_run_on_shapes_is_placed_by_name_and_told() -> None:
     build_param_groups(Odd(), "layerwise", name_dict={r"layers\.(\d+)": r"\1"}, notes=nothing)
     build_param_groups(bert(), "standard", notes=nothing)
     assert nothing == []
+
+
+def test_a_loop_that_shapes_never_end_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Settles(nn.Linear):
+        def forward(self, x: Tensor) -> Tensor:
+            while x.abs().max() > 0.5:
+                x = super().forward(x) / 4
+            return x
+
+    monkeypatch.setattr(order, "_MOST", 100)
+    uses, told = order.look_at_uses(Settles(2, 2), {"x": torch.ones(1, 2)})
+    assert uses == {}
+    assert "more than 100 operations" in told
+
+
+def test_tensors_that_modules_merely_hold_are_shapes_too() -> None:
+    """They would be copied whole; and what a graph made cannot be copied."""
+
+    class Holds(nn.Linear):
+        def forward(self, x: Tensor) -> Tensor:
+            return super().forward(x) * self.held
+
+    model = Holds(2, 2)
+    model.held = model.weight.sum(0)
+    assert uses_of(model, {"x": torch.ones(1, 2)}).keys() == {"weight", "bias"}
 
 
 def test_examples_hold_what_a_model_takes() -> None:
