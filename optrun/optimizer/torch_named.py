@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from itertools import chain
 from typing import Any, ClassVar
 
@@ -86,7 +86,7 @@ class _OneLayout(Optimizer):
         return found
 
 
-def _all_flat(tensors: Sequence[Tensor | None]) -> bool:
+def _all_flat(tensors: list[Any]) -> bool:
     """Whether all tensors are contiguous and plain: one look from C at each, since every step asks."""
     return (
         set(map(type, tensors)) <= {Tensor, Parameter}
