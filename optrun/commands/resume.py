@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import shlex
 import sys
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from optrun.artifacts.metrics import read_summary
 from optrun.artifacts.run_dir import RunDir
@@ -87,13 +88,20 @@ def _begin(hydra: Hydra, command_line: CommandLine, run: RunDir, caller: Caller)
         raise _other_recipe(run, command_line.config_name, name)
     changes = _changes(command_line)
     given = {override.key_or_group for override in overrides.parse(changes)} | {"resume", "model.trust_remote_code"}
-    kept = [str(one.input_line) for one in overrides.parse(tokens) if one.key_or_group not in given]
+    noted_here = [str(one.input_line) for one in overrides.parse(tokens) if one.key_or_group not in given]
+    kept = [token for token in noted_here if not overrides.is_hydra(token)]  # what Hydra notes has none of its own
     whole = whole_command_line(hydra, replace(command_line, config_name=name, overrides=[*kept, *changes]))
     checked = overrides.checked(hydra, name, [*whole.overrides, place], sweep=False)
     cfg = store.compose(hydra, name, checked)
+    _tell_variables(saved.plain(store.without_hydra(cfg)), run.hydra, changes)
     rebase_paths(cfg, original_cwd(run.hydra))
     sys.stderr.write(f"optrun: {printable(str(run.path))}: this run ended before its first save; it starts over.\n")
     return start(hydra, replace(whole, overrides=checked), cfg, caller)
+
+
+def _tell_variables(values: Mapping[str, Any], where: Path, changes: list[str]) -> None:
+    for note in saved.variables_asked(values, str(where), changes):
+        sys.stderr.write(f"optrun: {printable(note)}\n")
 
 
 def _go_on(hydra: Hydra, command_line: CommandLine, target: Target, caller: Caller) -> Outcome:
@@ -106,8 +114,7 @@ def _go_on(hydra: Hydra, command_line: CommandLine, target: Target, caller: Call
     kept, mended = configuration_of(target.run, [override.key_or_group for override in overrides.parse(changes)])
     require(plugins_of(target.run), str(target.run.path))
     before = saved.with_schemas(kept, str(target.run.config))
-    for note in saved.variables_asked(kept, str(target.run.config), changes):
-        sys.stderr.write(f"optrun: {printable(note)}\n")
+    _tell_variables(kept, target.run.config, changes)
     changes = _as_begun(before.branch_from, changes, target.run)
     began = original_cwd(target.run.hydra)
     rebase_paths(before, began)

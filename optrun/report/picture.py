@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from matplotlib.figure import Figure
 
+from optrun.formatting import csv_cell
 from optrun.report.findings import Row
 from optrun.report.tables import CSV_MARK
 from optrun.report.theme import Theme
@@ -31,8 +32,8 @@ class Data:
         """Write them as CSV; the last column marks the file as a report's."""
         buffer = io.StringIO()
         writer = csv.writer(buffer, lineterminator="\n")
-        writer.writerow([*self.columns, CSV_MARK])
-        writer.writerows([*(_short(cell) for cell in row), 1] for row in self.rows)
+        writer.writerow([*map(csv_cell, self.columns), CSV_MARK])
+        writer.writerows([*(_short(csv_cell(cell)) for cell in row), 1] for row in self.rows)
         return buffer.getvalue()
 
 

@@ -94,6 +94,23 @@ def test_a_file_has_no_variable_sent(place: Path, capsys: pytest.CaptureFixture[
     assert leaks(place) == []
 
 
+def test_a_note_of_how_a_run_began_has_no_variable_sent(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Of a run that is said to have been killed before it wrote its configuration."""
+    words = [*WORDS[:-1], "tracking=mlflow", "tracking.tracking_uri=http://127.0.0.1:9/${oc.env:SECRET}"]
+    task = [word for word in words if not word.startswith(("hydra.", "tracking=tensorboard"))]
+    (place / "run" / ".hydra").mkdir(parents=True)
+    (place / "run" / ".hydra" / "overrides.yaml").write_text("[]\n")
+    (place / "run" / ".hydra" / "hydra.yaml").write_text(
+        json.dumps({"hydra": {"job": {"config_name": "config"}, "overrides": {"task": task}}})
+    )
+    assert optrun("resume=run", "run_name=mine") == 2
+    said = capsys.readouterr().err
+    assert "tracking.tracking_uri=" in said
+    assert "tracking=mlflow" in said
+    assert "another machine" in said
+    assert SECRET not in said
+
+
 def test_from_another_folder(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A relative path of which a variable is a part stays a reference where it is seen from elsewhere."""
     monkeypatch.setenv("DATA", f"../{place.name}-data/{SECRET}")

@@ -19,6 +19,7 @@ from optrun.errors import ConfigError
 from optrun.report import build, table
 from optrun.report.build import Report, report
 from optrun.report.collect import load_runs
+from optrun.report.picture import Data
 from optrun.report.statistics import NO_DIFFERENCE, WORSE
 from optrun.report.table import escape_markdown, to_markdown
 from optrun.report.tables import ranking_table, runs_table
@@ -336,3 +337,8 @@ def test_runs_that_were_given_a_device_say_which(
     assert "MIG-1/|<b>" not in (tmp_path / "pinned" / "report.html").read_text(), "escaped"
     rows = list(csv.DictReader(io.StringIO((tmp_path / "pinned" / "report.csv").read_text())))
     assert {row["device"] for row in rows} == {"0", "MIG-1/|<b>", "", "3"}
+
+
+def test_the_numbers_of_a_picture_hold_no_formula() -> None:
+    lines = Data(["=a", "b"], [["=cmd()", -0.5], ["@x", float("-inf")]]).to_csv().splitlines()
+    assert lines == ["'=a,b,optrun_report", "'=cmd(),-0.5,1", "'@x,-inf,1"]
