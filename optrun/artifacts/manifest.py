@@ -73,6 +73,8 @@ def read_manifest(folder: Path) -> dict[str, Any]:
         raise CheckpointError(f"{path}: damaged: {type(error).__name__} while reading it.") from error
     if strange is not None:
         raise CheckpointError(f"{path}: {strange}")
+    if listed[names.CHECKPOINT_STATE][0] > JSON_BYTES:
+        raise CheckpointError(f"{path}: names a {names.CHECKPOINT_STATE} larger than {JSON_BYTES:,} bytes.")
     known = {"listed": listed, "step": step, "tensors": tensors, "sharded": sharded}
     return {**manifest, **known}
 
