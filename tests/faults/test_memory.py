@@ -69,7 +69,7 @@ def test_out_of_memory_in_an_evaluation_names_its_batch_size(
             assert code == 1
             assert "evaluation: out of memory with batches of input_ids (" in said
             assert "Give a smaller training.per_device_eval_batch_size" in said
-    assert latest_whole(RunDir("run"))[0] == RunDir("run").checkpoint(2)
+    assert latest_whole(RunDir("run"))[0] == RunDir("run").checkpoint(3), "what was done is saved"
     assert go("resume=run")[0] == 0
     straight.same(Path("run"))
 

@@ -219,9 +219,15 @@ def test_a_disk_that_names_no_file(monkeypatch: pytest.MonkeyPatch, capsys: pyte
     assert "error: storage refused: No space left on device. Make room" in capsys.readouterr().err
 
 
-def test_a_log_that_cannot_be_written_hides_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_log_that_cannot_be_written_hides_nothing(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     run = RunDir(tmp_path)
-    run.log.symlink_to("/dev/full")
+
+    def full(_: logging.FileHandler) -> Any:
+        return Path("/dev/full").open("a")
+
+    monkeypatch.setattr(logging.FileHandler, "_open", full)
 
     def work() -> None:
         with run_log(run):
