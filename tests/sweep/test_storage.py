@@ -92,7 +92,7 @@ def test_a_file_of_a_person_is_no_journal(content: str, tmp_path: Path) -> None:
     ("given", "kind", "facts"),
     [
         ("nowhere/study.log", StorageError, ("nowhere/study.log", "No such file")),
-        ("journal:.", StorageError, ("Is a directory",)),
+        ("journal:.", ConfigError, ("a folder", "regular file")),
         ("sqlite:////nowhere/x.db", StorageError, ("unable to open",)),
         ("nosuch://me:secret@host/x", ConfigError, ("nosuch",)),
         ("redis://localhost", ConfigError, ("Redis",)),
