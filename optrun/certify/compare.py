@@ -70,7 +70,10 @@ def compare(straight: RunDir, other: RunDir, step: int) -> list[Section]:
 def _counters(snapshot: Snapshot) -> dict[str, Any]:
     """Select the counters that do not depend on the clock."""
     train = {key: value for key, value in snapshot.metadata.train.items() if key != "seconds"}
-    train["last"] = {key: value for key, value in train["last"].items() if not key.startswith("perf/")}
+    train["without_end"] = dict(train.get("without_end", {}))
+    for counters in (train, train["without_end"]):
+        if "last" in counters:
+            counters["last"] = {key: value for key, value in counters["last"].items() if not key.startswith("perf/")}
     return train
 
 
