@@ -146,22 +146,41 @@ def _wrong(key: str, value: Any, shape: Any) -> str | None:
     return None if good else _expected(key, value, _EXPECTED.get(shape, shape))
 
 
+def _metric_shapes(held: dict[str, Any]) -> dict[str, Any]:
+    """Shapes of the mappings from metrics, or from steps, to numbers."""
+    keys = ("last", "before_training", "lrs", *_BY_STEP)
+    shapes: dict[str, Any] = {key: dict.fromkeys(held[key], _NUMBER) for key in keys if isinstance(held.get(key), dict)}
+    if isinstance(held.get("best"), dict):
+        also = {"loss": _NUMBER, "tied": _COUNT}
+        shapes["best"] = {
+            name: {"value": _NUMBER, "step": _COUNT, **{key: also[key] for key in also if key in _mapping(entry)}}
+            for name, entry in held["best"].items()
+        }
+    return shapes
+
+
+def _steps(held: dict[str, Any]) -> list[str]:
+    """Keys of rankings that are no steps."""
+    return [step for key in _BY_STEP for step in held.get(key, {}) if not step.isdecimal()]
+
+
 def _wrong_counters(train: dict[str, Any], step: int) -> Iterator[str]:
     shapes: dict[str, Any] = {}
     for entry in fields(TrainState):
         default = getattr(TrainState(), entry.name)
         shapes[entry.name] = {float: _NUMBER, int: _COUNT}.get(type(default), type(default))
     shapes["data_shift"] = int
-    for key in ("last", "before_training", "lrs", *_BY_STEP):
-        if isinstance(train.get(key), dict):
-            shapes[key] = dict.fromkeys(train[key], _NUMBER)
-    if isinstance(train.get("best"), dict):
-        shapes["best"] = {name: {"value": _NUMBER, "step": _COUNT} for name in train["best"]}
+    shapes |= _metric_shapes(train)
+    ended = train.get("without_end")
+    if isinstance(ended, dict):
+        shapes["without_end"] = {**dict.fromkeys(ended, dict), **_metric_shapes(ended)}
     if fault := _wrong("train", train, {key: shape for key, shape in shapes.items() if key in train}):
         yield fault
     elif train.get("global_step") != step:
         yield _expected("train.global_step", train.get("global_step"), str(step))
-    elif other := [step for key in _BY_STEP for step in train.get(key, {}) if not step.isdecimal()]:
+    elif foreign := [key for key in train.get("without_end", {}) if key not in ("best", "last", *_BY_STEP)]:
+        yield f"train.without_end: {_shown(foreign[0])} is none of best, last, {', '.join(_BY_STEP)}"
+    elif other := [step for held in (train, train.get("without_end", {})) for step in _steps(held)]:
         yield f"train.ranking: {_shown(min(other))} is no step"
     elif not 0 <= train["global_step"] + train.get("data_shift", 0) + train.get("passed_steps", 0) < 2**63:
         yield _expected("train.data_shift", train["data_shift"], "a position in the data")
