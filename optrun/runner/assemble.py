@@ -173,7 +173,7 @@ def assemble(
     if not len(task.eval):
         _refuse_without_evaluation(config)
     notes += [note for note in [rank_by(state, ranking), open_note(asked, batch, world.size)] if note is not None]
-    started = [] if snapshot is None or moves_layers(changes) else snapshot.metadata.optimizer.get("groups", [])
+    started = [] if snapshot is None or moves_layers(changes) else _whole_groups(snapshot.metadata.optimizer)
     train_step, placed = _train_step(config, model, task, device, schedule_steps, world, started)
     notes += placed
     kernel = kernel_of(train_step.optimizer, device.type, whole=not sharded)
@@ -355,3 +355,14 @@ def build_loaders(config: RunConfig, task: Task, device: torch.device) -> tuple[
         )
 
     return loader(task.train), {name: loader(examples) for name, examples in task.eval_sets.items()}
+
+
+def _whole_groups(optimizer: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """Take the groups of a checkpoint; none if their layers are damaged, which loading the optimizer names."""
+    groups = optimizer.get("groups", [])
+    kinds = {"layer": str, "layer_id": int | None, "lr_scale": int | float, "role": str}
+    whole = isinstance(groups, list) and all(
+        isinstance(group, dict) and all(isinstance(group.get(key, None), kind | None) for key, kind in kinds.items())
+        for group in groups
+    )
+    return groups if whole else []
