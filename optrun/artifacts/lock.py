@@ -22,7 +22,7 @@ from types import TracebackType
 from typing import Self
 
 from optrun.errors import LockedError, StorageError
-from optrun.reading import parse_json
+from optrun.reading import parse_json, read_json
 
 UNLOCKED = "OPTRUN_UNLOCKED"
 """Environment variable that lets a run go on where the file system has no locks."""
@@ -147,6 +147,15 @@ def is_held(path: Path) -> bool:
     finally:
         os.close(descriptor)
     return False
+
+
+def holder_of(path: Path) -> tuple[int, str] | None:
+    """Read the process and the host that hold a lock; None if the file does not tell."""
+    try:
+        holder = read_json(path)
+        return int(holder["pid"]), str(holder["host"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
 
 
 @contextmanager

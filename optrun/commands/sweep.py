@@ -149,7 +149,13 @@ def run_points(
         sweeps_by_itself: Whether the recipe is a sweep without `-m`.
     """
     command, given = _command(command_line, sweeps_by_itself), sweeper_options(cfg)
-    options = _plain_grid(given.retry_failed, given.max_batch_size, given.devices, timeout=given.timeout)
+    options = _plain_grid(
+        given.retry_failed,
+        given.max_batch_size,
+        given.devices,
+        timeout=given.timeout,
+        stall_seconds=given.stall_seconds,
+    )
     jobs = jobs_of.build_jobs(jobs_of.Composer(hydra, command.config_name), points)
     return _run(_Plan(command, options, jobs), cfg, caller, compare, again)
 
@@ -318,6 +324,7 @@ def _plain_grid(
     devices: Any,
     params: dict[str, Any] | None = None,
     timeout: float | None = None,
+    stall_seconds: float | None = None,
 ) -> GridConfig:
     return GridConfig(
         name="basic",
@@ -326,6 +333,7 @@ def _plain_grid(
         confirm=ConfirmConfig(seeds=None, power=None, baseline=None),
         objectives=[],
         timeout=timeout,
+        stall_seconds=stall_seconds,
         retry_failed=retry_failed,
         max_batch_size=max_batch_size,
         devices=devices,
@@ -407,7 +415,7 @@ def _tell_end(driver: Driver, console: Console, end: str) -> None:
         console: Where it is printed.
         end: Why it was stopped, and how it goes on; empty if it was not.
     """
-    console.print(driver.board.counts(), highlight=False)
+    console.print(printable(driver.board.counts()), markup=False, highlight=False, soft_wrap=True)
     if driver.options.halves:
         done, whole = driver.steps()
         console.print(f"{done:,} of {whole:,} steps done; halving saved {whole - done:,}", highlight=False)

@@ -9,6 +9,7 @@ import signal
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -22,6 +23,7 @@ from optrun.errors import (
     OptrunError,
     signal_name,
 )
+from optrun.formatting import duration
 from optrun.reading import read_text
 from optrun.sweeper import launch as launching
 from optrun.sweeper.command import SweepCommand
@@ -29,12 +31,15 @@ from optrun.sweeper.folder import JobState, SweepDir
 from optrun.sweeper.jobs import Job
 from optrun.sweeper.objectives import objectives_of
 from optrun.sweeper.result import write_result
-from optrun.sweeper.stop import Stop
+from optrun.sweeper.stall import StallWatch, end_holder
+from optrun.sweeper.stop import GRACE_SECONDS, Stop, end_family
 from optrun.sweeper.view import Board, PlainView
 from optrun.sweeper.workers import Workers
 
 _POLL_SECONDS = 0.2
 _IDLE_LAUNCHES = 3
+_GIVE_UP_SECONDS = 30.0
+"""A process that is killed and does not end waits for a disk or a device; it is left behind."""
 
 
 class Goal(NamedTuple):
@@ -45,12 +50,22 @@ class Goal(NamedTuple):
     """Optimizer steps; None: its end."""
 
 
+class _Mark(NamedTuple):
+    """What of a job changes as soon as a worker begins with it."""
+
+    attempts: int
+    status: str
+    step: int
+    rungs: int
+    held: bool
+
+
 @dataclass(frozen=True)
 class _OpenLaunch:
     server: launching.Server
     batch: Sequence[Job]
     spec: Path
-    before: list[tuple[object, ...]]
+    before: list[_Mark]
     """Where its jobs stood."""
 
     @property
@@ -102,10 +117,14 @@ class Driver:
         stop.at_work = self._unsaved
         self._told_of_stop = False
         self._signalled = False
+        self._killed = False
+        self._watch = StallWatch(options.stall_seconds, stop.clock)
         self.failed_before: list[Job] = []
         """Jobs that failed in an earlier start, and are left so."""
         self._retry: dict[str, int] = {}
         self._suspects: list[str] = []
+        self._stalled: set[str] = set()
+        """Jobs that were killed for want of progress, and whose launch has not come back yet."""
         self.out_of_time: set[str] = set()
         """Jobs whose `training.max_seconds` is spent; the next start goes on with them."""
         self._announced: set[str] = set()
@@ -133,13 +152,16 @@ class Driver:
 
     def refresh(self, jobs: Iterable[Job] | None = None) -> None:
         """Read where the jobs stand, and show those that ended."""
+        at_work = self._at_work
         for job in self.board.jobs if jobs is None else jobs:
             name = job.name
             if name in self._announced:
                 continue
             record = self.sweep.read_record(name)
             state = self.board.states[name] = self.sweep.state(name)
-            running = record.open is not None and (record.open == self.token or self.sweep.held(name))
+            running = record.open is not None and (
+                (record.open == self.token and name in at_work) or self.sweep.held(name)
+            )
             self.board.devices[name] = record.devices
             (self.board.running.add if running else self.board.running.discard)(name)
             if state.ended and not running and self._retry.get(name) != record.attempts:
@@ -196,9 +218,10 @@ class Driver:
             for job, _ in goals:
                 self.board.resting.discard(job.name)
             self.refresh(job for job, _ in goals)
+            self._end_stalled()
             if self.stop.requested:
                 self._tell_of_stop()
-                if not self._open:
+                if not self._open or self._is_given_up():
                     break
                 self._ask_to_stop()
             elif not self._open and not any(map(self._wanted, goals)):
@@ -221,6 +244,44 @@ class Driver:
                     os.killpg(group, signal.SIGTERM)
             self._signalled = True
 
+    def _is_given_up(self) -> bool:
+        """Kill the jobs that have not stopped long after the limit of time; whether even that did not end them."""
+        patience = self.stop.patience
+        if patience is None or patience > 0:
+            return False
+        if not self._killed:
+            self._killed = True
+            slow = ", ".join(job.label for launch in self._open for job in launch.batch if self.sweep.held(job.name))
+            self.view.note(
+                f"{slow or 'a worker'}: did not stop within {duration(GRACE_SECONDS)} of hydra.sweeper.timeout; killed"
+            )
+        for pid in self.workers.pids():
+            end_family(pid)
+        return patience < -_GIVE_UP_SECONDS
+
+    def _end_stalled(self) -> None:
+        """Kill jobs of this sweep process that have made no progress for too long."""
+        pairs = [(launch, *pair) for launch in self._open for pair in zip(launch.batch, launch.before, strict=True)]
+        for launch, job, before in pairs:
+            if job.name not in self.board.running or self.sweep.read_record(job.name).open != self.token:
+                self._watch.forget(job.name)
+                continue
+            stepped = partial(self._stepped, job, before.step)
+            silent = self._watch(self.sweep.run(job.name), stepped)
+            if silent is None:
+                continue
+            self._watch.forget(job.name)
+            elsewhere = end_holder(self.sweep.lock(job.name), launch.server.pid)
+            if elsewhere:
+                self.view.note(f"{job.label}: made no progress for {duration(silent)}; {elsewhere}: end it there")
+            else:
+                self._stalled.add(job.name)
+                self.board.stalled[job.name] = silent
+
+    def _stepped(self, job: Job, before: int) -> bool:
+        """Whether a job has logged a step beyond one."""
+        return self.sweep.steps_done(job.name) > before
+
     def _unsaved(self) -> list[str]:
         """Jobs that a process of this sweep trains right now; one that saved itself may still draw its curves."""
         held = [name for launch in self._open for name in launch.names if self.sweep.held(name)]
@@ -237,11 +298,15 @@ class Driver:
             f"{self.stop.why}{f': {jobs} after this step' if held else ''}; a second Ctrl-C ends all at once"
         )
 
+    @property
+    def _at_work(self) -> set[str]:
+        """Names of the jobs that were handed to a process of this sweep."""
+        return {name for launch in self._open for name in launch.names}
+
     def _start(self, goals: Sequence[Goal]) -> bool:
         """Start a launch if there is a job for one, and a process with the devices that the job takes."""
-        at_work = {name for launch in self._open for name in launch.names}
         missing: int | None = None
-        for batch in self._batches(goals, at_work):
+        for batch in self._batches(goals, self._at_work):
             devices = max(self.workers.devices_of(job.values) for job, _ in batch)
             if missing is not None and devices >= missing:
                 continue
@@ -275,9 +340,9 @@ class Driver:
             if found:
                 yield suspects[:1] or found[: self.options.max_batch_size]
 
-    def _mark(self, job: Job) -> tuple[object, ...]:
+    def _mark(self, job: Job) -> _Mark:
         record, state = self.sweep.read_record(job.name), self.sweep.state(job.name)
-        return record.attempts, state.status, state.step, len(record.rungs), self.sweep.held(job.name)
+        return _Mark(record.attempts, state.status, state.step, len(record.rungs), self.sweep.held(job.name))
 
     def _send(self, server: launching.Server, goals: Sequence[Goal]) -> None:
         """Begin a launch in a process."""
@@ -340,6 +405,8 @@ class Driver:
         """Find jobs whose worker died, and jobs that stopped because their time was up."""
         if self.stop.requested:
             return
+        stalled = self._stalled & {job.name for job in batch}
+        self._stalled -= stalled
         for job in batch:
             try:
                 with self.sweep.working_on(job.name) as record:
@@ -348,35 +415,38 @@ class Driver:
                     if died:
                         record.open = None
                         self.sweep.write_record(job.name, record)
-                        self._suspect(job, state, alone=len(batch) == 1, why=why)
+                        if not stalled or job.name in stalled:  # else it was killed together with those that stalled
+                            self._suspect(job, state, alone=len(batch) == 1, why=why, stalled=bool(stalled))
                     elif state.status == "interrupted" and "time budget" in state.message:
                         self.out_of_time.add(job.name)
             except LockedError:
                 continue  # at work still, in a process of its own
 
-    def _suspect(self, job: Job, state: JobState, *, alone: bool, why: str) -> None:
-        """A worker died: the job is tried once more, alone; if it dies again, that is its result."""
+    def _suspect(self, job: Job, state: JobState, *, alone: bool, why: str, stalled: bool) -> None:
+        """A worker died, or was killed: the job is tried once more, alone; if that ends so, too, it is its result."""
         from optrun.sweeper.worker import record_failure
 
         if state.ended:
             return
         step = max(state.step, self.sweep.steps_done(job.name))  # the summary may be a second behind
+        if stalled:
+            end = f"made no progress for {duration(self.board.stalled[job.name])} after step {step}, and was killed"
+            told = f"{job.label}: {end}"
+            failure = f"{end}, when it was tried once more. hydra.sweeper.stall_seconds=SECONDS gives it longer."
+        else:
+            told = f"the worker of {job.label} died after step {step}"
+            failure = (
+                f"the process of this job died twice, last after step {step}: {why or 'no reason given.'} Killed for "
+                "memory? Try a smaller training.per_device_train_batch_size with more "
+                "training.gradient_accumulation_steps."
+            )
         if alone and job.name in self._suspects:
             self._suspects.remove(job.name)
-            record_failure(
-                self.sweep,
-                job.name,
-                f"the process of this job died twice, last after step {step}: {why or 'no reason given.'} "
-                "Killed for memory? Try a smaller training.per_device_train_batch_size with more "
-                "training.gradient_accumulation_steps.",
-                job.values,
-                job.overrides,
-                self.command,
-            )
+            record_failure(self.sweep, job.name, failure, job.values, job.overrides, self.command)
             return
         if job.name not in self._suspects:
             self._suspects.append(job.name)
-        self.view.note(f"the worker of {job.label} died after step {step}; tried once more, alone")
+        self.view.note(f"{told}; tried once more, alone")
 
     def rest(self, jobs: Iterable[Job], rung: int, why: str) -> None:
         """Stop jobs at a rung for good."""
@@ -394,7 +464,7 @@ class Driver:
     def close(self) -> None:
         """Let the launching processes end; those that are at work still save their jobs first."""
         self._ask_to_stop()
-        self.workers.close()
+        self.workers.close(self.stop.patience)
         if not self.stop.requested:  # else a queue may still hold jobs that look for it
             self.sweep.stop(self.token).unlink(missing_ok=True)
 

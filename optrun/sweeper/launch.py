@@ -30,6 +30,7 @@ from optrun.sweeper.command import SweepCommand
 from optrun.sweeper.devices import VISIBLE, refuse_unseen
 from optrun.sweeper.folder import SweepDir
 from optrun.sweeper.pool import RANK_LOCKS, Lease, adopt
+from optrun.sweeper.stop import end_family
 
 if TYPE_CHECKING:
     from optrun.sweeper.worker import OnRanks
@@ -126,11 +127,18 @@ class Server:
         """Whether there is no process."""
         return self._process is None or self._process.poll() is not None
 
-    def close(self) -> None:
-        """Let the process end, and wait for it."""
+    def close(self, patience: float | None = None) -> None:
+        """Let the process end, and wait for it.
+
+        Args:
+            patience: Seconds until it is killed; None: as long as it takes.
+        """
         self.finish()
         if self._process is not None:
-            self._process.wait()
+            try:
+                self._process.wait(None if patience is None else max(0.0, patience))
+            except subprocess.TimeoutExpired:
+                end_family(self.pid)
 
 
 def done_file(spec: Path) -> Path:

@@ -36,7 +36,7 @@ def write_result(sweep: SweepDir, board: Board, tuned: Sequence[str], objectives
                 "max_steps": state.total,
                 "metric": state.metric,
                 "best": state.best,
-                "message": state.message,
+                "message": state.message or board.told_of_stall(job),
                 "devices": board.devices.get(job.name, []),
                 "log": f"{job.name}/{sweep.run(job.name).log.name}",
             }

@@ -1,4 +1,4 @@
-"""Signals, and a limit of time, that end a sweep."""
+"""Signals, and a limit of time, that end a sweep; and the end of a process with all that it has started."""
 
 from __future__ import annotations
 
@@ -9,8 +9,14 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from types import FrameType, TracebackType
 from typing import Any, Self
+
+from optrun.reading import read_text
+
+GRACE_SECONDS = 300.0
+"""For jobs to save and end once the limit of time has asked them to; then they are killed."""
 
 
 class Stop:
@@ -43,6 +49,11 @@ class Stop:
     def seconds_left(self) -> float | None:
         """Of `hydra.sweeper.timeout`; None where there is none."""
         return None if self._end is None else max(0.0, self._end - self.clock())
+
+    @property
+    def patience(self) -> float | None:
+        """Seconds until jobs that do not stop by themselves are killed, negative from then on; None: they are not."""
+        return None if self._end is None else self._end + GRACE_SECONDS - self.clock()
 
     @property
     def requested(self) -> bool:
@@ -81,3 +92,26 @@ class Stop:
             sys.stderr.flush()
             os._exit(128 + number)
         self._signalled = True
+
+
+def family(pid: int) -> list[int]:
+    """List a process and all that it has started, ranks with process groups of their own among them.
+
+    Where the system has no /proc that is the process alone.
+    """
+    children: dict[int, list[int]] = {}
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):
+            parent = read_text(stat, errors="replace").rpartition(")")[2].split()[1]
+            children.setdefault(int(parent), []).append(int(stat.parent.name))
+    found = [pid]
+    for each in found:
+        found += children.get(each, [])
+    return found
+
+
+def end_family(pid: int) -> None:
+    """Kill a process with all that it has started."""
+    for each in family(pid):
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(each, signal.SIGKILL)

@@ -37,6 +37,8 @@ class Board:
     """Found too weak at a rung, and stopped there."""
     devices: dict[str, list[str]] = field(default_factory=dict)
     """The CUDA devices that a job was last given; empty: it was not pinned."""
+    stalled: dict[str, float] = field(default_factory=dict)
+    """Jobs that were killed in this start, and for how many seconds they had made no progress."""
     expected: int = 0
     """Jobs in all, those not proposed yet among them."""
 
@@ -81,7 +83,13 @@ class Board:
         return (
             f"{self.count('finished')} of {self.total} finished · {len(self.running - ended - self.resting)} running · "
             f"{self.count('failed')} failed{shown} · {self.left} left{self._left_as()}"
+            + "".join(f" · {job.label} {self.told_of_stall(job)}" for job in self.jobs if job.name in self.stalled)
         )
+
+    def told_of_stall(self, job: Job) -> str:
+        """Say for how long a job made no progress before it was killed; empty: it was not."""
+        seconds = self.stalled.get(job.name)
+        return "" if seconds is None else f"made no progress for {duration(seconds)} and was killed"
 
     def _left_as(self) -> str:
         """Tell the interrupted among those left from those that have not begun; empty where none was interrupted."""

@@ -51,8 +51,12 @@ class Workers(Protocol):
     def pids(self) -> list[int]:
         """The process groups there are."""
 
-    def close(self) -> None:
-        """Let all processes end, and wait for them."""
+    def close(self, patience: float | None) -> None:
+        """Let all processes end, and wait for them.
+
+        Args:
+            patience: Seconds until they are killed; None: as long as it takes.
+        """
 
 
 class OneWorker:
@@ -97,10 +101,10 @@ class OneWorker:
         """The process, while it is at work."""
         return [self._server.pid] if self._server is not None and self._at_work else []
 
-    def close(self) -> None:
+    def close(self, patience: float | None) -> None:
         """Let it end."""
         if self._server is not None:
-            self._server.close()
+            self._server.close(patience)
 
 
 class DeviceWorkers:
@@ -188,11 +192,11 @@ class DeviceWorkers:
         known = [*self._at_work, *self._idle, *(server for server, _ in self._ending)]
         return [server.pid for server in known if not server.has_ended()]
 
-    def close(self) -> None:
+    def close(self, patience: float | None) -> None:
         """Let all end, and give the devices back."""
         self._pool.stop_waiting()
         for server in [*self._at_work, *self._idle, *(server for server, _ in self._ending)]:
-            server.close()
+            server.close(patience)
             self._pool.release(_lease(server))
         self._at_work, self._idle, self._ending = [], [], []
 

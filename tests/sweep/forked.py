@@ -102,7 +102,7 @@ class ForkServer:
     def has_ended(self) -> bool:
         return not self.pid or self.code() is not None
 
-    def close(self) -> None:
+    def close(self, patience: float | None = None) -> None:
         while self.pid and self.code() is None:
             pass
 

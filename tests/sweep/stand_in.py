@@ -123,7 +123,8 @@ def loss(values: Mapping[str, Any]) -> float:
 def options(**changed: Any) -> OptunaConfig:
     """Of the sweeper."""
     given: dict[str, Any] = {
-        "name": "optuna", "params": {}, "search": {}, "timeout": None, "retry_failed": False, "max_batch_size": None,
+        "name": "optuna", "params": {}, "search": {}, "timeout": None, "stall_seconds": None,
+        "retry_failed": False, "max_batch_size": None,
         "devices": None,
         "rungs": [], "reduction_factor": 2, "n_trials": 6, "n_steps": None, "n_jobs": 1, "sampler": Sampler.random,
         "seed": 0, "storage": None, "pruner": Pruner.none, "min_resource": None,

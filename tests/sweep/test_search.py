@@ -98,7 +98,8 @@ def search(words: list[str]) -> ContenderStudy:
     options = OptunaConfig(
         name="optuna", params={}, search={}, confirm=ConfirmConfig(seeds=None, power=None, baseline=None),
         objectives=[],
-        timeout=None, retry_failed=False, max_batch_size=None, devices=None, rungs=[], reduction_factor=2, n_trials=1,
+        timeout=None, stall_seconds=None,
+        retry_failed=False, max_batch_size=None, devices=None, rungs=[], reduction_factor=2, n_trials=1,
         n_steps=None,
         n_jobs=1, sampler=Sampler.tpe, seed=0, pruner=Pruner.none, min_resource=None, storage=None,
     )  # fmt: skip

@@ -64,7 +64,11 @@ class SweeperConfig:
     """Two or more numbers to weigh against each other, such as [eval/loss,perf/tokens_per_second]; NAME:min or NAME:max
     where the better direction is not known; empty: the main metric alone."""
     timeout: float | None
-    """Seconds of wall clock for the whole command; then the running jobs save and end, and the same line goes on."""
+    """Seconds of wall clock for the whole command; then the running jobs save and end, and the same line goes on. A
+    job that has not ended 300 s later is killed."""
+    stall_seconds: float | None
+    """A job whose metrics, summary, log and checkpoints stay as they are for so long is killed, and tried once more;
+    null: 20 times the longest pause of any job so far, at least an hour, and a day until it has logged a step."""
     retry_failed: bool
     """Whether jobs that failed before are tried once more."""
     max_batch_size: int | None
@@ -85,6 +89,7 @@ class SweeperConfig:
         """Refuse rungs that are no ladder."""
         expect_count("hydra.sweeper.max_batch_size", self.max_batch_size)
         expect_positive("hydra.sweeper.timeout", self.timeout)
+        expect_positive("hydra.sweeper.stall_seconds", self.stall_seconds)
         self._check_objectives()
         ascending = self.rungs == sorted(set(self.rungs)) and all(rung > 0 for rung in self.rungs)
         expect(ascending, "hydra.sweeper.rungs", self.rungs, "ascending steps above 0")

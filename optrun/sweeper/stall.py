@@ -1,0 +1,101 @@
+"""Find jobs that make no progress, by the files that they write, and end them."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from optrun.artifacts.lock import holder_of
+from optrun.artifacts.run_dir import RunDir
+from optrun.sweeper.stop import end_family, family
+
+_LOOK_SECONDS = 60.0
+"""The most that one look counts: a sweep that was suspended itself has seen nothing meanwhile."""
+_PAUSES = 20
+"""How many of the longest pauses so far are too long."""
+_AT_LEAST = 3_600.0
+_BEFORE_A_STEP = 86_400.0
+"""Until a job has logged a step: data may be fetched and tokenized, which changes no file of a run."""
+
+_Marks = list[tuple[str, int, int]]
+
+
+@dataclass
+class _Seen:
+    marks: _Marks
+    looked: float
+    silent: float = 0.0
+    limit: float | None = None
+
+
+class StallWatch:
+    """Measures how long jobs leave their metrics, summary, log and checkpoints as they are.
+
+    Args:
+        seconds: `hydra.sweeper.stall_seconds`; None: 20 times the longest pause of any job so far, an hour at least.
+        clock: Seconds, monotonic.
+    """
+
+    def __init__(self, seconds: float | None, clock: Callable[[], float]) -> None:
+        self.seconds = seconds
+        self.clock = clock
+        self._seen: dict[str, _Seen] = {}
+        self._longest = 0.0
+
+    def __call__(self, run: RunDir, stepped: Callable[[], bool]) -> float | None:
+        """Look at a job that is at work.
+
+        Args:
+            run: Its directory.
+            stepped: Asked, if it is silent for long, whether it has logged a step since it was begun or taken up.
+
+        Returns:
+            Seconds without any change if these are too many; None: it goes on.
+        """
+        now, marks = self.clock(), _marks_of(run)
+        seen = self._seen.setdefault(run.path.name, _Seen(marks, now))
+        seen.silent += min(now - seen.looked, _LOOK_SECONDS)
+        seen.looked = now
+        if marks != seen.marks:
+            self._longest = max(self._longest, seen.silent)
+            self._seen[run.path.name] = _Seen(marks, now)
+        elif self.seconds is not None:
+            return seen.silent if seen.silent >= self.seconds else None
+        elif seen.silent >= _AT_LEAST:
+            if seen.limit is None:  # asked once: its metrics are as they were
+                seen.limit = max(_AT_LEAST, _PAUSES * self._longest) if stepped() else _BEFORE_A_STEP
+            return seen.silent if seen.silent >= seen.limit else None
+        return None
+
+    def forget(self, name: str) -> None:
+        """Begin anew with a job that is not at work."""
+        self._seen.pop(name, None)
+
+
+def _marks_of(run: RunDir) -> _Marks:
+    found = []
+    for path in (run.metrics, run.summary, run.log, run.checkpoints, *run.checkpoints.glob("*")):
+        with contextlib.suppress(OSError):
+            state = path.stat()
+            found.append((path.name, state.st_size, state.st_mtime_ns))
+    return found
+
+
+def end_holder(lock: Path, server: int) -> str:
+    """Kill the process that holds a job, if a process of this sweep has started it.
+
+    Args:
+        lock: Of the job.
+        server: Id of the process that the launcher runs in.
+
+    Returns:
+        Where it runs if it is out of reach, as the jobs of a cluster are; else nothing.
+    """
+    pid, host = holder_of(lock) or (0, "an unknown host")
+    if host != socket.gethostname() or pid not in family(server):
+        return f"it runs on {host} as process {pid}"
+    end_family(pid)
+    return ""
