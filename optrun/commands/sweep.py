@@ -16,6 +16,7 @@ from rich.console import Console
 from optrun.commands.branch import Branching
 from optrun.commands.single_run import Caller
 from optrun.commands.sweep_checks import refuse_early, refuse_other_code, refuse_unfit_confirmation, refuse_unjudged
+from optrun.commands.sweep_files import refuse_changed_files
 from optrun.config import overrides
 from optrun.config.compose_errors import interpolation
 from optrun.config.hydra_internals import Hydra
@@ -189,6 +190,8 @@ def _run(plan: _Plan, cfg: DictConfig, caller: Caller, compare: Compare, again: 
     directory = SweepDir(folder)
     directory.prepare()
     refuse_other_code(directory)
+    if search is not None or any(directory.state(job.name).status != "finished" for job in plan.jobs):
+        refuse_changed_files(directory, judged)
     clean(directory)
     with Stop(owns_process=caller.owns_process, seconds=options.timeout) as stop:
         view = make_view(caller.console, f"optrun · sweep · {folder}")

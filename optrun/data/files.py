@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from optrun.config.schema.data import FilesConfig, eval_key
-from optrun.data.cache import cached, digest, digest_files, versions
+from optrun.data.cache import cached, digest, versions
 from optrun.data.content import COMPRESSED, ELSEWHERE, refuse_broken_row, refuse_other_content
 from optrun.data.delimited import read_csv
-from optrun.data.known_files import remembered
+from optrun.data.known_files import content_of
 from optrun.data.long_text import LONG, long_text
 from optrun.data.shapes import refuse_one_object
 from optrun.data.source import Source, Split
@@ -69,9 +69,8 @@ def _split(key: str, paths: Any, *, documents: bool) -> Split:
 
 
 def _content(path: Path) -> str:
-    """A digest of a file's bytes with its format; the file is read as long as it is not known."""
-    found: str = remembered(path, "sha256-1", lambda: digest_files([path]))
-    return f"{path.suffixes} {found}"
+    """A digest of a file's bytes with its format."""
+    return f"{path.suffixes} {content_of(path)}"
 
 
 def _common_files(config: FilesConfig) -> Iterator[str]:

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from optrun.data.cache import YOUNG_SECONDS, cache_dir, digest, file_state, write_whole
+from optrun.data.cache import YOUNG_SECONDS, cache_dir, digest, digest_files, file_state, write_whole
 from optrun.reading import read_json
 
 
@@ -44,4 +44,10 @@ def remembered(path: Path, kind: str, read: Callable[[], Any]) -> Any:
     if file_state(whole) == state and begun - max(state[-2:]) / 1e9 > YOUNG_SECONDS:
         with contextlib.suppress(OSError):  # a cache that cannot be written costs time, and nothing else
             write_whole(memory, json.dumps({"file": str(whole), "state": state, "found": found}) + "\n")
+    return found
+
+
+def content_of(path: Path) -> str:
+    """Give a hexadecimal digest of a file's bytes; the file is read as long as that is not known."""
+    found: str = remembered(path, "sha256-1", lambda: digest_files([path]))
     return found

@@ -105,6 +105,11 @@ class SweepDir:
         return self.hidden / "launch.log"
 
     @property
+    def files(self) -> Path:
+        """What the files that jobs read held when they were last looked at, JSON."""
+        return self.hidden / "files.json"
+
+    @property
     def asking(self) -> Path:
         """Held while trials are proposed."""
         return self.hidden / "ask.lock"

@@ -18,6 +18,7 @@ from rich.console import Console
 from optrun.artifacts import async_writer as saver_of
 from optrun.artifacts.run_check import problems_of
 from optrun.artifacts.run_dir import RunDir
+from optrun.commands import sweep_files
 from optrun.commands.sweep import _folder as sweep_folder
 from optrun.commands.sweep import _tell_left_out
 from optrun.config import store
@@ -295,3 +296,64 @@ def test_a_wrong_line_starts_nothing(
     assert optrun("-m", *forked.JOB, *words, "hydra.sweep.dir=sweep") == 2
     assert said in capsys.readouterr().err
     assert not Path("sweep").exists()
+
+
+def test_a_file_that_changed_is_refused(
+    place: Path, text: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing runs on other rows under the same path; a touch is no change, nor is a file that no job has read."""
+    monkeypatch.setattr(forked, "JOB", [word for word in forked.JOB if not word.startswith("data.train=")])
+    whole_text = text.read_text()
+    (place / "parts").mkdir()
+    for name in ("a.txt", "b.txt"):
+        (place / "parts" / name).write_text(whole_text)
+    (place / "dev.txt").write_text(whole_text[:2000])
+    words = ["data.train=parts/*.txt", "data.eval={dev: dev.txt}", "training.max_steps=2"]
+    assert sweep(*words, "lr=-1") == 1, "it has read nothing"
+    (place / "dev.txt").write_text(whole_text[:4000])
+    assert sweep(*words, "lr=1e-3") == 0
+    done = len(ForkServer.launches)
+
+    def refused(*facts: str) -> None:
+        assert sweep(*words, "lr=1e-3,2e-3") == 2
+        said = capsys.readouterr().err
+        for fact in (*facts, "adamw-lr0.001-seed0", "hydra.sweep.dir"):
+            assert fact in said
+        assert len(ForkServer.launches) == done
+
+    (place / "dev.txt").write_text(whole_text[:3999] + "!")
+    refused("data.eval.dev=dev.txt", "dev.txt changed", "4,000 bytes, digest")
+    (place / "dev.txt").unlink()
+    refused("dev.txt is gone")
+    assert sweep(*words, "lr=1e-3") == 0, "nothing is left to run"
+    (place / "dev.txt").write_text(whole_text[:4000])
+    (place / "parts" / "c.txt").write_text(whole_text)
+    refused("data.train=parts/*.txt", "parts/c.txt is new")
+    (place / "parts" / "c.txt").unlink()
+    os.utime(place / "parts" / "a.txt", (1, 1))
+    assert sweep(*words, "lr=1e-3,2e-3") == 0
+
+
+def test_which_files_a_job_reads(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a stream the sizes count; a name of the hub is no file."""
+    (place / "rows.jsonl").write_text("{}")
+    (place / "model" / ".git").mkdir(parents=True)
+    for name in ("config.json", ".git/index"):
+        (place / "model" / name).write_text("{}")
+    monkeypatch.setenv("HERE", str(place))
+    parts = {"code": {"train": "${oc.env:HERE}/rows.jsonl", "streaming": True}, "prose": {"train": ["*.jsonl", "gone"]}}
+    model = {"name": "pretrained", "path": "gpt2", "tokenizer": "model"}
+    found = {
+        f"{key}={text}": sweep_files._contents(text, sizes_alone=sizes_alone)
+        for key, text, sizes_alone in sweep_files._paths(
+            {"data": {"name": "mixture", "mixture": parts}, "model": model}
+        )
+    }
+    whole = "2 bytes, digest 69bf807ca3bfdb2f"
+    assert found == {
+        "data.mixture.code.train=${oc.env:HERE}/rows.jsonl": {"${oc.env:HERE}/rows.jsonl": "2 bytes"},
+        "data.mixture.prose.train=*.jsonl": {"rows.jsonl": whole},
+        "data.mixture.prose.train=gone": {},
+        "model.path=gpt2": {},
+        "model.tokenizer=model": {"config.json": whole},
+    }
