@@ -102,7 +102,13 @@ def sweep(
         ConfigError: A key, choice or combination that does not exist; nothing was started.
     """
     command, options = _command(command_line, sweeps_by_itself), sweeper_options(cfg)
-    compose = jobs_of.Composer(hydra, command.config_name, whole=branching, require=branching.require_place)
+    compose = jobs_of.Composer(
+        hydra,
+        command.config_name,
+        whole=branching,
+        require=branching.require_place,
+        folder=Path(str(cfg.hydra.sweep.dir)),
+    )
     contenders = [one for grid in _grids(options) for one in _contenders(hydra, branching, command, options, grid)]
     if isinstance(options, OptunaConfig):
         from optrun.sweeper.search import Search
@@ -157,7 +163,8 @@ def run_points(
         timeout=given.timeout,
         stall_seconds=given.stall_seconds,
     )
-    jobs = jobs_of.build_jobs(jobs_of.Composer(hydra, command.config_name), points)
+    compose = jobs_of.Composer(hydra, command.config_name, folder=Path(str(cfg.hydra.sweep.dir)))
+    jobs = jobs_of.build_jobs(compose, points)
     return _run(_Plan(command, options, jobs), cfg, caller, compare, again)
 
 

@@ -13,7 +13,14 @@ from omegaconf import Container, DictConfig, ListConfig, Node, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from optrun.bounded_yaml import ENVIRONMENT as ENVIRONMENT
-from optrun.bounded_yaml import REFERENCE, UnboundedYamlError, interpolations, unresolved_key, yaml_text
+from optrun.bounded_yaml import (
+    REFERENCE,
+    UnboundedYamlError,
+    interpolations,
+    unresolved_key,
+    yaml_mapping,
+    yaml_text,
+)
 from optrun.config import store
 from optrun.config.groups import default_values, no_such_choice
 from optrun.config.hydra_internals import Hydra
@@ -21,6 +28,7 @@ from optrun.config.keys import all_keys as keys_of
 from optrun.config.keys import node_at, open_prefix, unknown_key
 from optrun.config.kind import KIND, kind_of, saved_kind, with_kind
 from optrun.config.overrides import assign, parse, quoted, refuse_twice
+from optrun.config.paths import config_dir
 from optrun.config.request import DEFAULT_CONFIG
 from optrun.config.schema.run import RunConfig
 from optrun.errors import ConfigError, UnreadableFileError
@@ -292,6 +300,27 @@ def differences(before: Mapping[str, Any], after: Mapping[str, Any]) -> dict[str
         if f"{group}.name" in found:  # which says it already
             found.pop(f"{group}.{KIND}", None)
     return found
+
+
+def is_default(values: Mapping[str, Any], key: str) -> bool:
+    """Whether a value is the one that our files have for it where nobody gives another.
+
+    Args:
+        values: A resolved configuration, plain.
+        key: Dotted; a key that our files do not have has no default.
+    """
+    group, _, name = key.partition(".")
+    if group in store.GROUPS and name != "name":
+        given = flat(default_values(group, saved_kind(group, store.GROUPS[group], values[group])))
+    else:
+        given, name = yaml_mapping(config_dir() / f"{DEFAULT_CONFIG}.yaml"), key
+        chosen = (entry for entry in given.pop("defaults") if isinstance(entry, Mapping))
+        given = flat(given) | {f"{group}.name": choice for entry in chosen for group, choice in entry.items()}
+    if name not in given:
+        return False
+    cfg = OmegaConf.create(dict(values))
+    OmegaConf.update(cfg, key, given[name], merge=False)  # it may refer to other keys
+    return same(flat(values).get(key), OmegaConf.select(cfg, key))
 
 
 def same(before: Any, after: Any) -> bool:

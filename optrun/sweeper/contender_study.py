@@ -6,6 +6,7 @@ import contextlib
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import optuna
@@ -182,7 +183,8 @@ class ContenderStudy:
         self._study = study_of.open_study(storage, modes, self.name)
         self._study.pruner = self._pruner
         self._hashed = is_hashed(self._study)
-        study_of.refuse_other(self._study, where, self.space, self.shared())
+        later = partial(saved.is_default, self.example.values)
+        study_of.refuse_other(self._study, where, self.space, self.shared(), later)
 
     # Trials ---------------------------------------------------------------------------------------------------------
 

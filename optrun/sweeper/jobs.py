@@ -2,22 +2,27 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
+import glob
 import itertools
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override, OverrideType
 from omegaconf import DictConfig
 
-from optrun.artifacts.provenance import config_digest
+from optrun.artifacts.provenance import config_digest, identity
+from optrun.artifacts.run_dir import CONFIG
 from optrun.config import keys, saved, store
 from optrun.config.batch import leave_open
 from optrun.config.hydra_internals import Hydra
 from optrun.config.overrides import assign
+from optrun.config.saved import flat
 from optrun.errors import ConfigError
 
 
@@ -26,7 +31,7 @@ class Job:
     """One run of a sweep."""
 
     name: str
-    """Its folder: a pure function of the resolved configuration."""
+    """Its folder: a pure function of the resolved configuration, as the optrun that began it knew that."""
     digest: str
     overrides: tuple[str, ...]
     """What makes it, as `key=value`."""
@@ -106,6 +111,7 @@ class Composer:
         config_name: The primary configuration.
         whole: Adds to the overrides of a job those that follow from them: the configuration of its trunk.
         require: Refuses values of a job that do not fit that.
+        folder: The sweep directory, which may hold jobs that an older optrun named; None: there is none.
     """
 
     def __init__(
@@ -115,11 +121,14 @@ class Composer:
         *,
         whole: Callable[[Sequence[str]], Sequence[str]] = tuple,
         require: Callable[[Mapping[str, Any]], object] = bool,
+        folder: Path | None = None,
     ) -> None:
         self.hydra = hydra
         self.config_name = config_name
         self.whole = whole
         self.require = require
+        self.folder = folder
+        self._begun: dict[Path, dict[str, Any]] = {}
         self._bases: dict[tuple[str, ...], DictConfig] = {}
         self._keys: dict[tuple[str, ...], list[str]] = {}
 
@@ -145,6 +154,36 @@ class Composer:
             return values
         except ConfigError as error:
             raise ConfigError(f"{error} In the job {' '.join(tokens)}.") from error
+
+    def known_as(self, values: Mapping[str, Any], name: str, others: Set[str]) -> str:
+        """Find the folder of a job that an older optrun has begun, whose name says less.
+
+        A key that its configuration lacks counts at today's default. One that it has and that is no more tells it
+        from every job: nobody knows what was the same without it.
+
+        Args:
+            values: Of the job, resolved.
+            name: Its folder by today's keys.
+            others: Folders of other jobs.
+        """
+        if self.folder is None or (self.folder / name).exists():
+            return name
+        now = flat(identity(values))
+        for path in sorted(self.folder.glob(f"{glob.escape(name.rpartition('-')[0])}-*/{CONFIG}")):
+            if path.parent.name not in others:
+                then = self._begun_as(path)
+                later = now.keys() - then.keys()
+                alike = then.keys() <= now.keys() and all(saved.same(then[key], now[key]) for key in then)
+                if then and alike and all(saved.is_default(values, key) for key in later):
+                    return path.parent.name
+        return name
+
+    def _begun_as(self, path: Path) -> dict[str, Any]:
+        if path not in self._begun:
+            self._begun[path] = {}
+            with contextlib.suppress(ConfigError):  # torn, or not ours
+                self._begun[path] = flat(identity(saved.read_config(path)))
+        return self._begun[path]
 
     def _with(self, settled: tuple[str, ...], changes: list[Override]) -> DictConfig:
         if settled not in self._bases:
@@ -181,8 +220,9 @@ def build_jobs(compose: Composer, points: Iterable[Sequence[str]]) -> list[Job]:
             left_out.setdefault(digest, {})[other] = None
     common = set.intersection(*(set(overrides) for overrides, _ in found.values())) if found else set()
     made = []
+    names = {digest: job_name(values, digest) for digest, (_, values) in found.items()}
     for digest, (overrides, values) in found.items():
-        name = job_name(values, digest)
+        name = compose.known_as(values, names[digest], set(names.values()))
         label = label_of([token for token in overrides if token not in common])
         made.append(Job(name, digest, overrides, values, label or name, tuple(left_out.get(digest, ()))))
     return made

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import optuna
@@ -67,7 +67,13 @@ def proposed(trial: FrozenTrial) -> bool:
     return _AGAIN not in trial.user_attrs
 
 
-def refuse_other(study: Any, storage: str, space: Mapping[str, Any], shared: Mapping[str, Any]) -> None:
+def refuse_other(
+    study: Any,
+    storage: str,
+    space: Mapping[str, Any],
+    shared: Mapping[str, Any],
+    is_default: Callable[[str], bool],
+) -> None:
     """A study compares like with like; what it searches and shares is kept with it at the first start.
 
     Args:
@@ -75,6 +81,7 @@ def refuse_other(study: Any, storage: str, space: Mapping[str, Any], shared: Map
         storage: How a message names it, and what to choose another of.
         space: Distributions by key.
         shared: What every trial has alike, by dotted name, plain.
+        is_default: Whether a key that the optrun of the first start did not have is at its default.
 
     Raises:
         ConfigError: Another space, or another configuration around it.
@@ -87,7 +94,7 @@ def refuse_other(study: Any, storage: str, space: Mapping[str, Any], shared: Map
     if then is None:
         study.set_user_attr(_SHARED, now)
         return
-    other = [key for key in {**then, **now} if then.get(key) != now.get(key)]
+    other = [key for key in {**then, **now} if then.get(key) != now.get(key) and (key in then or not is_default(key))]
     if other:
         listed = ", ".join(f"{key}={then.get(key, 'null')} then, {now.get(key, 'null')} now" for key in other[:_SHOWN])
         more = f" and {len(other) - _SHOWN} more" if len(other) > _SHOWN else ""
