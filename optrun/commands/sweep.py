@@ -14,6 +14,7 @@ from omegaconf.errors import OmegaConfBaseException
 from rich.console import Console
 
 from optrun.commands.branch import Branching
+from optrun.commands.placement import PLACES
 from optrun.commands.single_run import Caller
 from optrun.commands.sweep_checks import refuse_early, refuse_other_code, refuse_unfit_confirmation, refuse_unjudged
 from optrun.commands.sweep_files import refuse_changed_files
@@ -40,6 +41,7 @@ if TYPE_CHECKING:
     from optrun.sweeper.search import Search
 
 _SHOWN_LEFT_OUT = 4
+_SWEEPER = "hydra.sweeper."
 
 
 Compare = Callable[[Path, int], object]
@@ -103,11 +105,7 @@ def sweep(
     """
     command, options = _command(command_line, sweeps_by_itself), sweeper_options(cfg)
     compose = jobs_of.Composer(
-        hydra,
-        command.config_name,
-        whole=branching,
-        require=branching.require_place,
-        folder=Path(str(cfg.hydra.sweep.dir)),
+        hydra, command.config_name, Path(str(cfg.hydra.sweep.dir)), branching, branching.require_place
     )
     contenders = [one for grid in _grids(options) for one in _contenders(hydra, branching, command, options, grid)]
     if isinstance(options, OptunaConfig):
@@ -156,14 +154,9 @@ def run_points(
         sweeps_by_itself: Whether the recipe is a sweep without `-m`.
     """
     command, given = _command(command_line, sweeps_by_itself), sweeper_options(cfg)
-    options = _plain_grid(
-        given.retry_failed,
-        given.max_batch_size,
-        given.devices,
-        timeout=given.timeout,
-        stall_seconds=given.stall_seconds,
-    )
-    compose = jobs_of.Composer(hydra, command.config_name, folder=Path(str(cfg.hydra.sweep.dir)))
+    own = [key.removeprefix(_SWEEPER) for key in PLACES if key.startswith(_SWEEPER)]
+    options = replace(_plain_grid(), **{name: getattr(given, name) for name in own})
+    compose = jobs_of.Composer(hydra, command.config_name, Path(str(cfg.hydra.sweep.dir)))
     jobs = jobs_of.build_jobs(compose, points)
     return _run(_Plan(command, options, jobs), cfg, caller, compare, again)
 
@@ -316,7 +309,7 @@ def sweeper_options(cfg: DictConfig) -> SweeperConfig:
         values: dict[str, Any] = OmegaConf.to_container(node, resolve=True)  # type: ignore[assignment]
         target = str(values.get("_target_", ""))
         if target.endswith(".BasicSweeper"):
-            return _plain_grid(False, values.get("max_batch_size"), None, params=values.get("params"))
+            return _plain_grid(values.get("max_batch_size"), values.get("params"))
         made = OmegaConf.to_object(node)
     except OmegaConfBaseException as error:
         cause = error.__cause__
@@ -328,25 +321,18 @@ def sweeper_options(cfg: DictConfig) -> SweeperConfig:
     return made
 
 
-def _plain_grid(
-    retry_failed: bool,
-    max_batch_size: int | None,
-    devices: Any,
-    params: dict[str, Any] | None = None,
-    timeout: float | None = None,
-    stall_seconds: float | None = None,
-) -> GridConfig:
+def _plain_grid(max_batch_size: int | None = None, params: dict[str, Any] | None = None) -> GridConfig:
     return GridConfig(
         name="basic",
         params=params or {},
         search={},
         confirm=ConfirmConfig(seeds=None, power=None, baseline=None),
         objectives=[],
-        timeout=timeout,
-        stall_seconds=stall_seconds,
-        retry_failed=retry_failed,
+        timeout=None,
+        stall_seconds=None,
+        retry_failed=False,
         max_batch_size=max_batch_size,
-        devices=devices,
+        devices=None,
         rungs=[],
         reduction_factor=2,
         grids=[],

@@ -9,7 +9,6 @@ import signal
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -50,22 +49,12 @@ class Goal(NamedTuple):
     """Optimizer steps; None: its end."""
 
 
-class _Mark(NamedTuple):
-    """What of a job changes as soon as a worker begins with it."""
-
-    attempts: int
-    status: str
-    step: int
-    rungs: int
-    held: bool
-
-
 @dataclass(frozen=True)
 class _OpenLaunch:
     server: launching.Server
     batch: Sequence[Job]
     spec: Path
-    before: list[_Mark]
+    before: list[tuple[object, ...]]
     """Where its jobs stood."""
 
     @property
@@ -118,7 +107,7 @@ class Driver:
         self._told_of_stop = False
         self._signalled = False
         self._killed = False
-        self._watch = StallWatch(options.stall_seconds, stop.clock)
+        self._watch = StallWatch(sweep, options.stall_seconds, stop.clock)
         self.failed_before: list[Job] = []
         """Jobs that failed in an earlier start, and are left so."""
         self._retry: dict[str, int] = {}
@@ -159,9 +148,8 @@ class Driver:
                 continue
             record = self.sweep.read_record(name)
             state = self.board.states[name] = self.sweep.state(name)
-            running = record.open is not None and (
-                (record.open == self.token and name in at_work) or self.sweep.held(name)
-            )
+            ours = record.open == self.token and name in at_work
+            running = record.open is not None and (ours or self.sweep.held(name))
             self.board.devices[name] = record.devices
             (self.board.running.add if running else self.board.running.discard)(name)
             if state.ended and not running and self._retry.get(name) != record.attempts:
@@ -250,37 +238,26 @@ class Driver:
         if patience is None or patience > 0:
             return False
         if not self._killed:
-            self._killed = True
             slow = ", ".join(job.label for launch in self._open for job in launch.batch if self.sweep.held(job.name))
-            self.view.note(
-                f"{slow or 'a worker'}: did not stop within {duration(GRACE_SECONDS)} of hydra.sweeper.timeout; killed"
-            )
+            self.view.note(f"{slow}: not stopped {duration(GRACE_SECONDS)} after hydra.sweeper.timeout was up; killed")
+        self._killed = True
         for pid in self.workers.pids():
             end_family(pid)
         return patience < -_GIVE_UP_SECONDS
 
     def _end_stalled(self) -> None:
         """Kill jobs of this sweep process that have made no progress for too long."""
-        pairs = [(launch, *pair) for launch in self._open for pair in zip(launch.batch, launch.before, strict=True)]
-        for launch, job, before in pairs:
+        for server, job in [(launch.server, job) for launch in self._open for job in launch.batch]:
             if job.name not in self.board.running or self.sweep.read_record(job.name).open != self.token:
                 self._watch.forget(job.name)
-                continue
-            stepped = partial(self._stepped, job, before.step)
-            silent = self._watch(self.sweep.run(job.name), stepped)
-            if silent is None:
-                continue
-            self._watch.forget(job.name)
-            elsewhere = end_holder(self.sweep.lock(job.name), launch.server.pid)
-            if elsewhere:
-                self.view.note(f"{job.label}: made no progress for {duration(silent)}; {elsewhere}: end it there")
-            else:
-                self._stalled.add(job.name)
-                self.board.stalled[job.name] = silent
-
-    def _stepped(self, job: Job, before: int) -> bool:
-        """Whether a job has logged a step beyond one."""
-        return self.sweep.steps_done(job.name) > before
+            elif silent := self._watch(job.name):
+                self._watch.forget(job.name)
+                elsewhere = end_holder(self.sweep.lock(job.name), server.pid)
+                if elsewhere:
+                    self.view.note(f"{job.label}: made no progress for {duration(silent)}; {elsewhere}: end it there")
+                else:
+                    self._stalled.add(job.name)
+                    self.board.stalled[job.name] = silent
 
     def _unsaved(self) -> list[str]:
         """Jobs that a process of this sweep trains right now; one that saved itself may still draw its curves."""
@@ -340,9 +317,9 @@ class Driver:
             if found:
                 yield suspects[:1] or found[: self.options.max_batch_size]
 
-    def _mark(self, job: Job) -> _Mark:
+    def _mark(self, job: Job) -> tuple[object, ...]:
         record, state = self.sweep.read_record(job.name), self.sweep.state(job.name)
-        return _Mark(record.attempts, state.status, state.step, len(record.rungs), self.sweep.held(job.name))
+        return record.attempts, state.status, state.step, len(record.rungs), self.sweep.held(job.name)
 
     def _send(self, server: launching.Server, goals: Sequence[Goal]) -> None:
         """Begin a launch in a process."""

@@ -109,19 +109,18 @@ class Composer:
     Args:
         hydra: Composes.
         config_name: The primary configuration.
+        folder: The sweep directory, which may hold jobs that an older optrun named; None: there is none.
         whole: Adds to the overrides of a job those that follow from them: the configuration of its trunk.
         require: Refuses values of a job that do not fit that.
-        folder: The sweep directory, which may hold jobs that an older optrun named; None: there is none.
     """
 
     def __init__(
         self,
         hydra: Hydra,
         config_name: str,
-        *,
+        folder: Path | None = None,
         whole: Callable[[Sequence[str]], Sequence[str]] = tuple,
         require: Callable[[Mapping[str, Any]], object] = bool,
-        folder: Path | None = None,
     ) -> None:
         self.hydra = hydra
         self.config_name = config_name

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from optrun.artifacts.lock import holder_of
 from optrun.artifacts.run_dir import RunDir
+from optrun.sweeper.folder import SweepDir
 from optrun.sweeper.stop import end_family, family
 
 _LOOK_SECONDS = 60.0
@@ -35,40 +36,42 @@ class StallWatch:
     """Measures how long jobs leave their metrics, summary, log and checkpoints as they are.
 
     Args:
+        sweep: The sweep directory.
         seconds: `hydra.sweeper.stall_seconds`; None: 20 times the longest pause of any job so far, an hour at least.
         clock: Seconds, monotonic.
     """
 
-    def __init__(self, seconds: float | None, clock: Callable[[], float]) -> None:
+    def __init__(self, sweep: SweepDir, seconds: float | None, clock: Callable[[], float]) -> None:
+        self.sweep = sweep
         self.seconds = seconds
         self.clock = clock
         self._seen: dict[str, _Seen] = {}
         self._longest = 0.0
 
-    def __call__(self, run: RunDir, stepped: Callable[[], bool]) -> float | None:
+    def __call__(self, name: str) -> float | None:
         """Look at a job that is at work.
 
         Args:
-            run: Its directory.
-            stepped: Asked, if it is silent for long, whether it has logged a step since it was begun or taken up.
+            name: Of the job.
 
         Returns:
             Seconds without any change if these are too many; None: it goes on.
         """
-        now, marks = self.clock(), _marks_of(run)
-        seen = self._seen.setdefault(run.path.name, _Seen(marks, now))
+        now, marks = self.clock(), _marks_of(self.sweep.run(name))
+        seen = self._seen.setdefault(name, _Seen(marks, now))
         seen.silent += min(now - seen.looked, _LOOK_SECONDS)
         seen.looked = now
         if marks != seen.marks:
             self._longest = max(self._longest, seen.silent)
-            self._seen[run.path.name] = _Seen(marks, now)
-        elif self.seconds is not None:
-            return seen.silent if seen.silent >= self.seconds else None
-        elif seen.silent >= _AT_LEAST:
-            if seen.limit is None:  # asked once: its metrics are as they were
-                seen.limit = max(_AT_LEAST, _PAUSES * self._longest) if stepped() else _BEFORE_A_STEP
-            return seen.silent if seen.silent >= seen.limit else None
-        return None
+            self._seen[name] = _Seen(marks, now)
+            return None
+        if (
+            seen.limit is None and self.seconds is None and seen.silent >= _AT_LEAST
+        ):  # once: its metrics stay as they are
+            stepped = self.sweep.steps_done(name) > 0
+            seen.limit = max(_AT_LEAST, _PAUSES * self._longest) if stepped else _BEFORE_A_STEP
+        limit = self.seconds or seen.limit
+        return seen.silent if limit is not None and seen.silent >= limit else None
 
     def forget(self, name: str) -> None:
         """Begin anew with a job that is not at work."""

@@ -15,9 +15,9 @@ from typing import Any
 import pytest
 
 from optrun.artifacts.lock import RunLock
-from optrun.artifacts.run_dir import RunDir
 from optrun.commands import sweep as sweep_command
 from optrun.sweeper import driver
+from optrun.sweeper.folder import SweepDir
 from optrun.sweeper.stall import StallWatch, end_holder
 from optrun.sweeper.stop import GRACE_SECONDS, Stop, end_family, family
 from optrun.training.step import TrainStep
@@ -101,7 +101,7 @@ def test_the_timeout_holds_whatever_a_job_does(
     hangs(1, until=60 + GRACE_SECONDS)
     assert sweep("lr=2e-3,1e-3", "hydra.sweeper.timeout=60") == 75
     said = capsys.readouterr().out
-    for fact in ("lr=0.002: did not stop within 5 min 00 s of hydra.sweeper.timeout", "0 running", "2 left"):
+    for fact in ("lr=0.002: not stopped 5 min 00 s after hydra.sweeper.timeout", "0 running", "2 left"):
         assert fact in said
     assert sweep("lr=2e-3,1e-3", "hydra.sweeper.timeout=60") == 0
     assert all(same(job, undisturbed / job.name) for job in jobs())
@@ -109,42 +109,47 @@ def test_the_timeout_holds_whatever_a_job_does(
 
 def test_what_counts_as_no_progress(tmp_path: Path) -> None:
     now = [0.0]
-    run = RunDir(tmp_path)
+    run = SweepDir(tmp_path).run("job")
+    run.path.mkdir()
 
-    def look(watch: StallWatch, seconds: float, *, stepped: bool = False) -> float | None:
+    def watching(seconds: float | None) -> StallWatch:
+        return StallWatch(SweepDir(tmp_path), seconds, lambda: now[0])
+
+    def look(watch: StallWatch, seconds: float) -> float | None:
         """Every minute."""
-        found = watch(run, lambda: stepped)
+        found = watch("job")
         for _ in range(round(seconds / 60)):
             now[0] += 60
-            found = watch(run, lambda: stepped)
+            found = watch("job")
         return found
 
-    watch = StallWatch(None, lambda: now[0])
+    watch = watching(None)
+    run.metrics.write_text('{"step": 0}\n')
     assert look(watch, 86_340) is None, "data may take long, and are no file of a run"
     assert look(watch, 60) == 86_400
 
-    watch = StallWatch(None, lambda: now[0])
-    for text, pause in (("1", 120), ("12", 600), ("123", 60)):
-        assert look(watch, pause, stepped=True) is None
-        run.metrics.write_text(text)
+    watch = watching(None)
+    for step, pause in enumerate((120, 600, 60)):
+        assert look(watch, pause) is None
+        run.metrics.write_text('{"step": 1}\n' * (step + 1))
     run.checkpoints.mkdir()
-    assert look(watch, 11_940, stepped=True) is None, "20 times the longest pause of any job"
+    assert look(watch, 11_940) is None, "20 times the longest pause of any job"
     (run.checkpoints / "half-written").mkdir()
-    assert look(watch, 0, stepped=True) is None
-    assert look(watch, 20 * 11_940, stepped=True) == 20 * 11_940
+    assert look(watch, 0) is None
+    assert look(watch, 20 * 11_940) == 20 * 11_940
 
-    watch = StallWatch(5.0, lambda: now[0])
+    watch = watching(5.0)
     for passed, found in ((0, None), (4, None), (1, 5.0)):
         now[0] += passed
-        assert watch(run, bool) == found
+        assert watch("job") == found
     run.log.write_text("a line")
     for passed, found in ((4, None), (4, None), (1, 5.0)):
         now[0] += passed
-        assert watch(run, bool) == found
-    watch.forget(run.path.name)
-    assert watch(run, bool) is None
+        assert watch("job") == found
+    watch.forget("job")
+    assert watch("job") is None
     now[0] += 1e6
-    assert watch(run, bool) == 60, "the sweep itself was suspended: what it has not seen does not count"
+    assert watch("job") == 60, "the sweep itself was suspended: what it has not seen does not count"
 
 
 def test_a_job_out_of_reach_is_named(tmp_path: Path) -> None:
