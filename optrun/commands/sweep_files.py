@@ -16,7 +16,7 @@ from optrun.artifacts.atomic import replace_text
 from optrun.config.original_cwd import is_path, path_keys
 from optrun.config.saved import flat, read_config
 from optrun.data.known_files import content_of
-from optrun.errors import ConfigError
+from optrun.errors import ConfigError, StorageError
 from optrun.reading import read_json
 from optrun.sweeper.folder import SweepDir
 from optrun.sweeper.jobs import Job
@@ -31,6 +31,7 @@ def refuse_changed_files(directory: SweepDir, jobs: Sequence[Job]) -> None:
 
     Raises:
         ConfigError: With the key, the file and the job.
+        StorageError: The disk refused.
     """
     try:
         known: dict[str, dict[str, str]] = read_json(directory.files)
@@ -45,7 +46,10 @@ def refuse_changed_files(directory: SweepDir, jobs: Sequence[Job]) -> None:
                 "another hydra.sweep.dir: one sweep compares runs on the same files."
             )
         known[name] = now
-    replace_text(directory.files, json.dumps(known))
+    try:
+        replace_text(directory.files, json.dumps(known))
+    except OSError as error:
+        raise StorageError(f"{directory.files}: {error.strerror}. Make room; the same command goes on.") from error
 
 
 def _paths(values: Mapping[str, Any]) -> Iterator[tuple[str, str, bool]]:

@@ -33,7 +33,7 @@ class _Seen:
 
 
 class StallWatch:
-    """Measures how long jobs leave their metrics, summary, log and checkpoints as they are.
+    """Measures how long jobs leave the files of their run directories as they are.
 
     Args:
         sweep: The sweep directory.
@@ -80,7 +80,7 @@ class StallWatch:
 
 def _marks_of(run: RunDir) -> _Marks:
     found = []
-    for path in (run.metrics, run.summary, run.log, run.checkpoints, *run.checkpoints.glob("*")):
+    for path in (*run.path.glob("*"), *run.checkpoints.glob("*")):
         with contextlib.suppress(OSError):
             state = path.stat()
             found.append((path.name, state.st_size, state.st_mtime_ns))
