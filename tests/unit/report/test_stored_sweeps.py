@@ -1,0 +1,20 @@
+"""What a report finds in stored sweeps of every kind, so that a change of the report shows what it changes."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from optrun.report import build
+from tests.report_sweeps import NAMES, found_in, snapshot, stored
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_what_is_found(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`python -m tests.report_sweeps.make --snapshot` writes it anew."""
+    monkeypatch.chdir(tmp_path)
+    stored(name, tmp_path)
+    found = json.loads(json.dumps(found_in(build.report([Path(name)]))))
+    assert found == json.loads(snapshot(name).read_text(encoding="utf-8"))
