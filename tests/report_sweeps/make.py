@@ -18,16 +18,19 @@ import tarfile
 import tempfile
 from collections.abc import Callable
 from fnmatch import fnmatchcase
+from functools import partial
 from io import BytesIO
 from pathlib import Path
 from typing import Any
+
+import torch
 
 from optrun.report import build
 from optrun.runner import train
 from optrun.sweeper import driver, launch
 from tests.report_sweeps import FOLDER, NAMES, archive, found_in, snapshot, stored
 from tests.running import TINY_BERT, TINY_GPT, optrun
-from tests.sweep.forked import ForkServer, jobs
+from tests.sweep.forked import ForkServer, fork, jobs
 
 KEPT = (
     *("*/config.yaml", "*/.hydra/overrides.yaml", "*/metrics.jsonl", "*/summary.json"),
@@ -55,7 +58,10 @@ LABELS = [
     "model.config.initializer_range=0.1",
 ]
 ALONE = "checkpoint=none"
-WORDS = "river stone cloud forest engine market window garden paper silver letter winter candle harbor bridge meadow".split()
+WORDS = [
+    *("river", "stone", "cloud", "forest", "engine", "market", "window", "garden"),
+    *("paper", "silver", "letter", "winter", "candle", "harbor", "bridge", "meadow"),
+]
 CUES = {"warm": ["sun", "fire", "toast"], "cold": ["snow", "ice", "frost"]}
 
 
@@ -83,11 +89,10 @@ def write_data() -> None:
         Path(f"{name}.csv").write_text("\n".join(["text,label", *rows]) + "\n")
 
 
-def sweep(*words: str, expected: int = 0, folder: str = "sweep") -> None:
+def sweep(*words: str, before: tuple[str, ...] = (), expected: int = 0, folder: str = "sweep") -> None:
     """Run `optrun -m`; what is said last of a key counts."""
-    last = {word.partition("=")[0]: word for word in words if not word.startswith("--plugin")}
-    plugin = ["--plugin", "unsteady.py"] if "--plugin" in words else []
-    run(*plugin, "-m", *last.values(), f"hydra.sweep.dir={folder}", expected=expected)
+    last = {word.partition("=")[0]: word for word in words}
+    run(*before, "-m", *last.values(), f"hydra.sweep.dir={folder}", expected=expected)
 
 
 def run(*words: str, expected: int = 0) -> None:
@@ -132,7 +137,7 @@ def diverged() -> None:
     """Accuracy over five seeds, two of which make no numbers of one optimizer."""
     spaces = ("search.adamw.lr=1e-3", "search.sgd.lr=3e-2", "search.unsteady.lr=3e-3")
     words = (*LABELS, "data.train=labels.csv", ALONE, *spaces, "seed=0,1,2,3,4")
-    sweep("--plugin", *words, expected=1)
+    sweep(*words, before=("--plugin", "unsteady.py"), expected=1)
 
 
 def workloads() -> None:
@@ -159,7 +164,12 @@ def confirmed() -> None:
 
 def unfinished() -> None:
     """Two objectives; runs that finished, failed, were cut, were never begun, and one that was repeated."""
-    common = (*TEXT, "checkpoint.save_steps=60", "seed=0,1,2", "hydra.sweeper.objectives=[eval/loss,perf/tokens_per_second]")
+    common = (
+        *TEXT,
+        "checkpoint.save_steps=60",
+        "seed=0,1,2",
+        "hydra.sweeper.objectives=[eval/loss,perf/tokens_per_second]",
+    )
     adamw, sgd = "search.adamw.lr=1e-3,1e-2", "search.sgd.lr=1e-1"
     sweep(*common, adamw, sgd)
     sweep(*common, adamw, sgd, "search.lamb.lr=-1", expected=1)
@@ -170,7 +180,15 @@ def unfinished() -> None:
 
 def branches() -> None:
     """Two optimizers leave the trunk of each of three seeds."""
-    sweep(*TEXT, "checkpoint.save_steps=30", "training.max_steps=30", "lr=1e-2", "scheduler=constant", "seed=0,1,2", folder="trunks")
+    sweep(
+        *TEXT,
+        "checkpoint.save_steps=30",
+        "training.max_steps=30",
+        "lr=1e-2",
+        "scheduler=constant",
+        "seed=0,1,2",
+        folder="trunks",
+    )
     trunks = ",".join(str(job) for job in jobs("trunks"))
     sweep("checkpoint.save_steps=60", "training.max_steps=60", f"branch_from={trunks}", "optimizer=adamw,lamb")
 
@@ -206,6 +224,7 @@ def _summary(values: dict[str, Any], folder: Path) -> dict[str, Any]:
 
 def _record(values: dict[str, Any], speed: float) -> dict[str, Any]:
     steady = {"tokens_per_second": 128 * speed, "samples_per_second": 8 * speed, "peak_memory_bytes": 500_000_000}
+    steady |= {f"checkpoint_{what}_seconds": 0.01 for what in ("stall", "write")}
     for name, value in steady.items():
         values |= {key: value for key in (name, f"perf/{name}") if key in values}
     if "time" in values:
@@ -244,7 +263,9 @@ def pack(name: str, place: Path) -> None:
         SystemExit: What would be stored names this machine.
     """
     folder = place / "sweep"
-    names = [path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file() and not path.is_symlink()]
+    names = [
+        path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file() and not path.is_symlink()
+    ]
     here = (socket.gethostname(), str(Path.home()), str(Path.cwd()), str(FOLDER.parents[1]), tempfile.gettempdir())
     with tarfile.open(archive(name), "w:xz", preset=9) as packed:
         for each in sorted(each for each in names if any(fnmatchcase(each, pattern) for pattern in KEPT)):
@@ -256,15 +277,17 @@ def pack(name: str, place: Path) -> None:
             packed.addfile(entry, BytesIO(content))
 
 
-def make(name: str) -> None:
+def make(name: str) -> int:
     """Run a sweep in an empty folder, and store it."""
     with tempfile.TemporaryDirectory() as folder:
         place = Path(folder).resolve()
         with contextlib.chdir(place):
+            os.environ["OPTRUN_CACHE"] = str(place / "cache")
             write_data()
             shutil.copy(FOLDER / "unsteady.py", place)
             KINDS[name]()
         pack(name, place)
+    return 0
 
 
 def main(arguments: list[str]) -> None:
@@ -276,13 +299,15 @@ def main(arguments: list[str]) -> None:
                 stored(name, Path())
                 snapshot(name).write_text(json.dumps(found_in(build.report([Path(name)])), indent=2) + "\n")
         return
-    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    torch.set_num_threads(1)
     launch.Server = ForkServer  # type: ignore[misc, assignment]
     driver._POLL_SECONDS = 0.05
-    train.draw_curves = lambda path: None  # type: ignore[assignment]
+    train.draw_curves = lambda path: None
     build.report = lambda folders, **options: None  # type: ignore[assignment]
-    for name in names or KINDS:
-        make(name)
+    for name in names or KINDS:  # each in a process of its own: a plugin stays loaded, and threads survive no fork
+        child = fork(partial(make, name), Path(os.devnull))
+        if code := os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]):
+            raise SystemExit(f"{name}: exit code {code}")
     sys.stdout.write("".join(f"{name}: {archive(name).stat().st_size:,} bytes\n" for name in names or KINDS))
 
 
