@@ -11,6 +11,7 @@ import hashlib
 import json
 import os
 import random
+import re
 import shutil
 import socket
 import sys
@@ -202,6 +203,7 @@ KINDS: dict[str, Callable[[], None]] = {
 def neutral(path: Path, place: Path) -> bytes:
     """Read a file of a sweep without what depends on the machine."""
     text = path.read_text(encoding="utf-8").replace(str(place), "/data")
+    text = re.sub(r"20\d\d-\d\d-\d\dT\d\d:\d\d:\d\dZ", NOON, text)
     if path.name == "summary.json":
         return _json(_summary(json.loads(text), path.parent))
     if path.name == "metrics.jsonl":
@@ -214,7 +216,7 @@ def neutral(path: Path, place: Path) -> bytes:
 
 def _summary(values: dict[str, Any], folder: Path) -> dict[str, Any]:
     speed = _speed(folder)
-    values |= {"started_at": NOON, "updated_at": NOON, "wall_seconds": values["global_step"] / speed + 1, "git": {}}
+    values |= {"wall_seconds": values["global_step"] / speed + 1, "git": {}}
     values |= {"hardware": {"device": "cpu", "name": "2 cores", "ranks": 1}, "run_id": _digest(folder.name)}
     for section in (values.get("perf", {}), values.get("metrics", {}).get("last", {})):
         _record(section, speed)
