@@ -19,7 +19,7 @@ ALLOWED: dict[str, set[str]] = {
     "reading": {"errors"},
     "registry": {"errors", "reading"},
     "bounded_yaml": {"errors", "reading"},
-    "artifacts": {"errors", "reading"},
+    "artifacts": {"errors", "formatting", "reading"},
     "config": {"bounded_yaml", "errors", "reading", "registry"},
     "clip": {"config", "errors"},
     "data": {"config", "errors", "reading", "registry"},

@@ -19,19 +19,25 @@ from optrun.report.table import escape_markdown, to_markdown
 
 def fill_html(template: str, **content: object) -> str:
     """Fill a template whose values become HTML text."""
-    return _environment(plain).get_template(template).render(**content).strip() + "\n"
+    return _environment(plain, "optrun.report").get_template(template).render(**content).strip() + "\n"
 
 
-def fill_markdown(template: str, **content: object) -> str:
-    """Fill a template whose values become Markdown text, as GitHub and the hub show it."""
-    return _environment(_markdown).get_template(template).render(**content).strip() + "\n"
+def fill_markdown(template: str, *, package: str = "optrun.report", **content: object) -> str:
+    """Fill a template whose values become Markdown text, as GitHub and the hub show it.
+
+    Args:
+        template: Its file name.
+        package: In whose folder `templates` it lies.
+        content: By name.
+    """
+    return _environment(_markdown, package).get_template(template).render(**content).strip() + "\n"
 
 
 @cache
-def _environment(finalize: Callable[[str], str]) -> Environment:
+def _environment(finalize: Callable[[str], str], package: str) -> Environment:
     """Build an environment that passes every value through `finalize` and, unless that made markup, escapes HTML."""
     environment = Environment(
-        loader=PackageLoader("optrun.report"),
+        loader=PackageLoader(package),
         autoescape=True,
         undefined=StrictUndefined,
         trim_blocks=True,

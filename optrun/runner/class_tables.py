@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 from optrun.artifacts.atomic import storing
 from optrun.artifacts.metrics import to_json
 from optrun.formatting import csv_cell
-from optrun.report.class_figures import KEYS, figures_of
 from optrun.report.table import Table
+from optrun.runner.class_figures import KEYS, figures_of
 
 if TYPE_CHECKING:
     from optrun.task.class_table import ClassTable
@@ -97,9 +97,9 @@ def write_folder(
 
 
 def _draw(folder: Path, end: str, found: ClassTable, subtitle: str) -> None:
-    from optrun.report.confusion import draw_confusion
     from optrun.report.svg import standalone_svg
     from optrun.report.theme import DARK, LIGHT, PAGE, save_png
+    from optrun.runner.confusion import draw_confusion
 
     assert found.confusion is not None
     counts = found.confusion.tolist()

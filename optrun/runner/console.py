@@ -16,6 +16,7 @@ from rich.markup import escape
 from rich.panel import Panel
 from rich.table import Table
 
+from optrun.artifacts.generalisation import sentence_of
 from optrun.artifacts.run_dir import RunDir
 from optrun.artifacts.run_manifest import recorded
 from optrun.config.saved import without_secrets
@@ -25,10 +26,9 @@ from optrun.errors import OptrunError, StorageError, printable
 from optrun.formatting import duration, number, size
 from optrun.reading import kind_of
 from optrun.registry.plugins import options
-from optrun.report.best_checkpoint import best_told
-from optrun.report.class_figures import tables_of
-from optrun.report.generalisation import sentence_of
 from optrun.report.table import to_rich
+from optrun.runner.best_checkpoint import best_told
+from optrun.runner.class_figures import tables_of
 from optrun.training.display import Display
 
 if TYPE_CHECKING:

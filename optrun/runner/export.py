@@ -21,8 +21,8 @@ from optrun.config.kind import saved_kind
 from optrun.config.schema.task import SCHEMAS as TASKS
 from optrun.errors import ConfigError
 from optrun.model.adapter import ADAPTER, injected, merge
-from optrun.report.best_checkpoint import best_told
-from optrun.report.card import TaskCard, model_card
+from optrun.runner.best_checkpoint import best_told
+from optrun.runner.card import TaskCard, model_card
 from optrun.runner.trained import load_trained, refuse_other_vocabulary
 
 

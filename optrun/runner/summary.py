@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from optrun.artifacts import provenance
+from optrun.artifacts.generalisation import generalisation_of
 from optrun.artifacts.metrics import SUMMARY_FORMAT, read_summary, write_summary
 from optrun.artifacts.run_dir import MANIFEST, RunDir
 from optrun.config.request import Request
@@ -23,7 +24,6 @@ from optrun.errors import EXIT_DONE
 from optrun.model.quantization import tensor_sizes
 from optrun.registry.origins import ALLOW, records
 from optrun.registry.plugins import OPTION, options
-from optrun.report.generalisation import generalisation_of
 from optrun.runner.class_tables import as_values
 from optrun.task.facts import DataFacts
 from optrun.training.callback import Callback, StopRequest, TrainingContext

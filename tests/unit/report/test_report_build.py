@@ -282,12 +282,12 @@ def test_a_thousand_runs_in_seconds(tmp_path: Path, make_run: MakeRun) -> None:
 
 
 def test_the_report_needs_no_torch() -> None:
-    assert imported("optrun.report.build, optrun.report.card", "torch", "transformers", "optrun.training") == []
+    assert imported("optrun.report.build", "torch", "transformers", "optrun.training") == []
 
 
 def test_what_a_run_draws_and_writes_needs_no_statistics() -> None:
     """scipy.stats takes most of a second to import, and every run would wait for it."""
-    assert imported("optrun.report.curves, optrun.report.card", "scipy.stats", "scipy.optimize") == []
+    assert imported("optrun.report.curves, optrun.runner.card", "scipy.stats", "scipy.optimize") == []
 
 
 def imported(modules: str, *names: str) -> list[str]:

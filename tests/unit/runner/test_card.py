@@ -14,7 +14,7 @@ import yaml
 from huggingface_hub import ModelCard
 
 from optrun.config.schema.task import SCHEMAS as TASKS
-from optrun.report.card import model_card
+from optrun.runner.card import model_card
 from optrun.runner.export import task_card
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from optrun.report.best_checkpoint import best_told
+from optrun.runner.best_checkpoint import best_told
 
 
 def test_a_metric_that_was_never_a_number_has_no_best() -> None:

@@ -11,11 +11,11 @@ from typing import Any
 import yaml  # type: ignore[import-untyped,unused-ignore]
 from markupsafe import Markup
 
+from optrun.artifacts.generalisation import sentence_of
 from optrun.formatting import count, duration, plain
-from optrun.report.class_figures import tables_of
-from optrun.report.generalisation import sentence_of
 from optrun.report.table import NONE, Table, value
 from optrun.report.templating import fill_markdown
+from optrun.runner.class_figures import tables_of
 
 _METRIC_TYPES = {"accuracy", "f1", "perplexity", "mcc", "matthews_correlation", "pearson", "pearsonr", "spearman",
                  "spearmanr", "precision", "recall", "loss", "mse", "mae", "rmse"}  # fmt: skip
@@ -70,6 +70,7 @@ def model_card(
     weights, stopped = _completeness(summary)
     return fill_markdown(
         "card.md",
+        package="optrun.runner",
         metadata=Markup(_metadata(summary, config, heading, task, facts)),
         heading=heading,
         kind=_text(summary, "model", "class"),

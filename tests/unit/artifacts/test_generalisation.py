@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from optrun.report.generalisation import Verdict, generalisation_of, sentence_of
+from optrun.artifacts.generalisation import Verdict, generalisation_of, sentence_of
 
 
 def run(
