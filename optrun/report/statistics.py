@@ -1,171 +1,274 @@
-"""Test whether one is better than the other: means, intervals, paired tests over seeds, and a verdict.
+"""Compare contenders over seeds: which of them could be the best, by how much the others differ, how many seeds tell.
 
-Everything here works on numbers alone and knows nothing of runs. The variance of a pair's differences is moderated by
-what the other contenders show (`optrun.report.moderated`); with two contenders the test is the paired t test.
-
-How error rates are kept:
-
-- Against a baseline that was chosen beforehand there are k - 1 comparisons, and Holm's method corrects for k - 1.
-- Against the best, the reference was picked by looking at the same numbers. Holm's method then corrects for all
-  k (k - 1) / 2 pairs, of which the shown ones are a part, so that the chance of any false verdict stays below alpha
-  whichever turns out best.
+Everything here works on numbers alone and knows nothing of runs. A seed is easy or hard for every contender, so all
+tests are paired by seed. Their error rates and power are simulated by `benchmarks/verdict.py`.
 """
 
 from __future__ import annotations
 
+import bisect
 import math
-import warnings
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
-from itertools import combinations
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from enum import StrEnum
 
 import numpy as np
-from numpy.typing import NDArray
-from scipy import special, stats
-
-from optrun.report.moderated import spread_of_pairs
-from optrun.report.power import detectable, seeds_for
+from numpy.typing import ArrayLike, NDArray
+from scipy import special
 
 Array = NDArray[np.float64]
 
 ALPHA = 0.05
 MIN_SEEDS = 3
-"""Seeds in common below which no test is made: two differences have one degree of freedom."""
-CONFIDENCE = 0.95
+"""Shared seeds below which no test is made: two differences have one degree of freedom."""
+POWER = 0.8
+MOST_SEEDS = 100
+"""Most seeds that a plan asks for."""
+ROUNDING = 1e-10
+"""Spread of differences, relative to the scores, that rounding alone can make."""
 
-BETTER = "better"
-WORSE = "worse"
-NO_DIFFERENCE = "no difference found"
-TOO_FEW = "cannot tell: too few seeds"
-NO_SPREAD = "cannot tell: every seed differs by the same"
-REFERENCE = "reference"
+
+class Verdict(StrEnum):
+    """Say what the test found about one contender."""
+
+    could_be_best = "could be the best"
+    ruled_out = "ruled out"
+    either_will_do = "ruled out, but by less than another seed changes: either will do"
+    """The interval of the difference lies within +-`Judgement.matters`."""
+    better = "better"
+    worse = "worse"
+    no_difference = "no difference found"
+    baseline = "baseline"
+    too_few = "too few seeds"
+    """It shares fewer than `MIN_SEEDS` with everyone it could be compared with."""
+    no_spread = "every seed differs by the same"
+    """The differences have no spread to test them by."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Comparison:
-    """One contender against the reference."""
+    """Hold one contender's difference from the reference, and its verdict."""
 
     name: str
     reference: str
-    pairs: int
-    """Seeds that both have."""
+    """The baseline, else the contender with the best mean."""
+    seeds: int
+    """Shared with the reference."""
     difference: float
-    """Mean of (contender - reference) over those seeds, in units of the metric; NaN without pairs."""
-    low: float = math.nan
-    high: float = math.nan
-    """95 % t interval of the difference; NaN where no test was made."""
-    p: float = math.nan
-    """Two-sided moderated paired t test, uncorrected; NaN where no test was made."""
-    p_corrected: float = math.nan
-    """After Holm's correction."""
-    effect: float = math.nan
-    """Hedges' g of the paired differences: positive means the contender is better; NaN where no test was made."""
-    verdict: str
-    """`BETTER`, `WORSE`, `NO_DIFFERENCE`, `TOO_FEW`, `NO_SPREAD` or `REFERENCE`."""
-    spread: float = math.nan
-    """Standard deviation of the difference over seeds; NaN where no test was made."""
-    degrees: float = math.nan
-    """Of freedom, of `spread`."""
-    bar: float = math.nan
-    """What `p` had to stay below to begin with: alpha after all corrections."""
+    """Mean of (contender - reference) over these, in units of the metric; 0 for the reference, NaN without seeds."""
+    low: float
+    high: float
+    """Two-sided interval of the difference at `Judgement.confidence`; NaN without a test."""
+    p: float
+    """Adjusted: the smallest one-sided p times (k - 1), or Holm's with a baseline; NaN without a test."""
+    verdict: Verdict
+    by: str = ""
+    """The contender whose test rules it out."""
+    seen: float = math.nan
+    """The difference that would have been found in 4 of 5 cases, at the spread observed; NaN without a test."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Judgement:
+    """Hold what is known about all contenders."""
+
+    comparisons: dict[str, Comparison]
+    """In the order given."""
+    ranking: list[str]
+    """Contenders with a score, best mean first."""
+    reference: str
+    named: bool
+    """Whether the reference is a baseline that was named beforehand."""
+    sd: float
+    """Standard deviation over seeds, pooled over contenders; NaN if none has two seeds."""
+    matters: float
+    """Smallest difference that counts: as given, else `sd`."""
+    alpha: float
+    """`ALPHA` by the number of looks."""
+    confidence: float
+    """Of the intervals: 1 - 2 alpha / (k - 1), at which one excludes 0 if and only if the pair's test rejects, or
+    1 - alpha with a baseline."""
 
     @property
-    def detectable(self) -> float:
-        """The difference this comparison would have found with a chance of 80 %; NaN where no test was made."""
-        return detectable(self.spread, self.pairs, self.bar, self.degrees) if self.degrees > 0 else math.nan
-
-    @property
-    def needed(self) -> int | None:
-        """Seeds that would find the difference with a chance of 80 %; None: it was found, or 100 would not do."""
-        if self.verdict != NO_DIFFERENCE or not self.degrees > 0:
-            return None
-        return seeds_for(self.difference, self.spread, self.pairs, self.bar, self.degrees)
-
-
-def bootstrap_intervals(samples: Array, *, resamples: int = 2000, seed: int = 0) -> tuple[Array, Array]:
-    """Compute bootstrap intervals (percentile) of the means of many samples of one size.
-
-    With few seeds such an interval is too narrow: at five normal values it holds the true mean in about 84 of 100
-    cases, at ten in about 90. The verdicts use t tests, which keep their rate at any size.
-
-    Args:
-        samples: Shape (k, n): k samples of n values each.
-        resamples: How often to resample.
-        seed: Of the resampling, so that a report says the same twice.
-
-    Returns:
-        Lower and upper ends, shapes (k,); NaN where n < 3.
-    """
-    k, n = samples.shape
-    if n < MIN_SEEDS or k == 0:
-        return np.full(k, np.nan), np.full(k, np.nan)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", stats.DegenerateDataWarning)  # equal values: the interval is that point
-        result = stats.bootstrap(
-            (samples,), np.mean, axis=-1, n_resamples=resamples, confidence_level=CONFIDENCE, method="percentile",
-            batch=max(1, 4_000_000 // (samples.size or 1)), rng=np.random.default_rng(seed),
-        )  # fmt: skip
-    low, high = (np.asarray(end, dtype=np.float64) for end in result.confidence_interval)
-    return low, high
+    def possible(self) -> list[str]:
+        """List the contenders with a score that may be the best, best mean first."""
+        kept = (Verdict.could_be_best, Verdict.too_few, Verdict.no_spread)
+        return [name for name in self.ranking if self.comparisons[name].verdict in kept]
 
 
 @dataclass(frozen=True)
 class PairedTests:
-    """Tests of pairs of contenders over the same seeds; every array has shape (tables, pairs)."""
+    """Hold the tests of every two contenders; shapes (..., k, k), where [..., i, j] is about i less j."""
 
+    seeds: NDArray[np.int64]
+    """Shared by both."""
     difference: Array
-    low: Array
-    high: Array
+    """Mean over these; NaN without any."""
+    sd: Array
+    """Standard deviation of the difference over these; NaN without a test."""
+    t: Array
+    """Positive if i is worse; 0 if the two do not differ at all, NaN without a test."""
     p: Array
-    effect: Array
-    spread: Array
-    degrees: Array
-    caution: Array
-    """What `p` was multiplied by, and the chance that an interval misses divided by."""
+    """One-sided, of "i is no worse than j"; NaN without a test."""
 
 
-def paired_tests(values: Array, first: Sequence[int], second: Sequence[int]) -> PairedTests:
-    """Run two-sided paired t tests with a moderated variance, many at once.
+def paired_tests(values: Array, mode: str) -> PairedTests:
+    """Run the paired t test for every two contenders, of many tables at once.
 
     Args:
-        values: Shape (tables, contenders, seeds), at least two seeds: tables that have nothing to do with each other.
-        first: Shape (pairs,): a contender of each pair.
-        second: The one that is subtracted from it.
-
-    Returns:
-        Mean differences, their standard deviations and degrees of freedom as `moderated.spread_of_pairs` finds them, p
-        values and 95 % t intervals from these; Hedges' g (mean over the pair's own standard deviation of differences,
-        times 1 - 3 / (4 (n - 1) - 1)). p and g are NaN where the differences have no spread.
+        values: Shape (..., k, seeds); NaN where a contender has no score on a seed.
+        mode: "min" if less is better, "max" if more is.
     """
-    n = values.shape[2]
-    i, j = np.asarray(first, dtype=np.int64), np.asarray(second, dtype=np.int64)
-    mean = (values[:, i] - values[:, j]).mean(axis=2)
-    spread = spread_of_pairs(values, i, j)
-    nan = np.full(mean.shape, np.nan)
-    error = spread.moderated / math.sqrt(n)
-    t = np.divide(mean, error, out=nan.copy(), where=error > 0)
-    reach = error * special.stdtrit(spread.degrees, 1 - (1 - CONFIDENCE) / 2 / spread.caution)
-    correction = 1 - 3 / (4 * (n - 1) - 1)
-    return PairedTests(
-        difference=mean,
-        low=mean - reach,
-        high=mean + reach,
-        p=np.minimum(1.0, spread.caution * 2 * special.stdtr(spread.degrees, -np.abs(t))),
-        effect=np.divide(correction * mean, spread.own, out=nan.copy(), where=spread.own > 0),
-        spread=spread.moderated,
-        degrees=spread.degrees,
-        caution=spread.caution,
-    )
+    known = ~np.isnan(values)
+    filled = np.where(known, values, 0.0)
+    size = np.abs(filled).max(axis=-1, initial=0.0)
+    size = np.maximum(size[..., :, None], size[..., None, :])  # the unit of a pair's differences: no square overflows
+    size = np.where(size > 0, size, 1.0)
+    both = known[..., :, None, :] & known[..., None, :, :]
+    n = both.sum(axis=-1)
+    difference = np.where(both, filled[..., :, None, :] - filled[..., None, :, :], 0.0) / size[..., None]
+    mean = difference.sum(axis=-1) / np.maximum(n, 1)
+    squares = (np.where(both, difference - mean[..., None], 0.0) ** 2).sum(axis=-1)
+    sd = np.sqrt(squares / np.maximum(n - 1, 1))
+    made = (n >= MIN_SEEDS) & ~np.eye(values.shape[-2], dtype=bool)
+    sd = np.where(made & (sd > ROUNDING), sd, np.nan)
+    t = (1.0 if mode == "min" else -1.0) * mean * np.sqrt(n) / sd
+    t = np.where(made & np.isnan(sd) & (np.abs(mean) <= ROUNDING), 0.0, t)
+    p = special.stdtr(np.maximum(n - 1, 1), -t)
+    return PairedTests(n, np.where(n > 0, mean * size, np.nan), sd * size, t, p)
 
 
-def holm(p: Sequence[float] | Array) -> Array:
-    """Correct p values by Holm's step-down method: it bounds the chance of any false rejection.
+def rule_out(values: Array, mode: str, alpha: float = ALPHA) -> NDArray[np.bool_]:
+    """Decide which contenders cannot be the best.
+
+    Contender i is ruled out if, for some j, the one-sided paired t test of "i is no worse than j" rejects at
+    alpha / (k - 1). Of the best contender these k - 1 statements are all true. By Bonferroni it is lost with a chance
+    of at most alpha, whatever the spreads and however contenders depend on each other.
 
     Args:
-        p: Shape (m,); NaN marks a test that was not made and does not count.
+        values: Shape (..., k, seeds); NaN where a contender has no score on a seed.
+        mode: "min" if less is better, "max" if more is.
+        alpha: Chance to lose the best of a table.
 
     Returns:
-        Shape (m,): corrected p values, at most 1, NaN where the input is.
+        Shape (..., k).
+
+    Source: Hsu 1984, Constrained simultaneous confidence intervals for multiple comparisons with the best, Annals of
+    Statistics 12; Hsu 1996, Multiple Comparisons, ch. 4. Hsu pools one variance over all contenders and uses the joint
+    distribution of the differences; here each pair has its own variance, and Bonferroni bounds the error.
+    """
+    rejected = paired_tests(values, mode).p < alpha / _others(values.shape[-2])
+    return np.asarray(rejected.any(axis=-1))
+
+
+def compare(
+    scores: Mapping[str, Mapping[int, float]],
+    *,
+    mode: str,
+    baseline: str | None = None,
+    matters: float | None = None,
+    sd: float | None = None,
+    looks: int = 1,
+    contenders: int | None = None,
+) -> Judgement:
+    """Judge contenders: with the best as `rule_out` does, or by two-sided tests against a baseline, Holm over k - 1.
+
+    Args:
+        scores: Name of contender -> seed -> score. Each pair is compared over the seeds that both have.
+        mode: "min" if less is better, "max" if more is.
+        baseline: A contender that was named before anything ran.
+        matters: Smallest difference that counts, in units of the metric; None: the standard deviation over seeds.
+        sd: Standard deviation over seeds, if `scores` holds stand-ins for diverged runs; None: that of `scores`.
+        looks: How often these contenders were judged while seeds were added, this time included.
+        contenders: k, if more were compared than are in `scores`; None: those with a score.
+
+    Raises:
+        ValueError: No contender has a score, or a score is not finite; an unknown baseline, or another mode.
+    """
+    _check(scores, mode, baseline)
+    names = list(scores)
+    means = {name: float(np.mean([*found.values()])) for name, found in scores.items() if found}
+    ranking = sorted(means, key=means.__getitem__, reverse=mode == "max")
+    seeds = sorted(set().union(*scores.values()))
+    values = np.array([[found.get(seed, math.nan) for seed in seeds] for found in scores.values()])
+    tests = paired_tests(values, mode)
+    others, alpha = _others(len(means) if contenders is None else contenders), ALPHA / looks
+    if baseline is None:
+        smallest = np.where(np.isnan(tests.p), np.inf, tests.p).argmin(axis=1)
+        p = np.minimum(1.0, tests.p[range(len(names)), smallest] * others)
+        shared = np.where(np.eye(len(names), dtype=bool) & (len(means) > 1), 0, tests.seeds).max(axis=1)
+        # With unequal seeds the best mean may come from easy seeds: it loses on those it shares, or shares too few.
+        reference = min(map(names.index, ranking), key=lambda i: (p[i] < alpha, shared[i] < MIN_SEEDS))
+        sides, confidence = 1, 1 - 2 * alpha / others
+    else:
+        reference = names.index(baseline)
+        p, shared = _adjusted_against(reference, tests, others), tests.seeds[:, reference]
+        sides, confidence = 2, 1 - alpha
+    sd = pooled_sd(found.values() for found in scores.values()) if sd is None else sd
+    matters = sd if matters is None else matters
+    comparisons = {}
+    for i, name in enumerate(names):
+        n, t = int(tests.seeds[i, reference]), float(tests.t[i, reference])
+        difference, spread = float(tests.difference[i, reference]), float(tests.sd[i, reference])
+        reach = float(special.stdtrit(max(n - 1, 1), (1 + confidence) / 2)) * spread / math.sqrt(max(n, 1))
+        low, high = difference - reach, difference + reach
+        if i == reference and baseline is not None:
+            verdict = Verdict.baseline
+        elif p[i] < alpha and -matters <= low and high <= matters:
+            verdict = Verdict.either_will_do
+        elif p[i] < alpha:
+            verdict = Verdict.ruled_out if baseline is None else Verdict.worse if t > 0 else Verdict.better
+        elif shared[i] < MIN_SEEDS:
+            verdict = Verdict.too_few
+        elif i != reference and n >= MIN_SEEDS and math.isnan(t):
+            verdict = Verdict.no_spread
+        else:
+            verdict = Verdict.could_be_best if baseline is None else Verdict.no_difference
+        comparisons[name] = Comparison(
+            name=name, reference=names[reference], seeds=n, difference=difference, low=low, high=high, p=float(p[i]),
+            verdict=verdict, by=names[smallest[i]] if baseline is None and p[i] < alpha else "",
+            seen=detectable(spread, n, alpha / others, sides=sides),
+        )  # fmt: skip
+    return Judgement(
+        comparisons=comparisons, ranking=ranking, reference=names[reference], named=baseline is not None, sd=sd,
+        matters=matters, alpha=alpha, confidence=confidence,
+    )  # fmt: skip
+
+
+def _check(scores: Mapping[str, Mapping[int, float]], mode: str, baseline: str | None) -> None:
+    if mode not in ("min", "max"):
+        raise ValueError(f"mode={mode!r}: expected min or max")
+    if baseline is not None and baseline not in scores:
+        raise ValueError(f"baseline={baseline!r}: expected one of {', '.join(scores)}")
+    if not any(scores.values()):
+        raise ValueError("no contender has a score")
+    for name, found in scores.items():
+        for seed, score in found.items():
+            if not math.isfinite(score):
+                raise ValueError(f"{name}, seed {seed}: expected a finite score, got {score}")
+
+
+def _others(contenders: int) -> int:
+    """Count the tests of one contender against the others; 1 if it is alone."""
+    return max(1, contenders - 1)
+
+
+def _adjusted_against(reference: int, tests: PairedTests, others: int) -> Array:
+    """Compute two-sided p values against one contender, by Holm over k - 1; a test that is not made counts as p = 1."""
+    p: Array = 2 * np.minimum(tests.p[:, reference], tests.p[reference])
+    made = ~np.isnan(p)
+    p[made] = holm(np.append(p[made], np.ones(max(0, others - made.sum()))))[: made.sum()]
+    return p
+
+
+def holm(p: ArrayLike) -> Array:
+    """Correct p values by Holm's step-down method, which bounds the chance of any false rejection.
+
+    Args:
+        p: Shape (m,).
+
+    Returns:
+        Shape (m,): adjusted p values, at most 1.
 
     Source: Holm 1979, A simple sequentially rejective multiple test procedure:
     adjusted p_(i) = max over j <= i of min(1, (m - j + 1) p_(j)).
@@ -175,122 +278,91 @@ def holm(p: Sequence[float] | Array) -> Array:
         [0.03, 0.06, 0.06]
     """
     values = np.asarray(p, dtype=np.float64)
-    made = np.flatnonzero(~np.isnan(values))
-    order = made[np.argsort(values[made], kind="stable")]
-    factors = np.arange(len(order), 0, -1)
-    corrected = np.full(len(values), np.nan)
-    corrected[order] = np.minimum(1.0, np.maximum.accumulate(factors * values[order]))
-    return corrected
+    order = np.argsort(values, kind="stable")
+    adjusted = np.empty_like(values)
+    adjusted[order] = np.minimum(1.0, np.maximum.accumulate(np.arange(len(values), 0, -1) * values[order]))
+    return adjusted
 
 
-def compare(
-    scores: Mapping[str, Mapping[int, float]],
-    *,
-    mode: str,
-    reference: str | None = None,
-    alpha: float = ALPHA,
-) -> dict[str, Comparison]:
-    """Compare contenders over the seeds they share with a reference.
+def pooled_sd(samples: Iterable[Iterable[float]]) -> float:
+    """Compute the standard deviation within samples, pooled over them: sqrt(sum of squares / sum of (n - 1)).
 
     Args:
-        scores: Name of contender -> seed -> final value.
-        mode: "min" where less is better, "max" where more is.
-        reference: A contender chosen beforehand; None: the one with the best mean, which costs a harder correction.
-        alpha: Chance of any false "better" or "worse" in the whole comparison.
+        samples: One for each contender, of any sizes.
 
     Returns:
-        One `Comparison` per contender, the reference included, in the order given.
-
-    Raises:
-        ValueError: No contender, an unknown reference, or another mode.
+        NaN if no sample has two values.
     """
-    if mode not in ("min", "max"):
-        raise ValueError(f"mode={mode!r}: expected min or max")
-    filled = {name: values for name, values in scores.items() if values}
-    if reference is not None and reference not in scores:
-        raise ValueError(f"reference={reference!r}: expected one of {', '.join(scores)}")
-    if not filled:
-        raise ValueError("no contender has a score")
-    sign = 1.0 if mode == "max" else -1.0
-    chosen = reference
-    if chosen is None:
-        chosen = max(filled, key=lambda name: sign * float(np.mean(list(filled[name].values()))))
-        pairs = list(combinations(filled, 2))
-    else:
-        pairs = [(name, chosen) for name in filled if name != chosen]
-    tests = _test_all(scores, pairs)
-    corrected = dict(zip(pairs, holm([tests[pair].p if pair in tests else np.nan for pair in pairs]), strict=True))
-    made = max(1, sum(not np.isnan(value) for value in corrected.values()))
-    result: dict[str, Comparison] = {}
-    for name in scores:
-        pair = (name, chosen) if (name, chosen) in corrected else (chosen, name)
-        direction = 1.0 if pair[0] == name else -1.0
-        seeds = sorted(set(scores[name]) & set(scores[chosen]))
-        if name == chosen or pair not in tests:
-            difference = float(np.mean([scores[name][s] - scores[chosen][s] for s in seeds])) if seeds else np.nan
-            verdict = REFERENCE if name == chosen else TOO_FEW
-            result[name] = Comparison(
-                name=name, reference=chosen, pairs=len(seeds), difference=difference, verdict=verdict
-            )
-            continue
-        test, p = tests[pair], float(corrected[pair])
-        difference = direction * test.difference
-        ends = sorted((direction * test.low, direction * test.high))
-        result[name] = Comparison(
-            name=name,
-            reference=chosen,
-            pairs=len(seeds),
-            difference=difference,
-            low=ends[0],
-            high=ends[1],
-            p=test.p,
-            p_corrected=p,
-            effect=sign * direction * test.effect,
-            verdict=_verdict(p, sign * difference, alpha),
-            spread=test.spread,
-            degrees=test.degrees,
-            bar=alpha / made / test.caution,
-        )
-    return result
+    residuals, degrees = [0.0], 0
+    for sample in samples:
+        values = np.array([*sample], dtype=np.float64)
+        if len(values) > 1:
+            residuals += (values - values.mean()).tolist()
+            degrees += len(values) - 1
+    return math.hypot(*residuals) / math.sqrt(degrees) if degrees else math.nan
 
 
-@dataclass(frozen=True)
-class _Test:
-    """One pair's row of `PairedTests`."""
+def detectable(sd: float, seeds: int, alpha: float, *, power: float = POWER, sides: int = 1) -> float:
+    """Compute the difference that a paired t test finds with a given chance.
 
-    difference: float
-    low: float
-    high: float
-    p: float
-    effect: float
-    spread: float
-    degrees: float
-    caution: float
+    It is delta * sd / sqrt(seeds), where a noncentral t of noncentrality delta passes the critical value of the central
+    one with chance `power`.
 
-
-def _test_all(
-    scores: Mapping[str, Mapping[int, float]], pairs: Sequence[tuple[str, str]]
-) -> dict[tuple[str, str], _Test]:
-    """Test every pair with enough seeds in common, with what all that have these seeds say about the spread."""
-    by_seeds: dict[tuple[int, ...], list[tuple[str, str]]] = {}
-    for first, second in pairs:
-        seeds = tuple(sorted(scores[first].keys() & scores[second].keys()))
-        if len(seeds) >= MIN_SEEDS:
-            by_seeds.setdefault(seeds, []).append((first, second))
-    found: dict[tuple[str, str], _Test] = {}
-    for seeds, of_these in by_seeds.items():
-        names = [name for name, values in scores.items() if values.keys() >= set(seeds)]
-        table = np.array([[[scores[name][seed] for seed in seeds] for name in names]])
-        columns = ([names.index(name) for name in side] for side in zip(*of_these, strict=True))
-        tests = paired_tests(table, *columns)
-        for row, pair in enumerate(of_these):
-            found[pair] = _Test(*(float(getattr(tests, field.name)[0, row]) for field in fields(_Test)))
-    return found
+    Args:
+        sd: Standard deviation of the differences; NaN gives NaN.
+        seeds: At least 2, unless `sd` is NaN.
+        alpha: Of this test, after all corrections.
+        power: The chance.
+        sides: 1 or 2.
+    """
+    if math.isnan(sd):
+        return math.nan
+    critical = special.stdtrit(seeds - 1, 1 - alpha / sides)
+    return float(special.nctdtrinc(seeds - 1, 1 - power, critical)) * sd / math.sqrt(seeds)
 
 
-def _verdict(p: float, gain: float, alpha: float) -> str:
-    if np.isnan(p):
-        return NO_DIFFERENCE if gain == 0 else NO_SPREAD
-    if p >= alpha:
-        return NO_DIFFERENCE
-    return BETTER if gain > 0 else WORSE
+def foreseen(contenders: int, seeds: int, *, baseline: bool = False) -> float:
+    """Compute the difference between two contenders that will be found in 4 of 5 cases, before anything runs.
+
+    Args:
+        contenders: At least 2, whose spreads are alike.
+        seeds: That all of them run, at least `MIN_SEEDS`.
+        baseline: One contender was named beforehand.
+
+    Returns:
+        In standard deviations of a contender over seeds, without what a seed does to all of them alike.
+    """
+    return detectable(math.sqrt(2), seeds, ALPHA / _others(contenders), sides=2 if baseline else 1)
+
+
+def seeds_for(
+    difference: float, *, sd: float, degrees: float, contenders: int, power: float = POWER, baseline: bool = False,
+    fewest: int = MIN_SEEDS, most: int = MOST_SEEDS,
+) -> int | None:  # fmt: skip
+    """Count the seeds of a confirmation that finds a difference with a given chance.
+
+    The spread is taken at its upper 80 % bound, sd * sqrt(degrees / chi2_{0.2, degrees}), since a pilot of few seeds
+    often shows too small a spread.
+
+    Args:
+        difference: The smallest that matters, in units of the metric. Never the one a pilot observed: that was
+            selected for being large.
+        sd: Of a contender's residuals in the pilot (two-way table of contenders and seeds).
+        degrees: Of freedom of `sd`, (contenders - 1) (seeds - 1) for a whole table.
+        contenders: Of the confirmation.
+        power: The chance.
+        baseline: The contenders are compared with a baseline.
+        fewest: Least number of seeds to return.
+        most: Largest number of seeds to return.
+
+    Returns:
+        None if more than `most` are needed.
+    """
+    bound = math.sqrt(2) * sd * math.sqrt(degrees / special.chdtri(degrees, 0.8))
+    sides, alpha = 2 if baseline else 1, ALPHA / _others(contenders)
+
+    def unseen(seeds: int) -> float:
+        return -detectable(bound, seeds, alpha, power=power, sides=sides)
+
+    seeds = fewest + bisect.bisect_left(range(fewest, most + 1), -abs(difference), key=unseen)
+    return seeds if seeds <= most else None
