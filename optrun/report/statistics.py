@@ -341,8 +341,12 @@ def seeds_for(
 ) -> int | None:  # fmt: skip
     """Count the seeds of a confirmation that finds a difference with a given chance.
 
-    The spread is taken at its upper 80 % bound, sd * sqrt(degrees / chi2_{0.2, degrees}), since a pilot of few seeds
-    often shows too small a spread.
+    The chance is an average over what the spread may be, since few seeds of a pilot say little about it: the smallest n
+    with
+
+        sqrt(2) sd / sqrt(n) * q <= difference,
+
+    where q is the `power` quantile of a noncentral t with `degrees` and noncentrality t_{1 - alpha, n - 1}.
 
     Args:
         difference: The smallest that matters, in units of the metric. Never the one a pilot observed: that was
@@ -356,13 +360,19 @@ def seeds_for(
         most: Largest number of seeds to return.
 
     Returns:
-        None if more than `most` are needed.
+        None if more than `most` are needed, or if the pilot shows no spread (`degrees` of 0).
+
+    Source: Julious and Owen 2006, Sample size calculations for clinical studies allowing for uncertainty about the
+    variance, Pharmaceutical Statistics 5. A bound of the spread that holds in 80 % of pilots finds 0.88 to 0.92 instead
+    of 0.8, and asks for half as many seeds again.
     """
-    bound = math.sqrt(2) * sd * math.sqrt(degrees / special.chdtri(degrees, 0.8))
+    if not degrees > 0 or math.isnan(sd):
+        return None
     sides, alpha = 2 if baseline else 1, ALPHA / _others(contenders)
 
     def unseen(seeds: int) -> float:
-        return -detectable(bound, seeds, alpha, power=power, sides=sides)
+        critical = special.stdtrit(seeds - 1, 1 - alpha / sides)
+        return -math.sqrt(2 / seeds) * sd * float(special.nctdtrit(degrees, critical, power))
 
     seeds = fewest + bisect.bisect_left(range(fewest, most + 1), -abs(difference), key=unseen)
     return seeds if seeds <= most else None

@@ -304,14 +304,21 @@ def test_what_is_foreseen_is_found_in_four_of_five(contenders: int, seeds: int, 
     assert seen == pytest.approx(spread / math.sqrt(2) * foreseen(contenders, seeds, baseline=baseline))
 
 
-def test_a_plan_takes_the_spread_at_its_upper_bound() -> None:
-    wanted = seeds_for(1.0, sd=0.5, degrees=6, contenders=4)
-    assert wanted is not None
-    bound = math.sqrt(2) * 0.5 * math.sqrt(6 / stats.chi2.ppf(0.2, 6))
-    assert detectable(bound, wanted, ALPHA / 3) <= 1.0 < detectable(bound, wanted - 1, ALPHA / 3)
-    planned = seeds_for(1.0, sd=0.5, degrees=6, contenders=4, baseline=True)
-    assert planned is not None
-    assert planned > wanted
+@pytest.mark.parametrize("baseline", [False, True])
+@pytest.mark.parametrize(("contenders", "seeds"), [(2, 3), (4, 3), (3, 5)])
+def test_a_plan_has_the_power_that_is_promised_on_average_over_pilots(
+    contenders: int, seeds: int, baseline: bool
+) -> None:
+    """The true difference is one true standard deviation; each pilot sees another."""
+    degrees, sides = (contenders - 1) * (seeds - 1), 2 if baseline else 1
+    reached = []
+    for observed in np.sqrt(np.random.default_rng(0).chisquare(degrees, 400) / degrees):
+        plan = {"sd": observed, "degrees": degrees, "contenders": contenders, "baseline": baseline, "most": 10_000}
+        n = seeds_for(1.0, **plan)
+        assert n is not None
+        critical = stats.t.ppf(1 - ALPHA / (contenders - 1) / sides, n - 1)
+        reached.append(stats.nct.sf(critical, n - 1, math.sqrt(n / 2)))
+    assert np.mean(reached) == pytest.approx(0.82, abs=0.04)
 
 
 def test_plans_have_bounds() -> None:
@@ -319,5 +326,6 @@ def test_plans_have_bounds() -> None:
     assert seeds_for(0.0, sd=1.0, degrees=4, contenders=2, most=20) is None
     assert seeds_for(9.0, sd=1e-3, degrees=4, contenders=2) == MIN_SEEDS
     assert seeds_for(9.0, sd=1e-3, degrees=4, contenders=2, fewest=5) == 5
+    assert seeds_for(1.0, sd=math.nan, degrees=0, contenders=2) is None
     few = [seeds_for(difference, sd=1.0, degrees=9, contenders=3, most=MOST_SEEDS) for difference in (1, 2, 4)]
     assert few == sorted((n for n in few if n), reverse=True)
