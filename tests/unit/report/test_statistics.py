@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
+import re
 
 import numpy as np
 import pytest
 from scipy import stats
 
+from benchmarks import verdict as simulated
 from optrun.report.statistics import (
     ALPHA,
     MIN_SEEDS,
@@ -329,3 +331,44 @@ def test_plans_have_bounds() -> None:
     assert seeds_for(1.0, sd=math.nan, degrees=0, contenders=2) is None
     few = [seeds_for(difference, sd=1.0, degrees=9, contenders=3, most=MOST_SEEDS) for difference in (1, 2, 4)]
     assert few == sorted((n for n in few if n), reverse=True)
+
+
+TABLES = 2000
+
+
+@pytest.mark.parametrize("noise", simulated.NOISES)
+@pytest.mark.parametrize(("contenders", "seeds"), [(2, 3), (7, 3), (4, 5)])
+def test_the_best_is_rarely_lost(noise: str, contenders: int, seeds: int) -> None:
+    most = float(stats.binom.ppf(0.9999, TABLES, ALPHA)) / TABLES
+    assert simulated.lost(noise, contenders, seeds, TABLES) <= most
+
+
+@pytest.mark.parametrize(
+    ("contenders", "seeds", "four", "two"),
+    [(2, 3, 0.91, 0.50), (3, 3, 0.71, 0.31), (7, 3, 0.35, 0.14), (7, 5, 0.93, 0.40), (12, 5, 0.84, 0.28)],
+)
+def test_a_worse_contender_is_found(contenders: int, seeds: int, four: float, two: float) -> None:
+    for ahead, expected in ((4.0, four), (2.0, two)):
+        rate = simulated.found(contenders, seeds, TABLES, ahead=ahead)
+        assert rate == pytest.approx(expected, abs=4 * math.sqrt(expected * (1 - expected) / TABLES) + 0.005)
+
+
+def test_a_workload_that_teaches_nothing_costs_no_power() -> None:
+    alone, beside = (simulated.found_over_workloads(gain, TABLES) for gain in (None, 0.0))
+    assert beside == pytest.approx(alone, abs=0.03)
+    assert alone > 0.85
+
+
+def test_nobody_wins_by_losing_runs() -> None:
+    assert simulated.won_by_losing(TABLES, counted=True) == 0.0
+
+
+def test_the_page_holds_its_promise() -> None:
+    """The best is lost in at most 5.5 % of every size, and a confirmation has between 0.75 and 0.9 of power."""
+    text = simulated.DOCUMENT.read_text(encoding="utf-8").split(simulated.BEGIN)[1].split(simulated.END)[0]
+    rates = {(int(k), int(n)): float(rate) for k, n, rate in re.findall(r"\| (\d+) x (\d+) \| ([\d.]+)%", text)}
+    assert list(rates) == simulated.SIZES
+    assert max(rates.values()) <= 5.5
+    confirmed = re.findall(r"`confirm power=0.8`.*\| ([\d.]+) to ([\d.]+) \|", text)
+    assert len(confirmed) == 2
+    assert all(0.75 <= float(low) <= float(high) <= 0.9 for low, high in confirmed)
