@@ -337,6 +337,7 @@ def _all_filled(values: Mapping[str, Any]) -> dict[str, Any]:
     return {
         "callbacks": {},
         "branch_schedule": "continue",
+        "matters": None,
         **values,
         **{group: _filled(group, own) if "name" in own else own for group, own in sections.items()},
     }

@@ -58,11 +58,16 @@ class RunConfig:
     branch_from: str | None = None
     """Checkpoint of another run that this one started from, `FOLDER@DIGEST`. Older runs have no such key."""
     branch_schedule: BranchSchedule = BranchSchedule["continue"]
+    matters: float | None = None
+    """Smallest difference of the main metric that counts in a verdict; None: a standard deviation between seeds."""
 
     def __post_init__(self) -> None:
         """Refuse an lr or a seed out of range, and callbacks that do not fit their schemas."""
         expect(0 < self.lr < float("inf"), "lr", self.lr, "a number above 0")
         expect(0 <= self.seed < 2**63, "seed", self.seed, "a whole number from 0 to 2**63 - 1")
+        expect(
+            self.matters is None or 0 < self.matters < float("inf"), "matters", self.matters, "a number above 0 or null"
+        )
         callback_configs(self.callbacks)
         expect(
             self.branch_from is None or re.fullmatch(r".+@[0-9a-f]{16}", self.branch_from, re.DOTALL) is not None,
