@@ -13,6 +13,7 @@ import optuna
 from optuna.trial import FrozenTrial, TrialState
 
 from optrun.artifacts.objective import Objective
+from optrun.artifacts.outcome import stand_in
 from optrun.artifacts.provenance import identity
 from optrun.config import saved, store
 from optrun.config.hydra_internals import Hydra
@@ -293,15 +294,13 @@ class ContenderStudy:
         """
         assert self._sweep is not None
         ended = self._study.get_trials(deepcopy=False, states=(TrialState.COMPLETE,))
-        worst = []
         objectives = self.objectives or [Objective(state.metric or "", state.mode)]
-        for index, objective in enumerate(objectives):
-            before = untrained(self._sweep, job, objective.name)
-            known = [trial.values[index] for trial in ended] + ([] if before is None else [before])
-            if not known:
-                return None
-            worst.append(max(known) if objective.mode == "min" else min(known))
-        return worst
+        worst = [
+            stand_in((trial.values[index] for trial in ended), [untrained(self._sweep, job, each.name)], each.mode)
+            for index, each in enumerate(objectives)
+        ]
+        known = [value for value in worst if value is not None]
+        return known if len(known) == len(worst) else None
 
     def _check_mode(self, state: JobState) -> None:
         if state.metric is not None and state.mode != self.mode():
