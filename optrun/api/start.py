@@ -5,12 +5,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from optrun.api.calls import Location, caller, command_line_of, load_plugins
 from optrun.api.isolation import isolated
 from optrun.api.saved_run import Result, Run, load_run, result_of
 from optrun.config.schema.run import RunConfig
 from optrun.errors import ConfigError
+
+if TYPE_CHECKING:
+    from optrun.report.verdict import SweepVerdict
 
 
 @dataclass(frozen=True)
@@ -23,6 +27,8 @@ class SweepResult:
     """0 where every job finished, 1 where one failed, 75 where it was stopped with everything saved."""
     runs: tuple[Run, ...]
     """Those that were begun."""
+    verdict: SweepVerdict | None
+    """Which contenders could be the best, and how sure that is: the first line of the report. None: no job began."""
 
 
 def run(
@@ -98,7 +104,7 @@ def sweep(
         outcome = start_sweep(store.open_hydra(command_line.config_dir), command_line, caller(quiet=quiet))
     folder = outcome.folder.resolve()
     begun = tuple(load_run(folder / job) for job in outcome.jobs if (folder / job / "config.yaml").is_file())
-    return SweepResult(folder, outcome.exit_code, begun)
+    return SweepResult(folder, outcome.exit_code, begun, outcome.verdict)
 
 
 def compose(

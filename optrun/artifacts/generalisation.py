@@ -31,6 +31,10 @@ class Verdict(StrEnum):
     seen = "evaluated on what it was trained on"
 
 
+NOTHING_LEARNT = (Verdict.memorised, Verdict.no_better, Verdict.seen)
+"""Verdicts after which the winner of a comparison has won nothing."""
+
+
 @dataclass(frozen=True)
 class Majority:
     """The majority class of the evaluation labels, as a floor: what always answering it would reach."""

@@ -9,25 +9,28 @@ from optrun.commands.placement import PLACES, is_place
 from optrun.config.overrides import is_hydra
 from optrun.errors import EXIT_DONE, ConfigError, did_you_mean, refuse_url
 
-KEYS = ("seeds", "power", "baseline", "metric", "by", "out")
+KEYS = ("seeds", "difference", "power", "baseline", "metric", "by", "out")
 
 
 def parser() -> VerbParser:
     """Build the parser of the verb."""
     return VerbParser(
         "confirm",
-        "DIR [seeds=FIRST-LAST] [power=0.8] [baseline=NAME] [metric=NAME] [by=KEY,KEY] [out=DIR] [hydra.KEY=VALUE ...]",
+        "DIR [seeds=FIRST-LAST] [difference=D] [power=0.8] [baseline=NAME] [metric=NAME] [by=KEY,KEY] [out=DIR] "
+        "[hydra.KEY=VALUE ...]",
         """
 Runs the configuration that a sweep chose for each contender on seeds that took no part in the choice, and gives the
 verdict from these alone. The same line goes on where it was stopped. A confirmation is planned once.
 
-  seeds     fresh ones, such as 5-9 or 5,6,7; else as many as the differences seen take at their spread, from 5 to 20
-  power     the chance with which such a difference is found, 0.8 unless told
-  baseline  the contender that the others are compared with; else the best
-  metric    the metric to choose and compare by; else the main metric of the runs
-  by        configuration keys that tell contenders apart, as for optrun report
-  out       where the runs go; else DIR/confirm, which the report of DIR shows
-  hydra...  how they run, as for a sweep: hydra/launcher=joblib, hydra.sweeper.devices=auto
+  seeds       fresh ones, such as 5-9 or 5,6,7; else as many as find the difference, 20 at most
+  difference  the smallest that matters to you, in units of the metric; else `matters` of the runs, or what another seed
+              changes (one standard deviation)
+  power       the chance with which it is found, 0.8 unless told
+  baseline    the contender that the others are compared with; else each is asked whether it could be the best
+  metric      the metric to choose and compare by; else the main metric of the runs
+  by          configuration keys that tell contenders apart, as for optrun report
+  out         where the runs go; else DIR/confirm, which the report of DIR shows
+  hydra...    how they run, as for a sweep: hydra/launcher=joblib, hydra.sweeper.devices=auto
 """,
         keys=KEYS,
     )
@@ -72,16 +75,10 @@ def _expect_place(token: str) -> None:
 def _confirm(sweep: Path, given: dict[str, str], placed: list[str]) -> int:
     from rich.console import Console
 
-    from optrun.commands.confirm_sweep import Asked, confirm
+    from optrun.commands.confirm_request import read_request
+    from optrun.commands.confirm_sweep import confirm
     from optrun.commands.single_run import Caller
-    from optrun.report.confirmation import parse_power, parse_seeds
 
-    asked = Asked(
-        seeds=parse_seeds(given["seeds"]) if "seeds" in given else None,
-        power=parse_power(given["power"]) if "power" in given else None,
-        baseline=given.get("baseline"),
-        metric=given.get("metric"),
-        by=[key for key in given.get("by", "").split(",") if key],
-        out=Path(given["out"]).expanduser() if "out" in given else None,
-    )
-    return confirm(sweep, asked, Caller(Console()), placed)
+    out = Path(given.pop("out")).expanduser() if "out" in given else None
+    asked = read_request(by=[key for key in given.pop("by", "").split(",") if key], **given)
+    return confirm(sweep, asked, Caller(Console()), placed, out=out).exit_code

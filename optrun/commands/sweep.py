@@ -38,13 +38,14 @@ from optrun.sweeper.view import PlainView, make_view, short
 from optrun.sweeper.workers import DeviceWorkers, OneWorker
 
 if TYPE_CHECKING:
+    from optrun.report.verdict import SweepVerdict
     from optrun.sweeper.search import Search
 
 _SHOWN_LEFT_OUT = 4
 _SWEEPER = "hydra.sweeper."
 
 
-Compare = Callable[[Path, int], object]
+Compare = Callable[[Path, int], "SweepVerdict"]
 """What is done with the directory of a sweep that has ended, and its exit code."""
 
 
@@ -61,6 +62,8 @@ class SweepOutcome:
     """What is to follow; None: nothing."""
     seconds_left: float | None = None
     """Of `hydra.sweeper.timeout`, for what follows; None: there is no limit."""
+    verdict: SweepVerdict | None = None
+    """What its report says first; None: no job began, or the disk refused."""
 
 
 @dataclass(frozen=True)
@@ -121,10 +124,11 @@ def sweep(
     if options.confirm.asked:
         refuse_unfit_confirmation(options.confirm, seeds, plan.judged)
 
-    def compare(folder: Path, code: int) -> None:
+    def compare(folder: Path, code: int) -> SweepVerdict:
         from optrun.report.build import report
 
-        report([folder], console=caller.console, brief=options.confirm.asked and code != EXIT_STOPPED_EARLY)
+        brief = options.confirm.asked and code != EXIT_STOPPED_EARLY
+        return report([folder], console=caller.console, brief=brief).verdict
 
     outcome = _run(plan, cfg, caller, compare)
     return replace(outcome, confirm=options.confirm if options.confirm.asked else None)
@@ -206,7 +210,7 @@ def _run(plan: _Plan, cfg: DictConfig, caller: Caller, compare: Compare, again: 
             else:
                 driver.add(plan.jobs)
                 view.note(_opening(driver, folder))
-                _tell_power(plan.jobs, command.overrides, driver, view)
+                _tell_power(plan.jobs, view)
                 through_rungs(driver, [(job,) for job in plan.jobs])
         finally:
             view.stop()
@@ -214,9 +218,9 @@ def _run(plan: _Plan, cfg: DictConfig, caller: Caller, compare: Compare, again: 
             if driver.board.jobs:  # a start that was refused leaves the result of the one before
                 with contextlib.suppress(*([OSError] if stop.refused else [])):
                     driver.write_result()
-        code = driver.exit_code()
+        code, verdict = driver.exit_code(), None
         if code != EXIT_STORAGE and any(state.status != "new" for state in driver.board.states.values()):
-            compare(folder, code)
+            verdict = compare(folder, code)
         again = f"{again or f'The same command with hydra.sweep.dir={folder}'} goes on."
         end = ""
         if stop.refused:
@@ -225,7 +229,7 @@ def _run(plan: _Plan, cfg: DictConfig, caller: Caller, compare: Compare, again: 
             end = f"stopped; what ran is saved. {again}"
         _tell_end(driver, caller.console, end)
     names = tuple(job.name for job in driver.board.jobs)
-    return SweepOutcome(folder, code, names, seconds_left=stop.seconds_left)
+    return SweepOutcome(folder, code, names, seconds_left=stop.seconds_left, verdict=verdict)
 
 
 def _devices(options: SweeperConfig, jobs: list[jobs_of.Job], launcher: str) -> list[Device]:
@@ -275,26 +279,21 @@ def _tell_left_out(jobs: list[jobs_of.Job], view: PlainView) -> None:
         view.note(f"the same of {len(doubled) - _SHOWN_LEFT_OUT} more jobs")
 
 
-def _tell_power(jobs: list[jobs_of.Job], overrides: Sequence[str], driver: Driver, view: PlainView) -> None:
+def _tell_power(jobs: list[jobs_of.Job], view: PlainView) -> None:
     """Say what the report will be able to see, while it can still be changed."""
     if len({job.values.get("seed") for job in jobs}) < 2:
         return
-    from optrun.report.collect import load_runs
-    from optrun.report.confirmation import confirmations
-    from optrun.report.forecast import forecast, spread_of
+    from optrun.report.forecast import forecast
 
-    folder = driver.sweep.path
-    ended = any(state.status == "finished" for state in driver.board.states.values())
-    pilot = spread_of(load_runs([folder], beside=list(confirmations([folder])))) if ended else None
-    if foretold := forecast([job.values for job in jobs], overrides, pilot):
+    if foretold := forecast([job.values for job in jobs]):
         view.note(foretold)
 
 
 def _tell_power_of_search(search: Search, view: PlainView) -> None:
     """Say the same of a search, whose trials are not known yet."""
-    from optrun.report.forecast import forecast_sizes
+    from optrun.report.forecast import say
 
-    if foretold := forecast_sizes(search.contenders, search.seeds_of_trial):
+    if foretold := say(search.contenders, search.seeds_of_trial):
         view.note(foretold)
 
 
@@ -326,7 +325,7 @@ def _plain_grid(max_batch_size: int | None = None, params: dict[str, Any] | None
         name="basic",
         params=params or {},
         search={},
-        confirm=ConfirmConfig(seeds=None, power=None, baseline=None),
+        confirm=ConfirmConfig(seeds=None, power=None, difference=None, baseline=None),
         objectives=[],
         timeout=None,
         stall_seconds=None,

@@ -98,7 +98,8 @@ def refuse_unfit_confirmation(asked: ConfirmConfig, seeds: Sequence[int], jobs: 
     Raises:
         ConfigError: With the key; the seeds take part in the choice, or are too few; or there is no one choice.
     """
-    from optrun.report.confirmation import parse_power, parse_seeds, refuse_stale
+    from optrun.commands.confirm_request import read_request
+    from optrun.report.confirmation import refuse_stale
     from optrun.report.forecast import count_workloads
 
     if (count := count_workloads([job.values for job in jobs])) > 1:
@@ -106,16 +107,9 @@ def refuse_unfit_confirmation(asked: ConfirmConfig, seeds: Sequence[int], jobs: 
             f"hydra.sweeper.confirm: this sweep is over {count} workloads (tasks, or data that judges), and a "
             "confirmation is of one choice on one of them. Leave it out, or sweep over each workload by itself."
         )
-    key = "hydra.sweeper.confirm."
-    if asked.seeds is not None and asked.power is not None:
-        raise ConfigError(
-            f"{key}power={asked.power}: plans how many seeds are run, and {key}seeds={asked.seeds} names them. Leave "
-            "one of them out."
-        )
     try:
-        if asked.power is not None:
-            parse_power(str(asked.power))
-        if asked.seeds is not None:
-            refuse_stale(parse_seeds(asked.seeds), seeds)
+        request = read_request(**vars(asked))
+        if request.seeds is not None:
+            refuse_stale(request.seeds, seeds)
     except ConfigError as error:
-        raise ConfigError(f"{key}{error}") from error
+        raise ConfigError(f"hydra.sweeper.confirm.{error}") from error

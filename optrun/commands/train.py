@@ -190,11 +190,13 @@ def start_sweep(hydra: Hydra, command_line: CommandLine, caller: Caller) -> Swee
     outcome = sweep(hydra, command_line, cfg, caller, branching, sweeps_by_itself=by_itself)
     if outcome.confirm is None or outcome.exit_code in (EXIT_STOPPED_EARLY, EXIT_STORAGE):
         return outcome
-    from optrun.commands.confirm_sweep import Asked, confirm
+    from optrun.commands.confirm_request import read_request
+    from optrun.commands.confirm_sweep import confirm
 
     left = outcome.seconds_left  # one limit for the whole command
-    code = confirm(outcome.folder, Asked.of(outcome.confirm), caller, command_line.overrides, seconds=left)
-    return replace(outcome, exit_code=code or outcome.exit_code)
+    asked = read_request(**vars(outcome.confirm))
+    then = confirm(outcome.folder, asked, caller, command_line.overrides, seconds=left)
+    return replace(outcome, exit_code=then.exit_code or outcome.exit_code, verdict=then.verdict or outcome.verdict)
 
 
 def _refuse_call_in_rank(caller: Caller) -> None:

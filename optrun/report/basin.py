@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
 
 from optrun.report.arms import Arm, Contender
 
-NOT_REACHED = "not reached"
 COARSE = 5.0
 """A grid whose values beside the best lr are further apart than this factor may have missed the best between them."""
 
@@ -53,11 +52,11 @@ class Basin:
     best: BasinPoint | None
     level: float
     """What a mean has to reach, in units of the metric; NaN where there is no level."""
-    low: float
-    high: float
+    low: float = math.nan
+    high: float = math.nan
     """Ends of the good region around the best, interpolated in ln(lr); NaN where the best does not reach the level."""
-    open_low: bool
-    open_high: bool
+    open_low: bool = False
+    open_high: bool = False
     """Whether the good region reaches the end of the grid, so that it may be wider than was seen."""
 
     @property
@@ -83,7 +82,7 @@ class Basin:
         if self.best is None or len(self.tried) < 2 or math.isnan(self.level):
             return "–"
         if math.isnan(self.width):
-            return NOT_REACHED
+            return "not reached"
         factor = f"×{self.width:.2g}" if self.width < 100 else f"×{self.width:,.0f}"
         return f"≥ {factor}" if self.open_low or self.open_high else factor
 
@@ -100,72 +99,54 @@ def basin(contender: Contender, mode: str, level: float) -> Basin:
         The good region is where the mean reaches the level, joined with the best, linear in ln(lr) between the tried
         values. A diverged lr bounds it.
     """
-    sign = 1.0 if mode == "min" else -1.0
     by_lr: dict[float, list[Arm]] = {}
     for arm in contender.arms:
         if arm.lr is not None and arm.lr > 0:
             by_lr.setdefault(arm.lr, []).append(arm)
-    points: list[BasinPoint] = []
-    diverged: list[float] = []
+    points: dict[float, BasinPoint] = {}
     for lr, arms in sorted(by_lr.items()):
-        scored = [arm for arm in arms if arm.scores]
-        if scored:
-            arm = min(scored, key=lambda each: (bool(each.diverged), sign * each.mean))
-            values = arm.scores.values()
-            points.append(BasinPoint(lr, arm.mean, min(values), max(values), len(values)))
-        if any(arm.diverged for arm in arms):
-            diverged.append(lr)
-    tried = tuple(sorted({point.lr for point in points} | set(diverged)))
-    stable = [point for point in points if point.lr not in diverged] or points
-    best = min(stable, key=lambda point: sign * point.mean, default=None)
-    if contender.best.scores and contender.best.lr is not None:
-        best = next((point for point in points if point.lr == contender.best.lr), best)
-    unfinished = tuple(lr for lr, arms in sorted(by_lr.items()) if lr not in diverged and _is_open(arms, best, sign))
-    if best is None:
-        return Basin((), tuple(diverged), tried, unfinished, None, math.nan, math.nan, math.nan, False, False)
-    low = high = math.nan
-    open_low = open_high = False
-    if sign * best.mean <= sign * level:
-        high, open_high = _end(points, best, sign, level, diverged, rising=True)
-        low, open_low = _end(points, best, sign, level, diverged, rising=False)
-    return Basin(tuple(points), tuple(diverged), tried, unfinished, best, level, low, high, open_low, open_high)
+        if scored := [arm for arm in arms if arm.finished]:
+            arm = min(scored, key=lambda each: (bool(each.diverged), each.cost(mode)))
+            points[lr] = BasinPoint(lr, arm.mean, min(arm.finished), max(arm.finished), len(arm.finished))
+    diverged = tuple(lr for lr, arms in sorted(by_lr.items()) if any(arm.diverged for arm in arms))
+    tried = tuple(sorted({*points, *diverged}))
+    stable = [point for lr, point in points.items() if lr not in diverged] or [*points.values()]
+    sign = 1.0 if mode == "min" else -1.0
+    chosen = contender.best.lr if contender.best.scores else None
+    best = points.get(chosen or 0.0) or min(stable, key=lambda point: sign * point.mean, default=None)
+    unfinished = tuple(lr for lr, arms in sorted(by_lr.items()) if lr not in diverged and _is_open(arms, best, mode))
+    found = Basin(tuple(points.values()), diverged, tried, unfinished, best, math.nan if best is None else level)
+    if best is None or not sign * best.mean <= sign * level:
+        return found
+
+    def end(side: Iterable[float]) -> tuple[float, bool]:
+        """Find where the good region ends on one side, and whether the grid ended first."""
+        inside = best
+        for lr in side:
+            if lr in diverged:
+                return inside.lr, False
+            if sign * (point := points[lr]).mean > sign * level:
+                share = (level - inside.mean) / (point.mean - inside.mean)
+                return inside.lr * (lr / inside.lr) ** share, False
+            inside = point
+        return inside.lr, True
+
+    low, open_low = end(lr for lr in reversed(tried) if lr < best.lr)
+    high, open_high = end(lr for lr in tried if lr > best.lr)
+    return replace(found, low=low, high=high, open_low=open_low, open_high=open_high)
 
 
-def _is_open(arms: Sequence[Arm], best: BasinPoint | None, sign: float) -> bool:
+def _is_open(arms: Sequence[Arm], best: BasinPoint | None, mode: str) -> bool:
     """Whether runs that did not finish hide how good a learning rate is: nothing is known, or too little of it.
 
     Fewer seeds than the best one has tell enough where their mean is worse, as it is wherever a failed run is rare.
     """
-    scored = [arm for arm in arms if arm.scores]
+    scored = [arm for arm in arms if arm.finished]
     if not scored or best is None:
         return not scored
     return any(
         len(arm.scores) < best.seeds
-        and sign * arm.mean < sign * best.mean
+        and (arm.mean < best.mean if mode == "min" else arm.mean > best.mean)
         and any(not run.finished and run.seed not in arm.scores for run in arm.runs)
         for arm in scored
     )
-
-
-def _end(
-    points: Sequence[BasinPoint],
-    best: BasinPoint,
-    sign: float,
-    level: float,
-    diverged: Sequence[float],
-    *,
-    rising: bool,
-) -> tuple[float, bool]:
-    """Find where the good region ends on one side, and whether the grid ended first."""
-    side = [point for point in points if (point.lr > best.lr if rising else point.lr < best.lr)]
-    side.sort(key=lambda point: point.lr, reverse=not rising)
-    inside = best
-    for point in side:
-        if point.lr in diverged:
-            return inside.lr, False
-        if sign * point.mean > sign * level:
-            share = (level - inside.mean) / (point.mean - inside.mean)
-            return math.exp(math.log(inside.lr) + share * (math.log(point.lr) - math.log(inside.lr))), False
-        inside = point
-    beyond = [lr for lr in diverged if (lr > inside.lr if rising else lr < inside.lr)]
-    return inside.lr, not beyond

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -45,8 +45,7 @@ class Fork:
     @property
     def run(self) -> Path:
         """Where the trunk lies, or lay."""
-        inside = self.folder.parent.name == CHECKPOINTS
-        return self.folder.parent.parent if inside else self.folder
+        return self.folder.parents[1] if self.folder.parent.name == CHECKPOINTS else self.folder
 
     @property
     def name(self) -> str:
@@ -71,14 +70,10 @@ def note(run: Run) -> str:
 
 def facts(run: Run) -> list[tuple[str, str | None]]:
     """List what the run said of its branching, a name and a value each."""
-    fork, said = fork_of(run), run.summary.get("branch")
-    if fork is None or not isinstance(said, dict):
+    if (fork := fork_of(run)) is None:
         return []
-    return [
-        ("trunk", f"{fork.folder} (step {fork.step:,})"),
-        ("optimizer state", str(said.get("optimizer_state", ""))),
-        ("schedule", str(said.get("schedule", ""))),
-    ]
+    rest = [(key.replace("_", " "), str(run.at("branch", key) or "")) for key in ("optimizer_state", "schedule")]
+    return [("trunk", f"{fork.folder} (step {fork.step:,})"), *rest]
 
 
 def name_trunks(runs: Sequence[Run]) -> None:
@@ -88,14 +83,11 @@ def name_trunks(runs: Sequence[Run]) -> None:
         runs: Their `respelt` is filled; those of before there were branches get the keys.
     """
     forks = {id(run): fork for run in runs if (fork := fork_of(run)) is not None}
-    kinds: dict[str, str] = {}
-    for fork in forks.values():
-        kinds.setdefault(fork.kind, plain(fork.run.name))
+    kinds = {fork.kind: plain(fork.run.name) for fork in reversed(forks.values())}
     for run in runs:
         run.config.setdefault("branch_schedule", "continue")
         run.config.setdefault(KEY, None)
-        found = forks.get(id(run))
-        if found is not None:
+        if (found := forks.get(id(run))) is not None:
             several = f"{kinds[found.kind]} " if len(kinds) > 1 else ""
             run.respelt[KEY] = f"{several}step {found.step:,}"
 
@@ -123,65 +115,38 @@ def shared_luck(runs: Iterable[Run]) -> str:
     )
 
 
-def trunk_log(run: Run) -> Run | None:
-    """Read the trunk of a branch up to where it was left; None where it is gone, or another run lies there now."""
-    fork = fork_of(run)
-    return None if fork is None else _trunk(fork)
-
-
 @lru_cache(maxsize=64)
 def _trunk(fork: Fork) -> Run | None:
-    if not RunDir(fork.run).is_run():
+    """Read a trunk up to where it was left; None where it is gone, or another run lies there now."""
+    trunk = load_run(fork.run) if RunDir(fork.run).is_run() else None
+    if trunk is None or trunk.summary.get("run_id") not in (None, fork.trunk):
         return None
-    trunk = load_run(fork.run)
-    if trunk.summary.get("run_id") not in (None, fork.trunk):
-        return None
+    below = fork_of(trunk)  # a branch of a branch
+    before = _trunk(below) if below is not None else None
     records = [record for record in trunk.log.records if record.get("step", 0) <= fork.step]
-    before = trunk_log(trunk)  # a branch of a branch
     trunk.log = MetricsLog([*(before.log.records if before is not None else ()), *records])
     return trunk
 
 
 def trunk_line(run: Run, metric: str, axis: str) -> tuple[Array, Array]:
-    """A metric of the trunk up to where a run left it; both empty where there is none.
-
-    Args:
-        run: A branch.
-        metric: What was logged.
-        axis: `step`, `epoch` or `time`.
-
-    Returns:
-        Places and finite values; shapes (n,) and (n,).
-    """
-    trunk = trunk_log(run)
-    if trunk is None:
-        return np.empty(0), np.empty(0)
-    steps, values = trunk.series(metric)
-    x = trunk.elapsed(steps) if axis == "time" else trunk.epochs(steps) if axis == "epoch" else steps
-    keep = np.isfinite(x) & np.isfinite(values)
-    return x[keep], values[keep]
-
-
-def joined(
-    run: Run,
-    metric: str,
-    axis: str,
-    line: tuple[Array, Array],
-    smoothed: Callable[[Array], Array] = np.asarray,
-) -> tuple[Array, Array]:
-    """Begin the line of a branch where its trunk's ends; any other line stays as it is.
+    """Find a metric of the trunk up to where a run left it; both empty where there is none.
 
     Args:
         run: A branch, or not.
-        metric: What is drawn.
-        axis: As for `trunk_line`.
-        line: Of the run, smoothed.
-        smoothed: What was done to it, to be done to the trunk's.
+        metric: What was logged.
+        axis: As for `Run.line`.
     """
+    fork = fork_of(run)
+    trunk = None if fork is None else _trunk(fork)
+    return (np.empty(0), np.empty(0)) if trunk is None else trunk.line(metric, axis)
+
+
+def joined(run: Run, metric: str, axis: str, line: tuple[Array, Array]) -> tuple[Array, Array]:
+    """Begin the line of a branch where its trunk's ends; any other line stays as it is."""
     x, y = trunk_line(run, metric, axis)
     if not len(x) or not len(line[0]) or x[-1] >= line[0][0]:
         return line
-    return np.concatenate([x[-1:], line[0]]), np.concatenate([smoothed(y)[-1:], line[1]])
+    return np.append(x[-1:], line[0]), np.append(y[-1:], line[1])
 
 
 def draw_trunks(
@@ -193,7 +158,6 @@ def draw_trunks(
     *,
     scale: float = 1.0,
     smoothed: Callable[[Array], Array] = np.asarray,
-    mode: str = "",
 ) -> None:
     """Draw each trunk once, up to the last branch, with a dot where each leaves it.
 
@@ -205,40 +169,12 @@ def draw_trunks(
         theme: Colours.
         scale: Seconds in the unit of the axis.
         smoothed: What is done to the lines of the branches.
-        mode: "min" or "max" where the limits show the branches: they are moved so that they show the fork.
     """
-    style: dict[str, Any] = {"color": theme.muted, "linewidth": 2.2, "solid_capstyle": "round", "zorder": 1.9}
-    longest: dict[str, tuple[Array, Array]] = {}
-    forks: dict[tuple[str, float], float] = {}
-    for run in runs:
-        fork = fork_of(run)
-        x, y = trunk_line(run, metric, axis)
-        if fork is None or not len(x):
-            continue
-        x, y = x / scale, smoothed(y)
-        forks[fork.trunk, float(x[-1])] = float(y[-1])
-        if len(x) > len(longest.get(fork.trunk, (np.empty(0),))[0]):
-            longest[fork.trunk] = x, y
-    if not longest:
-        return
-    end = ax.dataLim.x1
-    for number, (x, y) in enumerate(longest.values()):
-        label = None if number else "trunk" if len(longest) == 1 else f"{len(longest)} trunks"
-        ax.plot(x, y, label=label, **style)
-    places = [(x, y) for (_, x), y in forks.items()]
-    ax.plot(*zip(*places, strict=True), marker="o", markersize=6, color=theme.muted, linewidth=0, zorder=1.95)
-    if mode:
-        _show_fork(ax, min(x for x, _ in places), end, list(longest.values()), mode)
-
-
-def _show_fork(ax: Axes, fork: float, end: float, trunks: Sequence[tuple[Array, Array]], mode: str) -> None:
-    """Let a picture of branches begin as far before the first fork as they reach, with what of the trunk is near."""
-    begin = max(fork - (end - fork), min(float(x[0]) for x, _ in trunks))
-    ax.set_xlim(begin - 0.03 * (end - begin), end + 0.03 * (end - begin))
-    near = np.concatenate([y[x >= begin] for x, y in trunks])
-    low, high = ax.get_ylim()
-    room = high - low
-    if mode == "min":
-        ax.set_ylim(low, max(high, min(float(near.max()) + 0.05 * room, high + room)))
-    else:
-        ax.set_ylim(min(low, max(float(near.min()) - 0.05 * room, low - room)), high)
+    lines = [(fork.trunk, *trunk_line(run, metric, axis)) for run in runs if (fork := fork_of(run)) is not None]
+    lines = sorted((line for line in lines if len(line[1])), key=lambda line: len(line[1]))
+    trunks = {name: (x, smoothed(y)) for name, x, y in lines}
+    for number, (x, y) in enumerate(trunks.values()):
+        label = None if number else "trunk" if len(trunks) == 1 else f"{len(trunks)} trunks"
+        forks = np.isin(x, [end[-1] for name, end, _ in lines])
+        ax.plot(x / scale, y, label=label, color=theme.muted, linewidth=2.2, zorder=1.9)
+        ax.plot(x[forks] / scale, y[forks], marker="o", markersize=6, color=theme.muted, linewidth=0, zorder=1.95)

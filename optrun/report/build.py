@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import math
 import shlex
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
+from typing import Any
 
 from matplotlib.figure import Figure
 from rich.console import Console
@@ -19,41 +19,50 @@ from optrun.artifacts.run_dir import RunDir
 from optrun.artifacts.run_manifest import recorded
 from optrun.errors import ConfigError, StorageError, UnreadableFileError
 from optrun.reading import open_file
-from optrun.report import verdict, workloads_figures, workloads_page
+from optrun.report import looks
 from optrun.report.collect import NOT_STARTED, Run, load_runs
-from optrun.report.confirmation import confirmations
-from optrun.report.confirmed import Confirmed, judge, plan_of, planned_reference
+from optrun.report.confirmation import Asked, confirmations, read
+from optrun.report.confirmed import Confirmed, judge_together, looks_at, planned_options
 from optrun.report.curves import curves_figure, run_title
-from optrun.report.figures import pictures
-from optrun.report.findings import Findings, find
-from optrun.report.narrative import verdict_line
-from optrun.report.open_questions import Asked
-from optrun.report.page import HTML_MARK, MARKDOWN_MARK, facts_of, render
-from optrun.report.pareto import expected, pareto_sentence, pareto_table
+from optrun.report.figures import all_pictures
+from optrun.report.findings import Findings
+from optrun.report.next_step import next_command
+from optrun.report.page import HTML_MARK, MARKDOWN_MARK, Section, content_of, render
+from optrun.report.pareto import expected
 from optrun.report.picture import Data, Picture
-from optrun.report.spent import budget_line
+from optrun.report.sweep_folder import objectives_of, tuned_keys
 from optrun.report.table import filled, to_rich
-from optrun.report.tables import CSV_MARK, runs_csv, runs_table, terminal_table
-from optrun.report.theme import LIGHT, PAGE, SOFTWARE, Theme, new_figure, save_png, write
-from optrun.report.tuned import objectives_of, tuned_keys
+from optrun.report.tables import CSV_MARK, runs_csv, runs_table
+from optrun.report.theme import LIGHT, PAGE, SOFTWARE, Theme, new_figure, save_png
+from optrun.report.verdict import SweepVerdict, is_tested, judge
 from optrun.report.warnings import OF_THE_CHOICE, Warning, find_warnings
-from optrun.report.workloads import Overview, over_workloads
+from optrun.report.workloads import Comparison, compare_runs
 
 _REPORTS = Path("outputs", "reports")
+REFRESH = 5
+"""Seconds between two loads of a page that follows a sweep."""
 
 
 @dataclass(frozen=True)
 class Report:
     """What was found and where it was written."""
 
-    findings: Findings
+    comparison: Comparison
+    """Of all workloads; one is the usual case."""
+    verdict: SweepVerdict
+    """The first line."""
     warnings: list[Warning]
-    files: list[Path]
+    command: str
+    """What makes the report again."""
+    confirmed: Confirmed | None = None
+    """What confirmations beneath the directories found together, or the one that the directory is."""
+    files: list[Path] = field(default_factory=list)
     """Pages, then pictures, then the data of the pictures."""
-    confirmed: list[Confirmed] = field(default_factory=list)
-    """What confirmations beneath the directories found, or the one that the directory is."""
-    overview: Overview | None = None
-    """Of runs of several workloads; then `findings` ranks nothing."""
+
+    @property
+    def findings(self) -> Findings:
+        """Those of the one workload; of several, the first's."""
+        return self.comparison.findings
 
 
 def report(
@@ -64,9 +73,11 @@ def report(
     metric: str | None = None,
     by: Sequence[str] = (),
     target: float | None = None,
+    matters: float | None = None,
     objectives: Sequence[Objective] = (),
     console: Console | None = None,
     brief: bool = False,
+    follows: bool = False,
 ) -> Report:
     """Compare the runs at or beneath some directories.
 
@@ -74,14 +85,17 @@ def report(
         dirs: Runs, sweeps, or folders of them.
         out: Where to write; default: the first directory, or where that is one run of several, `outputs/reports/` and
             date and time. Made where missing.
-        baseline: The contender to test the others against; default: the best one.
+        baseline: The contender to test the others against; default: each is asked whether it could be the best.
         metric: The metric to compare by; default: the main metric of the runs, of several workloads that of each.
             A confirmation is judged by its plan where none of these three is given.
         by: Configuration keys that separate contenders; default: all that differ, but for lr and the optimizer's own.
         target: Level of the metric for times to target and lr basins; default: one that the contenders reach.
+        matters: The smallest difference that counts; default: that of the runs' configuration, else one standard
+            deviation between seeds.
         objectives: Two or more numbers to weigh against each other; default: those of the sweeps.
         console: Where the table is printed; None prints nothing.
         brief: Print one line and where the page lies: the whole report follows when more is known.
+        follows: The page of a sweep that runs: not counted as a look.
 
     Returns:
         The findings, the warnings and the files.
@@ -101,46 +115,84 @@ def report(
     if not runs:
         listed = ", ".join(str(directory) for directory in dirs)
         raise ConfigError(f"report {listed}: no run found here or beneath (a run has metrics.jsonl or summary.json)")
-    options = {"baseline": baseline, "metric": metric, "by": ",".join(by)}
+    options = {"baseline": baseline, "metric": metric, "by": ",".join(by), "target": target, "matters": matters}
     typed = [f"{key}={given}" for key, given in options.items() if given not in (None, "")]
-    own = plan_of(dirs, runs)
+    typed += [f"objectives={','.join(f'{each.name}:{each.mode}' for each in objectives)}"] if objectives else []
+    told_so, own = Asked(baseline=baseline, metric=metric, by=by), read(dirs[0]) if len(dirs) == 1 else None
     if own is not None:
-        metric, by = metric or own.metric, by or own.by
-        baseline = baseline or planned_reference(own, runs, metric=metric, by=by)
-    tuned = tuned_keys(runs)
-    weighed = expected(objectives, runs) or objectives_of(runs)
-    overview = over_workloads(runs, metric=metric, baseline=baseline, by=by, objectives=weighed)
-    if overview is not None:
-        if target is not None:
-            raise ConfigError(
-                f"target={target}: {len(overview.workloads)} workloads have a metric each, and no level in common. "
-                "Leave it out, or make a report of each workload by itself."
-            )
-        findings = find(runs, metric=metric, by=by, tuned=tuned)
-        cautions, drawn = workloads_page.cautions(overview, findings), workloads_figures.pictures(overview)
+        planned_so = planned_options([own], runs, metric=metric, by=by, baseline=baseline, matters=matters)
+        metric, by, baseline, matters = (planned_so[key] for key in ("metric", "by", "baseline", "matters"))
+    sweeps = [run.path.parent for run in runs]
+    tuned, weighed = tuned_keys(sweeps), expected(objectives, runs) or objectives_of(sweeps)
+
+    def compare(asked: int) -> Comparison:
+        return compare_runs(
+            runs, metric=metric, baseline=baseline, by=by, matters=matters,
+            looks=asked, tuned=tuned, target=target, objectives=weighed,
+        )  # fmt: skip
+
+    comparison = compare(1)
+    asked = _looks(dirs, comparison, note=not follows) if own is None else looks_at(dirs[0], own)
+    if asked > 1:
+        comparison = compare(asked)
+    if own is None:
+        confirmed = judge_together(planned, dirs, comparison, matters=matters)
     else:
-        findings = find(runs, metric=metric, baseline=baseline, by=by, tuned=tuned, target=target, objectives=weighed)
-        cautions = [each for each in find_warnings(findings) if own is None or each.kind not in OF_THE_CHOICE]
-        drawn = [_run_picture(runs[0])] if len(runs) == 1 else pictures(findings)
-    folder = out if out is not None else _folder_for(dirs[0], runs)
-    same = all(one.metric == findings.metric for one in planned.values())
-    confirmed = judge(planned, dirs, target=findings.target if same and math.isfinite(findings.target) else None)
-    if own is not None and overview is None:
-        confirmed.insert(0, Confirmed(dirs[0], own, findings))
-    asked = Asked(dirs, list(typed))
-    if target is not None:
-        typed.append(f"target={target}")
-    if objectives:
-        typed.append(f"objectives={','.join(f'{each.name}:{each.mode}' for each in objectives)}")
-    command = shlex.join(["optrun", "report", *map(str, dirs), *typed])
-    files = _write(folder, findings, cautions, drawn, confirmed, command, overview, asked)
-    result = Report(findings, cautions, files, confirmed, overview)
+        confirmed = Confirmed.of(dirs[0], own, comparison, asked)
+    told = comparison if confirmed is None else confirmed.comparison
+    note = "" if confirmed is None else confirmed.note
+    if own is None and confirmed is not None and confirmed.seeds:
+        found = told.findings
+        planned_as = {"baseline": found.reference if found.named else None, "metric": found.metric}
+        asked_as = {"baseline": baseline, "metric": metric}
+        if other := [f"{key}={given}" for key, given in asked_as.items() if given not in (None, planned_as[key])]:
+            note = f"{note} Judged as planned: {', '.join(other)} is for the choice alone.".strip()
+    verdict = judge(
+        told,
+        confirmed="" if confirmed is None else confirmed.seeds,
+        looks=asked if confirmed is None else confirmed.looks,
+        left=sum(run.status in ("running", NOT_STARTED) for run in runs) if follows else 0,
+        next_command=next_command(comparison, confirmed, dirs, told_so),
+        note=note,
+        waits=own is not None and confirmed is not None and bool(confirmed.waiting),
+    )
+    cautions = _cautions(comparison, of_the_choice=own is None)
+    made = Report(comparison, verdict, cautions, shlex.join(["optrun", "report", *map(str, dirs), *typed]), confirmed)
+    said = content_of(
+        comparison, verdict, cautions, confirmed=confirmed, command=made.command, refresh=REFRESH if follows else 0
+    )
+    drawn = [_run_picture(runs[0])] if len(runs) == 1 else all_pictures(comparison)
+    made.files.extend(_write(out or _folder_for(dirs[0], runs), said, runs_csv(comparison), drawn))
     if console is not None and brief:
-        line = verdict.brief(findings) if overview is None else workloads_page.lead(overview)
-        console.print(f"{line} More in {files[0]}", markup=False, highlight=False, soft_wrap=True)
+        console.print(f"{verdict} More in {made.files[0]}", markup=False, highlight=False, soft_wrap=True)
     elif console is not None:
-        print_report(result, console)
-    return result
+        print_report(made, said, console)
+    return made
+
+
+def _looks(dirs: Sequence[Path], comparison: Comparison, *, note: bool) -> int:
+    """Count how often the growing set of seeds was asked; a set that nothing is tested on is none."""
+    if comparison.judgement is None or not is_tested(comparison.judgement):
+        return 1
+    seeds = max(len(row.arm.scores) for each in comparison.workloads for row in each.findings.ranked)
+    sweeps = [each for each in dirs if not RunDir(each).is_run()]
+    return looks.look(sweeps, "score" if comparison.several else comparison.findings.metric, seeds, note=note)
+
+
+def _cautions(comparison: Comparison, *, of_the_choice: bool) -> list[Warning]:
+    """Collect what to take care of; what is said of every workload once, else with its name."""
+    found: dict[Warning, list[str]] = {}
+    for each in comparison.workloads:
+        for warning in find_warnings(each.findings):
+            if of_the_choice or warning.kind not in OF_THE_CHOICE:
+                found.setdefault(warning, []).append(each.name)
+    everywhere = len(comparison.workloads)
+    return [
+        warning
+        if len(names) == everywhere
+        else Warning(warning.kind, f"{', '.join(names)}: {warning.text}", warning.runs)
+        for warning, names in found.items()
+    ]
 
 
 def _folder_for(first: Path, runs: Sequence[Run]) -> Path:
@@ -155,31 +207,24 @@ def _folder_for(first: Path, runs: Sequence[Run]) -> Path:
     return free
 
 
-def print_report(made: Report, console: Console) -> None:
-    """Print the report in a terminal: finding, table, warnings, files."""
-    findings = made.findings
+def print_report(made: Report, content: Mapping[str, Any], console: Console) -> None:
+    """Print the report in a terminal: the line, the tables that stand open on the page, warnings, files."""
+    first, begun = made.findings, [run for run in made.comparison.runs if run.status != NOT_STARTED]
     console.print()
-    if len(findings.runs) == 1:
-        console.print(to_rich(facts_of(findings)))
+    if content["facts"] is not None:
+        console.print(to_rich(content["facts"]))
     else:
-        if made.overview is not None:
-            _print_overview(made.overview, console)
-        else:
-            console.print(Text(verdict_line(findings, made.confirmed), style="bold"))
-        for one in made.confirmed:
-            if one.findings is not findings:
-                console.print(to_rich(terminal_table(one.findings), title=one.title, width=console.width))
-        if made.overview is None:
-            console.print(to_rich(terminal_table(findings), width=console.width))
-            if budget := budget_line(findings):
-                console.print(budget, markup=False, highlight=False)
-            _print_front(findings, console)
-        begun = [run for run in findings.runs if run.status != NOT_STARTED]
-        rest = [run for run in begun if not run.finished or run.diverged]
-        if rest:
-            shown = runs_table(rest[:20], findings.keys, findings.metric, findings.mode)
-            title = f"{len(rest)} of {len(begun)} runs without a result"
-            title += ", the first 20" if len(rest) > 20 else ""
+        console.print(Text(content["line"], style="bold"))
+        if content["next"]:
+            console.print(f"next: {content['next']}", markup=False, highlight=False, soft_wrap=True)
+        for section in [Section("", tables=[content["table"]]), *content["sections"]]:
+            for paragraph in section.paragraphs if not section.tables else ():
+                console.print(paragraph, markup=False, highlight=False)
+            for table in section.tables:
+                console.print(to_rich(table, title=section.title or None, width=console.width))
+        if rest := [run for run in begun if not run.finished or run.diverged]:
+            title = f"{len(rest)} of {len(begun)} runs without a result{', the first 20' if len(rest) > 20 else ''}"
+            shown = runs_table(rest[:20], first.keys, first.metric, first.mode)
             console.print(to_rich(filled(shown), title=title, width=console.width))
     for caution in made.warnings:
         console.print(Text.assemble((f"{caution.kind}: ", "bold yellow"), caution.text))
@@ -189,34 +234,7 @@ def print_report(made: Report, console: Console) -> None:
         console.print(Text.assemble(("wrote ", "dim"), str(path)), soft_wrap=True)
 
 
-def _print_overview(overview: Overview, console: Console) -> None:
-    """Print what holds over all workloads, then the verdict within each."""
-    console.print(Text(workloads_page.lead(overview), style="bold"))
-    console.print(to_rich(workloads_page.table(overview), width=console.width))
-    for each in overview.workloads:
-        console.print(Text(each.name, style="bold"))
-        console.print(to_rich(terminal_table(each.findings), width=console.width))
-        _print_front(each.findings, console)
-
-
-def _print_front(findings: Findings, console: Console) -> None:
-    """Print what no other beats, where several numbers are weighed."""
-    if (front := pareto_table(findings)) is not None:
-        console.print(to_rich(front, title="Pareto front", width=console.width))
-    elif findings.objectives:
-        console.print(pareto_sentence(findings), markup=False, highlight=False)
-
-
-def _write(
-    folder: Path,
-    findings: Findings,
-    cautions: Sequence[Warning],
-    drawn: Sequence[Picture],
-    confirmed: Sequence[Confirmed],
-    command: str,
-    overview: Overview | None,
-    asked: Asked | None,
-) -> list[Path]:
+def _write(folder: Path, content: Mapping[str, Any], table: str, drawn: Sequence[Picture]) -> list[Path]:
     """Write all files, none of them over a person's own."""
     images = {picture: folder / f"report-{picture.name}.png" for picture in drawn}
     numbers = {path.with_suffix(".csv"): one.data for one, path in images.items() if one.data is not None}
@@ -228,16 +246,16 @@ def _write(
                 raise ConfigError(
                     f"{path} exists and was not written by optrun report: move it away, or write elsewhere with out=DIR"
                 )
-        contents = [*render(findings, cautions, images, confirmed, command, overview, asked), runs_csv(findings)]
-        texts = dict(zip(pages, contents, strict=True)) | {path: data().to_csv() for path, data in numbers.items()}
+        texts = dict(zip(pages, [*render(content, images), table], strict=True))
+        texts |= {path: data().to_csv() for path, data in numbers.items()}
         with recorded(*pages, *images.values(), *numbers):
-            for path, content in texts.items():
-                replace_text(path, content)
+            for path, text in texts.items():
+                replace_text(path, text)
             for picture, path in images.items():
                 figure = picture.draw(LIGHT)
                 if figure.get_suptitle() == "":
-                    title = figure.suptitle(picture.title, x=0.012, ha="left", fontsize=12, color=LIGHT.ink)
-                    write(title).set_fontweight("bold")
+                    look = {"ha": "left", "fontsize": 12, "color": LIGHT.ink, "fontweight": "bold", "wrap": True}
+                    figure.suptitle(picture.title, x=0.012, **look)
                 save_png(figure, path, dpi=160 if figure.get_figwidth() > 8 else 240)
     except OSError as error:
         raise StorageError(
@@ -253,13 +271,13 @@ def is_own(path: Path) -> bool:
             start = file.read(4096)
     except (OSError, UnreadableFileError):
         return False
-    if path.suffix == ".html":
-        return HTML_MARK.encode() in start
-    if path.suffix == ".md":
-        return start.startswith(MARKDOWN_MARK.encode())
-    if path.suffix == ".csv":
-        return start.split(b"\n", 1)[0].rstrip().endswith(b"," + CSV_MARK.encode())
-    return start.startswith(b"\x89PNG") and SOFTWARE.encode() in start
+    first = start.split(b"\n", 1)[0].rstrip()
+    return {
+        ".html": HTML_MARK.encode() in start,
+        ".md": start.startswith(MARKDOWN_MARK.encode()),
+        ".csv": first.endswith(b"," + CSV_MARK.encode()),
+        ".png": start.startswith(b"\x89PNG") and SOFTWARE.encode() in start,
+    }[path.suffix]
 
 
 def _run_picture(run: Run) -> Picture:

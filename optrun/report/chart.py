@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.transforms import Transform
+from numpy.typing import NDArray
 
-SERIES, KEY = "series", "key"
-"""What a group of an inline picture may be: the artists of a contender, or its entry in the legend."""
+Array = NDArray[np.float64]
+
+SERIES, KEY, SEEDS = "s", "k", "h"
+"""What a group of an inline picture may be: a contender's artists, its entry in the legend, what is seen on hover."""
+
+_MARKS = 40
 
 
 @dataclass(frozen=True)
@@ -51,8 +57,14 @@ class Chart(Figure):
         """
         self.marks.append(Mark(ax, ax.transData if transform is None else transform, float(x), float(y), text, series))
 
+    def mark_line(self, ax: Axes, x: Array, y: Array, told: Callable[[int], str], *, series: int | None = None) -> None:
+        """Let points of a line tell their values, all of few, evenly many of more."""
+        for index in np.unique(np.linspace(0, len(x) - 1, min(len(x), _MARKS)).astype(int)):
+            if np.isfinite(y[index]):
+                self.mark(ax, x[index], y[index], told(index), series=series)
+
 
 def of_series(artists: Artist | Iterable[Artist], series: int, kind: str = SERIES) -> None:
-    """Say whose artists these are, so that the page can hide them together."""
+    """Say whose artists these are, so that the page can hide or show them together."""
     for artist in [artists] if isinstance(artists, Artist) else artists:
         artist.set_gid(f"{kind}-{series}")

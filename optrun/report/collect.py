@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
+import os
+import re
 import shlex
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -18,11 +21,11 @@ from optrun.artifacts.metrics import MetricsLog, read_metrics, read_summary
 from optrun.artifacts.objective import best_evaluation
 from optrun.artifacts.run_check import problems_of
 from optrun.artifacts.run_dir import CONFIG, HYDRA, METRICS, SUMMARY, RunDir, find_runs
-from optrun.errors import EXIT_NONFINITE, OtherFormatError
+from optrun.bounded_yaml import unresolved_key, yaml_mapping
+from optrun.errors import EXIT_NONFINITE, OtherFormatError, printable
 from optrun.formatting import plain
 from optrun.reading import read_text
-from optrun.report.config_file import flatten, read_config
-from optrun.report.waiting import find_waiting, in_sweep
+from optrun.report.sweep_folder import find_waiting, in_sweep
 
 Array = NDArray[np.float64]
 T = TypeVar("T")
@@ -30,7 +33,7 @@ T = TypeVar("T")
 STATUSES = ("finished", "running", "interrupted", "failed")
 NOT_STARTED = "not started"
 """The status of a job of a sweep that has not begun: it has no summary, and may have no folder."""
-_DIVERGED_FACTOR = 1.5  # a loss that ends this much above where it began did not merely fail to learn
+_FLOAT = re.compile(r"[-+]?\d+(\.\d*)?[eE][-+]?\d+")
 
 
 @dataclass
@@ -42,13 +45,13 @@ class Run:
     """The path as short as it stays unique among the runs read together."""
     status: str
     """One of `STATUSES`, `NOT_STARTED`, or "unknown" where no summary says it."""
-    message: str
+    message: str = ""
     """Why it ended as it did, as far as the run recorded it."""
-    config: dict[str, Any]
+    config: dict[str, Any] = field(default_factory=dict)
     """Dotted keys of `config.yaml`; empty where there is none."""
-    summary: dict[str, Any]
+    summary: dict[str, Any] = field(default_factory=dict)
     """`summary.json`; empty where there is none."""
-    log: MetricsLog
+    log: MetricsLog = field(default_factory=MetricsLog)
     """`metrics.jsonl`."""
     problems: list[str] = field(default_factory=list)
     """One message per file that is missing, torn or unreadable."""
@@ -62,6 +65,17 @@ class Run:
     def setting(self, key: str) -> Any:
         """What the run is compared by: the value of a key, a path as all runs spell it; None where there is none."""
         return self.respelt.get(key, self.config.get(key))
+
+    def settings(self, keys: Iterable[str]) -> tuple[object, ...]:
+        """Normalise the settings of some keys, such that 1 and 1.0 are equal, True and 1 are not."""
+        return tuple(comparable(self.setting(key)) for key in keys)
+
+    def at(self, *path: str) -> Any:
+        """Look up a value of the summary, such as `at("data", "fingerprint")`; None where there is none."""
+        value: Any = self.summary
+        for key in path:
+            value = value.get(key) if isinstance(value, dict) else None
+        return value
 
     @property
     def seed(self) -> int | None:
@@ -82,18 +96,14 @@ class Run:
     @cached_property
     def global_step(self) -> int:
         """Optimizer steps done."""
-        value = self.summary.get("global_step")
-        if isinstance(value, int):
-            return value
-        return max((record["step"] for record in self.log.records), default=0)
+        done = self.summary.get("global_step")
+        return done if isinstance(done, int) else max((record["step"] for record in self.log.records), default=0)
 
     @property
     def max_steps(self) -> int | None:
         """Optimizer steps the schedule was made for."""
-        for value in (self.summary.get("max_steps"), self.config.get("training.max_steps")):
-            if isinstance(value, int) and value > 0:
-                return value
-        return None
+        said = (self.summary.get("max_steps"), self.config.get("training.max_steps"))
+        return next((value for value in said if isinstance(value, int) and value > 0), None)
 
     @property
     def finished(self) -> bool:
@@ -105,71 +115,62 @@ class Run:
         steps, values = self.log.series(name)
         return np.asarray(steps, dtype=np.float64), np.asarray(values, dtype=np.float64)
 
-    def trained(self, name: str) -> tuple[Array, Array]:
-        """The same after a step of training: without the evaluation before the first step."""
+    def line(self, name: str, axis: str) -> tuple[Array, Array]:
+        """Finite values of one metric against `step`, `epoch` or `time`; shapes (n,) and (n,)."""
         steps, values = self.series(name)
-        return steps[steps > 0], values[steps > 0]
+        x = steps if axis == "step" else self.between(axis, steps)
+        known = np.isfinite(x) & np.isfinite(values)
+        return x[known], values[known]
 
     def before_training(self, name: str) -> float | None:
         """The finite value of a metric before the first step; None where there is none."""
         steps, values = self.series(name)
         return float(values[0]) if len(steps) and steps[0] == 0 and math.isfinite(values[0]) else None
 
-    def elapsed(self, steps: Array) -> Array:
-        """Seconds since the start of the run at given logged steps; NaN where no time was logged. Shape (n,)."""
-        logged, times = self.series("time")
-        if len(times) and times[0] > 1e8:  # seconds since 1970
-            times = times - times[0]
-        return _between(steps, logged, times)
+    def untrained(self, metric: str, mode: str) -> float | None:
+        """Find what stands for the untrained model: the value before the first step, else the worst that was logged."""
+        before = self.before_training(metric)
+        finite = filter(math.isfinite, self.log.series(metric)[1])
+        return (max if mode == "min" else min)(finite, default=None) if before is None else before
 
-    def epochs(self, steps: Array) -> Array:
-        """Passes over the training data at given logged steps; NaN where none was logged. Shape (n,)."""
-        return _between(steps, *self.series("epoch"))
+    def elapsed(self, steps: Array) -> Array:
+        """Seconds since the start of the run at given logged steps; see `between`."""
+        return self.between("time", steps)
+
+    def between(self, name: str, steps: Array) -> Array:
+        """Interpolate a metric at steps, in between those logged; NaN beyond, or where none was. Shape (n,)."""
+        logged, values = self.series(name)
+        return np.interp(steps, logged, values, left=np.nan, right=np.nan) if len(logged) else steps * np.nan
 
     def last(self, name: str) -> float | None:
         """The last value of a metric, NaN included; None where it was never logged."""
-        value = number(_inside(self.summary, "metrics", "last", name))
-        if value is not None:
-            return value
-        _, values = self.series(name)
-        return float(values[-1]) if len(values) else None
+        value = number(self.at("metrics", "last", name))
+        return next(reversed(self.log.series(name)[1]), None) if value is None else value
 
     def best(self, name: str, mode: str) -> tuple[float, int] | None:
         """Best finite value of a metric and its step."""
-        if (step := best_evaluation(self.log, name, mode)) is not None:
-            steps, values = self.log.series(name)
-            return values[steps.index(step)], step
-        value, at = (number(_inside(self.summary, "metrics", "best", name, leaf)) for leaf in ("value", "step"))
-        return (value, int(at)) if value is not None and at is not None and math.isfinite(value) else None
+        step, values = best_evaluation(self.log, name, mode), dict(zip(*self.log.series(name), strict=True))
+        return None if step is None else (values[step], step)
 
     @cached_property
     def diverged(self) -> str:
         """Why the run counts as diverged; empty where it does not.
 
-        Diverged: stopped by the policy for non-finite numbers, a loss that is not finite at its last evaluation or last
-        logged step, or a training loss whose last tenth lies more than half above its first value.
+        Diverged: stopped by the policy for non-finite numbers, or a loss that is not finite at its last evaluation or
+        last logged step. A run that ends at a bad finite score has that score.
         """
         if self.status == "failed" and self.summary.get("exit_code") == EXIT_NONFINITE:
             return f"stopped at step {self.global_step:,} by numbers that are not finite"
         for name in ("train/loss", "eval/loss"):
             steps, values = self.series(name)
-            bad = ~np.isfinite(values)
-            if len(values) and bad[-1]:
-                first = int(steps[np.flatnonzero(~bad)[-1] + 1]) if (~bad).any() else int(steps[0])
-                return f"{name} not finite from step {first:,}"
-            final = self.last(name)
-            if final is not None and not math.isfinite(final):
-                return f"{name} not finite at the end"
-        _, train = self.series("train/loss")
-        train = train[np.isfinite(train)]
-        if len(train) >= 10 and train[0] > 0:
-            end = float(np.median(train[-max(3, len(train) // 10) :]))
-            if end > _DIVERGED_FACTOR * train[0]:
-                return f"train/loss rose from {train[0]:.3g} to {end:.3g}"
+            finite = np.flatnonzero(np.isfinite(values))
+            begin = int(finite[-1]) + 1 if len(finite) else 0
+            if begin < len(steps):
+                return f"{name} not finite from step {int(steps[begin]):,}"
         return ""
 
     def score(self, metric: str) -> float | None:
-        """The value the run is compared by: the metric's last value if the run finished and it is finite."""
+        """The metric's last value if the run finished and it is finite; its arm says what a diverged run counts as."""
         if not self.finished or self.diverged:
             return None
         value = self.last(metric)
@@ -177,24 +178,18 @@ class Run:
 
     def perf(self, name: str) -> float | None:
         """A number of the section `perf` of the summary."""
-        value = number(_inside(self.summary, "perf", name))
+        value = number(self.at("perf", name))
         return value if value is not None and math.isfinite(value) else None
 
     @property
     def device(self) -> str:
         """The devices it was given, as `CUDA_VISIBLE_DEVICES` named them; empty where nothing was set."""
-        return str(_inside(self.summary, "device", "cuda_visible_devices") or "")
+        return str(self.at("device", "cuda_visible_devices") or "")
 
     @property
     def wall_seconds(self) -> float | None:
         """Seconds of wall clock the run took."""
-        return number(self.summary.get("wall_seconds"))
-
-    @property
-    def tokens(self) -> float | None:
-        """Tokens trained on so far, to the precision of the clock."""
-        speed, seconds = self.perf("tokens_per_second"), self.wall_seconds
-        return None if speed is None or seconds is None else speed * seconds
+        return number(self.at("wall_seconds"))
 
     @property
     def samples(self) -> int | None:
@@ -203,31 +198,27 @@ class Run:
         micro = self.config.get("training.gradient_accumulation_steps", 1)
         if self.max_steps is None or not isinstance(size, int) or not isinstance(micro, int):
             return None
-        ranks = number(_inside(self.summary, "hardware", "ranks")) or 1
+        ranks = number(self.at("hardware", "ranks")) or 1
         return self.max_steps * (self.config.get("training.global_batch_size") or size * micro * int(ranks))
 
-    def command(self, *, seeds: Iterable[int] = ()) -> str:
+    def command(self, *, seeds: Sequence[int] = ()) -> str:
         """Compose the shell line that makes this run again.
 
         Args:
             seeds: More than one: the line is a sweep over these seeds instead of the run's own.
         """
-        seeds, typed = list(seeds), _typed(self.summary.get("command"))
-        overrides = [item for item in self.overrides if not item.lstrip("+").startswith(("resume=", "hydra."))]
-        if not overrides and typed and len(seeds) < 2:
+        several = len(seeds) > 1
+        left_out = ("resume=", "hydra.", *(["seed="] if several else []))
+        typed = [item for item in self.overrides if not item.lstrip("+").startswith(left_out)]
+        if not typed and self._argv and not several:
             return str(self.summary["command"])
-        line = ["optrun"]
-        if len(seeds) > 1:
-            line.append("-m")
-            overrides = [item for item in overrides if not item.startswith("seed=")]
-            overrides.append("seed=" + ",".join(str(seed) for seed in seeds))
-        name = self.summary.get("config_name")
-        if name and name != "config":
-            line += ["-cn", str(name)]
-        line += _config_dir(typed)
-        if "hydra.mode=RUN" in typed:  # the recipe is a sweep, of which this is one point
-            line += ["hydra/sweeper=grid", "hydra.sweeper.grids=[]"] if len(seeds) > 1 else ["hydra.mode=RUN"]
-        return shlex.join(line + overrides)
+        sweep = ["-m"] if several else []
+        recipe = ["-cn", self.config_name] if self.config_name else []
+        if "hydra.mode=RUN" in self._argv:  # the recipe is a sweep, of which this is one point
+            point = ["hydra/sweeper=grid", "hydra.sweeper.grids=[]"] if several else ["hydra.mode=RUN"]
+            typed = [*point, *typed]
+        chosen = [f"seed={','.join(map(str, seeds))}"] if several else []
+        return shlex.join(["optrun", *sweep, *recipe, *self.config_dir, *typed, *chosen])
 
     @property
     def config_name(self) -> str | None:
@@ -238,32 +229,56 @@ class Run:
     @property
     def config_dir(self) -> list[str]:
         """`--config-dir DIR`, where it was typed."""
-        return _config_dir(_typed(self.summary.get("command")))
+        for argument, following in zip(self._argv, [*self._argv[1:], ""], strict=False):
+            name, equals, value = argument.partition("=")
+            if name in ("--config-dir", "-cd") and (equals or following):
+                return ["--config-dir", value if equals else following]
+        return []
+
+    @property
+    def _argv(self) -> list[str]:
+        """The command line that the run noted."""
+        try:
+            return shlex.split(str(self.summary.get("command") or ""))
+        except ValueError:  # a quotation mark without its partner: not written by optrun
+            return []
 
     @property
     def changed(self) -> dict[str, Any]:
         """Keys that were changed when the run was resumed, to their last values: no fresh run repeats that."""
-        found: dict[str, Any] = {}
         resumes = self.summary.get("resumes")
-        for resume in resumes if isinstance(resumes, list) else []:
-            changes = _inside(resume, "changes")
-            for key, pair in changes.items() if isinstance(changes, dict) else ():
-                found[str(key)] = pair[1] if isinstance(pair, list) and len(pair) == 2 else None
-        return found
+        listed = [resume for resume in (resumes if isinstance(resumes, list) else []) if isinstance(resume, dict)]
+        changes = [each for resume in listed if isinstance(each := resume.get("changes"), dict)]
+        return {key: pair[-1] for each in changes for key, pair in each.items() if isinstance(pair, list) and pair}
+
+
+def comparable(value: object) -> object:
+    """Normalise a setting so that 1 and 1.0 are equal, True and 1 are not."""
+    if isinstance(value, bool) or value is None:
+        return str(value)
+    return float(value) if isinstance(value, (int, float)) else value
 
 
 def number(value: object) -> float | None:
-    """Convert a number to float; None for anything else, booleans among it."""
-    return float(value) if isinstance(value, (int, float)) and not isinstance(value, bool) else None
+    """Convert a number to float; None for anything else, booleans and integers beyond every float among it."""
+    if not isinstance(value, (int, float)) or isinstance(value, bool):
+        return None
+    return float(value) if isinstance(value, float) or abs(value) < 10**300 else None
 
 
-def load_run(path: Path, *, label: str | None = None) -> Run:
-    """Read one run directory; what cannot be read becomes a message in `problems`."""
+def load_run(path: Path, *, label: str = "", planned: Sequence[str] = ()) -> Run:
+    """Read one run directory; what cannot be read becomes a message in `problems`.
+
+    Args:
+        path: The directory.
+        label: What the report calls it; empty: its name.
+        planned: Overrides of a job of a sweep that has not begun.
+    """
     files = RunDir(path)
     problems: list[str] = []
     at_work = is_held(files.lock) or is_held(path)
-    if in_sweep(path) and files.is_unbegun() and not at_work:
-        return _not_started(path, label or path.name, _hydra_overrides(path))
+    unbegun = in_sweep(path) and (files.is_unbegun() or not path.exists())
+    typed = [*planned] or _hydra_overrides(path)
 
     def attempt(read: Callable[[Path], T], file: Path, absent: T) -> T:
         try:
@@ -277,26 +292,24 @@ def load_run(path: Path, *, label: str | None = None) -> Run:
     summary: dict[str, Any] = attempt(read_summary, files.summary, {})
     config = flatten(attempt(read_config, files.config, {}))
     log: MetricsLog = attempt(read_metrics, files.metrics, MetricsLog())
-    problems += [problem.removeprefix(f"{path}/") for problem in log.problems]
-    problems += [problem.removeprefix(f"{path}/") for problem in problems_of(files, (CONFIG, METRICS, SUMMARY))]
-    overrides = summary.get("overrides")
-    overrides = [str(item) for item in overrides] if isinstance(overrides, list) else _hydra_overrides(path)
-    described = bool(config)
-    if not described:
-        config = _config_from(overrides)
-    status, message = summary.get("status"), str(summary.get("message") or "")
+    problems += [*log.problems, *problems_of(files, (CONFIG, METRICS, SUMMARY))]
+    problems = [plain(problem.removeprefix(f"{path}/")) for problem in problems]
+    if isinstance(summary.get("overrides"), list):
+        typed = [str(item) for item in summary["overrides"]]
+    status, message = str(summary.get("status")), str(summary.get("message") or "")
     if not summary and at_work:  # it loads model and data
         status, problems = "running", []
+    elif unbegun:
+        status, problems = NOT_STARTED, []
     elif in_sweep(path) and not log.records and not files.summary.exists():  # a job that failed says so
         status, message = "interrupted", "was cut before it logged anything"
     elif not summary and not log.records:
         status, message = "failed", "ended before it wrote anything"
     elif status not in STATUSES:
         status = "unknown"
-    problems = [plain(problem) for problem in problems]
-    return Run(
-        path, plain(label or path.name), status, plain(message), config, summary, log, problems, overrides, described
-    )
+    known = config or _config_from(typed)
+    label = plain(label or path.name)
+    return Run(path, label, status, plain(message), known, summary, log, problems, typed, bool(config))
 
 
 def load_runs(directories: Iterable[Path], *, beside: Iterable[Path] = ()) -> list[Run]:
@@ -307,54 +320,73 @@ def load_runs(directories: Iterable[Path], *, beside: Iterable[Path] = ()) -> li
         beside: Folders whose runs are left out.
     """
     left_out = [path.resolve() for path in beside]
-    begun: dict[Path, Path] = {}
+    begun: dict[Path, tuple[Path, list[str]]] = {}
     waiting: dict[Path, tuple[Path, list[str]]] = {}
     for directory in directories:
         found = [path for path in find_runs(directory) if not any(map(path.resolve().is_relative_to, left_out))]
-        begun |= {path.resolve(): path for path in found}
+        begun |= {path.resolve(): (path, []) for path in found}
         for sweep in dict.fromkeys([directory, *(path.parent for path in found if path != directory)]):
-            waiting |= {path.resolve(): (path, overrides) for path, overrides in find_waiting(sweep)}
-    rest = [job for key, job in waiting.items() if key not in begun]
-    labels = _labels([*begun.values(), *(path for path, _ in rest)])
-    runs = [load_run(path, label=label) for path, label in zip(begun.values(), labels, strict=False)]
-    return runs + [
-        _not_started(path, label, overrides) for (path, overrides), label in zip(rest, labels[len(runs) :], strict=True)
-    ]
+            waiting |= {job[0].resolve(): job for job in find_waiting(sweep).items()}
+    jobs = begun | {at: job for at, job in waiting.items() if at not in begun}
+    labels = _labels(jobs)
+    return [load_run(path, label=labels[at], planned=planned) for at, (path, planned) in jobs.items()]
 
 
-def _not_started(path: Path, label: str, overrides: list[str]) -> Run:
-    """Describe a job of a sweep by the little that is known before it begins."""
-    name, config = plain(label), _config_from(overrides)
-    return Run(path, name, NOT_STARTED, "", config, {}, MetricsLog(), [], overrides, described=False)
+def _labels(paths: Iterable[Path]) -> dict[Path, str]:
+    """Shorten absolute paths by the folders that all share."""
+    listed = list(paths)
+    shared = os.path.commonpath([path.parent for path in listed]) if listed else ""
+    return {path: path.relative_to(shared).as_posix() for path in listed}
 
 
-def _labels(paths: list[Path]) -> list[str]:
-    """Shorten paths by the folders that all share."""
-    parts = [path.resolve().parts for path in paths]
-    shared = 0
-    if len(parts) > 1:
-        while all(len(part) > shared + 1 for part in parts) and len({part[shared] for part in parts}) == 1:
-            shared += 1
-    else:
-        shared = len(parts[0]) - 1 if parts else 0
-    return ["/".join(part[shared:]) for part in parts]
+def read_config(path: Path) -> dict[str, Any]:
+    """Read a resolved configuration.
+
+    Args:
+        path: A YAML file with a mapping at the top.
+
+    Returns:
+        Nested plain values; `1e-3`, which YAML 1.1 takes for a word, is a number.
+
+    Raises:
+        OSError: The file cannot be read.
+        ValueError: It holds no YAML mapping of resolved values.
+    """
+    config = yaml_mapping(path)
+    if (key := unresolved_key(config)) is not None:
+        raise ValueError(f"{path}: {key} holds `${{`: expected a resolved value")
+    return {printable(str(key)): _numbers(value) for key, value in config.items()}
 
 
-def _typed(command: object) -> list[str]:
-    """Split the command line that a run noted."""
-    try:
-        return shlex.split(str(command or ""))
-    except ValueError:  # a quotation mark without its partner: not written by optrun
-        return []
+def flatten(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Flatten to dotted keys and their leaves; a list is one leaf, an empty mapping too.
+
+    A choice that goes by a name of its own is told with its kind: the library's `lamb` is not ours.
+
+    Example:
+        >>> flatten({"lr": 1.0, "optimizer": {"name": "lamb", "betas": [0.9, 0.999]}})
+        {'lr': 1.0, 'optimizer.name': 'lamb', 'optimizer.betas': '[0.9, 0.999]'}
+        >>> flatten({"optimizer": {"kind": "pytorch_optimizer", "name": "lamb"}})
+        {'optimizer.name': 'lamb (pytorch_optimizer)'}
+    """
+    flat: dict[str, Any] = {}
+    for key, value in config.items():
+        if not isinstance(value, Mapping) or not value:
+            flat[f"{prefix}{key}"] = value if isinstance(value, (str, int, float, type(None))) else repr(value)
+            continue
+        if not prefix and {"kind", "name"} <= set(value):
+            named = {"name": f"{value['name']} ({value['kind']})"}
+            value = {leaf: item for leaf, item in value.items() if leaf != "kind"} | named
+        flat |= flatten(value, f"{prefix}{key}.")
+    return flat
 
 
-def _config_dir(typed: list[str]) -> list[str]:
-    """Find `--config-dir DIR` among the arguments."""
-    for index, argument in enumerate(typed):
-        name, equals, value = argument.partition("=")
-        if name in ("--config-dir", "-cd") and (equals or index + 1 < len(typed)):
-            return ["--config-dir", value if equals else typed[index + 1]]
-    return []
+def _numbers(value: Any) -> Any:
+    if isinstance(value, str):
+        return float(value) if _FLOAT.fullmatch(value) else printable(value)
+    if isinstance(value, dict):
+        return {printable(str(key)): _numbers(item) for key, item in value.items()}
+    return [_numbers(item) for item in value] if isinstance(value, list) else value
 
 
 def _hydra_overrides(path: Path) -> list[str]:
@@ -372,25 +404,8 @@ def _config_from(overrides: list[str]) -> dict[str, Any]:
     for item in overrides:
         key, equals, value = item.lstrip("+").partition("=")
         if equals and not key.startswith(("hydra", "~")):
-            try:
-                parsed: Any = float(value) if any(mark in value for mark in ".eE") else int(value)
-            except ValueError:
-                parsed = value
-            config[key if "." in key or key in ("lr", "seed") else f"{key}.name"] = parsed
+            name = key if "." in key or key in ("lr", "seed") else f"{key}.name"
+            config[name] = value
+            with contextlib.suppress(ValueError):
+                config[name] = float(value) if any(mark in value for mark in ".eE") else int(value)
     return config
-
-
-def _inside(value: Any, *keys: str) -> Any:
-    """Look up a nested value; None where the path breaks off."""
-    for key in keys:
-        value = value.get(key) if isinstance(value, dict) else None
-    return value
-
-
-def _between(steps: Array, logged: Array, values: Array) -> Array:
-    """Interpolate values at steps, in between those logged and not beyond."""
-    if not len(logged):
-        return np.full(len(steps), np.nan)
-    result = np.interp(steps, logged, values)
-    result[(steps < logged[0]) | (steps > logged[-1])] = np.nan
-    return result

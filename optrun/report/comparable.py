@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Sequence
 
 from optrun.formatting import plain
-from optrun.report.arms import Configured
 from optrun.report.collect import Run
 
 _SOURCE = ("name", "path", "subset", "revision", "eval_split", "max_eval_examples", "eval_text_column", "label_column")
+_PREPARING = ("data.", "model.", "task.")
 
 
 def incomparable(runs: Sequence[Run]) -> str:
@@ -23,38 +24,30 @@ def incomparable(runs: Sequence[Run]) -> str:
     tasks = sorted({_task(run) for run in runs if run.config.get("task.name")})
     if len(tasks) > 1:
         return f"the runs are of different tasks ({', '.join(tasks)}), whose numbers cannot be compared"
-    by_seed: dict[int | None, list[Run]] = {}
-    for run in runs:
-        by_seed.setdefault(run.seed, []).append(run)
     # A split that is cut with the seed differs between seeds by design.
-    for alike in by_seed.values():
-        reason = _other_rows(alike)
-        if reason:
-            return reason
-    return ""
+    reasons = (_other_rows([run for run in runs if run.seed == seed]) for seed in {run.seed: None for run in runs})
+    return next(filter(None, reasons), "")
 
 
-def workload_of(run: Configured) -> tuple[object, ...]:
+def workload_of(run: Run) -> tuple[object, ...]:
     """Collect what says that two runs may stand in one ranking: the task, and which rows are evaluation rows."""
     return (_task(run) if run.config.get("task.name") else "", *_rows(run))
 
 
-def _task(run: Configured) -> str:
+def _task(run: Run) -> str:
     kind = run.config.get("task.problem_type")
     return plain(str(run.config["task.name"]) + (f" ({kind})" if kind is not None else ""))
 
 
 def _other_rows(runs: Sequence[Run]) -> str:
     """Say why runs of one seed were evaluated on other rows; empty where they were not."""
-    examples: dict[tuple[object, ...], set[str]] = {}
-    prepared: dict[tuple[object, ...], set[str]] = {}
+    examples = defaultdict[tuple[object, ...], set[str]](set)
+    prepared = defaultdict[tuple[tuple[str, str], ...], set[str]](set)
     for run in runs:
-        digest = _evaluated(run)
-        if digest:
-            examples.setdefault(_rows(run), set()).add(digest)
-            groups = ("data.", "model.", "task.")
-            whole = sorted((key, str(value)) for key, value in run.config.items() if key.startswith(groups))
-            prepared.setdefault(tuple(whole), set()).add(digest)
+        if digest := str(run.at("data", "fingerprint")).partition("-")[2]:  # of the evaluation examples
+            examples[_rows(run)].add(digest)
+            whole = ((key, str(value)) for key, value in run.config.items())
+            prepared[tuple(sorted(each for each in whole if each[0].startswith(_PREPARING)))].add(digest)
     if any(len(digests) > 1 for digests in prepared.values()):
         return "the content of the evaluation data changed between the runs"
     if len(examples) > 1 and len(set.union(*examples.values())) > 1:
@@ -63,20 +56,11 @@ def _other_rows(runs: Sequence[Run]) -> str:
     return ""
 
 
-def _evaluated(run: Run) -> str:
-    """Read the digest of the evaluation examples; empty where it is not known."""
-    data = run.summary.get("data")
-    return str(data.get("fingerprint", "")).partition("-")[2] if isinstance(data, dict) else ""
-
-
-def _rows(run: Configured) -> tuple[object, ...]:
+def _rows(run: Run) -> tuple[object, ...]:
     """Collect the configuration that says which rows are evaluation rows."""
-    config = run.config
-    if config.get("data.eval") is not None:
-        source = [str(run.setting("data.eval"))]
-    else:
-        source = [str(run.setting(key)) for key in ("data.train", "data.train_split", "data.eval_fraction")]
-    return (*source, *(str(config.get(f"data.{key}")) for key in _SOURCE))
+    given = run.config.get("data.eval") is not None
+    source = ("data.eval",) if given else ("data.train", "data.train_split", "data.eval_fraction")
+    return (*(str(run.setting(key)) for key in source), *(str(run.config.get(f"data.{key}")) for key in _SOURCE))
 
 
 def _data(run: Run) -> str:

@@ -1,110 +1,108 @@
-"""Judge a confirmation by its own runs, in the way that was planned before any of them."""
+"""Judge the confirmations of a choice by their own runs, together, in the way that was planned before any of them."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from optrun.report.collect import Run, load_runs
-from optrun.report.confirmation import FOLDER, Confirmation, label, read
-from optrun.report.findings import Findings, find
+from optrun.report.confirmation import FOLDER, Confirmation, confirmations, label
+from optrun.report.findings import matters_of
+from optrun.report.workloads import Comparison, compare_runs
 
 
 @dataclass(frozen=True)
 class Confirmed:
-    """What a confirmation found so far."""
+    """What the confirmations of one choice found."""
 
-    folder: Path
-    plan: Confirmation
-    findings: Findings
+    plans: Mapping[Path, Confirmation]
+    """By folder, in the order of their seeds."""
+    comparison: Comparison
+    """Of the runs of those that are judged; of the choice if none is."""
+    seeds: str = ""
+    """The fresh seeds that its verdict may be quoted with; empty where it may not."""
+    note: str = ""
+    """What is not judged yet, or not as planned; empty where there is no such thing."""
+    looks: int = 1
+    """How many confirmations of the sweep were judged."""
+    waiting: Mapping[Path, Confirmation] = field(default_factory=dict)
+    """Those of the plans that have not come to their end, and are not looked at."""
 
-    @property
-    def as_planned(self) -> bool:
-        """Whether the findings are by the metric, against the reference and of the contenders that were planned."""
-        found, plan = self.findings, self.plan
-        named = found.chosen_baseline and found.reference == plan.reference
-        return named and found.metric == plan.metric and set(found.compared_keys) == set(plan.by)
-
-    @property
-    def title(self) -> str:
-        """Say what the verdict may be quoted as."""
-        seeds = label(self.plan.seeds)
-        if self.as_planned:
-            return f"Confirmed on fresh seeds {seeds}"
-        return f"Not as planned, which was {self.plan.metric} against {self.plan.reference} on fresh seeds {seeds}"
-
-    @property
-    def missing(self) -> int:
-        """Runs without a result."""
-        found = sum(len(arm.scores) for arm in self.findings.arms)
-        return max(0, len(self.plan.contenders) * len(self.plan.seeds) - found)
-
-    @property
-    def pending(self) -> int:
-        """Runs that are not begun, or did not come to an end."""
-        ended = sum(run.finished or run.status == "failed" for run in self.findings.runs)
-        return max(0, len(self.plan.contenders) * len(self.plan.seeds) - ended)
-
-    @property
-    def sweep(self) -> Path | None:
-        """Whose choice it is; None where that is not known or not there."""
-        folder = self.folder.resolve()
-        if self.plan.sweep is None:
-            return shown(folder.parent) if folder.name == FOLDER else None
-        sweep = (folder / self.plan.sweep).resolve()
-        return shown(sweep) if sweep.is_dir() else None
+    @classmethod
+    def of(cls, folder: Path, made: Confirmation, comparison: Comparison, looks: int) -> Confirmed:
+        """Make that of a report on one confirmation by itself."""
+        found, note = comparison.findings, waits(made, comparison.runs)
+        waiting = {folder: made} if note else {}
+        asked = (found.metric, found.reference if found.named else None, {*found.compared_keys})
+        if not note and asked != (made.metric, made.reference, {*made.by}):
+            note = f"Not as planned, which was {made.metric} against {made.reference or 'the best'}."
+        return cls({folder: made}, comparison, "" if note else label(made.seeds), note, looks, waiting)
 
 
-def shown(path: Path) -> Path:
-    """Write a path as a person here types it: from the working directory, where it is beneath that."""
-    whole, here = path.resolve(), Path.cwd()
-    return whole.relative_to(here) if whole.is_relative_to(here) else whole
+def judge_together(
+    planned: Mapping[Path, Confirmation], directories: Sequence[Path], choice: Comparison, **typed: Any
+) -> Confirmed | None:
+    """Judge the confirmations directly beneath some directories by all their runs; None where there is none.
 
-
-def judge(
-    planned: Mapping[Path, Confirmation], directories: Sequence[Path], *, target: float | None = None
-) -> list[Confirmed]:
-    """Judge the confirmations directly beneath some directories by their own runs; none that has no result yet.
+    One that has not come to its end is not looked at. Those of another choice than the last one are named alone.
 
     Args:
         planned: What `confirmation.confirmations` found.
         directories: The sweeps.
-        target: See `findings.find`.
+        choice: What was found in them.
+        typed: Options of `compare_runs` that a person gave.
     """
-    found = []
     sweeps = {directory.resolve() for directory in directories}
-    for folder, made in planned.items():
-        if folder.resolve().parent not in sweeps:
-            continue
-        runs = load_runs([folder])
-        if _has_result(made, runs):
-            baseline = planned_reference(made, runs)
-            judged = find(runs, metric=made.metric, by=made.by, baseline=baseline, target=target)
-            found.append(Confirmed(folder, made, judged))
-    return found
+    plans = {folder: made for folder, made in planned.items() if folder.resolve().parent in sweeps}
+    plans = dict(sorted(plans.items(), key=lambda item: min(item[1].seeds)))
+    runs = {folder: load_runs([folder]) for folder in plans}
+    notes = {folder: note for folder, made in plans.items() if (note := waits(made, runs[folder]))}
+    waiting, ended = {each: plans[each] for each in notes}, [each for each in plans if each not in notes]
+    if not ended:
+        return Confirmed(plans, choice, note=" ".join(notes.values()), waiting=waiting) if plans else None
+    last = plans[ended[-1]]
+    alike = [each for each in ended if (plans[each].metric, plans[each].contenders) == (last.metric, last.contenders)]
+    notes |= {it: f"Seeds {label(plans[it].seeds)} confirmed another choice." for it in ended if it not in alike}
+    fresh = [run for folder in alike for run in runs[folder]]
+    made = compare_runs(fresh, looks=len(ended), **planned_options([plans[it] for it in alike], fresh, **typed))
+    lost = sum(len(plans[it].points()) for it in alike) - sum(len(arm.scores) for arm in made.findings.arms)
+    said = [*notes.values(), *([f"{lost} of their runs failed and have no result."] if lost > 0 else [])]
+    seeds = " and ".join(label(plans[folder].seeds) for folder in alike)
+    return Confirmed(plans, made, seeds, " ".join(said), len(ended), waiting)
 
 
-def plan_of(directories: Sequence[Path], runs: Sequence[Run]) -> Confirmation | None:
-    """Find the plan of a report on one directory that is itself a confirmation with a result; else None."""
-    made = read(directories[0]) if len(directories) == 1 else None
-    return made if made is not None and _has_result(made, runs) else None
+def planned_options(plans: Sequence[Confirmation], runs: Sequence[Run], **typed: Any) -> dict[str, Any]:
+    """Collect what `compare_runs` takes to judge by some plans of one choice, as far as nothing else was typed."""
+    last, references = plans[-1], {made.reference for made in plans}
+    matters = min((made.difference for made in plans if made.difference), default=matters_of(runs))
+    metric = last.metric if any(run.score(last.metric) is not None for run in runs) else None
+    options: dict[str, Any] = {"metric": metric, "by": last.by, "matters": matters}
+    options |= {key: given for key, given in typed.items() if given}
+    names = {row.name for row in compare_runs(runs, **{**options, "baseline": None}).findings.rows}
+    return {"baseline": last.reference if len(references) == 1 and references <= names else None} | options
 
 
-def planned_reference(
-    made: Confirmation, runs: Sequence[Run], *, metric: str | None = None, by: Sequence[str] = ()
-) -> str | None:
-    """Name the planned reference, where it is among the contenders of some runs.
-
-    Args:
-        made: The plan.
-        runs: Of the confirmation.
-        metric: Another than the planned one.
-        by: Other keys than the planned ones.
-    """
-    rows = find(runs, metric=metric or made.metric, by=by or made.by).rows
-    return made.reference if made.reference in {row.name for row in rows} else None
+def waits(made: Confirmation, runs: Sequence[Run]) -> str:
+    """Say why a confirmation is not judged: it waits for runs, or none has a result; empty where it is."""
+    left = len(made.points()) - sum(run.finished or run.status == "failed" for run in runs)
+    if left > 0:
+        return f"Fresh seeds {label(made.seeds)} are judged with the last run: {left} are left."
+    scored = any(run.score(made.metric) is not None for run in runs)
+    return "" if scored else f"None of the runs on fresh seeds {label(made.seeds)} has a result."
 
 
-def _has_result(made: Confirmation, runs: Sequence[Run]) -> bool:
-    return any(run.score(made.metric) is not None for run in runs)
+def looks_at(folder: Path, made: Confirmation) -> int:
+    """Count the confirmations of its sweep that have come to their end, one among them."""
+    beneath = confirmations([sweep] if (sweep := sweep_of(folder, made)) else [])
+    others = [each for each in beneath if each.resolve() != folder.resolve()]
+    return 1 + sum(not waits(beneath[each], load_runs([each])) for each in others)
+
+
+def sweep_of(folder: Path, made: Confirmation) -> Path | None:
+    """Find whose choice is confirmed; None where that is not known or not there."""
+    way = made.sweep or (".." if folder.resolve().name == FOLDER else None)
+    sweep = Path(os.path.normpath(folder / way)) if way is not None else None
+    return sweep if sweep is not None and sweep.is_dir() else None

@@ -1,12 +1,10 @@
-"""Find what a report says, as data: runs joined to arms, arms to contenders, tests, basins, targets."""
+"""Find what a report says of one workload, as data: runs joined to arms, arms to contenders, and judged."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-
-import numpy as np
 
 from optrun.artifacts.objective import Objective
 from optrun.errors import ConfigError, did_you_mean
@@ -23,15 +21,13 @@ from optrun.report.arms import (
 )
 from optrun.report.basin import Basin, basin
 from optrun.report.branches import name_trunks
-from optrun.report.budget import ScoreAgainstBudget, score_against_budget
 from optrun.report.collect import Run
 from optrun.report.comparable import incomparable
 from optrun.report.curves import metric_mode
-from optrun.report.level import Level, common_level
+from optrun.report.milestones import TimeToTarget, choose_target, common_level, floor_of, time_to_target
 from optrun.report.paths import respell
-from optrun.report.statistics import Comparison, bootstrap_intervals, compare
-from optrun.report.targets import TimeToTarget, choose_target, time_to_target
-from optrun.report.tuned import untuned
+from optrun.report.statistics import Comparison, Judgement, compare, pooled_sd
+from optrun.report.sweep_folder import untuned
 
 DEFAULT_METRIC = "eval/loss"
 
@@ -41,17 +37,14 @@ class Row:
     """One contender at its best."""
 
     rank: int | None
-    """1 is best; None without a score."""
+    """1 is best, equal means share; None without an outcome."""
     name: str
     """Unique in the report."""
     contender: Contender
-    interval: tuple[float, float]
-    """Bootstrap interval of the mean over seeds; NaN below three seeds."""
     versus: Comparison | None
-    """Against the reference; None where nothing has a score."""
+    """Against the reference; None where nothing is compared."""
     basin: Basin
     target: TimeToTarget
-    budget: ScoreAgainstBudget
 
     @property
     def arm(self) -> Arm:
@@ -61,12 +54,14 @@ class Row:
 
 @dataclass(frozen=True)
 class Findings:
-    """What is known about a set of runs."""
+    """What is known about runs of one workload."""
 
     runs: list[Run]
     metric: str
     mode: str
     """One of `min` and `max`."""
+    own_metric: str
+    """The main metric that the runs name."""
     keys: list[str]
     """Settings in which the arms differ."""
     compared_keys: list[str]
@@ -76,27 +71,44 @@ class Findings:
     arms: list[Arm]
     rows: list[Row]
     """One per contender, best first."""
-    reference: str | None
-    """The row the others are tested against."""
-    chosen_baseline: bool
-    """Whether a person named the reference, or it is the best."""
+    judgement: Judgement | None
+    """None where nothing is ranked."""
+    floor: float
+    """The metric before the first step: the median over runs; NaN where it was not evaluated."""
+    level: float
+    """Level of the metric for the width of lr basins; NaN where there is none."""
     target: float
-    """Level of the metric for steps, tokens and time to target."""
+    """Level of the metric for steps and time to target; NaN where there is none."""
     chosen_target: bool
     """Whether a person set it."""
-    level: Level
-    """Level of the metric for the width of lr basins."""
-    intervals: dict[int, tuple[float, float]]
-    """Bootstrap intervals by `id` of the arm."""
     incomparable: str = ""
     """Why nothing is ranked although there are scores; empty where that is not so."""
     objectives: Sequence[Objective] = ()
     """Numbers that are weighed against each other; none: the metric alone."""
 
+    @property
+    def reference(self) -> str | None:
+        """The row that the others are shown against."""
+        return self.judgement.reference if self.judgement is not None else None
+
+    @property
+    def named(self) -> bool:
+        """Whether a person named the reference, as a baseline."""
+        return self.judgement is not None and self.judgement.named
+
+    @property
+    def ranked(self) -> list[Row]:
+        """The rows with a rank."""
+        return [row for row in self.rows if row.rank]
+
+    @property
+    def exploratory(self) -> bool:
+        """Whether another metric than the runs' own decides."""
+        return self.metric != self.own_metric
+
     def ranked_arms(self) -> list[Arm]:
         """Sort all arms, best mean first, those without a score last."""
-        sign = 1.0 if self.mode == "min" else -1.0
-        return sorted(self.arms, key=lambda arm: (not arm.scores, sign * arm.mean if arm.scores else 0.0))
+        return sorted(self.arms, key=lambda arm: arm.cost(self.mode))
 
 
 def find(
@@ -108,21 +120,24 @@ def find(
     tuned: Collection[str] = (),
     target: float | None = None,
     objectives: Sequence[Objective] = (),
+    matters: float | None = None,
+    looks: int = 1,
 ) -> Findings:
     """Join, rank and test.
 
     Args:
         runs: What was collected; at least one.
         metric: What to compare by; default: the main metric that most runs name.
-        baseline: A contender to test the others against; default: the best.
+        baseline: A contender to test the others against; default: each is asked whether it could be the best.
         by: Configuration keys that separate contenders; default: see `arms.compared`.
         tuned: Keys that separate none unless they stand in `by`, or nothing else does.
-        target: Level of the metric for times to target and lr basins; default: see `targets.choose_target` and
-            `level.common_level`.
+        target: Level of the metric for times to target and lr basins; default: see `milestones`.
         objectives: What is weighed against each other.
+        matters: The smallest difference that counts; None: that of the configuration, else what another seed changes.
+        looks: How often the growing set of seeds was asked, this time among them.
 
     Raises:
-        ConfigError: A metric no run has, a baseline or a key that is none here.
+        ConfigError: A metric that no run has or that ranks nothing, a baseline or a key that is none here.
     """
     name, mode = choose_metric(runs, metric)
     described = [run for run in runs if run.described]
@@ -137,50 +152,53 @@ def find(
     between = list(by) or telling(untuned(compared(keys), tuned), described)
     free = [key for key in keys if key not in between]
     chosen_over = [key for key in free if key == "lr" or not follows(key, between, described)]
-    arms = build_arms(described, keys, name)
+    arms = build_arms(described, keys, name, mode)
     contenders = build_contenders(arms, between, mode)
     names = _unique([contender.label for contender in contenders])
     chosen = names[contenders.index(find_contender(baseline, contenders))] if baseline else None
-    scores = {label: each.best.scores for label, each in zip(names, contenders, strict=True)}
-    tests: dict[str, Comparison] = {}
     apart = incomparable([run for arm in arms for run in arm.runs if run.score(name) is not None])
-    if any(scores.values()) and not apart:
-        tests = compare(scores, mode=mode, reference=chosen)
-    reference = next(iter(tests.values())).reference if tests else None
-    reference_arm = contenders[names.index(reference)].best if reference else None
-    reached = choose_target([reference_arm] if chosen and reference_arm else [each.best for each in contenders], mode)
-    level = common_level([] if apart else contenders, name, mode, target=target)
-    intervals = _intervals(arms)
-    rows = [
-        Row(
-            rank=index if each.best.scores and not apart else None,
-            name=label,
-            contender=each,
-            interval=intervals[id(each.best)],
-            versus=tests.get(label),
-            basin=basin(each, mode, level.value),
-            target=time_to_target(each.best, name, mode, reached if target is None else target),
-            budget=score_against_budget(each, name, mode, level.start),
+    if name.startswith("train/"):
+        apart = f"{name} is a training metric, and ranks nothing; give the runs an evaluation, as with data.eval"
+    judgement = None
+    if any(each.best.finished for each in contenders) and not apart:
+        judgement = compare(
+            {label: each.best.scores for label, each in zip(names, contenders, strict=True)},
+            mode=mode,
+            baseline=chosen,
+            matters=matters_of(runs) if matters is None else matters,
+            sd=pooled_sd([each.best.finished for each in contenders]),
+            looks=looks,
         )
-        for index, (label, each) in enumerate(zip(names, contenders, strict=True), start=1)
-    ]
+    floor = floor_of(described, name)
+    reached = choose_target([each.best for each in contenders if chosen in (None, each.label)], mode, floor)
+    level = common_level([] if apart else contenders, mode, floor)
     return Findings(
-        list(runs),
-        name,
-        mode,
-        keys,
-        between,
-        chosen_over,
-        arms,
-        rows,
-        reference,
-        bool(baseline),
-        reached if target is None else target,
-        target is not None,
-        level,
-        intervals,
-        apart,
-        objectives,
+        runs=list(runs),
+        metric=name,
+        mode=mode,
+        own_metric=choose_metric(runs, None)[0],
+        keys=keys,
+        compared_keys=between,
+        tuned_keys=chosen_over,
+        arms=arms,
+        rows=[
+            Row(
+                rank=_rank(each, contenders, mode) if judgement is not None and each.best.scores else None,
+                name=label,
+                contender=each,
+                versus=None if judgement is None else judgement.comparisons.get(label),
+                basin=basin(each, mode, level if target is None else target),
+                target=time_to_target(each.best, name, mode, reached if target is None else target),
+            )
+            for label, each in zip(names, contenders, strict=True)
+        ],
+        judgement=judgement,
+        floor=floor,
+        level=level if target is None else target,
+        target=reached if target is None else target,
+        chosen_target=target is not None,
+        incomparable=apart,
+        objectives=objectives,
     )
 
 
@@ -188,7 +206,7 @@ def choose_metric(runs: Sequence[Run], metric: str | None) -> tuple[str, str]:
     """Choose the metric to compare by and its mode.
 
     Raises:
-        ConfigError: A metric was asked for that no run has.
+        ConfigError: A metric was asked for that no run has, or that is of training.
     """
     declared = Counter(
         (str(main["name"]), str(main["mode"]))
@@ -202,21 +220,25 @@ def choose_metric(runs: Sequence[Run], metric: str | None) -> tuple[str, str]:
     known = {name for run in runs for name in run.log.names()}
     if metric not in known:
         raise ConfigError(f"metric={metric}: no run has logged it. {did_you_mean(metric, known)}")
+    if metric.startswith(("train/", "lr/")):
+        judging = sorted(name for name in known if name.startswith("eval/"))
+        raise ConfigError(
+            f"metric={metric}: a metric of training ranks nothing. Expected one of an evaluation: "
+            f"{', '.join(judging[:8]) or 'these runs have none'}."
+        )
     modes = {mode for name, mode in declared if name == metric}
     return metric, modes.pop() if len(modes) == 1 else metric_mode(metric)
 
 
-def _intervals(arms: Sequence[Arm]) -> dict[int, tuple[float, float]]:
-    """Compute bootstrap intervals of all arms; those with equally many seeds in one call."""
-    result = {id(arm): (float("nan"), float("nan")) for arm in arms}
-    by_size: dict[int, list[Arm]] = {}
-    for arm in arms:
-        by_size.setdefault(len(arm.scores), []).append(arm)
-    for size, members in by_size.items():
-        if size:
-            low, high = bootstrap_intervals(np.array([list(arm.scores.values()) for arm in members]))
-            result |= {id(arm): (float(a), float(b)) for arm, a, b in zip(members, low, high, strict=True)}
-    return result
+def matters_of(runs: Sequence[Run]) -> float | None:
+    """Read the smallest difference that counts from the runs' configuration, where all that say one agree."""
+    said = {float(value) for run in runs if isinstance(value := run.config.get("matters"), (int, float))}
+    return said.pop() if len(said) == 1 else None
+
+
+def _rank(contender: Contender, contenders: Sequence[Contender], mode: str) -> int:
+    """Count the contenders with a better mean: equal ones share a rank."""
+    return 1 + sum(each.best.cost(mode) < contender.best.cost(mode) for each in contenders)
 
 
 def _unique(labels: Sequence[str]) -> list[str]:

@@ -1,21 +1,28 @@
-"""Find the configurations that no other beats in all objectives: the Pareto front."""
+"""Find, tabulate and draw the configurations that no other beats in all objectives: the Pareto front."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
+from matplotlib.ticker import FuncFormatter, MaxNLocator
 from numpy.typing import NDArray
 
 from optrun.artifacts.objective import Objective, known_objectives, objective_value
 from optrun.errors import ConfigError, did_you_mean
-from optrun.formatting import count, duration, rate, size
-from optrun.report.arms import Arm
+from optrun.formatting import count, duration, size
+from optrun.report.arms import Arm, describe
+from optrun.report.chart import Chart
 from optrun.report.collect import Run
-from optrun.report.findings import Findings
+from optrun.report.findings import Findings, Row
+from optrun.report.picture import Data, Dot, draw_dots, panel
 from optrun.report.table import Table, value
+from optrun.report.tables import Column, tabulate
+from optrun.report.theme import Theme, legend
+
+_METRICS = ("eval/", "train/")
 
 
 @dataclass(frozen=True)
@@ -24,12 +31,19 @@ class Point:
 
     contender: str
     arm: Arm
-    values: tuple[float, ...]
-    """The mean over its seeds of each objective."""
-    spread: tuple[float, ...]
-    """The standard deviation of each over seeds; NaN below two."""
-    seeds: int
+    scores: NDArray[np.float64]
+    """Of each seed and objective; shape (seeds, objectives)."""
     front: bool
+
+    @property
+    def values(self) -> tuple[float, ...]:
+        """The mean over its seeds of each objective."""
+        return tuple(self.scores.mean(axis=0))
+
+    @property
+    def seeds(self) -> int:
+        """How many have all numbers."""
+        return len(self.scores)
 
 
 def expected(objectives: Sequence[Objective], runs: Sequence[Run]) -> Sequence[Objective]:
@@ -58,30 +72,25 @@ def on_front(costs: NDArray[np.float64]) -> NDArray[np.bool_]:
         >>> on_front(np.array([[1.0, 3.0], [2.0, 2.0], [2.0, 3.0], [1.0, 3.0]])).tolist()
         [True, True, False, True]
     """
-    no_worse = np.all(costs[:, None, :] <= costs[None, :, :], axis=2)
-    lower = np.any(costs[:, None, :] < costs[None, :, :], axis=2)
-    front: NDArray[np.bool_] = ~np.any(no_worse & lower, axis=0)
-    return front
+    no_worse = np.all(costs[:, None] <= costs, axis=2)
+    lower = np.any(costs[:, None] < costs, axis=2)
+    return np.asarray(~np.any(no_worse & lower, axis=0))
 
 
 def points(findings: Findings) -> list[Point]:
     """List the configurations with finite means of all objectives, best in the first one at the top."""
-    found: list[tuple[str, Arm, list[float], list[float], int]] = []
-    for row in findings.rows:
-        for arm in row.contender.arms:
-            rows = [_values(run, findings.objectives) for run in arm.runs if run.finished and run not in arm.repeated]
-            columns = np.array([each for each in rows if each is not None])
-            if len(columns):
-                spread = columns.std(axis=0, ddof=1) if len(columns) > 1 else np.full(columns.shape[1], math.nan)
-                found.append((row.name, arm, columns.mean(axis=0).tolist(), spread.tolist(), len(columns)))
+    found: list[tuple[str, Arm, NDArray[np.float64]]] = []
+    for name, arm in ((row.name, arm) for row in findings.rows for arm in row.contender.arms):
+        counted = [run for run in arm.counted if run.finished]
+        rows = [[objective_value(each, run.log, run.summary) for each in findings.objectives] for run in counted]
+        values = np.array(rows, dtype=np.float64).reshape(len(rows), len(findings.objectives))
+        if len(known := values[np.isfinite(values).all(axis=1)]):
+            found.append((name, arm, known))
     if not found:
         return []
     signs = np.array([each.sign for each in findings.objectives])
-    front = on_front(np.array([means for _, _, means, _, _ in found]) * signs)
-    listed = [
-        Point(name, arm, tuple(means), tuple(spread), seeds, bool(kept))
-        for (name, arm, means, spread, seeds), kept in zip(found, front, strict=True)
-    ]
+    front = on_front(signs * [values.mean(axis=0) for _, _, values in found])
+    listed = [Point(*each, bool(kept)) for each, kept in zip(found, front, strict=True)]
     return sorted(listed, key=lambda each: signs[0] * each.values[0])
 
 
@@ -91,57 +100,82 @@ def pareto_sentence(findings: Findings) -> str:
     if not tried:
         names = ", ".join(each.name for each in findings.objectives)
         return f"No finished run has all of {names}: there is nothing to weigh."
-    kept = [each for each in tried if each.front]
-    named = [f"{each.name} ({'lower' if each.mode == 'min' else 'higher'} is better)" for each in findings.objectives]
     fewest = min(each.seeds for each in tried)
-    text = (
-        f"{len(kept)} of {len(tried)} configurations are on the front of {', '.join(named[:-1])} and {named[-1]}: no "
-        "other is better in one and at least as good in all. Metrics of evaluations are those of the best checkpoint."
-    )
+    trust = f"Means over {fewest} or more seeds; neighbours that are closer than their spread may change places."
     if fewest < 2:
-        return f"{text} Some have one seed alone: nothing says how far their numbers are chance."
-    return f"{text} Means over {fewest} or more seeds; neighbours that are closer than their spread may change places."
+        trust = "Some have one seed alone: nothing says how far their numbers are chance."
+    return (
+        f"{sum(each.front for each in tried)} of {len(tried)} configurations are on the front of "
+        f"{' and '.join(map(_axis_label, findings.objectives))}: no other is better in one and at least as good in "
+        f"all. Metrics of evaluations are those of the best checkpoint. {trust}"
+    )
 
 
 def pareto_table(findings: Findings) -> Table | None:
     """Tabulate the front; None where nothing is weighed, or nothing has all numbers."""
+
+    def cell(index: int, name: str, point: Point) -> str:
+        mean = shown(name, point.values[index])
+        return mean if point.seeds < 2 else f"{mean} ± {shown(name, point.scores[:, index].std(ddof=1))}"
+
     kept = [each for each in points(findings) if each.front] if findings.objectives else []
-    if not kept:
-        return None
+    columns: list[Column[Point]] = [
+        ("contender", False, lambda each: each.contender),
+        *((each.name, True, partial(cell, index, each.name)) for index, each in enumerate(findings.objectives)),
+        ("seeds", True, lambda each: str(each.seeds)),
+        ("settings", False, settings),
+    ]
+    return tabulate(kept, columns, lambda _: "") if kept else None
+
+
+def pareto_data(findings: Findings) -> Data:
+    """List all configurations with their means."""
     names = [each.name for each in findings.objectives]
-    table = Table(["contender", *names, "seeds", "settings"], [False, *[True] * (len(names) + 1), False])
-    for each in kept:
-        table.rows.append([each.contender, *_cells(each, names), str(each.seeds), settings(each)])
-        table.styles.append("")
-    return table
+    found = [[each.contender, settings(each), *each.values, each.seeds, each.front] for each in points(findings)]
+    return Data(["contender", "settings", *names, "seeds", "front"], found)
+
+
+def draw_pareto(rows: Sequence[Row], findings: Findings, theme: Theme) -> Chart:
+    """Draw the first two objectives; the labels say which direction of each is better."""
+    first, second = findings.objectives[:2]
+    figure, ax = panel(theme, len(rows), _axis_label(first), _axis_label(second))
+    found = points(findings)
+    kept = [each.values[:2] for each in found if each.front]
+    ax.plot(*zip(*kept, strict=True), color=theme.muted, linewidth=1.2, linestyle="--", zorder=1)
+    ax.plot(*zip(*(each.values[:2] for each in found), strict=True), alpha=0)
+    ax.margins(0.08)
+    for series, row in enumerate(rows):
+        own = [each for each in found if each.contender == row.name]
+        dots = [Dot(each.values[0], each.values[1], _told(each, findings)) for each in own]
+        draw_dots(figure, ax, series, row.name, dots, second.mode, theme)
+    for axis, objective in ((ax.xaxis, first), (ax.yaxis, second)):
+        axis.set_major_locator(MaxNLocator(5))
+        if not objective.name.startswith(_METRICS):
+            axis.set_major_formatter(FuncFormatter(lambda number, _, name=objective.name: shown(name, number)))
+    legend(ax, theme, below=True, series=range(len(rows)))
+    return figure
 
 
 def settings(point: Point) -> str:
     """Describe what sets a configuration apart within its contender."""
-    shared = {key for key in point.arm.settings if key == "optimizer.name"}
-    rest = {key: found for key, found in point.arm.settings.items() if key not in shared}
-    return ", ".join(f"{key} {rate(one) if isinstance(one, float) else one}" for key, one in rest.items())
+    return describe({key: found for key, found in point.arm.settings.items() if key != "optimizer.name"})
 
 
 def shown(name: str, number: float) -> str:
     """Format a value of an objective: metrics with decimals, times, sizes and counts with a unit."""
-    if name.startswith(("eval/", "train/")):
+    if name.startswith(_METRICS):
         return value(number)
     if name.endswith("seconds"):
         return duration(number)
     return size(number) if name.endswith("_bytes") else count(float(f"{number:.4g}"))
 
 
-def _cells(point: Point, names: Sequence[str]) -> list[str]:
-    cells = zip(names, point.values, point.spread, strict=True)
-    return [shown(name, mean) + ("" if math.isnan(sd) else f" ± {_rounded(name, sd)}") for name, mean, sd in cells]
+def _axis_label(objective: Objective) -> str:
+    return f"{objective.name} ({'lower' if objective.mode == 'min' else 'higher'} is better)"
 
 
-def _rounded(name: str, sd: float) -> str:
-    return f"{sd:.2g}" if name.startswith(("eval/", "train/")) else shown(name, float(f"{sd:.2g}"))
-
-
-def _values(run: Run, objectives: Sequence[Objective]) -> list[float] | None:
-    values = [objective_value(each, run.log, run.summary) for each in objectives]
-    finite = [each for each in values if each is not None and math.isfinite(each)]
-    return finite if len(finite) == len(values) else None
+def _told(point: Point, findings: Findings) -> str:
+    """Say what a point is."""
+    named = zip(findings.objectives, point.values, strict=True)
+    numbers = ", ".join(f"{objective.name} {shown(objective.name, number)}" for objective, number in named)
+    return f"{point.contender}, {settings(point)}: {numbers}{' (on the front)' if point.front else ''}"

@@ -8,6 +8,7 @@ import itertools
 import os
 import re
 from collections.abc import Iterable, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from optrun.reading import read_text
 from optrun.report.collect import Run
 
 _CWD = re.compile(r"^  runtime:\n(?:    .*\n)*?    cwd: (.+)$", re.MULTILINE)
-_DATA = ("data.train", "data.eval", "data.path")
+_DATA = ("data.train.", "data.eval.", "data.path.")
 """Keys whose files the fingerprint of the examples knows."""
 
 
@@ -31,47 +32,39 @@ def respell(runs: Sequence[Run]) -> None:
     Args:
         runs: Their `respelt` is filled.
     """
-    folders: dict[Path, Path | None] = {}
+    folder = cache(_started_in)
     for key in dict.fromkeys(key for run in runs for key in run.config):
         values = {value for run in runs if isinstance(value := run.config.get(key), str)}
         if len(values) < 2 or not any("/" in value or "." in value for value in values):
             continue
         first: dict[object, str] = {}
         for run in runs:
-            value = run.config.get(key)
-            if not isinstance(value, str):
+            if not isinstance(value := run.config.get(key), str):
                 continue
-            if run.path not in folders:
-                folders[run.path] = _started_in(run.path)
-            names = (*_examples(run, key), _files(value, folders[run.path]))
-            known = [name for name in names if name is not None]
-            spelling = next((first[name] for name in known if name in first), value)
-            first |= {name: first.get(name, spelling) for name in known}
+            names = [name for name in (_examples(run, key), _files(value, folder(run.path))) if name is not None]
+            spelling = next((first[name] for name in names if name in first), value)
+            first |= {name: first.get(name, spelling) for name in names}
             if spelling != value:
                 run.respelt[key] = spelling
 
 
-def _examples(run: Run, key: str) -> Iterable[object]:
-    """Name the content of a data file by the examples that a seed made of it."""
-    data = run.summary.get("data")
-    fingerprint = data.get("fingerprint") if isinstance(data, dict) else None
-    if fingerprint and any(key == one or key.startswith(f"{one}.") for one in _DATA):
-        yield ("examples", run.seed, str(fingerprint))
+def _examples(run: Run, key: str) -> object | None:
+    """Name the content of a data file by the examples that a seed made of it; None where it is not known."""
+    fingerprint = run.at("data", "fingerprint")
+    return (run.seed, str(fingerprint)) if fingerprint and f"{key}.".startswith(_DATA) else None
 
 
 def _files(value: str, folder: Path | None) -> object | None:
     """Name the files that a value leads to, seen from a folder; None where it leads nowhere."""
     if value.startswith("["):
         try:
-            items = ast.literal_eval(value)
+            found = [_files(str(item), folder) for item in ast.literal_eval(value)]
         except (ValueError, SyntaxError):
             return None
-        found = [_files(item, folder) if isinstance(item, str) else None for item in items]
         return None if None in found else tuple(found)
-    if folder is None and not Path(value).is_absolute():
-        return None
     path = Path(folder or "/", value).expanduser()
-    there = path.exists() or glob.glob(str(path), recursive=True)  # noqa: PTH207
+    known = folder is not None or Path(value).is_absolute()
+    there = known and (path.exists() or glob.glob(str(path), recursive=True))  # noqa: PTH207
     return os.path.realpath(path) if there else None
 
 
@@ -117,5 +110,4 @@ def shortened(values: Iterable[Any]) -> dict[str, str]:
 
 def _alike(parts: Sequence[Sequence[str]]) -> int:
     """Count the pieces that all begin with."""
-    columns = zip(*parts, strict=False)
-    return len(list(itertools.takewhile(lambda column: len(set(column)) == 1, columns)))
+    return len(list(itertools.takewhile(lambda column: len({*column}) == 1, zip(*parts, strict=False))))

@@ -1,23 +1,30 @@
-"""Say what a picture of a report is: how it is drawn, what stands below it, which numbers it shows."""
+"""Say what a picture of a report is, and what all of them share: who is drawn, how, and how far it reaches."""
 
 from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from optrun.formatting import csv_cell
+from optrun.formatting import csv_cell, number
+from optrun.report.chart import Chart, of_series
 from optrun.report.findings import Row
+from optrun.report.table import value
 from optrun.report.tables import CSV_MARK
-from optrun.report.theme import Theme
+from optrun.report.theme import MARKERS, Theme, new_figure, number_axis, ring, style_axes
 
 SHOWN = 8
-"""More contenders than this cannot be told apart in one picture; the best are drawn, the table has all."""
+"""More contenders than this cannot be told apart by colour; the best are drawn, the table has all."""
 WIDTH = 4.3
 """Inches: as wide as a phone, where the page shows it at about its own size; two stand side by side on a desk."""
+FAR = 4.0
+"""A value that is so many times as far from the best as all nearer ones would squeeze them: it stands at the border."""
 _NAME_LENGTH = 34
 
 
@@ -66,6 +73,124 @@ def short_name(text: str) -> str:
     return text if len(text) <= _NAME_LENGTH else text[: _NAME_LENGTH - 1] + "…"
 
 
-def series_colour(theme: Theme, series: int) -> str:
-    """The colour of a contender."""
-    return theme.series[series % len(theme.series)]
+def style_of(theme: Theme, series: int, **more: Any) -> dict[str, Any]:
+    """Give a contender its colour and marker; those beyond the first `SHOWN` have no colour of their own."""
+    colour = theme.series[series] if series < SHOWN else theme.muted
+    return {"color": colour, "marker": MARKERS[series] if series < SHOWN else "o", "markersize": 4.5, **more}
+
+
+def panel(theme: Theme, lines: int, xlabel: str, ylabel: str) -> tuple[Chart, Axes]:
+    """Begin a picture with room for a legend of so many lines below it."""
+    figure = new_figure(WIDTH, 3.3 + 0.17 * lines, theme)
+    ax = figure.add_subplot()
+    style_axes(ax, theme, xlabel=xlabel, ylabel=ylabel)
+    return figure, ax
+
+
+def reach(distances: Iterable[float], least: float = 0.0) -> float:
+    """Find how far from the best a picture reaches, so that a few bad values do not squeeze the others.
+
+    Args:
+        distances: Of what could be shown, from the best; those that are not finite do not count.
+        least: What is shown in any case.
+
+    Returns:
+        The nearer half is inside; each further one, too, unless it is `FAR` times as far as all before it.
+
+    Example:
+        >>> reach([0.0, 0.01, 0.02, 0.05]), reach([0.0, 0.01, 0.02, 0.6])
+        (0.05, 0.02)
+    """
+    ordered = sorted(each for each in distances if math.isfinite(each))
+    far = max([least, *ordered[: max(2, (len(ordered) + 1) // 2)]])
+    for each in ordered:
+        far = max(far, each) if each <= FAR * far else far
+    return far
+
+
+def limit(ax: Axes, values: Sequence[float], mode: str, *, least: float = 0.0, edge: Sequence[float] = ()) -> None:
+    """Limit y by `reach`.
+
+    Args:
+        ax: What is drawn on it.
+        values: What should be seen; see `reach`.
+        mode: "min" or "max".
+        least: Distance from the best that is seen in any case.
+        edge: More that is seen on the better side, such as the best seeds.
+    """
+    sign = 1.0 if mode == "min" else -1.0
+    known = [sign * each for each in values if math.isfinite(each)]
+    if not known:
+        return
+    best = min(known)
+    far = best + (reach([each - best for each in known], least) or 0.02 * abs(best) or 0.01)
+    best = min([best, *(sign * each for each in edge if math.isfinite(each))])
+    margin = 0.07 * (far - best)
+    low, high = sorted((sign * (best - margin), sign * (far + margin)))
+    number_axis(ax, [low, high])
+    ax.set_ylim(low, high)
+
+
+def tell_cut(ax: Axes, theme: Theme, mode: str, ends: Sequence[tuple[str, float]], values: Iterable[float]) -> None:
+    """Say above the picture which contenders ended outside, and else where values are cut off.
+
+    Args:
+        ax: Its limits are set.
+        theme: Colours.
+        mode: "min": what may be missing are high values; "max": low ones.
+        ends: Name and result of each contender.
+        values: Everything that was drawn.
+    """
+    low, high = ax.get_ylim()
+    gone = [f"{short_name(name)} {value(end)}" for name, end in ends if math.isfinite(end) and not low <= end <= high]
+    if gone:
+        text = f"{'↑' if mode == 'min' else '↓'} {', '.join(gone[:2])}"
+        text += f" and {len(gone) - 2} more" if len(gone) > 2 else ""
+    elif any(math.isfinite(each) and not low <= each <= high for each in values):
+        text = f"cut off: values {f'above {number(high, 3)}' if mode == 'min' else f'below {number(low, 3)}'}"
+    else:
+        return
+    place: dict[str, Any] = {"xycoords": "axes fraction", "xytext": (0, 3), "textcoords": "offset points"}
+    ax.annotate(text, (1, 1), fontsize=7.5, color=theme.muted, ha="right", va="bottom", **place)
+
+
+@dataclass(frozen=True)
+class Dot:
+    """One outcome among others of a contender."""
+
+    x: float
+    y: float
+    """NaN: it diverged."""
+    told: str
+    chosen: bool = False
+
+
+def draw_dots(
+    figure: Chart, ax: Axes, series: int, label: str, dots: Sequence[Dot], mode: str, theme: Theme, **line: Any
+) -> None:
+    """Draw the outcomes of a contender: a ring around the chosen one, on the worse edge what lies outside.
+
+    Args:
+        figure: With `ax`, whose limits are set.
+        ax: Where.
+        series: The contender.
+        label: In the legend.
+        dots: By rising x where they are joined; a cross on the edge diverged, an arrowhead has a value further out.
+        mode: "min" or "max".
+        theme: Colours.
+        line: How they are joined.
+    """
+    style, edge = style_of(theme, series, linewidth=0), 0.985 if mode == "min" else 0.015
+    known = [dot for dot in dots if math.isfinite(dot.y)]
+    artists = ax.plot([dot.x for dot in known], [dot.y for dot in known], label=short_name(label), **(style | line))
+    low, high = ax.get_ylim()
+    for dot in dots:
+        if low <= dot.y <= high:
+            figure.mark(ax, dot.x, dot.y, dot.told, series=series)
+            artists += ring(ax, dot.x, dot.y, style["color"]) if dot.chosen else []
+            continue
+        marker = "x" if math.isnan(dot.y) else "^" if mode == "min" else "v"
+        look = style | {"marker": marker, "markersize": 6, "markeredgewidth": 1.8, "clip_on": False}
+        artists += ax.plot(dot.x, edge, transform=ax.get_xaxis_transform(), **look)
+        figure.mark(ax, dot.x, edge, dot.told, series=series, transform=ax.get_xaxis_transform())
+    of_series(artists, series)

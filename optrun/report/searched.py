@@ -1,38 +1,36 @@
-"""Measure which of the searched settings mattered: the share of the variance of ranks that one explains by itself."""
+"""Find which settings a search varied, and which of them mattered, as far as optuna is installed."""
 
 from __future__ import annotations
 
+import importlib.util
 import math
+import warnings
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from optrun.report.arms import Arm, Contender
-from optrun.report.findings import Findings, Row
+from optrun.report.findings import Findings
 
-Array = NDArray[np.float64]
-
-BINS = 4
-FEWEST = 8
-"""Degrees of freedom within the bins below which no share is given."""
+FEWEST = 12
+"""Fewer configurations of a contender weigh nothing."""
+_GOOD = 0.25
+"""The share of configurations that count as good ones."""
 
 
 def searched_keys(findings: Findings) -> list[str]:
-    """List the tuned settings of which some contender has tried several values, those that mattered most first."""
-    keys = [key for key in findings.tuned_keys if any(len(set(tried(row.contender, key))) > 1 for row in findings.rows)]
-    return sorted(keys, key=lambda key: -(importance(findings.rows, key, findings.mode) or 0.0))
+    """List the tuned settings of which some contender has tried several values."""
+    return [
+        key
+        for key in findings.tuned_keys
+        if any(len({arm.settings[key] for arm in outcomes(row.contender, key)}) > 1 for row in findings.rows)
+    ]
 
 
-def outcomes(contender: Contender, key: str) -> list[Arm]:
+def outcomes(contender: Contender, key: str = "") -> list[Arm]:
     """List the arms with an outcome that have the setting."""
-    return [arm for arm in contender.arms if key in arm.settings and (arm.scores or arm.diverged)]
-
-
-def tried(contender: Contender, key: str) -> list[Any]:
-    """List the values of a setting, one for each arm with an outcome."""
-    return [arm.settings[key] for arm in outcomes(contender, key)]
+    return [arm for arm in contender.arms if (not key or key in arm.settings) and (arm.finished or arm.diverged)]
 
 
 def is_number(values: Sequence[object]) -> bool:
@@ -42,61 +40,64 @@ def is_number(values: Sequence[object]) -> bool:
     )
 
 
-def importance(rows: Sequence[Row], key: str, mode: str) -> float | None:
-    """Compute the share of the variance of ranks that lies between the values of one setting.
-
-    Configurations are ranked within their contender, diverged ones last, and binned by the setting: each value by
-    itself, or where there are more than `BINS` numbers, in as many bins of equally many configurations. With the sums
-    of squares over all contenders, between and within the bins, and their degrees of freedom,
-
-        epsilon^2 = (SS_between - df_between SS_within / df_within) / SS_total
-
-    is 0 on average for a setting that does nothing, however many bins there are. It is a main effect: what two settings
-    do only together is in neither share. A search that proposes more where it is good, as TPE does, confounds them.
-
-    Returns:
-        In [0, 1]; None where too few configurations were tried to say.
-
-    Source: Kelley 1935, An unbiased correlation ratio measure; of ranks, as the first-order part of functional ANOVA
-    (Hutter, Hoos, Leyton-Brown 2014, An efficient approach for assessing hyperparameter importance).
-    """
-    between = within = 0.0
-    df_between = df_within = 0
-    for row in rows:
-        arms = outcomes(row.contender, key)
-        groups = bins([arm.settings[key] for arm in arms])
-        if len(set(groups)) < 2:
-            continue
-        ranks = _ranks(arms, mode)
-        labels = np.array(groups)
-        for label in set(groups):
-            members = ranks[labels == label]
-            between += len(members) * float(members.mean() - ranks.mean()) ** 2
-            within += float(((members - members.mean()) ** 2).sum())
-        df_between += len(set(groups)) - 1
-        df_within += len(arms) - len(set(groups))
-    if df_within < FEWEST or between + within == 0:
-        return None
-    return min(1.0, max(0.0, (between - df_between * within / df_within) / (between + within)))
+def wide(values: Sequence[Any]) -> bool:
+    """Tell whether numbers are better seen on a logarithmic axis."""
+    return bool(min(values) > 0 and max(values) > 10 * min(values))
 
 
-def bins(values: Sequence[Any]) -> list[int]:
-    """Number the bins that values fall into.
+def places(values: Sequence[Any]) -> dict[Any, float]:
+    """Place the values of a setting between 0 and 1: numbers to scale, linear or logarithmic, words evenly.
 
     Example:
-        >>> bins(["a", "b", "a"]), bins([1, 2, 3, 4, 5, 6, 7, 8])
-        ([0, 1, 0], [0, 0, 1, 1, 2, 2, 3, 3])
+        >>> places([1, 10, 100, 10]), places(["b", "a", None])
+        ({1: 0.0, 10: 0.5, 100: 1.0}, {None: 0.0, 'a': 0.5, 'b': 1.0})
     """
     distinct = list(dict.fromkeys(values))
-    if len(distinct) <= BINS or not is_number(values):
-        return [distinct.index(value) for value in values]
-    edges = np.quantile(np.asarray(values, dtype=np.float64), np.arange(1, BINS) / BINS)
-    return [int(index) for index in np.searchsorted(edges, np.asarray(values, dtype=np.float64))]
+    if len(distinct) > 1 and is_number(distinct):
+        scaled = np.log(distinct) if wide(distinct) else np.asarray(distinct, dtype=np.float64)
+        return dict(zip(distinct, ((scaled - scaled.min()) / np.ptp(scaled)).tolist(), strict=True))
+    distinct.sort(key=str)
+    return {each: at / max(1, len(distinct) - 1) for at, each in enumerate(distinct)}
 
 
-def _ranks(arms: Sequence[Arm], mode: str) -> Array:
-    """Rank arms within a contender, equal ones alike; those that diverged share the last place."""
+def importances(findings: Findings) -> dict[str, float]:
+    """Weigh the searched settings: how much do the good quarter of configurations differ from all in each?
+
+    Each contender is weighed by itself, since its good values are its own, and counts as often as it has
+    configurations. One that diverged is as bad as the worst.
+
+    Returns:
+        Shares, 1 together, the largest first; empty without optuna or with too few configurations.
+
+    Source: Watanabe, Bansal, Hutter 2023 (PED-ANOVA), `optuna.importance.PedAnovaImportanceEvaluator`.
+    """
+    keys = searched_keys(findings)
+    if len(keys) < 2 or importlib.util.find_spec("optuna") is None:
+        return {}
+    total = dict.fromkeys(keys, 0.0)
+    for row in findings.rows:
+        arms = [arm for arm in outcomes(row.contender) if arm.settings.keys() >= set(keys)]
+        weighed = len(arms) >= FEWEST and any(arm.finished for arm in arms)
+        for key, share in _weigh(arms, keys, findings.mode).items() if weighed else ():
+            total[key] += share * len(arms)
+    whole = sum(total.values())
+    return {key: total[key] / whole for key in sorted(keys, key=lambda key: -total[key])} if whole else {}
+
+
+def _weigh(arms: Sequence[Arm], keys: Sequence[str], mode: str) -> dict[str, float]:
+    """Ask optuna, with the arms as trials of a study."""
+    import optuna
+
+    optuna.logging.set_verbosity(optuna.logging.WARNING)  # every study announces itself
     sign = 1.0 if mode == "min" else -1.0
-    scores = np.array([math.inf if arm.diverged or not arm.scores else sign * arm.mean for arm in arms])
-    _, inverse, counts = np.unique(scores, return_inverse=True, return_counts=True)
-    return np.asarray((np.cumsum(counts) - (counts - 1) / 2)[inverse], dtype=np.float64)
+    scores = [sign * arm.mean if arm.finished else math.nan for arm in arms]
+    where = {key: places([arm.settings[key] for arm in arms]) for key in keys}
+    spaces = {key: optuna.distributions.FloatDistribution(0.0, 1.0) for key in keys}
+    study = optuna.create_study()
+    for arm, score in zip(arms, np.nan_to_num(scores, nan=np.nanmax(scores)), strict=True):
+        params = {key: where[key][arm.settings[key]] for key in keys}
+        study.add_trial(optuna.create_trial(params=params, distributions=spaces, value=float(score)))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of an evaluator that is called experimental
+        evaluator = optuna.importance.PedAnovaImportanceEvaluator(target_quantile=_GOOD)
+        return dict(optuna.importance.get_param_importances(study, evaluator=evaluator))

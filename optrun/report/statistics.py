@@ -27,14 +27,19 @@ MOST_SEEDS = 100
 ROUNDING = 1e-10
 """Spread of differences, relative to the scores, that rounding alone can make."""
 
+UNSET = "another seed changes"
+"""What `Judgement.matters` is in words, if nobody set it."""
+
 
 class Verdict(StrEnum):
     """Say what the test found about one contender."""
 
     could_be_best = "could be the best"
     ruled_out = "ruled out"
-    either_will_do = "ruled out, but by less than another seed changes: either will do"
+    either_will_do = f"ruled out, but by less than {UNSET}: either will do"
     """The interval of the difference lies within +-`Judgement.matters`."""
+    differs_little = f"differs, but by less than {UNSET}: either will do"
+    """The same against a baseline, which rules out nobody."""
     better = "better"
     worse = "worse"
     no_difference = "no difference found"
@@ -94,6 +99,15 @@ class Judgement:
         """List the contenders with a score that may be the best, best mean first."""
         kept = (Verdict.could_be_best, Verdict.too_few, Verdict.no_spread)
         return [name for name in self.ranking if self.comparisons[name].verdict in kept]
+
+    def words(self, name: str) -> str:
+        """Say the verdict on a contender, with the limit that decided."""
+        return self.comparisons[name].verdict.replace(UNSET, self.limit)
+
+    @property
+    def limit(self) -> str:
+        """Say what `matters` is."""
+        return UNSET if self.matters == self.sd else "matters"
 
 
 @dataclass(frozen=True)
@@ -215,7 +229,7 @@ def compare(
         if i == reference and baseline is not None:
             verdict = Verdict.baseline
         elif p[i] < alpha and -matters <= low and high <= matters:
-            verdict = Verdict.either_will_do
+            verdict = Verdict.either_will_do if baseline is None else Verdict.differs_little
         elif p[i] < alpha:
             verdict = Verdict.ruled_out if baseline is None else Verdict.worse if t > 0 else Verdict.better
         elif shared[i] < MIN_SEEDS:
@@ -300,6 +314,28 @@ def pooled_sd(samples: Iterable[Iterable[float]]) -> float:
             residuals += (values - values.mean()).tolist()
             degrees += len(values) - 1
     return math.hypot(*residuals) / math.sqrt(degrees) if degrees else math.nan
+
+
+def residual_sd(scores: Iterable[Mapping[int, float]]) -> tuple[float, int]:
+    """Estimate the standard deviation between seeds, without what a seed does to all contenders alike.
+
+    It is that of the residuals of a two-way table, contender + seed, over the seeds that all share. Without such a
+    table it is `pooled_sd`.
+
+    Args:
+        scores: Seed -> score of each contender.
+
+    Returns:
+        The standard deviation and its degrees of freedom; NaN and 0 if no contender has two seeds.
+    """
+    several = [each for each in scores if len(each) > 1]
+    shared = sorted(set.intersection(*map(set, several))) if several else []
+    if len(several) < 2 or len(shared) < 2:
+        return pooled_sd(each.values() for each in several), sum(len(each) - 1 for each in several)
+    table = np.array([[each[seed] for seed in shared] for each in several])
+    residuals = table - table.mean(axis=0) - table.mean(axis=1, keepdims=True) + table.mean()
+    degrees = (len(several) - 1) * (len(shared) - 1)
+    return math.hypot(*residuals.ravel()) / math.sqrt(degrees), degrees
 
 
 def detectable(sd: float, seeds: int, alpha: float, *, power: float = POWER, sides: int = 1) -> float:

@@ -11,18 +11,8 @@ import matplotlib as mpl
 from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.figure import Figure
 
-from optrun.report.chart import KEY, SERIES, Chart, Mark
-from optrun.report.theme import DARK, LIGHT, PAGE, any_letters, css_variables
-
-_VARIABLES = {
-    PAGE.ink: "var(--ink)",
-    PAGE.muted: "var(--muted)",
-    PAGE.grid: "var(--grid)",
-    PAGE.paper: "var(--paper)",
-    PAGE.alarm: "var(--alarm)",
-    **{colour: f"var(--series-{index})" for index, colour in enumerate(PAGE.series)},
-}
-_CLASSES = {SERIES: "s", KEY: "k"}
+from optrun.report.chart import Chart, Mark
+from optrun.report.theme import DARK, LIGHT, PAGE, any_letters, css_variables, variables
 
 
 def to_svg(figure: Figure, *, name: str, label: str) -> str:
@@ -36,19 +26,19 @@ def to_svg(figure: Figure, *, name: str, label: str) -> str:
 
     Returns:
         One `<svg>` element: text stays text, colours are CSS variables, size follows the page. What belongs to
-        contender 3 has the class `s3`, its entry in the legend `k3`.
+        contender 3 has the class `s3`, its entry in the legend `k3`, what shows on hover alone `h3`.
     """
     buffer = io.BytesIO()
-    with mpl.rc_context({"svg.fonttype": "none", "svg.hashsalt": name}), any_letters():
+    with mpl.rc_context({"svg.fonttype": "none", "svg.hashsalt": name}), any_letters(figure):
         figure.set_facecolor("none")
         FigureCanvasSVG(figure).print_svg(buffer, metadata={"Date": None, "Creator": None})  # `savefig` draws twice
     text = buffer.getvalue().decode()
     text = text[text.index("<svg") :]
-    text = re.sub(r"<metadata>.*?</metadata>", "", text, flags=re.DOTALL)
-    text = re.sub(r"<!--.*?-->", "", text, flags=re.DOTALL)
-    text = re.sub(r'<g id="([^"]*)"', _group, text)
-    for colour, variable in _VARIABLES.items():
-        text = text.replace(colour, variable)
+    text = re.sub(r"<metadata>.*?</metadata>|<!--.*?-->", "", text, flags=re.DOTALL)
+    text = re.sub(r'<g id="([skh])-(\d+)"', r'<g class="\1\2"', text)  # of a group's id what is ours
+    text = re.sub(r'<g id="[^"]*"', "<g", text)
+    for variable, colour in variables(PAGE).items():
+        text = text.replace(colour, f"var(--{variable})")
     text = re.sub(r'\s(?:width|height)="[\d.]+pt"', "", text, count=2)
     text = text.replace("<svg", f'<svg role="img" aria-label="{html.escape(label)}"', 1).strip()
     return text.removesuffix("</svg>") + _circles(figure.marks if isinstance(figure, Chart) else ()) + "</svg>"
@@ -68,12 +58,6 @@ def standalone_svg(figure: Figure, *, name: str, label: str) -> str:
     )
     head, _, body = to_svg(figure, name=name, label=label).partition(">")
     return f'<?xml version="1.0" encoding="UTF-8"?>\n{head}>{style}{body}\n'
-
-
-def _group(found: re.Match[str]) -> str:
-    """Keep of a group's id what is ours, as a class."""
-    kind, _, number = found[1].partition("-")
-    return f'<g class="{_CLASSES[kind]}{number}"' if kind in _CLASSES and number.isdecimal() else "<g"
 
 
 def _circles(marks: Iterable[Mark]) -> str:

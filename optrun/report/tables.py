@@ -6,237 +6,293 @@ import csv
 import io
 import math
 from collections import Counter
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
+from statistics import mean, median
+from typing import Any, TypeVar
 
-from optrun.formatting import count, csv_cell, duration, plain, size
+from optrun.formatting import csv_cell, duration, plain, rate, size
 from optrun.report import branches
 from optrun.report.arms import Arm, describe
-from optrun.report.collect import Run
+from optrun.report.collect import NOT_STARTED, Run
 from optrun.report.findings import Findings, Row
+from optrun.report.milestones import expected_best, first_reached
 from optrun.report.paths import shortened
-from optrun.report.statistics import BETTER, NO_DIFFERENCE, REFERENCE, WORSE
+from optrun.report.statistics import Comparison as Compared
+from optrun.report.statistics import Verdict
 from optrun.report.table import NONE, Table, value
-from optrun.report.targets import first_reached
+from optrun.report.workloads import Comparison, Workload
 
 CSV_MARK = "optrun_report"
 """Name of the last CSV column: by it an earlier report is told from a person's own file."""
 
 
+_NO_SCORE = "no score on every workload"
+T = TypeVar("T")
+Column = tuple[str, bool, Callable[[T], str]]
+"""Its name, whether it is set flush right, and the cell of a row."""
+
+
+def tabulate(rows: Iterable[T], columns: Sequence[Column[T]], style: Callable[[T], str]) -> Table:
+    """Lay out rows, a cell for each column."""
+    listed = list(rows)
+    cells = [[cell(row) for _, _, cell in columns] for row in listed]
+    return Table([name for name, _, _ in columns], [right for _, right, _ in columns], cells, [*map(style, listed)])
+
+
 def ranking_table(findings: Findings) -> Table:
-    """Tabulate result and verdict, one row per contender."""
-    tuned = bool(findings.tuned_keys)
-    unit = findings.metric
-    head = ["#", "contender", *(["best with"] if tuned else []), f"{unit} (mean ± sd)", "verdict", "seeds"]
-    tail = ["95 % interval", "difference", "p (Holm)", "effect g"]
-    table = Table(head + tail, [True, False, *([False] if tuned else []), True, False, *[True] * 5])
-    for row in findings.rows:
-        against = row.versus
-        tested = against is not None and not math.isnan(against.p_corrected)
-        cells = [str(row.rank or NONE), row.name]
-        if tuned:
-            cells.append(describe(_tuned(row, findings)) or NONE)
-        cells += [mean_sd(row.arm), verdict(row), seeds(row.arm), interval(*row.interval)]
-        if against is not None and tested:
-            cells += [f"{signed(against.difference)} [{signed(against.low)}, {signed(against.high)}]"]
-            cells += [p_value(against.p_corrected), signed(against.effect, 2)]
-        else:
-            known = against is not None and against.verdict != REFERENCE and not math.isnan(against.difference)
-            cells += [signed(against.difference) if against and known else NONE, NONE, NONE]
-        table.rows.append(cells)
-        table.styles.append(row_style(row))
-    return table
+    """Tabulate each contender at its best: what it is, what it came to, and what it cost to find."""
+    judged, target = findings.judgement, findings.target
+    same = min((len(_tried(row)) for row in findings.ranked), default=0)
+    tuned, unequal = findings.tuned_keys, any(len(_tried(row)) > same for row in findings.ranked)
+    against = f"difference [{100 * judged.confidence:.3g} %]" if judged else "difference"
+    columns: list[tuple[bool, Column[Row]]] = [
+        (True, ("#", True, lambda row: str(row.rank or NONE))),
+        (True, ("contender", False, lambda row: row.name)),
+        (bool(tuned), ("chosen", False, lambda row: describe(_settings(row, tuned)) or NONE)),
+        (True, (f"{findings.metric} (mean ± sd)", True, lambda row: mean_sd(row.arm))),
+        (True, ("verdict", False, partial(verdict, findings))),
+        (True, ("seeds", True, lambda row: seeds(row.arm))),
+        (True, (against, True, lambda row: difference(row.versus))),
+        (True, ("diverged", True, lambda row: _lost(_runs(row)))),
+        (not math.isnan(target), (f"steps to {at_least(target, findings.mode)}", True, _steps_to_target)),
+        (bool(tuned) and unequal, (f"expected best of {same}", True, lambda row: _best_of(row, same, findings.mode))),
+        (True, ("tried", True, _effort)),
+        (True, ("wall time", True, lambda row: _total([run.wall_seconds for run in _runs(row)]))),
+    ]
+    return tabulate(findings.rows, [column for shown, column in columns if shown], row_style)
+
+
+def scores_table(comparison: Comparison) -> Table:
+    """Tabulate the mean score of each contender over several workloads, and on each of them."""
+    judged, scores = comparison.judgement, comparison.scores
+    found = judged.comparisons if judged is not None else {}
+    columns: list[Column[str]] = [
+        ("contender", False, str),
+        ("mean score", True, lambda name: _score(scores[name])),
+        (
+            "verdict",
+            False,
+            lambda name: judged.words(name) if judged and name in found else _NO_SCORE,
+        ),
+        ("difference", True, lambda name: difference(found.get(name), 3)),
+        *((each.name, True, partial(_score_of, each.scores())) for each in comparison.workloads if not each.left_out),
+    ]
+    order = dict.fromkeys([*(judged.ranking if judged is not None else ()), *scores])
+    return tabulate(order, columns, lambda name: _STYLES.get(found[name].verdict, "") if name in found else "muted")
+
+
+def workloads_table(comparison: Comparison) -> Table:
+    """Tabulate the workloads: what a score of 0 and of 1 is there, who is best, and why one does not count."""
+    columns: list[Column[Workload]] = [
+        ("workload", False, lambda each: each.name),
+        ("metric", False, lambda each: each.findings.metric),
+        ("before training (0)", True, lambda each: _known(each.findings.floor)),
+        ("best (1)", True, lambda each: _known(each.end)),
+        ("best contender", False, lambda each: next((row.name for row in each.findings.ranked), NONE)),
+        ("counts", False, lambda each: f"no: {each.left_out}" if each.left_out else "yes"),
+    ]
+    return tabulate(comparison.workloads, columns, lambda each: "muted" if each.left_out else "")
 
 
 def speed_table(findings: Findings) -> Table:
     """Tabulate speed and memory of the chosen configurations, and sensitivity to lr, one row per contender."""
-    columns = ["contender", "wall time", "tokens/s", "peak memory", "optimizer state", "diverged"]
-    columns.append(f"lr basin{at_least(findings.level.value, findings.mode)}")
-    table = Table(columns, [False, *[True] * 6])
-    for row in findings.rows:
-        runs = row.arm.runs
-        everything = [run for arm in row.contender.arms for run in arm.runs]
-        bad = sum(bool(run.diverged) for run in everything)
-        table.rows.append(
-            [
-                row.name,
-                _middle([run.wall_seconds for run in runs if run.finished], duration),
-                _middle([run.perf("tokens_per_second") for run in runs], lambda value: f"{value:,.0f}"),
-                _middle([run.perf("peak_memory_bytes") for run in runs], size),
-                _middle([run.perf("optimizer_state_bytes") for run in runs], size),
-                f"{bad} of {len(everything)}" if bad else "0",
-                row.basin.width_label(),
-            ]
-        )
-        table.styles.append("best" if row.rank == 1 else "" if row.rank else "muted")
-    return table
-
-
-def target_table(findings: Findings) -> Table:
-    """Tabulate when the chosen configurations reached the target, one row per contender."""
-    columns = ["contender", f"reached{at_least(findings.target, findings.mode)}", "steps to target"]
-    columns += ["tokens to target", "time to target"]
-    table = Table(columns, [False, *[True] * 4])
-    for row in findings.rows:
-        found = row.target
-        medians = [to_target(found.steps, lambda steps: f"{steps:,.0f}"), to_target(found.tokens, _whole)]
-        table.rows.append([row.name, found.share if found.runs else NONE, *medians, to_target(found.seconds, duration)])
-        table.styles.append(row_style(row))
-    return table
-
-
-def _whole(tokens: float) -> str:
-    return count(round(tokens))
-
-
-def at_least(level: float, mode: str) -> str:
-    """Format a level as what has to be reached, in brackets; nothing where there is none."""
-    return "" if math.isnan(level) else f" ({'≤' if mode == 'min' else '≥'} {value(level)})"
-
-
-def to_target(median: float, show: Callable[[float], str]) -> str:
-    """Format a median up to the target: infinite where half of the runs never reach it."""
-    return NONE if math.isnan(median) else "never" if math.isinf(median) else show(median)
+    columns: list[Column[Row]] = [
+        ("contender", False, lambda row: row.name),
+        ("tokens/s", True, lambda row: _middle(row.arm.runs, "tokens_per_second", "{:,.0f}".format)),
+        ("peak memory", True, lambda row: _middle(row.arm.runs, "peak_memory_bytes", size)),
+        ("optimizer state", True, lambda row: _middle(row.arm.runs, "optimizer_state_bytes", size)),
+        (f"lr basin {at_least(findings.level, findings.mode)}", True, lambda row: row.basin.width_label()),
+        ("time to target", True, lambda row: to_target(row.target.seconds, duration)),
+    ]
+    return tabulate(findings.rows, columns, lambda row: "" if row.rank else "muted")
 
 
 def arms_table(findings: Findings) -> Table:
-    """Tabulate every configuration, best first."""
-    columns = ["configuration", f"{findings.metric} (mean ± sd)", "95 % interval", "seeds", "states"]
-    table = Table(columns, [False, True, True, True, False])
-    chosen = {id(row.arm) for row in findings.rows if row.rank}
-    for arm in findings.ranked_arms():
-        score = [mean_sd(arm), interval(*findings.intervals[id(arm)]), seeds(arm)]
-        table.rows.append([arm.label or NONE, *score, states(arm.runs)])
-        table.styles.append("best" if id(arm) in chosen else "" if arm.scores else "muted")
-    return table
+    """Tabulate every configuration, best first: its settings, a column each, and what it came to."""
+    chosen = {id(row.arm) for row in findings.ranked}
+    columns: list[Column[Arm]] = [
+        *((key, False, partial(_setting, key)) for key in findings.keys),
+        (f"{findings.metric} (mean ± sd)", True, mean_sd),
+        ("seeds", True, seeds),
+        ("states", False, lambda arm: states(arm.runs)),
+    ]
+    sort = {True: "best", False: ""}
+    return tabulate(findings.ranked_arms(), columns, lambda arm: sort[id(arm) in chosen] if arm.scores else "muted")
 
 
-def runs_table(runs: Sequence[Run], keys: Sequence[str], metric: str, mode: str) -> Table:
-    """Tabulate every run as its files tell it."""
-    columns = ["run", "settings", "seed", "status", "step", f"last {metric}", "best", "at step", "wall time", "note"]
-    table = Table(columns, [False, False, True, False, True, True, True, True, True, False])
-    pinned = any(run.device for run in runs)
-    if pinned:
-        table.columns.insert(-1, "device")
-        table.numeric.insert(-1, False)
+def runs_table(runs: Sequence[Run], keys: Sequence[str], metric: str, mode: str, *, apart: bool = False) -> Table:
+    """Tabulate every run as its files tell it; `apart`: a column for each setting, to filter and group by."""
     short = {key: shortened([run.config[key] for run in runs if key in run.config]) for key in keys}
-    for run in runs:
-        last, best = run.last(metric), run.best(metric, mode)
+
+    def settings(run: Run) -> str:
         found = {key: run.config[key] for key in keys if key in run.config}
-        settings = {key: short[key].get(value, value) for key, value in found.items()}
+        return describe({key: short[key].get(value, value) for key, value in found.items()}) or NONE
+
+    def setting(key: str, run: Run) -> str:
+        found = run.config.get(key)
+        return _shown(short[key].get(str(found), found))
+
+    def step(run: Run) -> str:
         limit = f" / {run.max_steps:,}" if run.max_steps and run.global_step < run.max_steps else ""
-        note = run.diverged or run.message or "; ".join(run.problems) or branches.note(run)
-        table.rows.append(
-            [
-                run.label,
-                describe(settings) or NONE,
-                NONE if run.seed is None else str(run.seed),
-                "diverged" if run.diverged and run.status != "failed" else run.status,
-                f"{run.global_step:,}{limit}",
-                NONE if last is None else value(last),
-                NONE if best is None else value(best[0]),
-                NONE if best is None else f"{best[1]:,}",
-                NONE if run.wall_seconds is None else duration(run.wall_seconds),
-                *([run.device or NONE] if pinned else []),
-                note,
-            ]
-        )
-        bad = run.diverged or run.status == "failed"
-        table.styles.append("worse" if bad else "" if run.finished else "muted")
-    return table
+        return f"{run.global_step:,}{limit}"
+
+    def best(run: Run) -> str:
+        found = run.best(metric, mode)
+        return NONE if found is None else f"{value(found[0])} at {found[1]:,}"
+
+    columns: list[Column[Run]] = [
+        ("run", False, lambda run: run.label),
+        *([(key, False, partial(setting, key)) for key in keys] if apart else [("settings", False, settings)]),
+        ("seed", True, lambda run: NONE if run.seed is None else str(run.seed)),
+        ("status", False, lambda run: "diverged" if run.diverged and run.status != "failed" else run.status),
+        ("step", True, step),
+        (f"last {metric}", True, lambda run: _number(run.last(metric))),
+        ("best", True, best),
+        ("wall time", True, lambda run: NONE if run.wall_seconds is None else duration(run.wall_seconds)),
+        *([("device", False, lambda run: run.device or NONE)] if any(run.device for run in runs) else []),
+        ("note", False, lambda run: run.diverged or run.message or "; ".join(run.problems) or branches.note(run)),
+    ]
+    sort = {True: "", False: "muted"}
+    bad = ("failed", "diverged")
+    return tabulate(runs, columns, lambda run: "worse" if run.diverged or run.status in bad else sort[run.finished])
 
 
 def run_facts(run: Run, metric: str, mode: str, *, target: float | None = None) -> Table:
     """Tabulate one run: a name and a value each; when it reached the target, where a person set one."""
-    table = Table(["", ""], [False, False])
-    best = run.best(metric, mode)
-    chosen: list[str] = ["model.name", "data.name", "optimizer.name", "lr"]
-    settings = {key: run.config[key] for key in chosen if key in run.config}
+    best, names = run.best(metric, mode), [name for name in run.log.names() if name.startswith("eval/")]
+    settings: dict[str, Any] = {
+        key: run.config[key] for key in ("model.name", "data.name", "optimizer.name", "lr") if key in run.config
+    }
     limit = f" of {run.max_steps:,}" if run.max_steps else ""
     facts: list[tuple[str, str | None]] = [
         ("run", str(run.path)),
         ("settings", describe(settings)),
         ("status", f"{run.status}: {run.message}" if run.message else run.status),
-        ("diverged", run.diverged or None),
+        ("diverged", run.diverged),
         ("steps", f"{run.global_step:,}{limit}"),
         *branches.facts(run),
+        *((name, _number(run.last(name))) for name in dict.fromkeys([metric, *names][:9])),
+        (f"best {metric}", f"{value(best[0])} at step {best[1]:,}" if best else ""),
     ]
-    names = [name for name in run.log.names() if name.startswith("eval/")]
-    for name in [metric, *[name for name in names if name != metric]][:8]:
-        last = run.last(name)
-        if last is not None:
-            more = f"   (best {value(best[0])} at step {best[1]:,})" if name == metric and best else ""
-            facts.append((name, value(last) + more))
     if target is not None:
         found = first_reached(run, metric, mode, target)
         told = "not reached" if found is None else f"at step {found[0]:,.0f}, after {to_target(found[1], duration)}"
-        facts.append((f"{metric}{at_least(target, mode)}", told))
-    loss = run.last("train/loss")
+        facts.append((f"{metric} {at_least(target, mode)}", told))
     facts += [
-        ("train/loss", None if loss is None else value(loss)),
-        ("wall time", None if run.wall_seconds is None else duration(run.wall_seconds)),
-        ("device", run.device or None),
-        ("tokens per second", _middle([run.perf("tokens_per_second")], lambda number: f"{number:,.0f}")),
-        ("peak memory", _middle([run.perf("peak_memory_bytes")], size)),
-        ("optimizer state", _middle([run.perf("optimizer_state_bytes")], size)),
+        ("train/loss", _number(run.last("train/loss"))),
+        ("wall time", "" if run.wall_seconds is None else duration(run.wall_seconds)),
+        ("device", run.device),
+        ("tokens per second", _middle([run], "tokens_per_second", "{:,.0f}".format)),
+        ("peak memory", _middle([run], "peak_memory_bytes", size)),
+        ("optimizer state", _middle([run], "optimizer_state_bytes", size)),
     ]
-    table.rows = [[name, plain(text)] for name, text in facts if text and text != NONE]
-    table.styles = [""] * len(table.rows)
-    return table
+    rows = [[name, plain(text)] for name, text in facts if text and text != NONE]
+    return Table(["", ""], [False, False], rows, [""] * len(rows))
 
 
-def terminal_table(findings: Findings) -> Table:
-    """Reduce the ranking to the columns that fit a terminal."""
-    full, speed = ranking_table(findings), speed_table(findings)
-    tuned = bool(findings.tuned_keys)
-    keep = list(range(5 + tuned))  # up to the seeds
-    table = Table([full.columns[index] for index in keep], [full.numeric[index] for index in keep])
-    table.columns += ["steps to target", "wall time", "state"]
-    table.numeric += [True] * 3
-    for row, extra, source in zip(full.rows, speed.rows, findings.rows, strict=True):
-        cells = [row[index] for index in keep]
-        cells[3 + tuned] = verdict(source, short=True)
-        found = source.target
-        reached = to_target(found.steps, lambda steps: f"{steps:,.0f}")
-        reached += "" if found.reached == found.runs else f" ({found.share})"
-        table.rows.append([*cells, reached, extra[1], extra[4]])
-    table.styles = full.styles
-    return table
-
-
-def runs_csv(findings: Findings) -> str:
+def runs_csv(comparison: Comparison) -> str:
     """Write every run as one line of CSV; the last column marks the file as a report's."""
-    rank: dict[int, tuple[int | None, str]] = {}
-    for row in findings.rows:
-        for arm in row.contender.arms:
-            for run in arm.runs:
-                rank[id(run)] = (row.rank, row.name)
-    fixed = ["run", "status", "diverged", "contender", "rank", "seed", "step", "max_steps"]
-    numbers = ["last", "best", "best_step", "score", "wall_seconds"]
-    perf = ["tokens_per_second", "samples_per_second", "peak_memory_bytes", "optimizer_state_bytes"]
+    perf = ("tokens_per_second", "samples_per_second", "peak_memory_bytes", "optimizer_state_bytes")
+    lines: list[dict[str, object]] = []
+    for each in comparison.workloads:
+        found = each.findings
+        rank = {id(run): (row.rank, row.name) for row in found.rows for arm in row.contender.arms for run in arm.runs}
+        unit = "" if comparison.several else f" {found.metric}"
+        for run in found.runs:
+            position, contender = rank.get(id(run), (None, ""))
+            best = run.best(found.metric, found.mode) or (None, None)
+            lines.append(
+                {"run": run.label}
+                | ({"workload": each.name, "metric": found.metric} if comparison.several else {})
+                | {"status": run.status, "diverged": run.diverged, "contender": contender, "rank": position}
+                | {"seed": run.seed, "step": run.global_step, "max_steps": run.max_steps}
+                | {f"config.{key}": run.config.get(key) for key in found.keys}
+                | {f"last{unit}": run.last(found.metric), f"best{unit}": best[0], "best_step": best[1]}
+                | {"score": run.score(found.metric), "wall_seconds": run.wall_seconds}
+                | {name: run.perf(name) for name in perf}
+                | {"device": run.device, "message": run.message, "path": str(run.path)}
+            )
+    columns = list(dict.fromkeys(key for line in lines for key in line))
     buffer = io.StringIO()
     writer = csv.writer(buffer, lineterminator="\n")
-    keys = [f"config.{key}" for key in findings.keys]
-    named = [f"{name} {findings.metric}" if name in ("last", "best") else name for name in numbers]
-    writer.writerow(map(csv_cell, [*fixed, *keys, *named, *perf, "device", "message", "path", CSV_MARK]))
-    for run in findings.runs:
-        position, contender = rank.get(id(run), (None, ""))
-        best = run.best(findings.metric, findings.mode) or (None, None)
-        line: list[object] = [
-            run.label,
-            run.status,
-            run.diverged,
-            contender,
-            position,
-            run.seed,
-            run.global_step,
-            run.max_steps,
-        ]
-        line += [run.config.get(key) for key in findings.keys]
-        line += [run.last(findings.metric), *best, run.score(findings.metric), run.wall_seconds]
-        line += [run.perf(name) for name in perf]
-        writer.writerow(map(csv_cell, [*line, run.device, run.message, str(run.path), 1]))
+    writer.writerow([*map(csv_cell, columns), CSV_MARK])
+    writer.writerows([*(csv_cell(line.get(key)) for key in columns), 1] for line in lines)
     return buffer.getvalue()
+
+
+def _steps_to_target(row: Row) -> str:
+    reached = to_target(row.target.steps, "{:,.0f}".format)
+    return (
+        reached if row.target.reached == row.target.runs else f"{reached} ({row.target.reached} of {row.target.runs})"
+    )
+
+
+def _tried(row: Row) -> list[float]:
+    """List the means of a contender's configurations that came to an outcome."""
+    return [arm.mean for arm in row.contender.arms if arm.scores]
+
+
+def _best_of(row: Row, number: int, mode: str) -> str:
+    return _known(expected_best(_tried(row), number, mode))
+
+
+def _runs(row: Row) -> list[Run]:
+    return [run for arm in row.contender.arms for run in arm.runs if run.status != NOT_STARTED]
+
+
+def _lost(runs: Sequence[Run]) -> str:
+    lost = sum(bool(run.diverged) for run in runs)
+    return f"{lost} of {len(runs)}" if lost else "0"
+
+
+def _effort(row: Row) -> str:
+    runs = _runs(row)
+    configurations = sum(any(run in runs for run in arm.runs) for arm in row.contender.arms)
+    return f"{configurations} in {len(runs)} run{'s' * (len(runs) != 1)}"
+
+
+def _total(seconds: Sequence[float | None]) -> str:
+    known = [each for each in seconds if each is not None]
+    return NONE if not known else f"{'≥ ' if len(known) < len(seconds) else ''}{duration(sum(known))}"
+
+
+def _score(scores: Mapping[int, float]) -> str:
+    return f"{mean(scores.values()):.3f}" if scores else NONE
+
+
+def _score_of(scores: Mapping[str, Mapping[int, float]], name: str) -> str:
+    return _score(scores.get(name, {}))
+
+
+def _shown(setting: object) -> str:
+    return NONE if setting is None else rate(setting) if isinstance(setting, float) else plain(str(setting))
+
+
+def _setting(key: str, arm: Arm) -> str:
+    return _shown(arm.settings.get(key))
+
+
+def _settings(row: Row, keys: Sequence[str]) -> dict[str, Any]:
+    return {key: row.arm.settings[key] for key in keys if key in row.arm.settings}
+
+
+def _number(number: float | None) -> str:
+    return NONE if number is None else value(number)
+
+
+def _known(number: float) -> str:
+    return NONE if math.isnan(number) else value(number)
+
+
+def at_least(level: float, mode: str) -> str:
+    """Format a level as what has to be reached; nothing where there is none."""
+    return "" if math.isnan(level) else f"{'≤' if mode == 'min' else '≥'} {value(level)}"
+
+
+def to_target(steps: float, show: Callable[[float], str]) -> str:
+    """Format a median up to the target: infinite where half of the runs never reach it."""
+    return NONE if math.isnan(steps) else "never" if math.isinf(steps) else show(steps)
 
 
 def mean_sd(arm: Arm) -> str:
@@ -248,11 +304,6 @@ def mean_sd(arm: Arm) -> str:
         return mean
     decimals = len(mean.partition(".")[2])
     return f"{mean} ± {value(arm.sd)}" if "e" in mean or not decimals else f"{mean} ± {arm.sd:.{decimals}f}"
-
-
-def interval(low: float, high: float) -> str:
-    """Format an interval; a dash where there is none."""
-    return NONE if math.isnan(low) else f"[{value(low)}, {value(high)}]"
 
 
 def states(runs: Sequence[Run]) -> str:
@@ -273,38 +324,35 @@ def signed(number: float, digits: int = 4) -> str:
     return f"{number:+.{digits}f}".replace("-", "−")
 
 
-def p_value(p: float) -> str:
-    """Format a p value."""
-    return "< 0.001" if p < 0.001 else f"{p:.3f}"
+def difference(versus: Compared | None, digits: int = 4) -> str:
+    """Format the difference to the reference, with its interval where there is one."""
+    if versus is None or versus.name == versus.reference or math.isnan(versus.difference):
+        return NONE
+    if math.isnan(versus.low):
+        return signed(versus.difference, digits)
+    return f"{signed(versus.difference, digits)} [{signed(versus.low, digits)}, {signed(versus.high, digits)}]"
 
 
-def verdict(row: Row, *, short: bool = False) -> str:
-    """Name the verdict; unless short, with the difference that could have been seen where none was."""
-    if row.versus is None or row.rank is None:
+def verdict(findings: Findings, row: Row) -> str:
+    """Name the verdict on a contender, and who rules it out where that is not the one it is shown against."""
+    found = row.versus
+    if found is None or row.rank is None or findings.judgement is None:
         return "not ranked"
-    if not short and row.versus.verdict == NO_DIFFERENCE and not math.isnan(row.versus.detectable):
-        return f"{row.versus.verdict} (could see {value(row.versus.detectable)})"
-    return row.versus.verdict
+    words = findings.judgement.words(row.name)
+    return f"{words}, by {found.by}" if found.by not in ("", found.reference) else words
+
+
+_STYLES = {
+    Verdict.could_be_best: "best", Verdict.better: "better", Verdict.ruled_out: "worse", Verdict.worse: "worse",
+}  # fmt: skip
 
 
 def row_style(row: Row) -> str:
     """Choose the style of a contender's row, by its verdict."""
-    if row.rank is None:
-        return "muted"
-    found = row.versus.verdict if row.versus else ""
-    if row.rank == 1:
-        return "best"
-    return {BETTER: "better", WORSE: "worse"}.get(found, "")
+    return "muted" if row.rank is None or row.versus is None else _STYLES.get(row.versus.verdict, "")
 
 
-def _tuned(row: Row, findings: Findings) -> dict[str, Any]:
-    return {key: row.arm.settings[key] for key in findings.tuned_keys if key in row.arm.settings}
-
-
-def _middle(numbers: Sequence[float | None], show: Callable[[float], str]) -> str:
+def _middle(runs: Sequence[Run], name: str, show: Callable[[float], str]) -> str:
     """Format the median of what is known."""
-    known = sorted(number for number in numbers if number is not None and math.isfinite(number))
-    if not known:
-        return NONE
-    half = len(known) // 2
-    return show(known[half] if len(known) % 2 else (known[half - 1] + known[half]) / 2)
+    known = [number for run in runs if (number := run.perf(name)) is not None]
+    return show(median(known)) if known else NONE

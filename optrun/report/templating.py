@@ -6,6 +6,7 @@ what is `Markup` (inline pictures, tables, code blocks, made here) goes through 
 
 from __future__ import annotations
 
+import html
 import re
 from collections.abc import Callable
 from functools import cache
@@ -31,6 +32,11 @@ def fill_markdown(template: str, *, package: str = "optrun.report", **content: o
         content: By name.
     """
     return _environment(_markdown, package).get_template(template).render(**content).strip() + "\n"
+
+
+def fill_text(template: str, **content: object) -> str:
+    """Fill a template whose values become plain text, for the terminal or for another template."""
+    return html.unescape(_environment(plain, "optrun.report").get_template(template).render(**content))
 
 
 @cache

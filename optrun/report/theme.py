@@ -8,13 +8,11 @@ from __future__ import annotations
 
 import contextlib
 import io
-import math
-import os
 import warnings
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
@@ -24,10 +22,9 @@ from matplotlib.lines import Line2D
 from matplotlib.text import Text
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter, NullLocator
 
-from optrun.formatting import count, number, rate
+from optrun.artifacts.atomic import replace_bytes
+from optrun.formatting import count, rate
 from optrun.report.chart import KEY, Chart, of_series
-
-TextT = TypeVar("TextT", bound=Text)
 
 SOFTWARE = "optrun report"
 """Written into every picture; a file that carries it may be replaced by a newer one."""
@@ -60,20 +57,19 @@ class Theme:
 LIGHT = Theme(ink="#1b1f24", muted="#5b6470", grid="#d9dde3", paper="#ffffff", alarm="#c4162a", series=SERIES_LIGHT)
 DARK = Theme(ink="#e8eaed", muted="#a0a8b3", grid="#3a404a", paper="#15181d", alarm="#ff6b78", series=SERIES_DARK)
 PAGE = Theme(
-    ink="#010101",
-    muted="#010102",
-    grid="#010103",
-    paper="#010104",
-    alarm="#010105",
-    series=tuple(f"#0102{index:02x}" for index in range(len(SERIES_LIGHT))),
+    "#010101", "#010102", "#010103", "#010104", "#010105", tuple(f"#0102{n:02x}" for n in range(len(SERIES_LIGHT)))
 )
 
 
 def css_variables(theme: Theme) -> str:
     """Declare the CSS variables that give inline pictures their colours under one theme."""
-    names = {"ink": theme.ink, "muted": theme.muted, "grid": theme.grid, "paper": theme.paper, "alarm": theme.alarm}
-    names |= {f"series-{index}": colour for index, colour in enumerate(theme.series)}
-    return " ".join(f"--{name}: {colour};" for name, colour in names.items())
+    return " ".join(f"--{name}: {colour};" for name, colour in variables(theme).items())
+
+
+def variables(theme: Theme) -> dict[str, str]:
+    """Name the colours of a theme."""
+    names = {name: getattr(theme, name) for name in ("ink", "muted", "grid", "paper", "alarm")}
+    return names | {f"series-{index}": colour for index, colour in enumerate(theme.series)}
 
 
 def new_figure(width: float, height: float, theme: Theme) -> Chart:
@@ -89,36 +85,27 @@ def style_axes(
 ) -> None:
     """Style axes quietly: a light grid behind the data, no box, title and subtitle on the left above it."""
     ax.set_facecolor("none")
-    for side in ("top", "right"):
-        ax.spines[side].set_visible(False)
-    for side in ("left", "bottom"):
-        ax.spines[side].set_color(theme.grid)
+    ax.spines[["top", "right"]].set_visible(False)
+    ax.spines[["left", "bottom"]].set_color(theme.grid)
     ax.grid(True, color=theme.grid, linewidth=0.6)
     ax.set_axisbelow(True)
     ax.tick_params(colors=theme.muted, labelsize=8.5, length=3, color=theme.grid, which="both")
     ax.tick_params(length=0, which="minor")
     if title:
         pad = 22 if subtitle else 9
-        write(ax.set_title(title, loc="left", fontsize=10.5, color=theme.ink, fontweight="bold", pad=pad))
+        ax.set_title(title, loc="left", fontsize=10.5, color=theme.ink, fontweight="bold", pad=pad)
     if subtitle:
-        position: dict[str, Any] = {
-            "xy": (0, 1),
-            "xycoords": "axes fraction",
-            "xytext": (0, 9),
-            "textcoords": "offset points",
-        }
-        write(ax.annotate(subtitle, fontsize=8.5, color=theme.muted, ha="left", va="bottom", **position))
-    if xlabel:
-        write(ax.set_xlabel(xlabel, fontsize=9, color=theme.muted))
-    if ylabel:
-        write(ax.set_ylabel(ylabel, fontsize=9, color=theme.muted))
+        place: dict[str, Any] = {"xycoords": "axes fraction", "xytext": (0, 9), "textcoords": "offset points"}
+        ax.annotate(subtitle, (0, 1), fontsize=8.5, color=theme.muted, ha="left", va="bottom", **place)
+    ax.set_xlabel(xlabel, fontsize=9, color=theme.muted)
+    ax.set_ylabel(ylabel, fontsize=9, color=theme.muted)
     ax.margins(x=0.02)
 
 
-def write(text: TextT) -> TextT:
-    """Take a text literally: names of runs may hold dollar signs, which are no formulas."""
-    text.set_parse_math(False)
-    return text
+def ring(ax: Axes, x: float, y: float, colour: str, **more: Any) -> list[Line2D]:
+    """Draw a ring around the best."""
+    look: dict[str, Any] = {"marker": "o", "markersize": 11, "markerfacecolor": "none", "markeredgewidth": 1.6}
+    return ax.plot(x, y, color=colour, linewidth=0, zorder=5, clip_on=False, **(look | more))
 
 
 def legend(ax: Axes, theme: Theme, *, series: Sequence[int] = (), **options: Any) -> None:
@@ -144,33 +131,9 @@ def legend(ax: Axes, theme: Theme, *, series: Sequence[int] = (), **options: Any
             engine.set(h_pad=0.05)  # that of stacked panels leaves a gap above the legend
     box = place.legend(handles, labels, **(settings | options))
     box.get_title().set(color=theme.muted, fontsize=8.5)
-    for text in box.get_texts():
-        write(text)
-    for handle in box.legend_handles:
-        if isinstance(handle, Line2D):  # a line may be wide to show below another
-            handle.set(linewidth=min(handle.get_linewidth(), 1.8), markersize=min(handle.get_markersize(), 5.0))
     for index, handle, text in zip(series, box.legend_handles, box.get_texts(), strict=False):
         of_series([text] if handle is None else [handle, text], index, KEY)
     box.get_frame().set(facecolor=theme.paper, edgecolor="none", alpha=0.85)
-
-
-def tell_cut(ax: Axes, theme: Theme, values: Iterable[float], mode: str) -> None:
-    """Say above the picture that some values lie outside of it, where they do.
-
-    Args:
-        ax: Its limits are set.
-        theme: Colours.
-        values: What was drawn.
-        mode: "min": what may be missing are high values; "max": low ones.
-    """
-    low, high = ax.get_ylim()
-    missing = [value for value in values if math.isfinite(value) and not low <= value <= high]
-    if not missing:
-        return
-    bound, side = (high, "above") if mode == "min" else (low, "below")
-    text = f"cut off: values {side} {number(bound, 3)}"
-    place: dict[str, Any] = {"xycoords": "axes fraction", "xytext": (0, 3), "textcoords": "offset points"}
-    write(ax.annotate(text, (1, 1), fontsize=7.5, color=theme.muted, ha="right", va="bottom", **place))
 
 
 def count_axis(ax: Axes) -> None:
@@ -212,8 +175,10 @@ def log_axis(ax: Axes, which: str, values: Sequence[float]) -> None:
 
 
 @contextlib.contextmanager
-def any_letters() -> Iterator[None]:
-    """Draw a letter that the font lacks as a box, without a warning on every use."""
+def any_letters(figure: Figure) -> Iterator[None]:
+    """Take texts literally: a dollar sign is no formula, a letter that the font lacks is a box without a warning."""
+    for text in figure.findobj(Text):
+        text.set_parse_math(False)
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="Glyph .* missing from")
         yield
@@ -228,13 +193,7 @@ def save_png(figure: Figure, path: Path, *, dpi: int = 160) -> Path:
     buffer = io.BytesIO()
     canvas = FigureCanvasAgg(figure)
     figure.set_dpi(dpi)
-    with any_letters():  # `Figure.savefig` would draw twice, once to no effect
+    with any_letters(figure):  # `Figure.savefig` would draw twice, once to no effect
         canvas.print_png(buffer, metadata={"Software": SOFTWARE})
-    aside = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        aside.write_bytes(buffer.getvalue())
-        aside.replace(path)
-    except BaseException:
-        aside.unlink(missing_ok=True)
-        raise
+    replace_bytes(path, buffer.getvalue())
     return path

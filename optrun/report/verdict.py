@@ -1,82 +1,217 @@
-"""Say in a sentence who is best, how sure that is, and what the sentence may be quoted as."""
+"""Answer in one line: which optimizer, at which lr, and how sure. The sentences stand in `templates/line.txt`."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
 
+from optrun.artifacts.generalisation import NOTHING_LEARNT, generalisation_of
+from optrun.formatting import rate
+from optrun.report.arms import Arm
 from optrun.report.findings import Findings, Row
-from optrun.report.selection import find_selection
-from optrun.report.statistics import BETTER, MIN_SEEDS, WORSE
-from optrun.report.tables import mean_sd
+from optrun.report.statistics import MIN_SEEDS, UNSET, Judgement, Verdict
+from optrun.report.table import value
+from optrun.report.templating import fill_text
+from optrun.report.workloads import Comparison
 
-KINDS = {
-    "Pilot": f"fewer than {MIN_SEEDS} seeds, so nothing is tested",
-    "Selected": "contenders are judged by seeds that took part in choosing their configurations",
-}
-"""Kinds of verdicts that are not to be quoted, and why."""
+_LOST = (Verdict.ruled_out, Verdict.either_will_do, Verdict.worse)
 
 
-def headline(findings: Findings) -> str:
-    """Say the finding in a few sentences, no stronger than the tests allow."""
-    ranked = [row for row in findings.rows if row.rank]
-    if findings.incomparable:
-        return f"Nothing is ranked: {findings.incomparable}. Make a report of each kind by itself."
-    if not ranked:
-        return "No run has finished with a result yet."
-    lead = _lead(findings, ranked[0])
-    if len(ranked) == 1:
-        return lead.replace("has the best mean", "ends at")
-    verdicts = {
-        row.name: row.versus.verdict for row in ranked if row.versus is not None and row.name != findings.reference
+@dataclass(frozen=True)
+class SweepVerdict:
+    """What a report says, typed: the same as its first line."""
+
+    kind: str
+    """`none`, `single`, `pilot` (fewer than 3 seeds, nothing tested), `selected` (judged by the seeds that chose the
+    configurations), `compared`, `confirmed` (fresh seeds, configurations fixed before), `exploratory` (another metric
+    than the sweep's own)."""
+    metric: str
+    possible: tuple[str, ...]
+    """Contenders that could be the best, best mean first; with a baseline, those that are not worse than it."""
+    ruled_out: tuple[str, ...]
+    """Contenders that could not; with a baseline, those that are worse."""
+    chosen: Mapping[str, str]
+    """Contender -> its chosen configuration, as `lamb at lr 2e-3`; over several workloads that of each."""
+    text: str
+    """The line."""
+    next: str
+    """The command that would tell more; empty: none."""
+
+    def __str__(self) -> str:
+        return self.text
+
+
+def kind_of(comparison: Comparison) -> str:
+    """Name what the verdict may be quoted as; see `SweepVerdict.kind`."""
+    judged = comparison.judgement
+    ranked = [row for each in comparison.workloads for row in each.findings.ranked]
+    if judged is None or not ranked:
+        return "none"
+    if len(judged.ranking) < 2:
+        return "single"
+    if any(each.findings.exploratory for each in comparison.workloads):
+        return "exploratory"
+    if not is_tested(judged):
+        return "pilot"
+    return "selected" if any(map(is_selected, ranked)) else "compared"
+
+
+def is_tested(judged: Judgement) -> bool:
+    """Tell whether two contenders share enough seeds for a test."""
+    return any(each.seeds >= MIN_SEEDS for name, each in judged.comparisons.items() if name != judged.reference)
+
+
+def is_selected(row: Row) -> bool:
+    """Tell whether another configuration was compared with the chosen one by what the contender is judged by.
+
+    One that was run on other seeds, and on fewer, was not: the chosen one stands there for its number of seeds.
+    """
+    best = row.arm
+    others = [arm for arm in row.contender.arms if arm is not best and arm.scores]
+    return any(set(arm.scores) & set(best.scores) or len(arm.scores) >= len(best.scores) for arm in others)
+
+
+def judge(
+    comparison: Comparison,
+    *,
+    confirmed: str = "",
+    looks: int = 1,
+    left: int = 0,
+    next_command: str = "",
+    note: str = "",
+    waits: bool = False,
+) -> SweepVerdict:
+    """Make the line of a report.
+
+    Args:
+        comparison: What was found.
+        confirmed: The fresh seeds, where configurations were fixed before any of these runs, such as `5-9`.
+        looks: How often the growing set of seeds was asked, this time among them.
+        left: Runs that have not come to an end, of a page that follows them.
+        next_command: What would tell more.
+        note: What confirmations still wait for, or were not planned for.
+        waits: Whether nothing is judged yet: the report is of a confirmation that has not come to its end.
+    """
+    judged, found = comparison.judgement, comparison.findings
+    kind = kind_of(comparison)
+    kind = "none" if waits else "confirmed" if confirmed and kind != "none" else kind
+    content: dict[str, Any] = {
+        "kind": kind,
+        "confirmed": confirmed,
+        "looks": looks,
+        "left": left,
+        "note": note,
+        "waits": waits,
+        "runs": len(comparison.runs),
+        "lost": sum(bool(run.diverged) for run in comparison.runs),
+        "several": len(comparison.workloads) if comparison.several else 0,
+        "metric": found.metric,
+        "own_metric": found.own_metric,
+        "incomparable": "" if comparison.several else found.incomparable,
+        "edges": [],
+        "learnt": "",
+        "tested": False,
     }
-    against = f"Against {findings.reference}: {by_verdict(verdicts)}."
-    if not {BETTER, WORSE} & set(verdicts.values()):
-        against += " The order of the table may be chance."
-    return f"{lead} {against}"
+    possible: list[str] = []
+    if judged is not None and kind != "none":
+        possible = [name for name in judged.ranking if judged.comparisons[name].verdict not in _LOST]
+        content |= _sure(comparison, judged, possible)
+    text = " ".join(fill_text("line.txt", **content).split())
+    chosen: dict[str, list[str]] = {}
+    for each in comparison.workloads:
+        for row in each.findings.ranked:
+            chosen.setdefault(row.name, []).append(
+                configuration(row, each.findings) + f" on {each.name}" * bool(each.name)
+            )
+    joined = {name: "; ".join(found) for name, found in chosen.items()}
+    out = (
+        tuple(name for name in judged.ranking if name not in possible) if judged is not None and kind != "none" else ()
+    )
+    return SweepVerdict(kind, found.metric, tuple(possible), out, joined, text, next_command)
 
 
-def by_verdict(verdicts: Mapping[str, str]) -> str:
-    """Say the verdict on each contender, those with the same one together: `a is better; b and c are worse`."""
+def _sure(comparison: Comparison, judged: Judgement, possible: list[str]) -> dict[str, Any]:
+    """Collect the numbers and names of the line, where contenders have scores."""
+    found, several = comparison.findings, comparison.several
+    rows = {} if several else {row.name: row for row in found.ranked}
+    scores = comparison.scores if several else {name: row.arm.scores for name, row in rows.items()}
+    means = {name: sum(scores[name].values()) / len(scores[name]) for name in judged.ranking}
+    versus = {name: each for name, each in judged.comparisons.items() if name != judged.reference and each.seeds}
+    apart = [versus[name] for name in possible if name in versus]
+    decisive = versus.values() if len(possible) == 1 else apart
+    seen = [each.seen for each in apart if not math.isnan(each.seen)]
     groups: dict[str, list[str]] = {}
-    for name, verdict in verdicts.items():
-        groups.setdefault(verdict, []).append(name)
-    parts = []
-    for verdict, names in groups.items():
-        if verdict in (BETTER, WORSE):
-            parts.append(f"{listed(names)} {'is' if len(names) == 1 else 'are'} {verdict}")
-        else:
-            parts.append(f"{verdict} for {listed(names)}")
-    return "; ".join(parts)
+    for name in judged.ranking:
+        groups.setdefault(judged.words(name), []).append(_whole(name, comparison))
+    further = [(name, beyond(rows[name], found)) for name in possible if name in rows]
+    counted = sum(not each.left_out for each in comparison.workloads)
+    return {
+        "first": [_whole(name, comparison) for name in means if means[name] == means[judged.ranking[0]]],
+        "mean": "" if several else _mean(found.ranked[0].arm),
+        "seeds": (seeds := min(len(scores[name]) for name in possible or judged.ranking)),
+        "judged_by": min((each.seeds for each in decisive), default=seeds),
+        "pilot": not is_tested(judged),
+        "tested": is_tested(judged),
+        "baseline": _whole(judged.reference, comparison) if judged.named else "",
+        "groups": {verdict: names for verdict, names in groups.items() if verdict != Verdict.baseline},
+        "possible": [_whole(name, comparison) for name in possible],
+        "ruled_out": groups.get(Verdict.ruled_out, []),
+        "either": groups.get(Verdict.either_will_do.replace(UNSET, judged.limit), []),
+        "limit": judged.limit,
+        "left_out": [each.name for each in comparison.workloads if each.left_out],
+        "contenders": len(judged.ranking),
+        "over": f"over {counted} workload{'s' * (counted != 1)}" if several else "",
+        "unit": "score" if several else found.metric,
+        "ahead": value(min((abs(each.difference) for each in versus.values()), default=0.0)),
+        "apart": value(most) if (most := max((abs(each.difference) for each in apart), default=0.0)) else "",
+        "shared": bool(apart),
+        "seen": value(max(seen)) if seen else "",
+        "edges": [(name, rate(lr)) for name, lr in further if lr is not None][:2],
+        "learnt": "" if several else _learnt(found.ranked[0]),
+        "alpha": f"{judged.alpha:.2g}",
+    }
 
 
-def kind(findings: Findings) -> str:
-    """Name the kind of a verdict: what it may be quoted as."""
-    ranked = [row for row in findings.rows if row.rank]
-    if len(ranked) < 2:
+def _whole(name: str, comparison: Comparison) -> str:
+    """Write a contender with its lr, and how many of its seeds diverged."""
+    rows = [row for each in comparison.workloads for row in each.findings.rows if row.name == name]
+    text = name if comparison.several else configuration(rows[0], comparison.findings)
+    lost, runs = sum(len(row.arm.lost) for row in rows), sum(len(row.arm.scores) for row in rows)
+    return f"{text} ({lost} of {runs} seeds diverged)" if lost else text
+
+
+def configuration(row: Row, findings: Findings) -> str:
+    """Write a contender with the lr that was chosen for it."""
+    lr = row.arm.lr
+    if lr is None or "lr" in findings.compared_keys:
+        return row.name
+    return f"{row.name} at lr {rate(lr)}"
+
+
+def beyond(row: Row, findings: Findings) -> float | None:
+    """Find the lr to try next where the best one is the last of its grid; None where it is not."""
+    if "lr" not in findings.tuned_keys or row.basin.best is None:
+        return None
+    sides = row.basin.neighbours()
+    means = {point.lr: point.mean for point in row.basin.points}
+    if any(means.get(side.lr or 0.0) == row.basin.best.mean for side in sides):
+        return None  # as good inside: nothing says that further out is better
+    for side in sides:
+        if side.lr is None and not side.unfinished:
+            return row.basin.best.lr * 2 if side.end == "highest" else row.basin.best.lr / 2
+    return None
+
+
+def _learnt(row: Row) -> str:
+    """Say where most runs of the winner learnt nothing that holds on evaluation; it comes before who won."""
+    found = [generalisation_of(run.summary) for run in row.arm.runs if run.finished]
+    bad = [each for each in found if each is not None and each.verdict in NOTHING_LEARNT]
+    if 2 * len(bad) <= len(found):
         return ""
-    shared = [row.versus.pairs for row in ranked if row.versus is not None and row.name != findings.reference]
-    if max(shared, default=0) < MIN_SEEDS:
-        return "Pilot"
-    return "Selected" if find_selection(findings).judged_by_choice else "Compared"
+    return f"{len(bad)} of {len(found)} runs of {row.name}: {str(bad[0]).partition(':')[0]}"
 
 
-def brief(findings: Findings) -> str:
-    """Answer in one short line, without the tests: what is about to be confirmed."""
-    ranked = [row for row in findings.rows if row.rank]
-    if not ranked:
-        return headline(findings)
-    of_kind, lead = kind(findings), _lead(findings, ranked[0])
-    if len(ranked) == 1:
-        lead = lead.replace("has the best mean", "ends at")
-    return f"{of_kind}: {lead}" if of_kind else lead
-
-
-def _lead(findings: Findings, first: Row) -> str:
-    seeds = len(first.arm.scores)
-    over = "one seed" if seeds == 1 else f"{seeds} seeds"
-    return f"{first.name} has the best mean {findings.metric}: {mean_sd(first.arm)} over {over}."
-
-
-def listed(names: Sequence[str]) -> str:
-    """Join names as a sentence does."""
-    return names[0] if len(names) == 1 else ", ".join(names[:-1]) + " and " + names[-1]
+def _mean(arm: Arm) -> str:
+    return value(arm.mean) if math.isnan(arm.sd) else f"{value(arm.mean)} ± {value(arm.sd)}"

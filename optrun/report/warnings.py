@@ -1,4 +1,4 @@
-"""Find what a reader must know before quoting a comparison."""
+"""Find what a reader must know before quoting a comparison; the texts stand in `templates/warnings.txt`."""
 
 from __future__ import annotations
 
@@ -12,8 +12,10 @@ from optrun.report.basin import COARSE
 from optrun.report.branches import ADVICE, fork_of, shared_luck
 from optrun.report.collect import NOT_STARTED, Run
 from optrun.report.findings import Findings
-from optrun.report.selection import configurations, find_selection
-from optrun.report.statistics import ALPHA, MIN_SEEDS
+from optrun.report.statistics import MIN_SEEDS
+from optrun.report.table import value
+from optrun.report.templating import fill_text
+from optrun.report.verdict import beyond
 
 _ALIKE = 1.4
 """So much may runs of one configuration differ in speed before their times say nothing."""
@@ -34,209 +36,156 @@ class Warning:
     """Labels of the runs it is about, as far as it is about some."""
 
 
-CONFIRM = ", or run the chosen ones on fresh seeds with optrun confirm"
-"""Advice for what one sweep compared on one workload."""
 OF_THE_CHOICE = frozenset({"edge", "coarse", "single-lr", "tuning"})
 """What says how well configurations were chosen: nothing that the runs of a confirmation could have done better."""
 
 
 def find_warnings(findings: Findings) -> list[Warning]:
     """List every reason for care in a comparison, the gravest first."""
-    checks: tuple[Callable[[Findings], Iterable[Warning]], ...] = (
-        _edge, _budget, _schedule, _task, _data, _code, _trunk, _seeds, _diverged, _failed, _unfinished, _not_started,
-        _single_lr, _tuning, _repeated, _metric, _hardware, _speed, _files,
-    )  # fmt: skip
-    return [warning for check in checks for warning in check(findings)]
+    checks: tuple[Callable[[Findings], Iterable[Warning]], ...] = (_choice, _ranking, _versions, _runs, _times)
+    found = [warning for check in checks for warning in check(findings)]
+    order = [
+        "edge",
+        "coarse",
+        "budget",
+        "schedule",
+        "task",
+        "data",
+        "code",
+        "trunk",
+        "seeds",
+        "few-seeds",
+        "diverged",
+        "failed",
+        "unfinished",
+        "not-started",
+        "single-lr",
+        "tuning",
+        "repeated",
+        "metric",
+        "hardware",
+        "speed",
+        "files",
+    ]
+    return sorted(found, key=lambda each: order.index(each.kind))
 
 
-def _edge(findings: Findings) -> Iterable[Warning]:
-    """Warn where the best lr has no result close by on both sides: it may be the best of a bad grid."""
+def _warn(kind: str, of: Sequence[Run] = (), **details: Any) -> Warning:
+    labels = tuple(run.label for run in of)
+    count = "1 run" if len(labels) == 1 else f"{len(labels)} runs"
+    text = fill_text("warnings.txt", kind=kind, count=count, runs=_listed(labels), **details)
+    return Warning(kind, " ".join(text.split()), labels)
+
+
+def _choice(findings: Findings) -> Iterable[Warning]:
+    """Warn where the best lr has no result close by on both sides, or contenders were not tuned alike."""
     for row in findings.rows if "lr" in findings.tuned_keys else ():
         for side in row.basin.neighbours():
             assert row.basin.best is not None
             best = row.basin.best.lr
+            about: dict[str, Any] = {"name": row.name, "best": rate(best)}
             if side.unfinished:
-                listed = _listed([rate(lr) for lr in side.unfinished])
-                yield Warning(
-                    "edge",
-                    f"{row.name}: lr {listed}, next to its best lr {rate(best)}, did not finish, so its true best may "
-                    "lie there. Bring that to its end first.",
-                )
+                yield _warn("edge", unfinished=_listed([rate(lr) for lr in side.unfinished]), **about)
             elif side.lr is None:
-                further = rate(best * 2 if side.end == "highest" else best / 2)
-                yield Warning(
-                    "edge",
-                    f"{row.name}: its best lr {rate(best)} is the {side.end} of {len(row.basin.tried)} tried, so its "
-                    f"true best may lie outside the grid. Extend the grid, for instance with lr={further}.",
-                )
-            elif max(best / side.lr, side.lr / best) > COARSE:
-                gone = " and diverged" if side.lr in row.basin.diverged else ""
-                factor = max(best / side.lr, side.lr / best)
-                yield Warning(
-                    "coarse",
-                    f"{row.name}: next to its best lr {rate(best)} stands {rate(side.lr)}, ×{factor:.3g} away{gone}, "
-                    "so its true best may lie in between. Fill the gap, for instance with "
-                    f"lr={rate(math.sqrt(best * side.lr))}.",
-                )
+                further = beyond(row, findings)
+                if further is None:
+                    continue
+                yield _warn(
+                    "edge", unfinished="", end=side.end, tried=len(row.basin.tried), try_lr=rate(further), **about
+                )  # fmt: skip
+            elif (factor := max(best / side.lr, side.lr / best)) > COARSE:
+                gone, middle = side.lr in row.basin.diverged, rate(math.sqrt(best * side.lr))
+                yield _warn(
+                    "coarse", beside=rate(side.lr), factor=f"{factor:.3g}", gone=gone, try_lr=middle, **about
+                )  # fmt: skip
+    tried = {row.name: sum(bool(arm.scores) for arm in row.contender.arms) for row in findings.ranked}
+    if findings.tuned_keys and len(set(tried.values())) > 1:
+        yield _warn("tuning", listed="; ".join(f"{name} {number}" for name, number in tried.items()))
+    single = [row.name for row in findings.ranked if len(row.basin.tried) == 1 and "lr" not in findings.compared_keys]
+    if single and len(findings.rows) > 1 and "optimizer.name" in findings.compared_keys:
+        yield _warn("single-lr", listed=_listed(single))
 
 
-def _budget(findings: Findings) -> Iterable[Warning]:
-    rows = [row for row in findings.rows if row.rank]
+def _ranking(findings: Findings) -> Iterable[Warning]:
+    """Warn where ranked contenders differ in budget or seeds."""
+    rows = findings.ranked
     samples = {row.name: _first(row.arm.runs, lambda run: run.samples) for row in rows}
     steps = {row.name: _first(row.arm.runs, lambda run: run.max_steps) for row in rows}
     budgets, unit = (samples, "training examples") if all(samples.values()) else (steps, "optimizer steps")
-    if len({value for value in budgets.values() if value is not None}) > 1:
-        listed = "; ".join(f"{name} {value:,}" for name, value in budgets.items() if value is not None)
-        yield Warning(
-            "budget", f"Unequal budgets in {unit}: {listed}. A longer run may be better for that reason alone."
-        )
-
-
-def _tuning(findings: Findings) -> Iterable[Warning]:
-    if not findings.tuned_keys:
-        return
-    tried = {row.name: configurations(row, findings) for row in findings.rows}
-    if len(set(tried.values())) > 1:
-        listed = "; ".join(f"{name} {number}" for name, number in tried.items())
-        made = find_selection(findings)
-        confirmed = "" if any(map(fork_of, findings.runs)) else CONFIRM
-        more = (
-            f" Such a report names a difference that is not there in {made.rate_label} of cases: try equally many for "
-            f"each{confirmed}."
-        )
-        yield Warning(
-            "tuning",
-            f"Unequal tuning, in configurations tried: {listed}. The best of many looks better than the best of few."
-            f"{more if made.judged_by_choice and made.rate > ALPHA else ''}",
-        )
-
-
-def _single_lr(findings: Findings) -> Iterable[Warning]:
-    if len(findings.rows) < 2 or "optimizer.name" not in findings.compared_keys:
-        return
-    single = [row.name for row in findings.rows if row.rank and len(row.basin.tried) == 1]
-    if single:
-        yield Warning(
-            "single-lr",
-            f"Only one lr was tried for {_listed(single)}. Optimizers need different learning rates: sweep lr for "
-            "each.",
-        )
-
-
-def _seeds(findings: Findings) -> Iterable[Warning]:
-    rows = [row for row in findings.rows if row.rank]
+    known = {name: number for name, number in budgets.items() if number is not None}
+    if len(set(known.values())) > 1:
+        yield _warn("budget", unit=unit, listed="; ".join(f"{name} {number:,}" for name, number in known.items()))
     if len(rows) < 2:
         return
     seeds = {row.name: tuple(sorted(row.arm.scores)) for row in rows}
     if len(set(seeds.values())) > 1:
-        listed = "; ".join(f"{name} {_numbers(values)}" for name, values in seeds.items())
-        yield Warning("seeds", f"Unequal seeds: {listed}. Tests use only the seeds that both sides share.")
-    few = [
-        row.name
-        for row in rows
-        if len(row.arm.scores) < MIN_SEEDS or (row.versus is not None and row.versus.pairs < MIN_SEEDS)
-    ]
+        yield _warn("seeds", listed="; ".join(f"{name} {_numbers(values)}" for name, values in seeds.items()))
+    few = [row.name for row in rows if row.versus is not None and row.versus.seeds < MIN_SEEDS]
+    few += [row.name for row in rows if row.name not in few and len(row.arm.scores) < MIN_SEEDS]
     if few:
         branched = any(fork_of(run) for row in rows for run in row.arm.runs)
         more = f"For more seeds {ADVICE}." if branched else "Run the best configurations again with seed=0,1,2,3,4."
-        yield Warning(
-            "few-seeds",
-            f"Fewer than {MIN_SEEDS} seeds, or fewer shared with the reference, for {_listed(few)}: differences may be "
-            f"chance, and no test is made. {more}",
-        )
+        yield _warn("few-seeds", least=MIN_SEEDS, listed=_listed(few), more=more)
 
 
-def _trunk(findings: Findings) -> Iterable[Warning]:
-    text = shared_luck(_ranked_runs(findings))
-    if text:
-        yield Warning("trunk", text)
-
-
-def _schedule(findings: Findings) -> Iterable[Warning]:
-    early = [
-        run
-        for row in findings.rows
-        for run in row.arm.runs
-        if not run.diverged and run.max_steps and 0 < run.global_step < run.max_steps
-    ]
-    if early:
-        listed = "; ".join(f"{run.label} at step {run.global_step:,} of {run.max_steps:,}" for run in early[:4])
-        more = f"; and {len(early) - 4} more" if len(early) > 4 else ""
-        yield Warning(
-            "schedule",
-            f"Compared before the schedule ended: {listed}{more}. The lr has not come down yet, so these curves say "
-            "little about the end.",
-            tuple(run.label for run in early),
-        )
-
-
-def _unfinished(findings: Findings) -> Iterable[Warning]:
-    runs = [run for run in findings.runs if run.status in ("running", "interrupted", "unknown") and not run.diverged]
-    yield from _about("unfinished", runs, "{count} not finished and so not ranked: {runs}.")
-
-
-def _not_started(findings: Findings) -> Iterable[Warning]:
-    runs = [run for run in findings.runs if run.status == NOT_STARTED]
-    text = "{count} of the sweep not started; the same command in the same hydra.sweep.dir begins them: {runs}."
-    yield from _about("not-started", runs, text)
-
-
-def _diverged(findings: Findings) -> Iterable[Warning]:
-    runs = [run for run in findings.runs if run.diverged]
-    reason = f" ({runs[0].diverged})" if len(runs) == 1 else ""
-    yield from _about("diverged", runs, "{count} diverged{reason} and so have no score: {runs}.", reason=reason)
-
-
-def _failed(findings: Findings) -> Iterable[Warning]:
-    runs = [run for run in findings.runs if run.status == "failed" and not run.diverged]
-    reason = f" First message: {runs[0].message}" if runs and runs[0].message else ""
-    yield from _about("failed", runs, "{count} failed: {runs}.{reason}", reason=reason)
-
-
-def _repeated(findings: Findings) -> Iterable[Warning]:
-    runs = [run for arm in findings.arms for run in arm.repeated]
-    text = "{count} repeated later with the same configuration and seed; the later one counts: {runs}."
-    yield from _about("repeated", runs, text)
-
-
-def _task(findings: Findings) -> Iterable[Warning]:
-    tasks = _values(_ranked_runs(findings), lambda run: run.config.get("task.name"))
+def _versions(findings: Findings) -> Iterable[Warning]:
+    """Warn where ranked runs differ in what should be alike: task, data, code, hardware, luck."""
+    runs = [run for row in findings.rows for run in row.arm.runs if run.score(findings.metric) is not None]
+    if text := shared_luck(runs):
+        yield _warn("trunk", text=text)
+    tasks = _distinct(run.config.get("task.name") for run in runs)
     if len(tasks) > 1:
-        yield Warning("task", f"Different tasks ({_listed(tasks)}): their numbers cannot be compared.")
-
-
-def _data(findings: Findings) -> Iterable[Warning]:
+        yield _warn("task", listed=_listed(tasks))
     by_seed: dict[int | None, list[Run]] = {}
-    for run in _ranked_runs(findings):
+    for run in runs:
         by_seed.setdefault(run.seed, []).append(run)
     # A split that is cut with the seed differs between seeds by design; it must not differ within one.
-    if any(len(_values(runs, lambda run: _section(run, "data", "fingerprint"))) > 1 for runs in by_seed.values()):
-        yield Warning("data", "The data differ between runs (other fingerprints): differences may come from the data.")
-
-
-def _code(findings: Findings) -> Iterable[Warning]:
-    runs = _ranked_runs(findings)
-    differing = []
-    for name in ("optrun", "torch", "transformers"):
-        found = _values(runs, lambda run, name=name: _section(run, "versions", name))  # type: ignore[misc]
-        if len(found) > 1:
-            differing.append(f"{name} {_listed(found)}")
-    commits = _values(runs, lambda run: _section(run, "git", "commit"))
-    if len(commits) > 1:
-        differing.append(f"commits {_listed([commit[:10] for commit in commits])}")
-    if len(_values(runs, lambda run: _section(run, "git", "dirty"))) > 1:
+    if any(len(_distinct(run.at("data", "fingerprint") for run in alike)) > 1 for alike in by_seed.values()):
+        yield _warn("data")
+    names = ("optrun", "torch", "transformers")
+    found = {name: _distinct(run.at("versions", name) for run in runs) for name in names}
+    found["commits"] = [commit[:10] for commit in _distinct(run.at("git", "commit") for run in runs)]
+    differing = [f"{name} {_listed(values)}" for name, values in found.items() if len(values) > 1]
+    if len(_distinct(run.at("git", "dirty") for run in runs)) > 1:
         differing.append("some ran with uncommitted changes")
     if differing:
-        yield Warning("code", f"Different code versions: {'; '.join(differing)}.")
+        yield _warn("code", listed="; ".join(differing))
+    if len(_distinct(repr(run.summary.get("hardware")) for run in runs)) > 1:
+        yield _warn("hardware")
 
 
-def _hardware(findings: Findings) -> Iterable[Warning]:
-    kinds = _values(_ranked_runs(findings), lambda run: repr(run.summary.get("hardware")))
-    if len(kinds) > 1:
-        yield Warning("hardware", "The runs ran on different hardware: wall time and throughput cannot be compared.")
+def _runs(findings: Findings) -> Iterable[Warning]:
+    """Warn of runs that are not ranked, or not as they should be."""
+    every = findings.runs
+    worst = next((arm.scores[seed] for arm in findings.arms for seed in arm.lost), None)
+    lost = [run for run in every if run.diverged]
+    failed = [run for run in every if run.status == "failed" and not run.diverged]
+    cut = ("running", "interrupted", "unknown")
+    about = {
+        "diverged": lost,
+        "failed": failed,
+        "unfinished": [run for run in every if run.status in cut and not run.diverged],
+        "not-started": [run for run in every if run.status == NOT_STARTED],
+        "repeated": [run for arm in findings.arms for run in arm.repeated],
+        "metric": [run for run in every if run.finished and not run.diverged and run.score(findings.metric) is None],
+    }
+    details = {
+        "reason": lost[0].diverged if len(lost) == 1 else "",
+        "worst": "" if worst is None else value(worst),
+        "message": failed[0].message if failed else "",
+        "metric": findings.metric,
+    }
+    yield from (_warn(kind, of, **details) for kind, of in about.items() if of)
+    ranked = [run for row in findings.rows for run in row.arm.runs if not run.diverged]
+    if early := [run for run in ranked if run.max_steps and 0 < run.global_step < run.max_steps]:
+        listed = [f"{run.label} at step {run.global_step:,} of {run.max_steps:,}" for run in early]
+        yield _warn("schedule", early, listed=_listed(listed, 4))
+    if broken := [run for run in every if run.problems]:
+        yield _warn("files", broken, listed=_listed([f"{run.label}: {', '.join(run.problems)}" for run in broken], 3))
 
 
-def _speed(findings: Findings) -> Iterable[Warning]:
+def _times(findings: Findings) -> Iterable[Warning]:
+    """Warn where runs alike but for the seed differ in speed."""
     worst, slowest = 1.0, None
     for arm in findings.arms:
         long = [run for run in arm.runs if run.finished and (run.wall_seconds or 0.0) >= _TELLING_SECONDS]
@@ -245,52 +194,16 @@ def _speed(findings: Findings) -> Iterable[Warning]:
         if ratio > max(worst, _ALIKE):
             worst, slowest = ratio, arm
     if slowest is not None:
-        yield Warning(
-            "speed",
-            f"Runs alike but for the seed differ in speed, those of {slowest.label or 'one configuration'} by a factor "
-            f"of {worst:.1f}. Something else may have used the machine, or they ran side by side: wall times and times "
-            "to target cannot be compared.",
-        )
+        yield _warn("speed", slowest=slowest.label or "one configuration", factor=f"{worst:.1f}")
 
 
-def _metric(findings: Findings) -> Iterable[Warning]:
-    lacking = [run for run in findings.runs if run.finished and not run.diverged and run.last(findings.metric) is None]
-    yield from _about("metric", lacking, "{count} finished without {metric}: {runs}.", metric=findings.metric)
-
-
-def _files(findings: Findings) -> Iterable[Warning]:
-    broken = [run for run in findings.runs if run.problems]
-    if broken:
-        listed = "; ".join(f"{run.label}: {', '.join(run.problems)}" for run in broken[:3])
-        more = f"; and {len(broken) - 3} more" if len(broken) > 3 else ""
-        yield Warning("files", f"Incomplete files: {listed}{more}.", tuple(run.label for run in broken))
-
-
-def _ranked_runs(findings: Findings) -> list[Run]:
-    """Runs whose score stands in the ranking."""
-    return [run for row in findings.rows for run in row.arm.runs if run.score(findings.metric) is not None]
-
-
-def _values(runs: Iterable[Run], get: Callable[[Run], object]) -> list[str]:
-    """Distinct known values, sorted."""
-    return sorted({str(value) for run in runs if (value := get(run)) is not None})
-
-
-def _section(run: Run, section: str, name: str) -> Any:
-    value = run.summary.get(section)
-    return value.get(name) if isinstance(value, dict) else None
+def _distinct(values: Iterable[object]) -> list[str]:
+    """Sort the different known values."""
+    return sorted({str(value) for value in values if value is not None})
 
 
 def _first(runs: Sequence[Run], get: Callable[[Run], int | None]) -> int | None:
     return next((value for run in runs if (value := get(run)) is not None), None)
-
-
-def _about(kind: str, runs: Sequence[Run], text: str, **details: str) -> Iterable[Warning]:
-    """Warn about some runs, if there are any; `text` may hold {count}, {runs} and details."""
-    if runs:
-        labels = tuple(run.label for run in runs)
-        count = "1 run" if len(runs) == 1 else f"{len(runs)} runs"
-        yield Warning(kind, text.format(count=count, runs=_listed(labels), **details), labels)
 
 
 def _listed(names: Sequence[str], limit: int = 5) -> str:

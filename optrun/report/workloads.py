@@ -1,45 +1,29 @@
-"""Compare over several workloads: runs of different tasks or data, ranked within each and judged over all.
+"""Split runs into workloads, and judge contenders over all of them: a report is a list of workloads, mostly of one.
 
-A workload is what is learnt and judged by: the task and the rows that evaluation reads, with whatever else is the same
-in all of its runs and another elsewhere, such as the model. Numbers of two workloads cannot be compared; scores put on
-the scale of what was learnt in each can be (`workloads_statistics.normalised`).
+A workload is what is learnt and judged by: the task and the rows that evaluation reads. Numbers of two workloads cannot
+be compared; scores on the scale of what was learnt in each can be.
 """
 
 from __future__ import annotations
 
 import math
-from collections import Counter
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections import Counter, defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from statistics import fmean
+from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
-
-from optrun.artifacts.objective import Objective
 from optrun.errors import ConfigError, did_you_mean
 from optrun.formatting import plain
-from optrun.report.arms import Arm, compared, describe, differing, telling
+from optrun.report.arms import compared, describe, differing, telling
 from optrun.report.collect import Run
 from optrun.report.comparable import incomparable, workload_of
-from optrun.report.findings import Findings, Row, find
+from optrun.report.findings import Findings, find
 from optrun.report.paths import respell
-from optrun.report.statistics import BETTER, MIN_SEEDS, NO_DIFFERENCE, NO_SPREAD, REFERENCE, TOO_FEW, WORSE
-from optrun.report.targets import first_reached
-from optrun.report.workloads_statistics import (
-    StratifiedTest,
-    bootstrap_interval,
-    compare_over_workloads,
-    interquartile_mean,
-    is_found,
-    mean_score,
-    normalised,
-    optimality_gap,
-    profile_score,
-    ratios,
-    sign_test,
-)
+from optrun.report.statistics import Judgement, compare, pooled_sd
 
-Array = NDArray[np.float64]
+TEACHES = 5.0
+"""Standard deviations between seeds that the best contender has to gain, or the workload teaches nothing."""
 
 
 @dataclass(frozen=True)
@@ -49,124 +33,132 @@ class Workload:
     name: str
     """For people: what differs between the workloads, such as `causal_lm on stdlib`."""
     findings: Findings
-    """The verdict within it."""
+    left_out: str = ""
+    """Why it has no part in the score over all workloads; empty where it has."""
 
     @property
-    def floor(self) -> float:
-        """The metric before learning, common to all contenders; NaN where it is not known."""
-        return self.findings.level.start
+    def end(self) -> float:
+        """The mean of its best contender: a score of 1, where the floor is 0; NaN without one."""
+        return next((row.arm.mean for row in self.findings.ranked), math.nan)
 
-    @property
-    def best(self) -> float:
-        """Mean of its best contender."""
-        return self.findings.level.best
-
-    @property
-    def target(self) -> float:
-        """Level of the metric that steps are counted to: what half of the contenders reach."""
-        return self.findings.level.value
-
-    @property
-    def usable(self) -> bool:
-        """Whether its scores can be normalised: something was learnt."""
-        gain = self.floor - self.best if self.findings.mode == "min" else self.best - self.floor
-        return gain > 0  # False for NaN
+    def scores(self) -> dict[str, dict[int, float]]:
+        """Put outcomes on the scale of what was learnt: (floor - x) / (floor - end), contender -> seed -> score."""
+        floor, end = self.findings.floor, self.end
+        return {
+            row.name: {seed: (floor - x) / (floor - end) for seed, x in row.arm.scores.items()}
+            for row in self.findings.ranked
+        }
 
 
 @dataclass(frozen=True)
-class Standing:
-    """One contender over all workloads."""
-
-    name: str
-    scores: Array
-    """Normalised; shape (workloads, seeds), NaN where a seed or a workload has no score."""
-    ratio: Array
-    """Steps to the target by those of the quickest; infinite where it was not reached. Shape (workloads,)."""
-    ranks: Array
-    """Place by mean score, 1 is best; ties share. Shape (workloads,), NaN without a score."""
-    missing: tuple[str, ...]
-    """Workloads on which it has no score: it is not judged over all."""
-    mean: float
-    """Of the normalised score; NaN where workloads are missing, as all that follows."""
-    interval: tuple[float, float]
-    middle: float
-    """Interquartile mean."""
-    middle_interval: tuple[float, float]
-    gap: float
-    """Optimality gap."""
-    gap_interval: tuple[float, float]
-    profile: float
-    """Score of the performance profile."""
-    better: int
-    """Workloads on which its mean is better than the reference's."""
-    worse: int
-    verdict: str
-    """As of a single comparison, over these workloads."""
-    test: StratifiedTest | None
-    """Against the reference; None for itself and where it is not judged."""
-    p: float
-    """Of the test, corrected; NaN without one."""
-    p_elsewhere: float
-    """Sign test over workloads; NaN where there are too few."""
-
-
-@dataclass(frozen=True)
-class Overview:
-    """What is known about contenders over several workloads."""
+class Comparison:
+    """All workloads of a report, and the judgement that its first line is about."""
 
     workloads: list[Workload]
-    left_out: dict[str, str]
-    """Workloads without a normalised score, and why."""
-    standings: list[Standing]
-    """Best first; those with missing workloads last."""
-    reference: str | None
-    """None: no contender has a score on every workload."""
-    chosen_baseline: bool
+    """One is the usual case."""
+    scores: dict[str, dict[int, float]]
+    """Contender -> seed -> mean score over the workloads that count; empty for a single workload."""
+    judgement: Judgement | None
+    """That of the one workload, or over all; None where nothing is ranked."""
 
     @property
-    def usable(self) -> list[Workload]:
-        """The workloads that scores were normalised on, in the order of their arrays."""
-        return [each for each in self.workloads if each.name not in self.left_out]
+    def findings(self) -> Findings:
+        """Those of the one workload; of several, the first's."""
+        return self.workloads[0].findings
+
+    @property
+    def several(self) -> bool:
+        """Whether the judgement is over several workloads."""
+        return len(self.workloads) > 1
+
+    @property
+    def runs(self) -> list[Run]:
+        """Those of all workloads."""
+        return [run for each in self.workloads for run in each.findings.runs]
 
 
-def over_workloads(
+def compare_runs(
     runs: Sequence[Run],
     *,
     metric: str | None = None,
     baseline: str | None = None,
     by: Sequence[str] = (),
-    objectives: Sequence[Objective] = (),
-) -> Overview | None:
-    """Split runs into workloads, and judge contenders over all of them.
+    matters: float | None = None,
+    looks: int = 1,
+    **options: Any,
+) -> Comparison:
+    """Split runs into workloads, judge within each, and over all where there are several.
 
     Args:
-        runs: What was collected.
+        runs: What was collected; at least one.
         metric: What to compare by wherever it was logged; default: the main metric of each workload.
-        baseline: A contender to test the others against; default: the best over all.
-        by: Configuration keys that separate contenders; default: as within a workload.
-        objectives: What is weighed against each other within each workload.
-
-    Returns:
-        None where the runs are of one workload, or of several that do not share two contenders.
+        baseline: As for `findings.find`.
+        by: As for `findings.find`.
+        matters: In units of the metric; over several workloads in units of the score.
+        looks: As for `findings.find`.
+        options: The others of `findings.find`.
 
     Raises:
-        ConfigError: A baseline that is no contender; as `findings.find`.
+        ConfigError: As `findings.find`; a baseline that no workload has; `target` over several workloads.
     """
-    parts = split(runs)
-    if len(parts) < 2:
-        return None
-    between = list(by) or _between(parts.values())
-    shared = [key for key in between if all(any(key in run.config for run in part) for part in parts.values())]
-    every = [_workload(name, part, metric, baseline, shared, objectives) for name, part in parts.items()]
-    names = Counter(row.name for each in every for row in each.findings.rows if row.rank)
+    parts = split(runs) if len(runs) > 1 else {}
+    between = dict.fromkeys(key for part in parts.values() for key in telling(compared(differing(part)), part))
+    shared = [key for key in by or between if all(any(key in run.config for run in part) for part in parts.values())]
+    several = []
+    for name, part in parts.items() if len(parts) > 1 else ():
+        logged = metric if any(metric in run.log.names() for run in part) else None
+        several.append(Workload(name, find(part, metric=logged, by=shared, **options)))
+    names = Counter(row.name for each in several for row in each.findings.ranked)
     if sum(count > 1 for count in names.values()) < 2:
-        return None
-    kept = [each for each in every if each.usable]
-    left_out = {each.name: _why_unusable(each) for each in every if not each.usable}
+        found = find(runs, metric=metric, baseline=baseline, by=by, matters=matters, looks=looks, **options)
+        return Comparison([Workload("", found)], {}, found.judgement)
+    if options.get("target") is not None:
+        raise ConfigError(
+            f"target={options['target']}: {len(several)} workloads have a metric each, and no level in common. "
+            "Leave it out, or make a report of each workload by itself."
+        )
     if baseline is not None and baseline not in names:
         raise ConfigError(f"baseline={baseline}: nothing compared here has this name. {did_you_mean(baseline, names)}")
-    standings, reference = _standings(kept, baseline) if kept else ([], None)
-    return Overview(every, left_out, standings, reference, baseline is not None)
+    several = [replace(each, left_out=_why_left_out(each)) for each in several]
+    scores = _mean_scores([each for each in several if not each.left_out])
+    judgement, lost = None, defaultdict[str, set[int]](set)
+    for row in (row for each in several if not each.left_out for row in each.findings.ranked):
+        lost[row.name] |= row.arm.lost
+    if sum(map(bool, scores.values())) > 1:
+        if baseline is not None:
+            scores.setdefault(baseline, {})  # what has no score differs from nobody
+        finished = ([x for seed, x in found.items() if seed not in lost[name]] for name, found in scores.items())
+        sd = pooled_sd(finished)
+        judgement = compare(scores, mode="max", baseline=baseline, matters=matters, sd=sd, looks=looks)
+    return Comparison(several, scores, judgement)
+
+
+def _why_left_out(workload: Workload) -> str:
+    found = workload.findings
+    if found.incomparable:
+        return found.incomparable
+    if not found.ranked:
+        return "no run has finished with a result yet"
+    if math.isnan(found.floor):
+        return "no run was evaluated before its first step, so nothing says how much was learnt"
+    gain = (found.floor - workload.end) * (1 if found.mode == "min" else -1)
+    sd = pooled_sd([row.arm.finished for row in found.ranked])
+    if gain <= 0 or gain < TEACHES * sd:
+        return (
+            f"it teaches nothing: the best contender gains {gain:.3g} {found.metric}, less than {TEACHES:g} standard "
+            f"deviations between seeds ({sd:.2g})"
+        )
+    return ""
+
+
+def _mean_scores(workloads: Sequence[Workload]) -> dict[str, dict[int, float]]:
+    """Average each seed's scores over workloads; a contender without an outcome on one of them has none."""
+    tables = [each.scores() for each in workloads]
+    found = {}
+    for name in dict.fromkeys(name for table in tables for name in table):
+        rows = [table.get(name, {}) for table in tables]
+        found[name] = {seed: fmean(row[seed] for row in rows) for seed in rows[0] if all(seed in row for row in rows)}
+    return found
 
 
 def split(runs: Sequence[Run]) -> dict[str, list[Run]]:
@@ -201,169 +193,13 @@ def _names(parts: Sequence[list[Run]]) -> list[str]:
         keys = [key for key in differing(firsts) if key.partition(".")[0] in ("task", "data")]
         told = [describe({key: run.setting(key) for key in telling(keys, firsts)}) for run in firsts]
         names = [f"{name} ({more})" if names.count(name) > 1 else name for name, more in zip(names, told, strict=True)]
-    seen: Counter[str] = Counter()
-    found = []
-    for name in names:
-        seen[name] += 1
-        found.append(plain(name if seen[name] == 1 else f"{name} #{seen[name]}"))
-    return found
+    return [
+        plain(f"{name} #{1 + names[:index].count(name)}" if name in names[:index] else name)
+        for index, name in enumerate(names)
+    ]
 
 
 def _data(run: Run) -> str:
     """Name the data: files by the evaluation file, hub data by its path, other sources by their choice."""
-    for key in ("data.eval", "data.path", "data.train", "data.name"):
-        if (value := run.setting(key)) is not None:
-            return str(value)
-    return "data"
-
-
-def _between(parts: Iterable[list[Run]]) -> list[str]:
-    """Collect the keys that separate contenders within any workload."""
-    found: dict[str, None] = {}
-    for part in parts:
-        found |= dict.fromkeys(telling(compared(differing(part)), part))
-    return list(found)
-
-
-def _workload(
-    name: str,
-    runs: list[Run],
-    metric: str | None,
-    baseline: str | None,
-    by: Sequence[str],
-    objectives: Sequence[Objective],
-) -> Workload:
-    logged = metric if metric is not None and any(metric in run.log.names() for run in runs) else None
-    findings = find(runs, metric=logged, by=by, objectives=objectives)
-    if baseline is not None and any(row.name == baseline for row in findings.rows):
-        findings = find(runs, metric=logged, by=by, baseline=baseline, objectives=objectives)
-    return Workload(name, findings)
-
-
-def _why_unusable(workload: Workload) -> str:
-    findings = workload.findings
-    if findings.incomparable:
-        return findings.incomparable
-    if not any(row.rank for row in findings.rows):
-        return "no run has finished with a result yet"
-    return f"no contender ended better than {findings.metric} was before learning"
-
-
-def _standings(workloads: Sequence[Workload], baseline: str | None) -> tuple[list[Standing], str | None]:
-    rows = [{row.name: row for row in each.findings.rows if row.rank} for each in workloads]
-    names = list(dict.fromkeys(name for part in rows for name in part))
-    scores = _score_table(workloads, rows, names)
-    ratio = ratios(
-        {name: [_cost(each, part.get(name)) for each, part in zip(workloads, rows, strict=True)] for name in names}
-    )
-    missing = {
-        name: tuple(each.name for each, part in zip(workloads, rows, strict=True) if name not in part) for name in names
-    }
-    whole = {name: scores[name] for name in names if not missing[name]}
-    reference = (
-        baseline if baseline in whole else max(whole, key=lambda name: float(mean_score(whole[name])), default=None)
-    )
-    tests = compare_over_workloads(whole, reference, named_beforehand=reference == baseline) if reference else {}
-    ranks = _ranks(np.array([_means(scores[name]) for name in names]))
-    found = [
-        _standing(
-            name, scores[name], ratio[name], ranks[index], missing[name], whole.get(reference or ""), tests.get(name)
-        )
-        for index, name in enumerate(names)
-    ]
-    return sorted(found, key=lambda each: (bool(each.missing), -each.mean if not each.missing else 0.0)), reference
-
-
-def _score_table(
-    workloads: Sequence[Workload], rows: Sequence[dict[str, Row]], names: Sequence[str]
-) -> dict[str, Array]:
-    """Lay out normalised scores; column i is the i-th seed of the workload, the same one for every contender."""
-    seeds = [sorted({seed for row in part.values() for seed in row.arm.scores}) for part in rows]
-    found = {name: np.full((len(workloads), max(map(len, seeds))), np.nan) for name in names}
-    for index, (each, part) in enumerate(zip(workloads, rows, strict=True)):
-        for name, row in part.items():
-            for seed, score in row.arm.scores.items():
-                column = seeds[index].index(seed)
-                found[name][index, column] = normalised(score, each.floor, each.best)
-    return found
-
-
-def _cost(workload: Workload, row: Row | None) -> float:
-    """Median steps of a contender's seeds to the target; infinite where fewer than half reach it."""
-    if row is None or math.isnan(workload.target):
-        return math.inf
-    findings, arm = workload.findings, row.arm
-    return float(np.median([_steps(run, findings, workload.target) for run in _counted(arm, findings)]))
-
-
-def _counted(arm: Arm, findings: Findings) -> list[Run]:
-    return [run for run in arm.runs if run not in arm.repeated and run.score(findings.metric) is not None]
-
-
-def _steps(run: Run, findings: Findings, target: float) -> float:
-    reached = first_reached(run, findings.metric, findings.mode, target)
-    return math.inf if reached is None else reached[0]
-
-
-def _means(scores: Array) -> Array:
-    known = ~np.isnan(scores)
-    count = known.sum(axis=1)
-    means = np.full(len(scores), np.nan)
-    np.divide(np.where(known, scores, 0.0).sum(axis=1), count, out=means, where=count > 0)
-    return means
-
-
-def _ranks(means: Array) -> Array:
-    """Rank contenders on each workload; shape (contenders, workloads), equal means share the mean of their places."""
-    above = (means[None] > means[:, None]).sum(axis=1)
-    equal = (means[None] == means[:, None]).sum(axis=1)
-    return np.asarray(np.where(np.isnan(means), np.nan, above + (equal + 1) / 2), dtype=np.float64)
-
-
-def _standing(
-    name: str,
-    scores: Array,
-    ratio: Array,
-    ranks: Array,
-    missing: tuple[str, ...],
-    reference: Array | None,
-    tested: tuple[StratifiedTest, float] | None,
-) -> Standing:
-    nan = math.nan
-    if missing or reference is None:
-        nowhere = (nan, nan)
-        return Standing(name, scores, ratio, ranks, missing, nan, nowhere, nan, nowhere, nan, nowhere,
-                        profile_score(ratio), 0, 0, "not ranked", None, nan, nan)  # fmt: skip
-    gain = _means(scores) - _means(reference)
-    better, worse = int((gain > 0).sum()), int((gain < 0).sum())
-    test, p = tested if tested is not None else (None, nan)
-    return Standing(
-        name=name,
-        scores=scores,
-        ratio=ratio,
-        ranks=ranks,
-        missing=missing,
-        mean=float(mean_score(scores)),
-        interval=bootstrap_interval(mean_score, scores),
-        middle=float(interquartile_mean(scores)),
-        middle_interval=bootstrap_interval(interquartile_mean, scores),
-        gap=float(optimality_gap(scores)),
-        gap_interval=bootstrap_interval(optimality_gap, scores),
-        profile=profile_score(ratio),
-        better=better,
-        worse=worse,
-        verdict=_verdict(test, p),
-        test=test,
-        p=p,
-        p_elsewhere=sign_test(better, worse) if test is not None else nan,
-    )
-
-
-def _verdict(test: StratifiedTest | None, p: float) -> str:
-    if test is None:
-        return REFERENCE
-    if math.isnan(p):
-        return TOO_FEW if test.seeds < MIN_SEEDS else NO_SPREAD
-    if not is_found(p):
-        return NO_DIFFERENCE
-    return BETTER if test.difference > 0 else WORSE
+    keys = ("data.eval", "data.path", "data.train", "data.name")
+    return next((str(value) for key in keys if (value := run.setting(key)) is not None), "data")

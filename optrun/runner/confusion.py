@@ -10,7 +10,7 @@ from matplotlib.patches import Rectangle
 
 from optrun.formatting import count
 from optrun.report.chart import Chart
-from optrun.report.theme import Theme, new_figure, style_axes, write
+from optrun.report.theme import Theme, new_figure, style_axes
 
 _NUMBERED = 26
 """With more classes there is no room for a number in each cell."""
@@ -68,15 +68,12 @@ def _cell(
     small = 6.5 if size > 12 else 7.5
     place: dict[str, Any] = {"ha": "center", "va": "center", "color": ink}
     if size > 12:
-        write(ax.text(column + 0.5, row + 0.5, count(number), fontsize=small, **place))
+        ax.text(column + 0.5, row + 0.5, count(number), fontsize=small, **place)
         return
     percent = f"{100 * share:.0f} %" if share >= 0.995 or share >= 0.1 else f"{100 * share:.1f} %"
-    write(
-        ax.text(
-            column + 0.5, row + 0.41, percent, fontsize=9, fontweight="bold" if row == column else "normal", **place
-        )
-    )
-    write(ax.text(column + 0.5, row + 0.70, count(number), fontsize=small - 0.5, **place))
+    weight = "bold" if row == column else "normal"
+    ax.text(column + 0.5, row + 0.41, percent, fontsize=9, fontweight=weight, **place)
+    ax.text(column + 0.5, row + 0.70, count(number), fontsize=small - 0.5, **place)
 
 
 def _name_sides(ax: Axes, theme: Theme, names: list[str], totals: list[int]) -> None:
@@ -93,11 +90,9 @@ def _name_sides(ax: Axes, theme: Theme, names: list[str], totals: list[int]) -> 
         ha="right" if long else "center",
         rotation_mode="anchor" if long else "default",
     )
-    ax.tick_params(length=0, labelsize=8.5 if size <= _NUMBERED else 6)
-    for text in [*ax.get_xticklabels(), *ax.get_yticklabels()]:
-        write(text).set_color(theme.ink)
-    write(ax.set_xlabel("predicted", fontsize=9, color=theme.muted))
-    write(ax.set_ylabel("true, with how many there are", fontsize=9, color=theme.muted))
+    ax.tick_params(length=0, labelsize=8.5 if size <= _NUMBERED else 6, labelcolor=theme.ink)
+    ax.set_xlabel("predicted", fontsize=9, color=theme.muted)
+    ax.set_ylabel("true, with how many there are", fontsize=9, color=theme.muted)
 
 
 def _short(label: str) -> str:

@@ -26,8 +26,7 @@ from optrun.data import content
 from optrun.errors import OptrunError, UnreadableFileError
 from optrun.report.collect import load_runs
 from optrun.report.confirmation import read
-from optrun.report.tuned import objectives_of, tuned_keys
-from optrun.report.waiting import find_waiting, in_sweep
+from optrun.report.sweep_folder import find_waiting, in_sweep, objectives_of, tuned_keys
 from optrun.runner import train as experiment
 from tests.faults.runs import Straight
 from tests.running import optrun
@@ -222,7 +221,7 @@ def test_attacks_on_run_files(
     def runs() -> int:
         """What a report reads, without its pages."""
         found = load_runs([run.parent])
-        tuned_keys(found), objectives_of(found), find_waiting(run.parent), in_sweep(run), read(run.parent)
+        tuned_keys([run.parent]), objectives_of([run.parent]), find_waiting(run.parent), in_sweep(run), read(run.parent)
         for each in found:
             print(each.path.name, each.problems, read_samples(RunDir(each.path).samples))
         return 0

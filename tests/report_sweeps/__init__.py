@@ -5,12 +5,11 @@ from __future__ import annotations
 import math
 import tarfile
 from pathlib import Path
+from statistics import mean
 from typing import Any
 
-from optrun.report import workloads_page
 from optrun.report.build import Report
 from optrun.report.findings import Findings
-from optrun.report.narrative import verdict_line
 
 FOLDER = Path(__file__).parent
 NAMES = sorted(path.name.removesuffix(".tar.xz") for path in FOLDER.glob("*.tar.xz"))
@@ -35,30 +34,31 @@ def stored(name: str, folder: Path) -> Path:
 
 def found_in(made: Report) -> dict[str, Any]:
     """What a report says, as plain values: the one place that knows the shape of `Report` and `Findings`."""
-    overview = made.overview
+    comparison, judged = made.comparison, made.comparison.judgement
     facts: dict[str, Any] = {
-        "headline": verdict_line(made.findings, made.confirmed) if overview is None else workloads_page.lead(overview),
+        "headline": made.verdict.text,
+        "next": made.verdict.next,
         "warnings": [each.kind for each in made.warnings],
         "words": len(next(path for path in made.files if path.suffix == ".md").read_text(encoding="utf-8").split()),
     }
-    if overview is None:
-        facts["contenders"] = _contenders(made.findings)
-    else:
+    if comparison.several:
         facts["overall"] = [
             {
-                "name": each.name,
-                "score": _plain(each.mean),
-                "interval": [_plain(end) for end in each.interval],
-                "difference": _plain(each.test.difference if each.test else math.nan),
-                "difference_interval": [_plain(each.test.low), _plain(each.test.high)] if each.test else [None, None],
+                "name": name,
+                "score": _plain(mean(comparison.scores[name].values())),
+                "difference": _plain(each.difference),
+                "interval": [_plain(each.low), _plain(each.high)],
                 "verdict": each.verdict,
             }
-            for each in overview.standings
+            for name, each in (judged.comparisons.items() if judged is not None else ())
         ]
-        facts["left_out"] = dict(overview.left_out)
-        facts["workloads"] = {each.name: _contenders(each.findings) for each in overview.workloads}
-    confirmed = {one.folder.name: _contenders(one.findings) for one in made.confirmed if one.findings != made.findings}
-    return facts | ({"confirmed": confirmed} if confirmed else {})
+        facts["left_out"] = {each.name: each.left_out for each in comparison.workloads if each.left_out}
+        facts["workloads"] = {each.name: _contenders(each.findings) for each in comparison.workloads}
+    else:
+        facts["contenders"] = _contenders(made.findings)
+    if made.confirmed is not None and made.confirmed.comparison is not comparison:
+        facts["confirmed"] = _contenders(made.confirmed.comparison.findings)
+    return facts
 
 
 def _contenders(findings: Findings) -> list[dict[str, Any]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -52,7 +53,7 @@ def prepare(monkeypatch: pytest.MonkeyPatch, folder: Path, text: Path) -> None:
     monkeypatch.setattr(driver, "_POLL_SECONDS", 0.05)
     # Pictures take longer than these jobs; tests of their own look at them.
     monkeypatch.setattr(experiment, "draw_curves", lambda run: None)
-    monkeypatch.setattr(build, "report", lambda folders, **options: None)
+    monkeypatch.setattr(build, "report", lambda folders, **options: SimpleNamespace(verdict=None))
 
 
 @pytest.fixture

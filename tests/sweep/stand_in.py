@@ -128,7 +128,7 @@ def options(**changed: Any) -> OptunaConfig:
         "devices": None,
         "rungs": [], "reduction_factor": 2, "n_trials": 6, "n_steps": None, "n_jobs": 1, "sampler": Sampler.random,
         "seed": 0, "storage": None, "pruner": Pruner.none, "min_resource": None,
-        "confirm": ConfirmConfig(seeds=None, power=None, baseline=None), "objectives": [],
+        "confirm": ConfirmConfig(seeds=None, power=None, difference=None, baseline=None), "objectives": [],
     }  # fmt: skip
     return OptunaConfig(**{**given, **changed})
 

@@ -8,6 +8,7 @@ import shlex
 import shutil
 import signal
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from rich.console import Console
@@ -20,9 +21,9 @@ from optrun.config.request import CommandLine
 from optrun.errors import ConfigError
 from optrun.report import build
 from optrun.report.collect import load_runs
+from optrun.report.confirmation import Asked
 from optrun.report.findings import find
-from optrun.report.spent import spent
-from optrun.report.tuned import tuned_keys
+from optrun.report.sweep_folder import tuned_keys
 from tests.running import optrun, summary
 from tests.sweep import forked
 from tests.sweep.forked import STEPS, ForkServer, jobs, sweep, whole
@@ -33,9 +34,12 @@ def test_a_sweep_is_confirmed_and_goes_on(
     place: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     shown: list[tuple[Path, bool]] = []
-    monkeypatch.setattr(
-        build, "report", lambda folders, **options: shown.append((folders[0], options.get("brief", False)))
-    )
+
+    def report(folders: list[Path], **options: bool) -> SimpleNamespace:
+        shown.append((folders[0], options.get("brief", False)))
+        return SimpleNamespace(verdict=None)
+
+    monkeypatch.setattr(build, "report", report)
     monkeypatch.setenv("COLUMNS", "200")
     line = ["optimizer=lamb,adamw", "lr=1e-3", "seed=0", "clip.max_norm=0.5"]
     assert sweep(*line, "hydra.sweeper.confirm={seeds: 5-7}") == 0
@@ -80,8 +84,13 @@ def test_a_refusal_leaves_nothing(
         ("seeds=0-4", "hydra.sweeper.confirm.seeds: 0 took part in the choice"),
         ("seeds=5-6", "hydra.sweeper.confirm.seeds: expected at least 3, got 2"),
         ("power=80", "hydra.sweeper.confirm.power=80.0"),
+        ("difference=0", "hydra.sweeper.confirm.difference=0.0: expected a number above 0"),
+        ("seeds=5-9 hydra.sweeper.confirm.difference=1", "hydra.sweeper.confirm.difference=1.0: plans how many seeds"),
     ]:
-        assert sweep("optimizer=lamb,adamw", "lr=2e-3", "seed=0", f"hydra.sweeper.confirm.{given}", folder="new") == 2
+        assert (
+            sweep("optimizer=lamb,adamw", "lr=2e-3", "seed=0", *f"hydra.sweeper.confirm.{given}".split(), folder="new")
+            == 2
+        )
         assert message in capsys.readouterr().err
         assert not Path("new").exists()
     over_two = ("data.eval_fraction=0.1,0.2", "optimizer=lamb,adamw", "lr=2e-3", "seed=0")
@@ -92,6 +101,9 @@ def test_a_refusal_leaves_nothing(
         (["confirm", "nowhere"], "no such directory"),
         (["confirm", str(pilot), "seeds=0-4"], "took part in the choice"),
         (["confirm", str(pilot), "seed=5-7"], "seeds"),
+        (["confirm", str(pilot), "diference=1"], "difference"),
+        (["confirm", str(pilot), "difference=none"], "difference=none: expected a number above 0"),
+        (["confirm", str(pilot), "seeds=5-7", "difference=1"], "difference=1: plans how many seeds are run"),
         (["confirm", str(pilot), "seeds=5-7", "seeds=8-9"], "given twice"),
         (["confirm", str(pilot), "baseline=sgd"], "baseline=sgd"),
         (["confirm", str(pilot), "hydra.sweep.dir=elsewhere"], "out=DIR"),
@@ -125,8 +137,9 @@ def test_what_goes_on_runs_where_it_ran(place: Path, monkeypatch: pytest.MonkeyP
     assert run(shlex.split(seen[0][0])[1:]) == 75
     assert seen[1] == seen[0]
     of_sweep = ["optimizer=lamb", "hydra.sweeper.confirm.seeds=5-7", "hydra.sweeper.devices=auto"]
-    asked, limit = confirm_sweep.Asked(baseline="adamw"), "hydra.sweeper.timeout=9"
-    assert confirm_sweep.confirm(Path("a sweep"), asked, Caller(Console()), [*of_sweep, limit], seconds=0.5) == 75
+    asked, limit = Asked(baseline="adamw"), "hydra.sweeper.timeout=9"
+    then = confirm_sweep.confirm(Path("a sweep"), asked, Caller(Console()), [*of_sweep, limit], seconds=0.5)
+    assert then.exit_code == 75
     told = ["optrun", "confirm", "a sweep", "baseline=adamw", of_sweep[2], limit]
     assert seen[2] == (shlex.join(told), ["hydra.sweeper.timeout=0.5"])
 
@@ -134,7 +147,7 @@ def test_what_goes_on_runs_where_it_ran(place: Path, monkeypatch: pytest.MonkeyP
 @pytest.mark.slow
 def test_one_command_goes_the_whole_way(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A recipe with a space per optimizer: killed while it searches and while it confirms, the same line goes on."""
-    monkeypatch.setattr(build, "report", lambda folders, **options: None)
+    monkeypatch.setattr(build, "report", lambda folders, **options: SimpleNamespace(verdict=None))
     recipe = {
         "defaults": ["config", {"override hydra/sweeper": "optuna"}, "_self_"],
         "hydra": {
@@ -165,8 +178,9 @@ def test_one_command_goes_the_whole_way(place: Path, monkeypatch: pytest.MonkeyP
     searched = load_runs([Path("whole")], beside=[Path("whole/confirm")])
     assert [each.status for each in searched].count("finished") >= 4
     assert {each.status for each in searched} <= {"finished", "interrupted"}
-    chosen = find(searched, tuned=tuned_keys(searched))
-    assert {row.name: spent(row, chosen).runs for row in chosen.rows} == {"adamw": 4, "lamb": 4}
+    chosen = find(searched, tuned=tuned_keys(run.path.parent for run in searched))
+    tried = {row.name: sum(len(arm.runs) for arm in row.contender.arms) for row in chosen.rows}
+    assert tried == {"adamw": 4, "lamb": 4}
     fresh = load_runs([Path("whole/confirm")])
     assert sorted((each.optimizer, each.seed) for each in fresh) == [
         (n, s) for n in ("adamw", "lamb") for s in (5, 6, 7)

@@ -135,7 +135,7 @@ def test_what_is_no_objective_is_refused_by_name(texts: list[str], facts: tuple[
         ({"rungs": [2]}, "hydra.sweeper.rungs"),
         ({"pruner": Pruner.asha, "min_resource": 1}, "hydra.sweeper.pruner"),
         ({"sampler": Sampler.cmaes}, "hydra.sweeper.sampler=cmaes"),
-        ({"confirm": ConfirmConfig(seeds="5-9", power=None, baseline=None)}, "hydra.sweeper.confirm"),
+        ({"confirm": ConfirmConfig(seeds="5-9", power=None, difference=None, baseline=None)}, "hydra.sweeper.confirm"),
     ],
 )
 def test_what_goes_for_one_number_is_refused_beside_several(changed: dict[str, object], fact: str) -> None:

@@ -10,6 +10,8 @@ import pytest
 
 import optrun
 from optrun.errors import ConfigError
+from optrun.report import build
+from optrun.report.build import report as made
 from tests.sweep import forked
 
 ROOT = Path(__file__).parents[2]
@@ -23,6 +25,16 @@ def test_a_sweep_returns_its_runs(place: Path) -> None:
     before = [run.summary for run in sweep.runs]
     again = optrun.sweep([*forked.JOB, "lr=1e-3,2e-3", "hydra.sweep.dir=sweep"], quiet=True)
     assert [run.summary for run in again.runs] == before
+
+
+def test_a_sweep_says_what_its_report_says(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(build, "report", made)
+    monkeypatch.setattr(build, "all_pictures", lambda comparison: [])
+    sweep = optrun.sweep([*forked.JOB, "lr=1e-3,2e-3", "hydra.sweep.dir=sweep"], quiet=True)
+    assert sweep.verdict is not None
+    assert sweep.verdict.kind == "pilot"
+    assert set(sweep.verdict.possible) == {"lr 1e-3", "lr 2e-3"}
+    assert f"**{sweep.verdict}**" in Path("sweep/report.md").read_text(encoding="utf-8").replace("\\", "")
 
 
 def test_a_job_that_fails_is_told(place: Path) -> None:

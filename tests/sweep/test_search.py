@@ -96,7 +96,8 @@ def search(words: list[str]) -> ContenderStudy:
     """The study of a search over words of the command line."""
     hydra = open_hydra()
     options = OptunaConfig(
-        name="optuna", params={}, search={}, confirm=ConfirmConfig(seeds=None, power=None, baseline=None),
+        name="optuna", params={}, search={},
+        confirm=ConfirmConfig(seeds=None, power=None, difference=None, baseline=None),
         objectives=[],
         timeout=None, stall_seconds=None,
         retry_failed=False, max_batch_size=None, devices=None, rungs=[], reduction_factor=2, n_trials=1,

@@ -11,7 +11,7 @@ from optrun.bounded_yaml import UnboundedYamlError, refuse_unbounded, yaml_mappi
 from optrun.config import saved, store
 from optrun.config.original_cwd import original_cwd
 from optrun.errors import ConfigError, UnreadableFileError
-from optrun.report import config_file
+from optrun.report import collect
 
 
 def bomb(levels: int) -> str:
@@ -48,7 +48,7 @@ def test_refused_in_no_time(text: str, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"config\.yaml"):
         saved.read_config(path)
     with pytest.raises(ValueError, match=r"config\.yaml"):
-        config_file.read_config(path)
+        collect.read_config(path)
     (tmp_path / "hydra.yaml").write_text(text)
     assert original_cwd(tmp_path) is None
     assert time.perf_counter() - started < 5, "and not minutes"

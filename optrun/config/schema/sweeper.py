@@ -37,16 +37,18 @@ class ConfirmConfig:
     """What follows a sweep in the same command: `optrun confirm`; asked for by any of these."""
 
     seeds: Any
-    """Fresh seeds, such as `5-9` or [5, 6, 7]; null: as many as the spread takes."""
+    """Fresh seeds, such as `5-9` or [5, 6, 7]; null: as many as find the difference, 20 at most."""
     power: float | None
-    """Chance with which a difference as large as the one seen is found; null: 0.8."""
+    """Chance with which the difference is found; null: 0.8."""
+    difference: float | None
+    """The smallest that matters, in units of the metric; null: `matters`, or one standard deviation between seeds."""
     baseline: str | None
-    """The contender that the others are compared with; null: the best."""
+    """The contender that the others are compared with; null: each is asked whether it could be the best."""
 
     @property
     def asked(self) -> bool:
         """Whether anything was said about it."""
-        return any(value is not None for value in (self.seeds, self.power, self.baseline))
+        return any(value is not None for value in vars(self).values())
 
 
 @dataclass(kw_only=True)

@@ -6,16 +6,46 @@ const key = text => {
   const word = text.trim(), first = word.replace(/\u2212/g, "-").replace(/[,\u00d7\u2265<#]/g, "").trim();
   const value = parseFloat(first); return isNaN(value) ? (word === "\u2013" ? null : word.toLowerCase()) : value;
 };
-for (const head of document.querySelectorAll("table.sortable th")) head.addEventListener("click", () => {
-  const body = head.closest("table").tBodies[0], column = head.cellIndex;
-  const down = head.getAttribute("aria-sort") === "ascending";
-  for (const other of head.parentNode.children) other.removeAttribute("aria-sort");
-  head.setAttribute("aria-sort", down ? "descending" : "ascending");
-  const order = [...body.rows].map(row => [key(row.cells[column].textContent), row]);
-  order.sort(([a], [b]) => a === null ? 1 : b === null ? -1 : (down ? -1 : 1) *
-    (typeof a === typeof b ? (a < b ? -1 : a > b ? 1 : 0) : typeof a === "number" ? -1 : 1));
-  body.append(...order.map(([, row]) => row));
-});
+const compare = (a, b) => a === null ? 1 : b === null ? -1 : typeof a === typeof b ? (a < b ? -1 : a > b ? 1 : 0) : typeof a === "number" ? -1 : 1;
+for (const table of document.querySelectorAll("table.sortable")) {
+  const body = table.tBodies[0], heads = [...table.tHead.rows[0].cells], rows = [...body.rows];
+  const text = (row, column) => row.cells[column].textContent.trim();
+  let column = -1, sign = 1, words = [], group = -1;
+  const hit = (row, word) => {  // lr=2e-3 means the column lr, any other word the whole row
+    const [name, ...rest] = word.split("="), at = rest.length ? heads.findIndex(head => head.textContent.toLowerCase() === name) : -1;
+    return at < 0 ? row.textContent.toLowerCase().includes(word) : key(text(row, at)) === key(rest.join("="));
+  };
+  const lay = () => {
+    const left = rows.filter(row => words.every(word => hit(row, word)));
+    const by = at => (a, b) => { const [x, y] = [key(text(a, at)), key(text(b, at))]; return x === null || y === null ? compare(x, y) : sign * compare(x, y); };
+    if (column >= 0) left.sort(by(column));
+    const groups = new Map();
+    for (const row of left) { const name = group < 0 ? "" : text(row, group); groups.set(name, [...(groups.get(name) ?? []), row]); }
+    body.replaceChildren(...[...groups].flatMap(([name, members]) => {
+      if (group < 0) return members;
+      const line = document.createElement("tr"), head = document.createElement("th");
+      line.className = "group"; head.colSpan = heads.length; head.textContent = `${heads[group].textContent} ${name} (${members.length})`;
+      line.append(head); return [line, ...members];
+    }));
+    return left.length;
+  };
+  heads.forEach((head, index) => head.addEventListener("click", () => {
+    sign = column === index ? -sign : 1; column = index;
+    for (const other of heads) other.removeAttribute("aria-sort");
+    head.setAttribute("aria-sort", sign > 0 ? "ascending" : "descending"); lay();
+  }));
+  if (!table.classList.contains("filter") || rows.length < 2) continue;
+  const bar = document.createElement("div"), box = document.createElement("input"), select = document.createElement("select");
+  const shown = document.createElement("span"); bar.className = "bar"; box.type = "search"; box.placeholder = "filter, such as adamw lr=2e-3";
+  box.setAttribute("aria-label", "filter rows"); select.setAttribute("aria-label", "group rows by");
+  select.append(new Option("group by", -1), ...heads.map((head, index) => new Option(head.textContent, index)));
+  const change = () => {
+    words = box.value.toLowerCase().split(/\s+/).filter(Boolean); group = Number(select.value);
+    const left = lay(); shown.textContent = left < rows.length ? `${left} of ${rows.length}` : "";
+  };
+  box.addEventListener("input", change); select.addEventListener("change", change);
+  bar.append(box, select, shown); table.parentNode.before(bar);
+}
 const tip = document.createElement("div");
 tip.className = "tip"; tip.setAttribute("role", "status"); tip.hidden = true; document.body.append(tip);
 for (const svg of document.querySelectorAll("figure svg")) {

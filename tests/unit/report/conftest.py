@@ -7,14 +7,15 @@ import json
 import math
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
 import yaml
 from rich.console import Console
 
-from optrun.report.build import Report, report
+if TYPE_CHECKING:
+    from optrun.report.build import Report
 
 LOSS_FLOOR = {"adamw": 2.60, "lamb": 2.50, "adamax": 2.72, "sgd": 3.05}
 BEST_LR = {"adamw": 1e-3, "lamb": 4e-3, "adamax": 2e-3, "sgd": 3e-1}
@@ -39,10 +40,12 @@ def write_run(
     config: dict[str, Any] | None = None,
     summary: dict[str, Any] | None = None,
     final: float | None = None,
+    before: float | None = None,
 ) -> Path:
     """A run whose final evaluation loss is known.
 
     The final loss is `floor + 0.25 * (ln lr - ln best lr)^2 / ln(10)^2 + an offset of the seed + noise`, or `final`.
+    `before` is the evaluation before the first step.
     """
     path.mkdir(parents=True, exist_ok=True)
     random = np.random.default_rng([seed, round(1e6 * lr), sum(optimizer.encode())])
@@ -79,6 +82,8 @@ def write_run(
     last: dict[str, float] = {}
     best: dict[str, dict[str, float]] = {}
     with (path / "metrics.jsonl").open("w") as file:
+        if before is not None:
+            file.write(json.dumps({"step": 0, "epoch": 0.0, "time": 0.0, "eval/loss": before}) + "\n")
         for step in range(1, done + 1):
             if step % log_every and step % eval_every and step not in (1, done):
                 continue
@@ -166,6 +171,8 @@ def write_sweep(folder: Path) -> Path:
 @pytest.fixture(scope="session")
 def made(tmp_path_factory: pytest.TempPathFactory) -> tuple[Report, str]:
     """One report that is only read, and what it said in the terminal."""
+    from optrun.report.build import report
+
     stream = io.StringIO()
     folder = write_sweep(tmp_path_factory.mktemp("report") / "sweep")
     return report([folder], console=Console(file=stream, width=140)), stream.getvalue()

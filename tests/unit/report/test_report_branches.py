@@ -130,8 +130,6 @@ def test_the_tables_name_trunk_and_step(grove: Path) -> None:
 
 
 def test_a_confirmation_wants_seeds_that_no_trunk_has(grove: Path, tmp_path: Path) -> None:
-    with pytest.raises(
-        ConfigError, match=r"adamw0, adamw1 and adamw2 branched from a trunk .*Train trunks on fresh seeds"
-    ):
+    with pytest.raises(ConfigError, match=r"adamw0 branched from a trunk.*: train trunks of more seeds"):
         prepare(grove / "branches", tmp_path / "confirm")
     assert not list(tmp_path.iterdir())

@@ -1,4 +1,4 @@
-"""Curves over seeds: nobody is left out of the picture against time, and nobody is hidden below another."""
+"""Curves over seeds: nobody is left out of the picture against time."""
 
 from __future__ import annotations
 
@@ -6,13 +6,12 @@ import json
 from collections.abc import Callable
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from optrun.report.collect import load_runs
 from optrun.report.findings import find
-from optrun.report.overlap import lines_above, wider
-from optrun.report.seed_curves import seed_curves
+from optrun.report.seed_curves import draw_seed_curves, seed_curves
+from optrun.report.theme import LIGHT
 
 
 def test_a_seed_that_was_slowed_down_leaves_its_contender_in_the_picture(
@@ -32,12 +31,16 @@ def test_a_seed_that_was_slowed_down_leaves_its_contender_in_the_picture(
     assert by_time.x == pytest.approx(rows[0].arm.runs[0].elapsed(by_step.x)), "the median: two seeds were as quick"
 
 
-def test_a_line_below_others_is_wider() -> None:
-    x = np.linspace(0.0, 1.0, 20)
-    falling, noise = 3 - x, 1e-3 * np.sin(40 * x)
-    lines = [(x, falling), (x, falling + noise), (x, falling + 0.2), (x[::2], falling[::2] - noise[::2])]
-    assert lines_above(lines) == [2, 1, 0, 0]
-    assert lines_above([(x, falling)] * 9)[0] == 3, "and no bar"
-    assert lines_above([(x[:2], x[:2]), (x[5:], x[5:]), (x[:0], x[:0])]) == [0, 0, 0]
-    assert wider({"linewidth": 1.0, "markersize": 4.0, "marker": "o"}, 0)["linewidth"] == 1.0
-    assert wider({"linewidth": 1.0, "markersize": 4.0}, 2)["markersize"] == 8.0
+def test_the_untrained_value_does_not_squeeze_how_few_evaluations_end(
+    tmp_path: Path, make_run: Callable[..., Path]
+) -> None:
+    for number, optimizer in enumerate(("adamw", "lamb", "adamax")):
+        run = make_run(tmp_path / optimizer, optimizer=optimizer, final=2.5 + number / 100, max_steps=40, eval_every=10)
+        lines = [line for line in (run / "metrics.jsonl").read_text().splitlines() if '"step": 0' not in line]
+        before = json.dumps({"step": 0, "epoch": 0.0, "time": 0.0, "eval/loss": 9.0})
+        (run / "metrics.jsonl").write_text("\n".join([before, *lines]) + "\n")
+    rows = find(load_runs([tmp_path])).rows
+    (ax,) = draw_seed_curves(seed_curves(rows, "eval/loss", "step"), "eval/loss", "min", "step", LIGHT).axes
+    low, high = ax.get_ylim()
+    assert low < 2.5
+    assert 2.52 < high < 4.0

@@ -188,3 +188,28 @@ def test_repeats_files_and_missing_metric(tmp_path: Path, make_run: Callable[...
     assert "line 1 is torn" in found["files"].text
     assert "config.yaml is missing" in found["files"].text
     assert found["metric"].runs == ("again",)
+
+
+def test_a_run_without_a_finite_metric_is_named(tmp_path: Path, make_run: Callable[..., Path]) -> None:
+    """A score that is not a number ranks nothing, and the run is not lost without a word."""
+    main = {"main_metric": {"name": "eval/accuracy", "mode": "max"}}
+    for seed in range(3):
+        for optimizer in ("adamw", "lamb"):
+            make_run(tmp_path / f"{optimizer}-{seed}", optimizer=optimizer, seed=seed, accuracy=True, summary=main)
+    file = tmp_path / "adamw-1" / "summary.json"
+    held = json.loads(file.read_text())
+    held["metrics"]["last"]["eval/accuracy"] = "NaN"
+    file.write_text(json.dumps(held))
+    log = tmp_path / "adamw-1" / "metrics.jsonl"
+    *first, last = log.read_text().splitlines()
+    log.write_text("\n".join([*first, json.dumps(json.loads(last) | {"eval/accuracy": "NaN"})]) + "\n")
+    (found,) = [each for each in find_warnings(find(load_runs([tmp_path]))) if each.kind == "metric"]
+    assert found.runs == ("adamw-1",)
+    assert "eval/accuracy" in found.text
+
+
+def test_learning_rates_that_are_compared_were_swept(tmp_path: Path, make_run: Callable[..., Path]) -> None:
+    for number, (optimizer, lr, seed) in enumerate(CLEAN):
+        make_run(tmp_path / str(number), optimizer=optimizer, lr=lr * 1e-3, seed=seed, max_steps=40, eval_every=10)
+    found = find(load_runs([tmp_path]), by=["optimizer.name", "lr"])
+    assert "single-lr" not in {each.kind for each in find_warnings(found)}

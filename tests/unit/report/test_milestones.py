@@ -1,7 +1,8 @@
-"""Steps, tokens and seconds to a target, with runs that never reach it."""
+"""Steps and seconds to a target, with runs that never reach it; the best of fewer configurations."""
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 from collections.abc import Callable
@@ -14,8 +15,8 @@ from optrun.commands.report import run as report_verb
 from optrun.errors import ConfigError
 from optrun.report.collect import load_runs
 from optrun.report.findings import find
-from optrun.report.page import facts_of
-from optrun.report.targets import censored_median
+from optrun.report.milestones import censored_median, expected_best
+from optrun.report.tables import run_facts
 
 MakeRun = Callable[..., Path]
 NEVER = math.inf
@@ -56,9 +57,8 @@ def test_runs_that_never_reach_the_target_are_not_dropped(tmp_path: Path, make_r
     _seeds(tmp_path / "adamw", make_run, [2.0, 2.0, 2.0, 2.6, 2.6])
     _seeds(tmp_path / "lamb", make_run, [2.0, 2.0, 2.6, 2.6, 2.6])
     adamw, lamb = find(load_runs([tmp_path]), target=2.01).rows
-    assert (adamw.target.share, adamw.target.steps, adamw.target.seconds) == ("3 of 5", 40, 0.4)
-    assert adamw.target.tokens == pytest.approx(40 * (40 / 100 + 1) * 100 * 2048 / 40)
-    assert (lamb.target.share, lamb.target.steps, lamb.target.seconds) == ("2 of 5", NEVER, NEVER)
+    assert (adamw.target.reached, adamw.target.runs, adamw.target.steps, adamw.target.seconds) == (3, 5, 40, 0.4)
+    assert (lamb.target.reached, lamb.target.runs, lamb.target.steps, lamb.target.seconds) == (2, 5, NEVER, NEVER)
     assert adamw.basin.level == 2.01, "the basin is measured at the same level"
 
 
@@ -67,7 +67,7 @@ def test_one_that_diverged_never_gets_there_and_one_that_runs_may(tmp_path: Path
     make_run(tmp_path / "d1", seed=1, max_steps=40, eval_every=10, diverge_at=15)
     make_run(tmp_path / "r2", seed=2, max_steps=40, eval_every=10, global_step=20, status="running")
     (row,) = find(load_runs([tmp_path]), target=2.01).rows
-    assert (row.target.reached, row.target.runs, row.target.unknown) == (1, 3, 1)
+    assert (row.target.reached, row.target.runs) == (1, 3)
     assert row.target.steps == NEVER
     make_run(tmp_path / "f3", seed=3, max_steps=40, eval_every=10, final=2.0)
     (row,) = find(load_runs([tmp_path]), target=2.01).rows
@@ -80,7 +80,7 @@ def test_what_was_reached_counts_whatever_came_after(tmp_path: Path, make_run: M
     text = "".join(json.dumps({"step": s, "time": t, "eval/loss": value}) + "\n" for s, t, value in lines)
     (path / "metrics.jsonl").write_text(text)
     (row,) = find(load_runs([tmp_path]), target=2.0).rows
-    assert (row.target.share, row.target.steps, row.target.seconds) == ("1 of 1", 20, 9)
+    assert (row.target.reached, row.target.steps, row.target.seconds) == (1, 20, 9)
 
 
 def test_the_target_that_nobody_set_is_reached_by_more_than_half_of_every_contender(
@@ -90,15 +90,32 @@ def test_the_target_that_nobody_set_is_reached_by_more_than_half_of_every_conten
     _seeds(tmp_path / "lamb", make_run, [2.2, 2.3, 2.5, 9.0])
     findings = find(load_runs([tmp_path]))
     assert findings.target == 2.5
-    assert [row.target.share for row in findings.rows] == ["4 of 4", "3 of 4"]
+    assert [row.target.reached for row in findings.rows] == [4, 3]
 
 
 def test_of_one_run_it_is_a_line(tmp_path: Path, make_run: MakeRun) -> None:
     path = make_run(tmp_path / "run", max_steps=40, eval_every=10, final=2.0)
     for target, told in ((2.01, "at step 40, after 0.40 s"), (1.0, "not reached")):
-        facts = dict(facts_of(find(load_runs([path]), target=target)).rows)
-        assert facts[f"eval/loss (≤ {target:.4f})"] == told
-    assert not any("≤" in name for name, _ in facts_of(find(load_runs([path]))).rows)
+        facts = dict(run_facts(load_runs([path])[0], "eval/loss", "min", target=target).rows)
+        assert facts[f"eval/loss ≤ {target:.4f}"] == told
+    assert not any("≤" in name for name, _ in run_facts(load_runs([path])[0], "eval/loss", "min").rows)
+
+
+def test_a_level_that_the_untrained_model_had_reached_is_no_target(tmp_path: Path, make_run: MakeRun) -> None:
+    for seed in range(3):
+        make_run(tmp_path / f"a{seed}", seed=seed, max_steps=40, final=9.6 + seed / 10, before=9.5)
+    assert math.isnan(find(load_runs([tmp_path])).target)
+    (row,) = find(load_runs([tmp_path]), target=9.55).rows
+    assert (row.target.reached, row.target.steps) == (3, 0), "before the first step"
+
+
+@pytest.mark.parametrize("mode", ["min", "max"])
+@pytest.mark.parametrize("number", [1, 2, 3])
+def test_the_best_of_fewer_configurations_is_that_of_all_draws(mode: str, number: int) -> None:
+    draws = itertools.product([1.0, 2.0, 3.0], repeat=number)
+    best = [min(draw) if mode == "min" else max(draw) for draw in draws]
+    assert expected_best([3.0, 1.0, 2.0], number, mode) == pytest.approx(sum(best) / len(best))
+    assert math.isnan(expected_best([1.0], 2, mode))
 
 
 @pytest.mark.parametrize("level", ["", "low", "nan", "inf", "1e999"])

@@ -1,0 +1,181 @@
+"""Draw the differences to the best with their intervals: the picture of the verdict."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from matplotlib.axes import Axes
+from matplotlib.ticker import MaxNLocator
+
+from optrun.report.chart import Chart, of_series
+from optrun.report.picture import SHOWN, WIDTH, Data, reach, short_name, style_of
+from optrun.report.statistics import Comparison
+from optrun.report.table import value
+from optrun.report.theme import MARKERS, Theme, legend, new_figure, style_axes
+
+LINES = 16
+"""So many contenders have a line each; more are in the table."""
+
+
+@dataclass(frozen=True)
+class Difference:
+    """One contender against the reference."""
+
+    series: int
+    versus: Comparison
+    seeds: dict[int, float]
+    """Paired differences by seed."""
+    lost: Collection[int]
+    """Seeds of which one of both diverged, so that a bad value stands in for its score."""
+
+
+def differences(
+    comparisons: Mapping[str, Comparison | None],
+    scores: Mapping[str, Mapping[int, float]],
+    lost: Mapping[str, Collection[int]] | None = None,
+) -> list[Difference]:
+    """Pair the scores of each contender with those of its reference.
+
+    Args:
+        comparisons: By contender, in the order of the pictures; None for one that is not ranked.
+        scores: By contender and seed.
+        lost: Seeds that diverged, by contender.
+    """
+    found, gone = [], lost or {}
+    for series, (name, versus) in enumerate(comparisons.items()):
+        if versus is None or math.isnan(versus.difference):
+            continue
+        other = scores[versus.reference]
+        paired = {seed: score - other[seed] for seed, score in scores[name].items() if seed in other}
+        found.append(Difference(series, versus, paired, {*gone.get(name, ()), *gone.get(versus.reference, ())}))
+    return found[:LINES]
+
+
+def difference_data(found: Sequence[Difference], metric: str) -> Data:
+    """List the paired differences, a line for each seed."""
+    columns = ["contender", "reference", "verdict", "seed", f"difference in {metric}", "diverged"]
+    rows = [
+        [one.name, one.reference, str(one.verdict), seed, gap, seed in each.lost, one.difference, one.low, one.high]
+        for each in found for one in [each.versus] for seed, gap in each.seeds.items()
+    ]  # fmt: skip
+    return Data([*columns, "mean difference", "interval from", "interval to"], rows)
+
+
+def draw_differences(found: Sequence[Difference], metric: str, mode: str, matters: float, theme: Theme) -> Chart:
+    """Draw one line per contender, best on top: the mean a dot, the interval a bar, the seeds small dots.
+
+    Args:
+        found: What is drawn; what is ruled out is hollow.
+        metric: What differs.
+        mode: "min" or "max".
+        matters: The smallest difference that counts, a band around 0; NaN: none is known.
+        theme: Colours.
+    """
+    better = "lower" if mode == "min" else "higher"
+    label = f"{metric} minus that of {short_name(found[0].versus.reference)} ({better} is better)"
+    figure, ax = _lines(theme, {each.series: each.versus.name for each in found}, label)
+    ax.set_xlim(*_limits(found, matters))
+    ax.axvline(0, color=theme.muted, linewidth=1.0, zorder=1)
+    if math.isfinite(matters):
+        ax.axvspan(-matters, matters, color=theme.muted, alpha=0.13, linewidth=0, zorder=0)
+    for index, each in enumerate(found):
+        _draw_line(figure, ax, index, each, theme)
+    return figure
+
+
+def _lines(theme: Theme, names: Mapping[int, str], label: str) -> tuple[Chart, Axes]:
+    """Begin a picture with a line for each contender; the name stands above it, where it takes no room."""
+    figure = new_figure(WIDTH, 0.95 + 0.4 * len(names), theme)
+    ax = figure.add_subplot()
+    style_axes(ax, theme, xlabel=label)
+    ax.grid(False, axis="y")
+    ax.xaxis.set_major_locator(MaxNLocator(6))
+    ax.set(yticks=[], ylim=(-len(names) + 0.55, 0.7))
+    ax.spines["left"].set_visible(False)
+    for index, (series, name) in enumerate(names.items()):
+        of_series(_beside(ax, 0.0, index, short_name(name), theme, color=theme.ink, fontsize=8.5), series)
+    return figure, ax
+
+
+def _beside(ax: Axes, x: float, index: int, text: str, theme: Theme, **look: Any) -> Any:
+    box = {"facecolor": theme.paper, "edgecolor": "none", "pad": 0.8, "alpha": 0.85}
+    place: dict[str, Any] = {"transform": ax.get_yaxis_transform(), "ha": "right" if x else "left", "va": "center"}
+    return ax.text(x, 0.33 - index, text, bbox=box, **place, **look)
+
+
+def _limits(found: Sequence[Difference], matters: float) -> tuple[float, float]:
+    """Reach as far as the intervals, but for the few that would squeeze the others."""
+    spans = sorted(each.versus.high - each.versus.low for each in found if not math.isnan(each.versus.low))
+    room = matters if math.isfinite(matters) else 0.0
+    far = reach((abs(each.versus.difference) for each in found), max([room, *spans[len(spans) // 2 :][:1]]))
+    kept = [each for each in found if abs(each.versus.difference) <= far]
+    ends = [-room, room, 0.0, *(each.versus.difference for each in kept)]
+    ends += [end for each in kept for end in (each.versus.low, each.versus.high, *each.seeds.values())]
+    most = reach(map(abs, ends), far)
+    low, high = (pick(end for end in ends if abs(end) <= most) for pick in (min, max))
+    margin = 0.07 * (high - low) or 0.01
+    return low - margin, high + margin
+
+
+def _draw_line(figure: Chart, ax: Axes, index: int, each: Difference, theme: Theme) -> None:
+    versus, y, (left, right), verdict = each.versus, -index, ax.get_xlim(), str(each.versus.verdict)
+    style, series = style_of(theme, each.series, linewidth=0), each.series if each.series < SHOWN else None
+    x, told = min(max(versus.difference, left), right), f"{versus.difference:+.4g}"
+    tested, inside = not math.isnan(versus.low), x == versus.difference
+    out = verdict.startswith(("ruled out", "worse"))
+    look: dict[str, Any] = {"markersize": 7.5, "markeredgewidth": 1.6, "zorder": 4, "clip_on": False}
+    if not inside:
+        look["marker"] = ">" if x == right else "<"
+        place: dict[str, Any] = {"xytext": (-8 if x == right else 8, 0), "textcoords": "offset points", "va": "center"}
+        ax.annotate(told, (x, y), fontsize=8, color=theme.ink, ha="right" if x == right else "left", **place)
+    elif out:
+        look["markerfacecolor"] = theme.paper
+    artists: list[Any] = ax.plot(x, y, **(style | look))
+    artists.append(_beside(ax, 1.0, index, verdict.partition(",")[0], theme, color=theme.muted, fontsize=7.5))
+    if tested and inside:
+        bar = [max(versus.low, left), min(versus.high, right)]
+        artists += ax.plot(bar, [y, y], color=style["color"], linewidth=5, alpha=0.22 if out else 0.42, zorder=2)
+    over = f" [{versus.low:+.4g}, {versus.high:+.4g}]" if tested else ""
+    figure.mark(ax, x, y, f"{versus.name}: {told}{over}, {verdict}", series=series)
+    for seed, gap in each.seeds.items() if versus.name != versus.reference else ():
+        if left <= gap <= right:
+            small = {"marker": "x", "markersize": 4.5} if seed in each.lost else {"marker": "o", "markersize": 2.6}
+            artists += ax.plot(gap, y - 0.14, **(style | small), alpha=0.8, zorder=3)
+            note = ", diverged" if seed in each.lost else ""
+            figure.mark(ax, gap, y - 0.14, f"{versus.name}, seed {seed}: {gap:+.4g}{note}", series=series)
+    of_series(artists, each.series)
+
+
+def score_data(scores: Mapping[str, Mapping[str, float]]) -> Data:
+    """List the score of each contender on each workload."""
+    rows = [[name, workload, score] for workload, found in scores.items() for name, score in found.items()]
+    return Data(["contender", "workload", "score"], rows)
+
+
+def draw_scores(names: Sequence[str], scores: Mapping[str, Mapping[str, float]], theme: Theme) -> Chart:
+    """Draw one line per contender with a dot for each workload.
+
+    Args:
+        names: Contenders, best on top.
+        scores: By workload and contender: 0 is no learning, 1 the end of the scale.
+        theme: Colours.
+    """
+    figure, ax = _lines(theme, dict(enumerate(names)), "score: 0 is no learning, 1 the best or the target")
+    known = [found[name] for found in scores.values() for name in names if name in found]
+    far = reach(max(known) - each for each in known) or 0.01
+    left = max(known) - 1.07 * far
+    ax.set_xlim(left, max(known) + 0.07 * far)
+    for place, (workload, found) in enumerate(scores.items()):
+        marker = MARKERS[place % len(MARKERS)]
+        ax.plot([], [], marker=marker, color=theme.muted, linewidth=0, markersize=4.5, label=short_name(workload))
+        for index, name in enumerate(names):
+            if name in found:
+                x = max(found[name], left)
+                style = style_of(theme, index, linewidth=0, alpha=0.8, clip_on=False)
+                of_series(ax.plot(x, -index, **(style | {"marker": marker if x == found[name] else "<"})), index)
+                figure.mark(ax, x, -index, f"{name}, {workload}: {value(found[name])}", series=index)
+    legend(ax, theme, below=True)
+    return figure

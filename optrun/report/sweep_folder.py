@@ -1,0 +1,72 @@
+"""Read what a sweep says of itself: the jobs that have not begun, the keys that it tuned, its objectives.
+
+One that is no sweep, or whose `sweep.json` cannot be read, says nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+from optrun.artifacts.objective import Objective
+from optrun.artifacts.run_dir import SWEEP, RunDir
+from optrun.reading import read_json
+
+T = TypeVar("T")
+
+
+def in_sweep(run: Path) -> bool:
+    """Tell whether a run directory is that of a job: a sweep keeps its books beside it.
+
+    There a job that failed always has a summary. One with no more than Hydra's folder was handed to a launcher, and
+    left when the sweep was stopped.
+    """
+    return (run.parent / SWEEP).is_file() or (run.parent / ".sweep").is_dir()
+
+
+def is_search(sweep: Path) -> bool:
+    """Tell whether trials of a sweep were proposed: its learning rates are no grid."""
+    return (sweep / ".sweep" / "ask.lock").exists()
+
+
+def find_waiting(sweep: Path) -> dict[Path, list[str]]:
+    """Find the jobs of a sweep's last command that have not begun: folder -> overrides."""
+    rows = _read(sweep, "jobs", lambda row: (str(row["name"]), row["status"], [*map(str, row["overrides"])]))
+    # A name is one folder beneath the sweep, whatever a file from elsewhere says.
+    new = {sweep / name: overrides for name, status, overrides in rows if status == "new" and Path(name).name == name}
+    return {path: overrides for path, overrides in new.items() if not path.exists() or RunDir(path).is_unbegun()}
+
+
+def objectives_of(sweeps: Iterable[Path]) -> list[Objective]:
+    """Collect what sweeps weighed against each other, in their order."""
+    every = [each for sweep in dict.fromkeys(sweeps) for each in _read(sweep, "objectives", _objective)]
+    return list(dict.fromkeys(every))
+
+
+def tuned_keys(sweeps: Iterable[Path]) -> set[str]:
+    """Collect the keys that sweeps tuned, groups as `GROUP.name`."""
+    return {name for sweep in {*sweeps} for key in _read(sweep, "tuned", str) for name in (key, f"{key}.name")}
+
+
+def untuned(keys: Sequence[str], tuned: Iterable[str]) -> list[str]:
+    """Leave out the keys that were tuned, unless nothing would be left to compare.
+
+    Example:
+        >>> untuned(["optimizer.name", "scheduler.warmup_ratio"], {"scheduler.warmup_ratio"})
+        ['optimizer.name']
+        >>> untuned(["scheduler.warmup_ratio"], {"scheduler.warmup_ratio"})
+        ['scheduler.warmup_ratio']
+    """
+    return [key for key in keys if key not in set(tuned)] or list(keys)
+
+
+def _objective(noted: Any) -> Objective:
+    return Objective(str(noted["name"]), "max" if noted["mode"] == "max" else "min")
+
+
+def _read(sweep: Path, key: str, parse: Callable[[Any], T]) -> list[T]:
+    try:
+        return [parse(each) for each in read_json(sweep / SWEEP)[key]]
+    except (OSError, ValueError, KeyError, TypeError):
+        return []

@@ -1,0 +1,251 @@
+"""The pictures of a comparison: they show what was computed, and one bad contender does not squeeze the others."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from optrun.report.collect import load_runs
+from optrun.report.differences import LINES, difference_data, differences, draw_differences
+from optrun.report.figures import joint_pictures, pictures
+from optrun.report.findings import find
+from optrun.report.picture import Picture, reach
+from optrun.report.searched import importances
+from optrun.report.svg import to_svg
+from optrun.report.theme import LIGHT, PAGE
+from tests.unit.report.conftest import BEST_LR
+
+MakeRun = Callable[..., Path]
+
+
+def _found(**contenders: Sequence[float]) -> list[Any]:
+    """Differences to the first contender, with intervals of +-0.01."""
+    names, best = list(contenders), next(iter(contenders.values()))
+    versus = {}
+    for name, scores in contenders.items():
+        mean = sum(a - b for a, b in zip(scores, best, strict=True)) / len(best)
+        low, high = (math.nan, math.nan) if scores is best else (mean - 0.01, mean + 0.01)
+        verdict = "ruled out" if mean > 0.01 else "could be the best"
+        versus[name] = SimpleNamespace(
+            name=name, reference=names[0], difference=mean, low=low, high=high, verdict=verdict, seeds=len(best)
+        )
+    scores_of = {name: dict(enumerate(scores)) for name, scores in contenders.items()}
+    return differences(versus, scores_of, {names[-1]: {0}})
+
+
+def _drawn(found: list[Picture]) -> dict[str, Picture]:
+    return {one.name: one for one in found}
+
+
+def test_differences_are_drawn_as_they_were_computed() -> None:
+    found = _found(lamb=[2.5, 2.6], adamw=[2.52, 2.61], sgd=[2.56, 2.66])
+    figure = draw_differences(found, "eval/loss", "min", 0.02, LIGHT)
+    dots = {mark.text.partition(":")[0]: (mark.x, mark.y, mark.series) for mark in figure.marks}
+    assert dots["lamb"] == (0.0, 0.0, 0)
+    assert dots["adamw"] == (pytest.approx(0.015), -1.0, 1)
+    assert dots["adamw, seed 0"][0] == pytest.approx(0.02)
+    told = [mark.text for mark in figure.marks]
+    assert "sgd: +0.06 [+0.05, +0.07], ruled out" in told
+    assert "sgd, seed 0: +0.06, diverged" in told
+    (ax,) = figure.axes
+    bars = [tuple(line.get_xdata()) for line in ax.get_lines() if line.get_linewidth() == 5]
+    assert bars == [pytest.approx((0.005, 0.025)), pytest.approx((0.05, 0.07))]
+    band = ax.patches[0].get_extents().transformed(ax.transData.inverted())
+    assert (band.x0, band.x1) == (pytest.approx(-0.02), pytest.approx(0.02))
+    rows = difference_data(found, "eval/loss").rows
+    assert next(row[:6] for row in rows if row[0] == "sgd") == (
+        ["sgd", "lamb", "ruled out", 0, pytest.approx(0.06), True]
+    )
+
+
+def test_one_bad_contender_stands_at_the_border_with_its_value() -> None:
+    close = _found(lamb=[2.5, 2.6], adamw=[2.52, 2.61], lion=[2.51, 2.63])
+    with_bad = _found(lamb=[2.5, 2.6], adamw=[2.52, 2.61], lion=[2.51, 2.63], sgd=[3.1, 3.2])
+    limits = [draw_differences(found, "eval/loss", "min", math.nan, LIGHT) for found in (close, with_bad)]
+    narrow, same = (figure.axes[0].get_xlim() for figure in limits)
+    assert same == pytest.approx(narrow)
+    words = [text.get_text() for text in limits[1].axes[0].texts]
+    assert "+0.6" in words
+    assert limits[1].marks[-1].x <= narrow[1]
+
+
+def test_of_two_contenders_both_are_inside() -> None:
+    figure = draw_differences(_found(lamb=[2.5, 2.6], sgd=[3.1, 3.2]), "eval/loss", "min", 0.001, LIGHT)
+    assert figure.axes[0].get_xlim()[1] > 0.6
+
+
+def test_the_nearer_half_is_always_inside() -> None:
+    assert reach([0.0, 0.001, 0.5, 0.6]) == 0.001, "two of four"
+    assert reach([0.0, 0.5, 0.6, 0.7]) == 0.7
+    assert reach([0.0, 0.3]) == 0.3
+    assert reach([0.0, 0.01, math.inf, math.nan]) == 0.01
+    assert reach([]) == 0.0
+
+
+def test_more_contenders_than_lines() -> None:
+    found = _found(**{f"c{number}": [2.5 + number / 100] for number in range(LINES + 6)})
+    assert len(found) == LINES
+    draw_differences(found, "eval/loss", "min", math.nan, PAGE)
+
+
+def test_a_point_lies_where_its_axis_says(tmp_path: Path, make_run: MakeRun) -> None:
+    for number, final in enumerate((2.0, 2.1, 2.4, 3.0, 2.1, 2.3, 2.4, 3.2)):
+        optimizer = ("adamw", "lamb")[number // 4]
+        make_run(tmp_path / str(number), optimizer=optimizer, seed=number % 4, max_steps=20, final=final)
+    picture = _drawn(pictures(find(load_runs([tmp_path]))))["differences"]
+    svg = to_svg(picture.draw(PAGE), name="differences", label='"<differences>')
+    assert 'aria-label="&quot;&lt;differences&gt;"' in svg
+    ticks = re.findall(r'<use xlink:href="#\w+" x="([\d.]+)" y="[\d.]+" style="fill[^>]*/>\s*</g>\s*</g>\s*'
+                       r"<g>\s*<text[^>]*>([\d.]+)</text>", svg)  # fmt: skip
+    (x0, v0), *_, (x1, v1) = [(float(x), float(value)) for x, value in ticks]
+    told = re.findall(r'cx="([\d.]+)" cy="[\d.]+" r="6"><title>lamb, seed \d: \+([\d.]+)<', svg)
+    assert [float(value) for _, value in told] == [0.1, 0.2, 0.0, 0.2]
+    for x, value in told:
+        assert float(x) == pytest.approx(x0 + (float(value) - v0) * (x1 - x0) / (v1 - v0), abs=0.1)
+
+
+def test_a_bad_contender_is_named_above_curves_and_basins(tmp_path: Path, make_run: MakeRun) -> None:
+    number = 0
+    for optimizer, floor in {"adamw": 2.5, "lamb": 2.52, "adamax": 2.54, "sgd": 4.5}.items():
+        for lr in (1e-3, 2e-3):
+            make_run(tmp_path / str(number), optimizer=optimizer, lr=lr, floor=floor, max_steps=40, eval_every=10)
+            number += 1
+    found = find(load_runs([tmp_path]))
+    assert found.rows[-1].name == "sgd"
+    for name in ("metric", "basin"):
+        (ax,) = _drawn(pictures(found))[name].draw(LIGHT).axes
+        assert ax.get_ylim()[1] < 4.0, name
+        assert any(text.get_text().startswith("↑ sgd ") for text in ax.texts), name
+
+
+def test_four_contenders_are_no_fog(tmp_path: Path, make_run: MakeRun) -> None:
+    """Two have a band; on the page, and there alone, the seeds of the others wait to be pointed at."""
+    for number in range(8):
+        optimizer = ("adamw", "lamb", "adamax", "lion")[number % 4]
+        make_run(tmp_path / str(number), optimizer=optimizer, seed=number // 4, max_steps=40, eval_every=10)
+    picture = _drawn(pictures(find(load_runs([tmp_path]))))["metric"]
+    paper, page = picture.draw(LIGHT).axes[0], picture.draw(PAGE).axes[0]
+    assert len(paper.collections) == len(page.collections) == 2
+    assert [line.get_gid() for line in paper.get_lines()] == [f"s-{series}" for series in range(4)]
+    waiting = [line for line in page.get_lines() if str(line.get_gid()).startswith("h-")]
+    assert [line.get_gid() for line in waiting] == ["h-2", "h-2", "h-3", "h-3"]
+    assert '<g class="h3"' in to_svg(picture.draw(PAGE), name="x", label="x")
+
+
+def _search(tmp_path: Path, make_run: MakeRun, keys: int) -> Any:
+    """lr decides, the others do nothing."""
+    for number, factor in enumerate([0.2, 0.3, 0.5, 0.8, 1, 2, 3, 5, 8, 20] * 2):
+        settings = {"optimizer.dropout": 0.1 * (number > 9), "optimizer.flavour": ("plain", "b<c>$")[number % 2]}
+        config = dict(list(settings.items())[: keys - 1])
+        lost = {"diverge_at": 10} if factor == 20 else {}
+        make_run(tmp_path / str(number), lr=1e-3 * factor, max_steps=20, config=config, log_every=10, **lost)
+    return find(load_runs([tmp_path]), by=["optimizer.name"])
+
+
+def test_a_search_over_three_settings_is_one_picture(tmp_path: Path, make_run: MakeRun) -> None:
+    findings = _search(tmp_path, make_run, 3)
+    shares = importances(findings)
+    assert sum(shares.values()) == pytest.approx(1)
+    assert next(iter(shares)) == "lr"
+    drawn = _drawn(pictures(findings))
+    figure = drawn["search"].draw(PAGE)
+    data = drawn["search"].data
+    assert data is not None
+    assert len(data().rows) == len(figure.marks) == 20
+    assert sorted(mark.text.rpartition(": ")[2] for mark in figure.marks)[-2:] == ["diverged"] * 2
+    (ax,) = figure.axes
+    lines = [line for line in ax.get_lines() if line.get_gid()]
+    assert {len(line.get_xdata()) for line in lines} == {4}, "three settings and the score"
+    (thick,) = [line for line in lines if line.get_linewidth() == 3]
+    assert thick.get_ydata()[-1] == pytest.approx(1), "the chosen one has the best score"
+    assert next(iter(ax.get_xticklabels())).get_text() == "lr", "the most important setting comes first"
+    assert "b&lt;c&gt;$" in to_svg(figure, name="x", label="x")
+
+
+def test_two_settings_are_one_picture_and_lr_alone_is_a_basin(tmp_path: Path, make_run: MakeRun) -> None:
+    drawn = _drawn(pictures(_search(tmp_path / "two", make_run, 2)))
+    assert "search" not in _drawn(pictures(_search(tmp_path / "one", make_run, 1)))
+    svg = to_svg(drawn["search"].draw(PAGE), name="x", label="x")
+    assert svg.count(": diverged</title>") == 2
+    assert svg.count("<title>") == 20
+
+
+def test_without_optuna_nothing_is_weighed(tmp_path: Path, make_run: MakeRun, monkeypatch: pytest.MonkeyPatch) -> None:
+    findings = _search(tmp_path, make_run, 3)
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    assert importances(findings) == {}
+    figure = _drawn(pictures(findings))["search"].draw(LIGHT)
+    assert not any("%" in text.get_text() for text in figure.axes[0].texts)
+
+
+def test_equal_scores_are_drawn(tmp_path: Path, make_run: MakeRun) -> None:
+    """No axis is without extent; warnings are errors."""
+    for number in range(4):
+        optimizer, lr = ("adamw", "lamb")[number % 2], 1e-3 * (1 + number // 2)
+        make_run(tmp_path / str(number), optimizer=optimizer, lr=lr, max_steps=20, final=2.0, log_every=20)
+    drawn = _drawn(pictures(find(load_runs([tmp_path]), target=2.0)))
+    for name in ("differences", "basin", "metric"):
+        assert "<circle" in to_svg(drawn[name].draw(PAGE), name=name, label=name)
+
+
+def test_several_workloads_share_one_verdict() -> None:
+    scores = {"lamb": {0: 0.9, 1: 1.0}, "adamw": {0: 0.8, 1: 0.9}}
+    versus: Any = {
+        name: SimpleNamespace(name=name, reference="lamb", difference=gap, low=low, high=gap, verdict="", seeds=2)
+        for name, gap, low in (("lamb", 0.0, math.nan), ("adamw", -0.1, -0.1))
+    }
+    by_workload = {"text": {"lamb": 1.0, "adamw": 0.9}, "images": {"lamb": 0.9, "adamw": 0.8}}
+    verdict, dots = joint_pictures(versus, scores, by_workload, 0.05)
+    assert (verdict.name, dots.name) == ("differences", "scores")
+    told = [mark.text for mark in dots.draw(LIGHT).marks]
+    assert "adamw, images: 0.8000" in told
+    assert verdict.draw(LIGHT).axes[0].get_xlim()[0] < -0.1, "higher is better: the worse ones stand on the left"
+    assert dots.data is not None
+    assert ["adamw", "images", 0.8] in dots.data().rows
+
+
+def test_what_diverged_stands_on_the_edge_alone(tmp_path: Path, make_run: MakeRun) -> None:
+    """Each contender has its entry in the legend, in order, whatever became of its runs."""
+    for number, optimizer in enumerate(("adamw", "sgd", "lamb")):
+        for place, lr in enumerate((1e-3, 2e-3)):
+            lost = {"diverge_at": 5} if optimizer == "sgd" or place else {}
+            make_run(tmp_path / f"{number}{place}", optimizer=optimizer, lr=lr, max_steps=20, log_every=10, **lost)
+    found = find(load_runs([tmp_path]))
+    figure = _drawn(pictures(found))["basin"].draw(LIGHT)
+    told = [mark.text for mark in figure.marks]
+    assert sorted(text for text in told if "diverged" in text) == [
+        f"{name}: diverged" for name in ("adamw, lr 2e-3", "lamb, lr 2e-3", "sgd, lr 1e-3", "sgd, lr 2e-3")
+    ]
+    assert len(told) == 6
+    (box,) = figure.legends
+    names = [text.get_text().split()[0] for text in box.get_texts()]
+    assert names == [row.name for row in found.rows]
+    assert [text.get_gid() for text in box.get_texts()] == ["k-0", "k-1", "k-2"]
+
+
+@pytest.mark.parametrize("mode", ["min", "max"])
+def test_the_worse_side_is_cut(tmp_path: Path, make_run: MakeRun, mode: str) -> None:
+    metric = {"min": "eval/loss", "max": "eval/accuracy"}[mode]
+    for number in range(8):
+        optimizer = ("adamw", "lamb", "adamax", "sgd")[number % 4]
+        floor = {"sgd": 3.4}.get(optimizer, 2.5 + 0.01 * (number % 4))
+        make_run(
+            tmp_path / str(number), optimizer=optimizer, floor=floor, seed=number // 4, max_steps=40, accuracy=True,
+            lr=BEST_LR[optimizer], summary={"main_metric": {"name": metric, "mode": mode}},
+        )  # fmt: skip
+    found = find(load_runs([tmp_path]))
+    assert found.rows[-1].name == "sgd"
+    drawn = _drawn(pictures(found))
+    (ax,) = drawn["metric"].draw(LIGHT).axes
+    assert any(text.get_text().startswith(("↑ sgd", "↓ sgd")[mode == "max"]) for text in ax.texts)
+    (ax,) = drawn["differences"].draw(LIGHT).axes
+    left, right = ax.get_xlim()
+    assert (right < 0.4) if mode == "min" else (left > -0.1)
+    marker = {"min": ">", "max": "<"}[mode]
+    assert [line.get_marker() for line in ax.get_lines()].count(marker) == 1
