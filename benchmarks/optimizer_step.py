@@ -31,7 +31,7 @@ from ratios import cells
 from torch import Tensor
 from torch.nn import Parameter
 
-from optrun.errors import ConfigError
+from optrun.base.errors import ConfigError
 from optrun.optimizer import (
     Adamax,
     AdamW,

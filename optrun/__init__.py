@@ -14,7 +14,7 @@ __version__ = "0.1.0"
 _LAZY = {
     **dict.fromkeys(("Result", "Run", "SweepResult", "compose", "load_run", "run", "sweep"), "optrun.api"),
     **{
-        f"register_{kind}": "optrun.registry"
+        f"register_{kind}": "optrun.config.registry"
         for kind in ("callback", "data", "metric", "optimizer", "scheduler", "task", "tracker")
     },
 }

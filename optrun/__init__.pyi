@@ -5,12 +5,12 @@ from optrun.api import compose as compose
 from optrun.api import load_run as load_run
 from optrun.api import run as run
 from optrun.api import sweep as sweep
-from optrun.registry import register_callback as register_callback
-from optrun.registry import register_data as register_data
-from optrun.registry import register_metric as register_metric
-from optrun.registry import register_optimizer as register_optimizer
-from optrun.registry import register_scheduler as register_scheduler
-from optrun.registry import register_task as register_task
-from optrun.registry import register_tracker as register_tracker
+from optrun.config.registry import register_callback as register_callback
+from optrun.config.registry import register_data as register_data
+from optrun.config.registry import register_metric as register_metric
+from optrun.config.registry import register_optimizer as register_optimizer
+from optrun.config.registry import register_scheduler as register_scheduler
+from optrun.config.registry import register_task as register_task
+from optrun.config.registry import register_tracker as register_tracker
 
 __version__: str

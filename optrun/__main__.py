@@ -1,6 +1,6 @@
 """`python -m optrun` is `optrun`."""
 
-from optrun.cli import main
+from optrun.cli.main import main
 
 if __name__ == "__main__":
     main()

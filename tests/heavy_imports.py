@@ -4,7 +4,7 @@ fork."""
 import importlib
 import os
 
-os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # read with torch; `optrun.commands.rank.begin` comes too late
+os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # read with torch; `optrun.launch.rank.begin` comes too late
 
 for _module in (
     "datasets",
@@ -16,10 +16,10 @@ for _module in (
     "torch.distributed.tensor.debug",
     "transformers.models.bert.modeling_bert",
     "transformers.models.gpt2.modeling_gpt2",
-    "optrun.commands.rank",
-    "optrun.commands.resume",
-    "optrun.commands.run_here",
-    "optrun.commands.train",
+    "optrun.launch.rank",
+    "optrun.cli.resume",
+    "optrun.launch.run_here",
+    "optrun.cli.train",
     "optrun.runner.console",
     "optrun.runner.follow",
     "optrun.runner.train",

@@ -17,7 +17,7 @@ from typing import Any
 
 from safetensors.numpy import load_file
 
-from optrun import cli
+from optrun.cli import main as cli
 from optrun.config import overrides as words_of
 from optrun.config import store
 from optrun.config.schema.run import RunConfig

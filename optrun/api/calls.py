@@ -6,11 +6,11 @@ from collections.abc import Sequence
 from os import PathLike
 from typing import TYPE_CHECKING
 
+from optrun.base.errors import ConfigError
 from optrun.config.request import DEFAULT_CONFIG, CommandLine
-from optrun.errors import ConfigError
 
 if TYPE_CHECKING:
-    from optrun.commands.single_run import Caller
+    from optrun.launch.single_run import Caller
 
 Location = str | PathLike[str]
 """A file or folder."""
@@ -53,7 +53,7 @@ def load_plugins(plugins: Sequence[Location]) -> None:
     if isinstance(plugins, str | PathLike):
         raise TypeError(f'plugins={plugins!r}: expected a list of files or modules, such as ["my_lion.py"].')
     if plugins:
-        from optrun.registry.plugins import load
+        from optrun.config.registry.plugins import load
 
         for plugin in plugins:
             load(str(plugin))
@@ -63,6 +63,6 @@ def caller(*, quiet: bool) -> Caller:
     """Who asks, for the commands: a program that goes on afterwards."""
     from rich.console import Console
 
-    from optrun.commands.single_run import Caller
+    from optrun.launch.single_run import Caller
 
     return Caller(Console(quiet=quiet), owns_process=False)

@@ -23,8 +23,8 @@ from hydra.core.singleton import Singleton
 from hydra.core.utils import JobRuntime
 from omegaconf.basecontainer import BaseContainer
 
-from optrun.commands.messages import storage_error
-from optrun.errors import OptrunError
+from optrun.base.errors import OptrunError
+from optrun.cli.messages import storage_error
 
 _ONE_AT_A_TIME = threading.Lock()
 _OF_ONE_APPLICATION = (ConfigStore, GlobalHydra, HydraConfig, JobRuntime)

@@ -15,8 +15,8 @@ from optrun.api.isolation import isolated
 from optrun.artifacts.metrics import read_metrics, read_summary
 from optrun.artifacts.run_check import refuse_damaged
 from optrun.artifacts.run_dir import MODEL, RunDir, checkpoint_folders
+from optrun.base.errors import CheckpointError
 from optrun.config.schema.run import RunConfig
-from optrun.errors import CheckpointError
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -112,7 +112,7 @@ class Run:
 
         command_line = command_line_of([f"resume={quote_path(self.path)}", *overrides])
         with isolated():
-            from optrun.commands.train import train
+            from optrun.cli.train import train
             from optrun.config import store
 
             return result_of(train(store.open_hydra(), command_line, caller(quiet=quiet)))
@@ -133,7 +133,7 @@ class Run:
         """
         tokens = list(command_line_of(overrides).overrides)
         with isolated():
-            from optrun.commands.evaluate import evaluate
+            from optrun.cli.evaluate import evaluate
 
             _, found = evaluate(str(self.path if checkpoint is None else checkpoint), tokens)
         if found.warning is not None:
@@ -156,7 +156,7 @@ class Run:
         """
         tokens = list(command_line_of(overrides).overrides)
         with isolated():
-            from optrun.commands.predict import predict
+            from optrun.cli.predict import predict
 
             _, found = predict(str(self.path if checkpoint is None else checkpoint), tokens)
         for note in found.notes:

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 from optrun.api.calls import Location, caller, command_line_of, load_plugins
 from optrun.api.isolation import isolated
 from optrun.api.saved_run import Result, Run, load_run, result_of
+from optrun.base.errors import ConfigError
 from optrun.config.schema.run import RunConfig
-from optrun.errors import ConfigError
 
 if TYPE_CHECKING:
     from optrun.report.verdict import SweepVerdict
@@ -59,7 +59,7 @@ def run(
     """
     command_line = command_line_of(overrides, config_name, config_dir)
     with isolated():
-        from optrun.commands.train import is_sweep, train
+        from optrun.cli.train import is_sweep, train
         from optrun.config import store
 
         load_plugins(plugins)
@@ -97,7 +97,7 @@ def sweep(
     """
     command_line = command_line_of(overrides, config_name, config_dir)
     with isolated():
-        from optrun.commands.train import start_sweep
+        from optrun.cli.train import start_sweep
         from optrun.config import store
 
         load_plugins(plugins)
@@ -130,7 +130,7 @@ def compose(
     """
     command_line = command_line_of(overrides, config_name, config_dir)
     with isolated(trains=False):
-        from optrun.commands.branch import whole_command_line
+        from optrun.cli.branch import whole_command_line
         from optrun.config import store
         from optrun.config.compose import compose_request
 

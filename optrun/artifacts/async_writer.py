@@ -13,7 +13,7 @@ from optrun.artifacts.checkpoint import Snapshot, save_checkpoint
 from optrun.artifacts.retention import Retention, point_best
 from optrun.artifacts.run_dir import RunDir
 from optrun.artifacts.run_manifest import RunManifest
-from optrun.errors import StorageError
+from optrun.base.errors import StorageError
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup

@@ -17,7 +17,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from optrun.errors import StorageError
+from optrun.base.errors import StorageError
 
 DOOMED = ".deleting-"
 _NEW = os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC

@@ -36,8 +36,8 @@ from optrun.artifacts.ranks import agree, on_first, rank_of, size_of, together
 from optrun.artifacts.run_dir import RunDir
 from optrun.artifacts.sharded import StoredTensors
 from optrun.artifacts.tensor_file import describe, first_not_finite, tensor_digest
-from optrun.errors import CheckpointError, NonFiniteError, StorageError
-from optrun.reading import parse_json, read_bytes
+from optrun.base.errors import CheckpointError, NonFiniteError, StorageError
+from optrun.base.reading import parse_json, read_bytes
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup

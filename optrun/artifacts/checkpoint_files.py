@@ -21,7 +21,7 @@ from optrun.artifacts.metrics import to_json
 from optrun.artifacts.ranks import agree, size_of
 from optrun.artifacts.sharded import mesh_of, write_shards
 from optrun.artifacts.tensor_file import describe, write_tensors
-from optrun.errors import OptrunError
+from optrun.base.errors import OptrunError
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup

@@ -9,7 +9,7 @@ from enum import StrEnum
 from typing import Any
 
 from optrun.artifacts.objective import loss_beside
-from optrun.formatting import number
+from optrun.base.formatting import number
 
 LEAST = 0.01
 """The share of its value before training that eval/loss has to fall by: less than that is nothing learnt."""

@@ -11,7 +11,7 @@ import secrets
 from optrun.artifacts.manifest import read_manifest
 from optrun.artifacts.metrics import read_summary
 from optrun.artifacts.run_dir import RunDir, checkpoint_folders
-from optrun.errors import CheckpointError
+from optrun.base.errors import CheckpointError
 
 
 def new_run_id() -> str:

@@ -21,8 +21,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from optrun.errors import LockedError, StorageError
-from optrun.reading import parse_json, read_json
+from optrun.base.errors import LockedError, StorageError
+from optrun.base.reading import parse_json, read_json
 
 UNLOCKED = "OPTRUN_UNLOCKED"
 """Environment variable that lets a run go on where the file system has no locks."""

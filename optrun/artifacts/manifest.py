@@ -18,8 +18,8 @@ from typing import Any
 from optrun.artifacts import run_dir as names
 from optrun.artifacts.checksum import Checksum, checksum_in, digest_of_file
 from optrun.artifacts.run_dir import parse_step
-from optrun.errors import CheckpointError, ForeignCheckpointError, OtherFormatError, refuse_format
-from optrun.reading import JSON_BYTES, kind_of, open_file, read_json
+from optrun.base.errors import CheckpointError, ForeignCheckpointError, OtherFormatError, refuse_format
+from optrun.base.reading import JSON_BYTES, kind_of, open_file, read_json
 
 FORMAT = 4
 """The only one that is read. The number of another one stands in the same place, so that a refusal names it."""

@@ -17,8 +17,8 @@ from types import TracebackType
 from typing import Any, BinaryIO, Self
 
 from optrun.artifacts.atomic import naming, replace_bytes, replace_text
-from optrun.errors import printable, refuse_format
-from optrun.reading import LINES_BYTES, open_file, parse_json, read_json, read_lines
+from optrun.base.errors import printable, refuse_format
+from optrun.base.reading import LINES_BYTES, open_file, parse_json, read_json, read_lines
 
 SUMMARY_FORMAT = 1
 _NON_FINITE = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}

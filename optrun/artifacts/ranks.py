@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, TypeVar, cast
 
-from optrun.errors import OptrunError
+from optrun.base.errors import OptrunError
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup

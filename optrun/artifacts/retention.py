@@ -18,8 +18,8 @@ from optrun.artifacts.identity import run_id_of
 from optrun.artifacts.manifest import SHARD_FOLDERS, problems, refuse_other_format
 from optrun.artifacts.run_dir import RunDir, checkpoint_folders, parse_step, step_name
 from optrun.artifacts.trunk import deleting
-from optrun.errors import UnreadableFileError
-from optrun.reading import read_text
+from optrun.base.errors import UnreadableFileError
+from optrun.base.reading import read_text
 
 _OURS = re.compile(
     r"(\.deleting-)?\.(model|tokenizer)-\d+|"

@@ -27,8 +27,8 @@ from optrun.artifacts.run_manifest import (
     matches,
     read_run_manifest,
 )
-from optrun.errors import CheckpointError, ConfigError, did_you_mean
-from optrun.reading import kind_of, open_file, sha256_of
+from optrun.base.errors import CheckpointError, ConfigError, did_you_mean
+from optrun.base.reading import kind_of, open_file, sha256_of
 
 _HALF = re.compile(rf"\.({re.escape(names.MANIFEST)}|report(\.html|\.md|\.csv|-[\w-]+\.(png|csv)))\.\d+\.tmp")
 WEIGHTS = (f"{names.CHECKPOINTS}/step-*", "*.safetensors")

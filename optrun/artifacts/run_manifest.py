@@ -27,8 +27,8 @@ from optrun.artifacts.atomic import replace_bytes, replace_text, sync_folder
 from optrun.artifacts.lock import RunLock
 from optrun.artifacts.manifest import check_format, is_content, seal
 from optrun.artifacts.run_dir import RunDir, parse_step
-from optrun.errors import CheckpointError, LockedError, OtherFormatError, StorageError, UnreadableFileError
-from optrun.reading import kind_of, open_file, parse_json, read_bytes, sha256_of
+from optrun.base.errors import CheckpointError, LockedError, OtherFormatError, StorageError, UnreadableFileError
+from optrun.base.reading import kind_of, open_file, parse_json, read_bytes, sha256_of
 
 FORMAT = 1
 _POINTERS = (f"{names.CHECKPOINTS}/{names.BEST}", f"{names.CHECKPOINTS}/{names.LAST}")

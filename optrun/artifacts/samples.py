@@ -8,8 +8,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from optrun.artifacts.atomic import replace_text
-from optrun.errors import UnreadableFileError
-from optrun.reading import parse_json, read_lines
+from optrun.base.errors import UnreadableFileError
+from optrun.base.reading import parse_json, read_lines
 
 
 @dataclass(frozen=True)

@@ -29,8 +29,8 @@ from torch.futures import Future
 from optrun.artifacts.checksum import Checksum
 from optrun.artifacts.ranks import answering, of_rank
 from optrun.artifacts.tensor_file import Written, local_part, write_tensors
-from optrun.errors import CheckpointError
-from optrun.reading import parse_json
+from optrun.base.errors import CheckpointError
+from optrun.base.reading import parse_json
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup

@@ -20,7 +20,7 @@ from torch.distributed.tensor import DTensor
 
 from optrun.artifacts.atomic import Output
 from optrun.artifacts.checksum import ALGORITHMS, Checksum, Hash
-from optrun.reading import open_file, parse_json
+from optrun.base.reading import open_file, parse_json
 
 _CHUNK = 4 * 2**20
 _HEADER_LIMIT = 100_000_000

@@ -13,8 +13,8 @@ from pathlib import Path
 
 from optrun.artifacts.manifest import refuse_other_format
 from optrun.artifacts.run_dir import CHECKPOINT_MANIFEST
-from optrun.errors import CheckpointError
-from optrun.reading import open_file, read_bytes
+from optrun.base.errors import CheckpointError
+from optrun.base.reading import open_file, read_bytes
 
 _PINNED = re.compile(r"(?P<folder>.+)@(?P<digest>[0-9a-f]{16})", re.DOTALL)
 

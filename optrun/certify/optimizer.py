@@ -9,11 +9,11 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from optrun.base.errors import ConfigError, did_you_mean
 from optrun.certify.formulas import FORMULAS, FormulaReference, Numbers
 from optrun.certify.packages import PACKAGES, ClassReference
 from optrun.certify.problem import Problem, make_problem
 from optrun.config.dialects import DIALECTS, dialect_options
-from optrun.errors import ConfigError, did_you_mean
 from optrun.optimizer.build import build_optimizer
 from optrun.optimizer.table import class_of
 

@@ -20,14 +20,14 @@ from optrun.artifacts.metrics import read_metrics, read_summary
 from optrun.artifacts.retention import latest_whole, step_of
 from optrun.artifacts.run_check import problems_of
 from optrun.artifacts.run_dir import RunDir
-from optrun.errors import OptrunError
-from optrun.reading import read_lines
+from optrun.base.errors import OptrunError
+from optrun.base.reading import read_lines
 
 Main = Callable[[list[str]], int]
 """Runs a command line and returns its exit code."""
 _LOOK = 0.0002
 """Seconds between two looks at the run directory."""
-_RANK = b"optrun.commands.rank"
+_RANK = b"optrun.launch.rank"
 """In the command line of each rank."""
 _LEAVING_SECONDS = 60.0
 """For the ranks of a run whose starter was killed."""

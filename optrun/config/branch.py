@@ -8,7 +8,8 @@ from typing import Any
 from hydra.core.override_parser.types import Override
 from omegaconf import DictConfig, OmegaConf
 
-from optrun.bounded_yaml import ENVIRONMENT
+from optrun.base.bounded_yaml import ENVIRONMENT
+from optrun.base.errors import ConfigError
 from optrun.config import saved, store
 from optrun.config.groups import GROUPS
 from optrun.config.hydra_internals import Hydra
@@ -18,7 +19,6 @@ from optrun.config.literal import quote_path
 from optrun.config.original_cwd import is_path, path_keys
 from optrun.config.overrides import parse
 from optrun.config.request import DEFAULT_CONFIG
-from optrun.errors import ConfigError
 
 KEY = "branch_from"
 

@@ -14,9 +14,9 @@ from typing import Any, TypeVar, get_args, get_type_hints
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException, UnsupportedValueType
 
+from optrun.base.errors import ConfigError, did_you_mean
 from optrun.config.groups import default_values
 from optrun.config.types import expected_type
-from optrun.errors import ConfigError, did_you_mean
 
 ConfigT = TypeVar("ConfigT")
 

@@ -11,6 +11,7 @@ from hydra.errors import MissingConfigException
 from omegaconf import DictConfig, ListConfig
 from omegaconf.errors import ConfigKeyError, InterpolationResolutionError, OmegaConfBaseException
 
+from optrun.base.errors import ConfigError, did_you_mean
 from optrun.config.groups import GROUPS
 from optrun.config.hydra_internals import Hydra
 from optrun.config.keys import all_keys, node_at, unknown_hydra_group, unknown_key
@@ -18,7 +19,6 @@ from optrun.config.safety import code_refusal
 from optrun.config.schema import sweeper
 from optrun.config.types import expected_type, in_yaml
 from optrun.config.yaml_files import READ, entries, line_of, mentioned, shown, users_files
-from optrun.errors import ConfigError, did_you_mean
 
 _SHOWN = 200
 """Characters of a value in a message."""

@@ -14,7 +14,7 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
-from optrun.errors import ConfigError, did_you_mean
+from optrun.base.errors import ConfigError, did_you_mean
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +82,7 @@ def expect_dialect(choice: str, dialect: str | None) -> None:
     Example:
         >>> expect_dialect("adamax", "kears")
         Traceback (most recent call last):
-        optrun.errors.ConfigError: optimizer.dialect=kears: no such dialect of adamax. Did you mean keras? ...
+        optrun.base.errors.ConfigError: optimizer.dialect=kears: no such dialect of adamax. Did you mean keras? ...
     """
     own = DIALECTS[choice]
     if dialect is None or dialect in own:

@@ -6,8 +6,9 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
-from optrun import registry
-from optrun.bounded_yaml import yaml_mapping
+from optrun.base.bounded_yaml import yaml_mapping
+from optrun.base.errors import ConfigError, did_you_mean, nearest
+from optrun.config import registry
 from optrun.config.default_warmup import outside_a_run
 from optrun.config.dialects import own_default
 from optrun.config.paths import config_dir
@@ -25,7 +26,6 @@ from optrun.config.schema import (
     tracking,
     training,
 )
-from optrun.errors import ConfigError, did_you_mean, nearest
 
 # The tables themselves, not copies: a plugin adds to them.
 GROUPS: dict[str, dict[str, type[Any]]] = {

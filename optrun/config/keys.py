@@ -8,10 +8,10 @@ from typing import Any
 
 from omegaconf import DictConfig, Node, OmegaConf
 
+from optrun.base.errors import ConfigError, did_you_mean, nearest
 from optrun.config.foreign_names import KNOWN, counterpart, explained
 from optrun.config.groups import GROUPS, choices_with, keys_of
 from optrun.config.schema.sweeper import OptunaConfig
-from optrun.errors import ConfigError, did_you_mean, nearest
 
 
 def as_key(option: str, keys: Iterable[str] = ()) -> str:

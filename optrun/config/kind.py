@@ -12,7 +12,7 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
-from optrun.errors import ConfigError, did_you_mean
+from optrun.base.errors import ConfigError, did_you_mean
 
 KIND = "kind"
 """Beside `name` in the values of a run: the choice of ours that another name stands for."""

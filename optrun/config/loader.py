@@ -13,7 +13,7 @@ from hydra.types import RunMode
 from omegaconf import DictConfig
 from omegaconf.errors import OmegaConfBaseException
 
-from optrun import registry
+from optrun.config import registry
 from optrun.config.groups import GROUPS
 from optrun.config.hydra_internals import ConfigLoaderImpl, IConfigRepository, get_overrides_dirname
 from optrun.config.literal import parse_token

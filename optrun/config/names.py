@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from optrun.errors import nearest
+from optrun.base.errors import nearest
 
 SHOWN = 6
 """Names shown as examples where none is near."""

@@ -10,8 +10,8 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf, ValueNode
 
-from optrun import registry
-from optrun.bounded_yaml import yaml_mapping
+from optrun.base.bounded_yaml import yaml_mapping
+from optrun.config import registry
 from optrun.config.keys import node_at
 
 PATHS = ("data.train", "data.eval", "data.path", "model.path", "model.tokenizer")

@@ -10,6 +10,7 @@ from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
+from optrun.base.errors import ConfigError, did_you_mean
 from optrun.config import store
 from optrun.config.groups import no_such_choice
 from optrun.config.hydra_internals import Hydra
@@ -18,7 +19,6 @@ from optrun.config.literal import parse_token, quote_path
 from optrun.config.schema.optimizer import refuse_few_bits
 from optrun.config.schema.run import RunConfig
 from optrun.config.types import expected_type, in_yaml
-from optrun.errors import ConfigError, did_you_mean
 
 SEARCH = "search."
 """Begins what a sweep tries for one optimizer alone: `search.NAME.KEY=VALUES`."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from optrun.errors import ConfigError
+from optrun.base.errors import ConfigError
 
 
 def shipped(folder: str, mark: str) -> Path:

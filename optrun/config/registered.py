@@ -5,7 +5,7 @@ from __future__ import annotations
 from hydra.core.config_store import ConfigStore
 from omegaconf import OmegaConf
 
-from optrun import registry
+from optrun.config import registry
 from optrun.config.groups import complete_choices
 
 _PROVIDER = "optrun registry"

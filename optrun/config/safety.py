@@ -12,8 +12,8 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
+from optrun.base.errors import ConfigError
 from optrun.config.hydra_internals import CORE_PLUGINS
-from optrun.errors import ConfigError
 
 _PLUGINS = (CORE_PLUGINS, "hydra_plugins.")
 """Where the launchers and sweepers lie that are found by name."""

@@ -12,8 +12,8 @@ from hydra.core.override_parser.types import Override
 from omegaconf import Container, DictConfig, ListConfig, Node, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from optrun.bounded_yaml import ENVIRONMENT as ENVIRONMENT
-from optrun.bounded_yaml import (
+from optrun.base.bounded_yaml import ENVIRONMENT as ENVIRONMENT
+from optrun.base.bounded_yaml import (
     REFERENCE,
     UnboundedYamlError,
     interpolations,
@@ -21,6 +21,7 @@ from optrun.bounded_yaml import (
     yaml_mapping,
     yaml_text,
 )
+from optrun.base.errors import ConfigError, UnreadableFileError
 from optrun.config import store
 from optrun.config.groups import default_values, no_such_choice
 from optrun.config.hydra_internals import Hydra
@@ -31,7 +32,6 @@ from optrun.config.overrides import assign, parse, quoted, refuse_twice
 from optrun.config.paths import config_dir
 from optrun.config.request import DEFAULT_CONFIG
 from optrun.config.schema.run import RunConfig
-from optrun.errors import ConfigError, UnreadableFileError
 
 _TO_KEY = re.compile(r"\$\{(\w+(?:\.\w+)*)\}")
 _LOCAL_TRACKERS = ("none", "tensorboard")

@@ -12,6 +12,7 @@ from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
+from optrun.base.errors import ConfigError, refuse_url
 from optrun.config import default_warmup, dialects
 from optrun.config.compose_errors import interpolation, refusal
 from optrun.config.groups import GROUPS as GROUPS
@@ -26,7 +27,6 @@ from optrun.config.safety import refuse_code, refuse_secrets
 from optrun.config.schema import sweeper
 from optrun.config.schema.run import RunConfig
 from optrun.config.yaml_files import READ, shown
-from optrun.errors import ConfigError, refuse_url
 
 _NEEDED_AT_ONCE = ("resume", "hydra.mode", "hydra.run.dir", "hydra.sweep.dir")
 """Keys that are looked at as soon as a configuration is composed, so that an interpolation in them has to hold."""

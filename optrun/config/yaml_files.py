@@ -15,13 +15,13 @@ from hydra.plugins.config_source import ConfigResult
 from omegaconf import DictConfig
 from omegaconf.errors import OmegaConfBaseException
 
-from optrun.bounded_yaml import UnboundedYamlError, yaml_text
+from optrun.base.bounded_yaml import UnboundedYamlError, yaml_text
+from optrun.base.errors import ConfigError, UnreadableFileError
+from optrun.base.reading import read_bytes, read_text
 from optrun.config.groups import GROUPS
 from optrun.config.hydra_internals import ConfigRepository
 from optrun.config.paths import config_dir
 from optrun.config.registered import publish_chosen
-from optrun.errors import ConfigError, UnreadableFileError
-from optrun.reading import read_bytes, read_text
 
 READ: dict[str, Path] = {}
 """Configuration, such as `optimizer/mine`, to the file that was read for it; begun anew with each `open_hydra`.

@@ -5,12 +5,12 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
 
-from optrun import registry
+from optrun.base.errors import ConfigError
+from optrun.config import registry
 from optrun.config.kind import kind_of
 from optrun.config.schema.data import SCHEMAS, DataConfig, MixtureConfig, eval_set_names
 from optrun.data.mixture import MixedSource
 from optrun.data.source import Source, Split, cut
-from optrun.errors import ConfigError
 
 Inputs = Callable[[Source], Sequence[str]]
 """Gives the columns by which rows of a source are equal, or raises a `ConfigError` that its task will raise again."""

@@ -23,8 +23,8 @@ from typing import Any
 
 import xxhash
 
-from optrun.errors import StorageError
-from optrun.reading import open_file, read_json
+from optrun.base.errors import StorageError
+from optrun.base.reading import open_file, read_json
 
 _ABANDONED_SECONDS = 24 * 3600
 _CHUNK = 1 << 20

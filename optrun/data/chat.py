@@ -6,11 +6,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from optrun.base.errors import ConfigError, did_you_mean
+from optrun.base.reading import parse_json
 from optrun.config.schema.task import ChatLayout
 from optrun.data.columns import named
 from optrun.data.shapes import columns_in_words
-from optrun.errors import ConfigError, did_you_mean
-from optrun.reading import parse_json
 
 if TYPE_CHECKING:
     from optrun.data.source import Source, Split

@@ -7,11 +7,11 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from optrun.base.errors import ConfigError, nearest
 from optrun.config.schema.data import ColumnsConfig
 from optrun.data.content import ELSEWHERE
 from optrun.data.long_text import LongText
 from optrun.data.shapes import USUAL_TEXTS, columns_in_words, is_nested
-from optrun.errors import ConfigError, nearest
 
 if TYPE_CHECKING:
     from datasets import Dataset

@@ -13,9 +13,9 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
+from optrun.base.errors import ConfigError, UnreadableFileError
+from optrun.base.reading import open_file
 from optrun.data.known_files import remembered
-from optrun.errors import ConfigError, UnreadableFileError
-from optrun.reading import open_file
 
 COMPRESSED = {".gz": "gzip", ".bz2": "bz2", ".xz": "xz", ".zst": "zstd"}
 _COMPRESSED_BY_MAGIC = ((b"\x1f\x8b", "gzip"), (b"BZh", "bz2"), (b"\xfd7zXZ", "xz"), (b"\x28\xb5\x2f\xfd", "zstd"))

@@ -9,9 +9,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from optrun.base.errors import ConfigError
 from optrun.data.cache import cached, digest, versions
 from optrun.data.content import open_bytes
-from optrun.errors import ConfigError
 
 if TYPE_CHECKING:
     from datasets import Dataset

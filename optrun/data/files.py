@@ -12,6 +12,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from optrun.base.errors import ConfigError, OptrunError
+from optrun.base.reading import kind_of, open_file
 from optrun.config.schema.data import FilesConfig, eval_key
 from optrun.data.cache import cached, digest, versions
 from optrun.data.content import COMPRESSED, ELSEWHERE, refuse_broken_row, refuse_other_content
@@ -22,8 +24,6 @@ from optrun.data.shapes import refuse_one_object
 from optrun.data.source import Source, Split
 from optrun.data.stream import open_stream
 from optrun.data.text_rows import TextRows
-from optrun.errors import ConfigError, OptrunError
-from optrun.reading import kind_of, open_file
 
 if TYPE_CHECKING:
     from datasets import Dataset

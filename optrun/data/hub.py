@@ -6,13 +6,13 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from optrun.base.errors import ConfigError, OptrunError, did_you_mean
 from optrun.config.schema.data import HubConfig
 from optrun.data import hub_access as hub
 from optrun.data.cache import digest, digest_of, folder_for
 from optrun.data.files import kept_rows, quiet, reason
 from optrun.data.hub_stream import load_stream
 from optrun.data.source import Source, Split
-from optrun.errors import ConfigError, OptrunError, did_you_mean
 
 USUAL_EVAL_SPLITS = ("validation", "dev", "eval", "test")
 

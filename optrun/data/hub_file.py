@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
-from optrun.errors import OptrunError
+from optrun.base.errors import OptrunError
 
 BLOCK = 4 << 20
 """Bytes that are fetched together, where fewer are asked for."""

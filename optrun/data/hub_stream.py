@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from optrun.base.errors import ConfigError, OptrunError
 from optrun.config.schema.data import HubConfig
 from optrun.data import hub_access as hub
 from optrun.data.cache import digest
@@ -13,7 +14,6 @@ from optrun.data.hub_file import HubFile
 from optrun.data.shards import kind_of_stream
 from optrun.data.source import Source, Split
 from optrun.data.stream import open_stream
-from optrun.errors import ConfigError, OptrunError
 
 _KEY = "data.path"
 

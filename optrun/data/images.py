@@ -9,10 +9,10 @@ from typing import Any
 
 import numpy as np
 
+from optrun.base.errors import ConfigError, UnreadableFileError
+from optrun.base.reading import read_bytes
 from optrun.data.cache import digest, digest_of
 from optrun.data.source import Split
-from optrun.errors import ConfigError, UnreadableFileError
-from optrun.reading import read_bytes
 
 _LARGEST = 2**28
 """Bytes of a file."""

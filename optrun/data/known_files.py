@@ -14,8 +14,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from optrun.base.reading import read_json
 from optrun.data.cache import YOUNG_SECONDS, cache_dir, digest, digest_files, file_state, write_whole
-from optrun.reading import read_json
 
 
 def remembered(path: Path, kind: str, read: Callable[[], Any]) -> Any:

@@ -17,10 +17,10 @@ import numpy as np
 import torch
 from torch.utils.data import DataLoader, Dataset
 
+from optrun.base.errors import OptrunError
 from optrun.data.examples import Example
 from optrun.data.permutation import LARGE, KeyedPermutation
 from optrun.data.randomness import generator
-from optrun.errors import OptrunError
 
 Batch = dict[str, torch.Tensor]
 Key = tuple[int, int]

@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from optrun.base.reading import open_file
 from optrun.data.known_files import remembered
-from optrun.reading import open_file
 
 LONG = 16 << 20
 """Bytes from which a text file is read in parts."""

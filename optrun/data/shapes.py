@@ -7,7 +7,7 @@ import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from optrun.errors import ConfigError
+from optrun.base.errors import ConfigError
 
 if TYPE_CHECKING:
     from datasets import Dataset

@@ -16,13 +16,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import xxhash
 
+from optrun.base.errors import ConfigError, OptrunError
+from optrun.base.reading import open_file, parse_json
 from optrun.data.cache import cached, digest, known_by
 from optrun.data.content import COMPRESSED, refuse_other_content
 from optrun.data.heads import HEAD, NO_TABLE, table
 from optrun.data.hub_file import BLOCK, HubFile
 from optrun.data.known_files import remembered
-from optrun.errors import ConfigError, OptrunError
-from optrun.reading import open_file, parse_json
 
 if TYPE_CHECKING:
     from datasets import Dataset

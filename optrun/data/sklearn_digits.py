@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import io
 
+from optrun.base.errors import ConfigError
 from optrun.config.schema.data import ColumnsConfig, DigitsConfig
 from optrun.data.images import need_pillow
 from optrun.data.source import Source, Split, cut
-from optrun.errors import ConfigError
 
 
 def load_sklearn_digits(config: DigitsConfig, *, documents: bool) -> Source:

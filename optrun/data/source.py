@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import xxhash
 
+from optrun.base.errors import ConfigError
 from optrun.config.schema.data import ColumnsConfig
 from optrun.data.cache import digest
 from optrun.data.kept import kept
@@ -16,7 +17,6 @@ from optrun.data.long_text import LongText
 from optrun.data.randomness import generator
 from optrun.data.shapes import is_nested
 from optrun.data.text_rows import TextRows
-from optrun.errors import ConfigError
 
 if TYPE_CHECKING:
     from datasets import Dataset

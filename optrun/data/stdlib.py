@@ -6,11 +6,11 @@ import os
 import sysconfig
 from pathlib import Path
 
+from optrun.base.errors import ConfigError
 from optrun.config.schema.data import StdlibConfig
 from optrun.data.randomness import generator
 from optrun.data.source import Source, Split
 from optrun.data.text_rows import TextRows
-from optrun.errors import ConfigError
 
 PROMPT = "def read_lines(path):\n    "
 _NOT_LIBRARY = {"site-packages", "dist-packages", "test", "tests", "idle_test", "__pycache__", "lib2to3", "config"}

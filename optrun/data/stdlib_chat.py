@@ -9,11 +9,11 @@ import ast
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from optrun.base.errors import ConfigError
 from optrun.config.schema.data import StdlibChatConfig
 from optrun.data.randomness import generator
 from optrun.data.source import Source, Split
 from optrun.data.stdlib import stdlib_files
-from optrun.errors import ConfigError
 
 _FILES = 120
 """Files that are read; all of them would take seconds at the begin of every run."""

@@ -15,13 +15,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from optrun.base.errors import ConfigError
 from optrun.data.cache import digest, known_by, versions
 from optrun.data.encoded import MAKERS
 from optrun.data.examples import Example
 from optrun.data.heads import HEAD, table, unread, widened
 from optrun.data.randomness import generator
 from optrun.data.shards import File, Groups, Row, Shard, open_shards
-from optrun.errors import ConfigError
 
 if TYPE_CHECKING:
     from datasets import Dataset

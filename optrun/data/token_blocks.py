@@ -8,9 +8,9 @@ from pathlib import Path
 
 import numpy as np
 
+from optrun.base.errors import ConfigError
 from optrun.data.cache import digest
 from optrun.data.examples import Example
-from optrun.errors import ConfigError
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,13 +19,13 @@ from typing import Any
 import numpy as np
 import xxhash
 
+from optrun.base.errors import ConfigError
+from optrun.base.reading import open_file
 from optrun.config.schema.data import TokensConfig, eval_key
 from optrun.data.files import resolve
 from optrun.data.known_files import remembered
 from optrun.data.source import Source, Split
 from optrun.data.token_blocks import TokenBlocks, TokenFile
-from optrun.errors import ConfigError
-from optrun.reading import open_file
 
 _LLM_C = 20240520
 _LLM_C_HEADER = 256 * 4

@@ -21,11 +21,11 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
+from optrun.base.errors import ConfigError
 from optrun.distributed.heartbeat import Heartbeat, Heartbeats
 from optrun.distributed.local_ends import HEARTBEATS, end_of, find_hung, kill
 from optrun.distributed.verdict import RankEnd
 from optrun.distributed.watchdog import Watchdog
-from optrun.errors import ConfigError
 
 _DIRECT_SECONDS = 0.5
 """A launcher may signal agent and ranks at once: the agent passes its own on a little later, so that it counts once."""

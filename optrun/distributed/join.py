@@ -7,7 +7,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from optrun.errors import ConfigError
+from optrun.base.errors import ConfigError
 
 _FIRST_PORT, _PORTS = 15000, 20000
 """Where ranks meet that no launcher gave a port: this many from here on, by a number that the job's ranks share."""

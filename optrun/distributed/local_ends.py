@@ -9,10 +9,10 @@ import signal
 import time
 from pathlib import Path
 
+from optrun.base.errors import EXIT_FAILED
+from optrun.base.reading import read_json
 from optrun.distributed.heartbeat import Heartbeat, Phase
 from optrun.distributed.verdict import RankEnd
-from optrun.errors import EXIT_FAILED
-from optrun.reading import read_json
 
 HEARTBEATS = "heartbeats"
 """Name of the table in the folder that the ranks of a machine share."""

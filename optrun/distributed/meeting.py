@@ -13,8 +13,8 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Self
 
 from optrun import __version__
+from optrun.base.errors import ConfigError, OptrunError
 from optrun.distributed.verdict import LostRankError
-from optrun.errors import ConfigError, OptrunError
 
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import Store

@@ -13,9 +13,9 @@ from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionP
 from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.nn.parallel import DistributedDataParallel
 
+from optrun.base.errors import ConfigError
 from optrun.config.schema.distributed import DdpConfig, DistributedConfig, FsdpConfig, ShardDtype
 from optrun.distributed.world import World
-from optrun.errors import ConfigError
 
 GradientSync = Callable[[bool], AbstractContextManager[object]]
 """Stands around each micro-batch, told whether it is the last of its step: gradients are reduced there only."""

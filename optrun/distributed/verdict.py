@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from optrun.errors import (
+from optrun.base.errors import (
     EXIT_DONE,
     EXIT_FAILED,
     EXIT_STOPPED_EARLY,

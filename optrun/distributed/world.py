@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
-from optrun.errors import OptrunError
+from optrun.base.errors import OptrunError
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup

@@ -12,13 +12,12 @@ from typing import Any
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from optrun.clip import build_clip
+from optrun.base.errors import ConfigError, OptrunError
 from optrun.config.branch import refuse_ended
 from optrun.config.schema.clip import NormClipConfig, ValueClipConfig
 from optrun.config.schema.model import FromConfigConfig
 from optrun.config.schema.run import RunConfig
 from optrun.data.cache import discarded
-from optrun.errors import ConfigError, OptrunError
 from optrun.explain.branch import TrunkState, branch_facts
 from optrun.explain.data import Sampled, look_at
 from optrun.explain.facts import CurveFacts, Facts, TensorFacts, total
@@ -31,6 +30,7 @@ from optrun.model.quantization import require_quantization, tensor_bytes
 from optrun.model.tokenizer import load_tokenizer
 from optrun.optimizer.base import NamedOptimizer
 from optrun.optimizer.build import build_optimizer, options_of
+from optrun.optimizer.clip import build_clip
 from optrun.optimizer.footprint import state_bytes
 from optrun.optimizer.kernels.report import kernel_row
 from optrun.param_groups import build_param_groups

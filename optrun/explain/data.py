@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from optrun.base.errors import ConfigError
 from optrun.config.schema.data import HubConfig, PathsConfig, StdlibConfig, eval_key
 from optrun.config.schema.model import FromConfigConfig
 from optrun.config.schema.run import RunConfig
@@ -17,7 +18,6 @@ from optrun.data.long_text import LongText
 from optrun.data.randomness import generator
 from optrun.data.source import Source, Split
 from optrun.data.token_blocks import TokenBlocks
-from optrun.errors import ConfigError
 from optrun.model.build import ModelSpec
 from optrun.model.images import load_image_preparation
 from optrun.model.tokenizer import load_tokenizer, train_tokenizer

@@ -6,9 +6,9 @@ from pathlib import Path
 
 from matplotlib.ticker import MaxNLocator
 
-from optrun.errors import StorageError
+from optrun.base.errors import StorageError
+from optrun.base.formatting import rate
 from optrun.explain.facts import Facts, by_layer, groups_of, peaks_by_layer
-from optrun.formatting import rate
 from optrun.report.theme import LIGHT, count_axis, legend, new_figure, number_axis, save_png, style_axes
 
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from rich.text import Text
 
-from optrun.formatting import rate
+from optrun.base.formatting import rate
 
 COLOURS = ("cyan", "yellow", "magenta", "green", "blue", "red")
 """One per curve, in order."""

@@ -14,10 +14,10 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from optrun.errors import printable
+from optrun.base.errors import printable
+from optrun.base.formatting import count, rate, size, span
 from optrun.explain.facts import Facts, GroupFacts, by_layer, groups_of, peaks_by_layer
 from optrun.explain.plot import COLOURS, bar, line_plot
-from optrun.formatting import count, rate, size, span
 from optrun.task.data_check import data_check
 
 ROLE_STYLES = {

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, nn
 
+from optrun.base.errors import ConfigError
 from optrun.config.schema.adapter import AdapterConfig, LoraConfig
-from optrun.errors import ConfigError
 from optrun.model.adapter_places import Places, head_modules, linear_modules, matched, shared_modules
 from optrun.model.quantization import dequantize, quantize, tensor_sizes
 from optrun.model.tokenizer import in_one_line

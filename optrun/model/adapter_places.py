@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
+from optrun.base.errors import ConfigError
 from optrun.config.names import near_names
-from optrun.errors import ConfigError
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
+from optrun.base.errors import ConfigError, did_you_mean
 from optrun.config.schema.model import ModelConfig
-from optrun.errors import ConfigError, did_you_mean
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from optrun.base.errors import ConfigError
 from optrun.config.schema.adapter import AdapterConfig, LoraConfig
 from optrun.config.schema.model import ModelConfig, PretrainedConfig
-from optrun.errors import ConfigError
 from optrun.model.adapter import inject
 from optrun.model.attention import plain_attention
 from optrun.model.configuration import ModelSpec, configuration, refuse_long, special_ids

@@ -8,10 +8,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from optrun.base.errors import ConfigError, did_you_mean, nearest
 from optrun.config.schema.checks import expect_count
 from optrun.config.schema.model import FromConfigConfig, ModelConfig, PretrainedConfig
 from optrun.data import hub_access as hub
-from optrun.errors import ConfigError, did_you_mean, nearest
 from optrun.model.folder import refuse_broken_weights, refuse_no_model
 from optrun.model.tokenizer import in_one_line, vocab_size
 

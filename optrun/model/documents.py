@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from optrun.errors import ConfigError
+from optrun.base.errors import ConfigError
 from optrun.model.attention import KEY, attention_of, one_row
 from optrun.model.forward import lean_forward
 from optrun.model.quantization import quantized

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from pathlib import Path
 
-from optrun.errors import ConfigError, UnreadableFileError
-from optrun.reading import open_file, parse_json, read_json
+from optrun.base.errors import ConfigError, UnreadableFileError
+from optrun.base.reading import open_file, parse_json, read_json
 
 _OTHER_WEIGHTS = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.h5", "*.msgpack")
 _LONGEST_HEADER = 100_000_000

@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 
+from optrun.base.errors import ConfigError
 from optrun.config.schema.model import FromConfigConfig, ModelConfig, PretrainedConfig
 from optrun.data import hub_access as hub
-from optrun.errors import ConfigError
 from optrun.model.configuration import scratch_configuration
 from optrun.model.tokenizer import in_one_line
 

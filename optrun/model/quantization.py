@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
+from optrun.base.errors import ConfigError
 from optrun.config.schema.model import ModelConfig
-from optrun.errors import ConfigError
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

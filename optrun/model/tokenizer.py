@@ -9,10 +9,10 @@ from itertools import chain, islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from optrun.base.errors import ConfigError
 from optrun.config.schema.model import ModelConfig, PretrainedConfig
 from optrun.data import hub_access as hub
 from optrun.data.cache import cached, digest, versions
-from optrun.errors import ConfigError
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

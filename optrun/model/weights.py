@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from optrun.errors import CheckpointError
+from optrun.base.errors import CheckpointError
 from optrun.model.adapter import injected
 
 

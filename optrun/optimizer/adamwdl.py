@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from optrun.errors import did_you_mean
+from optrun.base.errors import did_you_mean
 from optrun.optimizer import arguments
 from optrun.optimizer.adam_update import adam, ways
 from optrun.optimizer.arguments import Check

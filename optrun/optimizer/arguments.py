@@ -7,8 +7,8 @@ import numbers
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, TypeAlias
 
+from optrun.base.errors import did_you_mean
 from optrun.config.foreign_names import OPTIMIZERS, explained
-from optrun.errors import did_you_mean
 
 Check: TypeAlias = Callable[[str, Any], Any]
 """`check(name, value)` returns the value in the type it is kept in, or raises TypeError / ValueError."""

@@ -11,10 +11,10 @@ from typing import Any
 from torch import Tensor
 from torch.optim import Optimizer
 
+from optrun.base.errors import ConfigError
 from optrun.config.dialects import dialect_options
 from optrun.config.kind import kind_of
 from optrun.config.schema.optimizer import SCHEMAS, OptimizerConfig, PytorchOptimizerConfig
-from optrun.errors import ConfigError
 from optrun.optimizer.base import NamedOptimizer
 from optrun.optimizer.composite import Composite
 from optrun.optimizer.foreign import build_pytorch_optimizer, library_class

@@ -11,8 +11,8 @@ from typing import Any
 
 from torch.optim import Optimizer
 
+from optrun.base.errors import ConfigError, did_you_mean
 from optrun.config.schema.optimizer import SCHEMAS, refuse_few_bits
-from optrun.errors import ConfigError, did_you_mean
 from optrun.optimizer.arguments import known_keys
 from optrun.optimizer.averaged import averages
 from optrun.optimizer.library import FLAGS, LIBRARY, MARKED, PROJECTED, REFUSED, SWITCHES, TAKES_LOSS, WANTED

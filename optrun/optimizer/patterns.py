@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Sequence
 
-from optrun.errors import nearest
+from optrun.base.errors import nearest
 
 
 def compiled(option: str, patterns: Iterable[str]) -> list[re.Pattern[str]]:

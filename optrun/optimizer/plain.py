@@ -8,7 +8,7 @@ from typing import Any
 
 from torch.optim import Optimizer
 
-from optrun.errors import ConfigError
+from optrun.base.errors import ConfigError
 from optrun.optimizer.arguments import known_keys
 from optrun.optimizer.averaged import averages
 from optrun.optimizer.groups import DESCRIPTIVE_KEYS

@@ -19,7 +19,7 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.nn import Parameter
 from torch.optim import Optimizer
 
-from optrun.errors import ConfigError
+from optrun.base.errors import ConfigError
 from optrun.optimizer.averaged import evaluation_weights
 from optrun.optimizer.numerics import sharding_of
 from optrun.optimizer.restore import sharded_like

@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.optim import Optimizer
 
-from optrun.errors import did_you_mean
+from optrun.base.errors import did_you_mean
 from optrun.optimizer.groups import names_of
 from optrun.optimizer.library import is_helper, new_helper
 

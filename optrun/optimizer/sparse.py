@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import nn
 
-from optrun.errors import ConfigError
+from optrun.base.errors import ConfigError
 
 
 def refuse_sparse_gradients(model: nn.Module, distributed: str, device_type: str = "cpu") -> None:

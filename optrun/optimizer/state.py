@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from optrun.errors import refuse_format
+from optrun.base.errors import refuse_format
 from optrun.optimizer.averaged import averaged_params
 from optrun.optimizer.base import NamedOptimizer
 from optrun.optimizer.groups import DESCRIPTIVE_KEYS

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from torch.optim import Optimizer
 
-from optrun import registry
+from optrun.base.errors import ConfigError, did_you_mean
+from optrun.config import registry
 from optrun.config.schema.optimizer import SCHEMAS
-from optrun.errors import ConfigError, did_you_mean
 from optrun.optimizer.base import NamedOptimizer
 
 LIBRARY_CHOICE = "pytorch_optimizer"

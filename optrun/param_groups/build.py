@@ -9,9 +9,9 @@ from typing import Any, TypeAlias
 
 from torch import Tensor, nn
 
+from optrun.base.errors import ConfigError
 from optrun.config.choice import choice
 from optrun.config.schema.param_groups import SCHEMAS, Dialect, LayerwiseConfig, ParamGroupsConfig, StandardConfig
-from optrun.errors import ConfigError
 from optrun.param_groups.layer_map import STARTED, Place, as_begun, heads_of, places_of_tree, scale_of, with_final_norm
 from optrun.param_groups.layerwise import NamedParam, SetParamLrFun
 from optrun.param_groups.name_dict import places_of_names, structured_names

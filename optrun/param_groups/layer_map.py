@@ -9,7 +9,7 @@ from types import MappingProxyType
 
 from torch import Tensor, nn
 
-from optrun.errors import ConfigError
+from optrun.base.errors import ConfigError
 from optrun.param_groups.order import Uses
 from optrun.param_groups.roles import EMBEDDING, HEAD, MATRIX, NORM, roles_of
 from optrun.param_groups.stacks import Stack, find_stacks

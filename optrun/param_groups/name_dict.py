@@ -8,8 +8,8 @@ from typing import Any
 
 from torch import Tensor
 
+from optrun.base.errors import ConfigError, did_you_mean
 from optrun.config.names import near_names
-from optrun.errors import ConfigError, did_you_mean
 from optrun.param_groups.layer_map import EMBEDDINGS, Place, label_of
 from optrun.param_groups.roles import HEAD
 

@@ -8,8 +8,8 @@ from typing import Any
 
 from torch import Tensor
 
+from optrun.base.errors import ConfigError
 from optrun.config.names import near_names
-from optrun.errors import ConfigError
 
 EVERYTHING = (".*",)
 """Pattern list that matches every name of a group."""

@@ -13,8 +13,8 @@ import numpy as np
 from optrun.artifacts.objective import loss_beside
 from optrun.artifacts.outcome import stand_in
 from optrun.artifacts.provenance import NOT_IDENTITY, NOT_IDENTITY_OF_TRAINING
-from optrun.errors import ConfigError, did_you_mean
-from optrun.formatting import plain, rate
+from optrun.base.errors import ConfigError, did_you_mean
+from optrun.base.formatting import plain, rate
 from optrun.report.collect import Run, comparable
 from optrun.report.paths import shortened
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from optrun.formatting import rate
+from optrun.base.formatting import rate
 from optrun.report.basin import BasinPoint
 from optrun.report.chart import Chart, of_series
 from optrun.report.findings import Findings, Row

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from optrun.artifacts.metrics import MetricsLog
 from optrun.artifacts.run_dir import CHECKPOINTS, RunDir
 from optrun.artifacts.trunk import Trunk
-from optrun.formatting import plain
+from optrun.base.formatting import plain
 from optrun.report.collect import Run, load_run
 
 if TYPE_CHECKING:

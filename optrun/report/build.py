@@ -17,8 +17,8 @@ from optrun.artifacts.atomic import replace_text
 from optrun.artifacts.objective import Objective
 from optrun.artifacts.run_dir import RunDir
 from optrun.artifacts.run_manifest import recorded
-from optrun.errors import ConfigError, StorageError, UnreadableFileError
-from optrun.reading import open_file
+from optrun.base.errors import ConfigError, StorageError, UnreadableFileError
+from optrun.base.reading import open_file
 from optrun.report import looks
 from optrun.report.collect import NOT_STARTED, Run, load_runs
 from optrun.report.confirmation import Asked, confirmations, read

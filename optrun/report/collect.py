@@ -21,10 +21,10 @@ from optrun.artifacts.metrics import MetricsLog, read_metrics, read_summary
 from optrun.artifacts.objective import best_evaluation
 from optrun.artifacts.run_check import problems_of
 from optrun.artifacts.run_dir import CONFIG, HYDRA, METRICS, SUMMARY, RunDir, find_runs
-from optrun.bounded_yaml import unresolved_key, yaml_mapping
-from optrun.errors import EXIT_NONFINITE, OtherFormatError, printable
-from optrun.formatting import plain
-from optrun.reading import read_text
+from optrun.base.bounded_yaml import unresolved_key, yaml_mapping
+from optrun.base.errors import EXIT_NONFINITE, OtherFormatError, printable
+from optrun.base.formatting import plain
+from optrun.base.reading import read_text
 from optrun.report.sweep_folder import find_waiting, in_sweep
 
 Array = NDArray[np.float64]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Sequence
 
-from optrun.formatting import plain
+from optrun.base.formatting import plain
 from optrun.report.collect import Run
 
 _SOURCE = ("name", "path", "subset", "revision", "eval_split", "max_eval_examples", "eval_text_column", "label_column")

@@ -13,8 +13,8 @@ from typing import Any
 
 from optrun.artifacts.atomic import replace_text
 from optrun.artifacts.run_dir import find_runs
-from optrun.errors import ConfigError
-from optrun.reading import read_json
+from optrun.base.errors import ConfigError
+from optrun.base.reading import read_json
 from optrun.report.branches import ADVICE, fork_of
 from optrun.report.collect import load_runs
 from optrun.report.findings import Findings, find

@@ -14,7 +14,7 @@ from matplotlib.axes import Axes
 from numpy.typing import NDArray
 
 from optrun.artifacts.run_dir import RunDir
-from optrun.formatting import duration, plain, rate
+from optrun.base.formatting import duration, plain, rate
 from optrun.report import branches
 from optrun.report.chart import Chart
 from optrun.report.collect import Run, load_run

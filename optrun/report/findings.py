@@ -7,7 +7,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from optrun.artifacts.objective import Objective
-from optrun.errors import ConfigError, did_you_mean
+from optrun.base.errors import ConfigError, did_you_mean
 from optrun.report.arms import (
     Arm,
     Contender,

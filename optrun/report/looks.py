@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from optrun.artifacts.atomic import replace_text
-from optrun.reading import read_json
+from optrun.base.reading import read_json
 
 RECORD = "report-looks.json"
 

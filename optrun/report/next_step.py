@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from itertools import count
 from pathlib import Path
 
-from optrun.errors import ConfigError
+from optrun.base.errors import ConfigError
 from optrun.report.branches import fork_of
 from optrun.report.confirmation import FOLDER, Asked, prepare
 from optrun.report.confirmed import Confirmed, sweep_of

@@ -12,7 +12,7 @@ from markupsafe import Markup
 
 from optrun.artifacts.run_dir import RunDir
 from optrun.artifacts.samples import SampleLine, read_samples
-from optrun.formatting import plain
+from optrun.base.formatting import plain
 from optrun.report.collect import Run
 from optrun.report.confirmed import Confirmed
 from optrun.report.curves import run_title

@@ -11,8 +11,8 @@ from matplotlib.ticker import FuncFormatter, MaxNLocator
 from numpy.typing import NDArray
 
 from optrun.artifacts.objective import Objective, known_objectives, objective_value
-from optrun.errors import ConfigError, did_you_mean
-from optrun.formatting import count, duration, size
+from optrun.base.errors import ConfigError, did_you_mean
+from optrun.base.formatting import count, duration, size
 from optrun.report.arms import Arm, describe
 from optrun.report.chart import Chart
 from optrun.report.collect import Run

@@ -15,7 +15,7 @@ from typing import Any
 import yaml  # type: ignore[import-untyped,unused-ignore]
 
 from optrun.artifacts.run_dir import RunDir
-from optrun.reading import read_text
+from optrun.base.reading import read_text
 from optrun.report.collect import Run
 
 _CWD = re.compile(r"^  runtime:\n(?:    .*\n)*?    cwd: (.+)$", re.MULTILINE)

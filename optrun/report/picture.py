@@ -12,7 +12,7 @@ from typing import Any
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from optrun.formatting import csv_cell, number
+from optrun.base.formatting import csv_cell, number
 from optrun.report.chart import Chart, of_series
 from optrun.report.findings import Row
 from optrun.report.table import value

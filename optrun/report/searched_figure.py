@@ -10,7 +10,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.colors import LinearSegmentedColormap
 
-from optrun.formatting import rate
+from optrun.base.formatting import rate
 from optrun.report.arms import Arm
 from optrun.report.chart import Chart, of_series
 from optrun.report.findings import Findings, Row

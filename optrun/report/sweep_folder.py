@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 from optrun.artifacts.objective import Objective
 from optrun.artifacts.run_dir import SWEEP, RunDir
-from optrun.reading import read_json
+from optrun.base.reading import read_json
 
 T = TypeVar("T")
 

@@ -9,7 +9,7 @@ from rich import box
 from rich.table import Table as RichTable
 from rich.text import Text
 
-from optrun.formatting import plain
+from optrun.base.formatting import plain
 
 NONE = "–"
 """Where nothing is known."""

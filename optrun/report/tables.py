@@ -11,7 +11,7 @@ from functools import partial
 from statistics import mean, median
 from typing import Any, TypeVar
 
-from optrun.formatting import csv_cell, duration, plain, rate, size
+from optrun.base.formatting import csv_cell, duration, plain, rate, size
 from optrun.report import branches
 from optrun.report.arms import Arm, describe
 from optrun.report.collect import NOT_STARTED, Run

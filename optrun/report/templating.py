@@ -14,7 +14,7 @@ from functools import cache
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
-from optrun.formatting import plain
+from optrun.base.formatting import plain
 from optrun.report.table import escape_markdown, to_markdown
 
 

@@ -23,7 +23,7 @@ from matplotlib.text import Text
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter, NullLocator
 
 from optrun.artifacts.atomic import replace_bytes
-from optrun.formatting import count, rate
+from optrun.base.formatting import count, rate
 from optrun.report.chart import KEY, Chart, of_series
 
 SOFTWARE = "optrun report"

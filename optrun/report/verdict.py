@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from optrun.artifacts.generalisation import NOTHING_LEARNT, generalisation_of
-from optrun.formatting import rate
+from optrun.base.formatting import rate
 from optrun.report.arms import Arm
 from optrun.report.findings import Findings, Row
 from optrun.report.statistics import MIN_SEEDS, UNSET, Judgement, Verdict

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from optrun.formatting import rate
+from optrun.base.formatting import rate
 from optrun.report.basin import COARSE
 from optrun.report.branches import ADVICE, fork_of, shared_luck
 from optrun.report.collect import NOT_STARTED, Run

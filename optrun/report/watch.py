@@ -14,8 +14,8 @@ from pathlib import Path
 from rich.console import Console
 
 from optrun.artifacts.run_dir import METRICS, SUMMARY, SWEEP, find_runs
-from optrun.errors import ConfigError
-from optrun.reading import read_text
+from optrun.base.errors import ConfigError
+from optrun.base.reading import read_text
 from optrun.report.build import REFRESH, Report, report
 from optrun.report.collect import NOT_STARTED
 

@@ -13,8 +13,8 @@ from dataclasses import dataclass, replace
 from statistics import fmean
 from typing import Any
 
-from optrun.errors import ConfigError, did_you_mean
-from optrun.formatting import plain
+from optrun.base.errors import ConfigError, did_you_mean
+from optrun.base.formatting import plain
 from optrun.report.arms import compared, describe, differing, telling
 from optrun.report.collect import Run
 from optrun.report.comparable import incomparable, workload_of

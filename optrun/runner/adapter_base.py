@@ -15,13 +15,13 @@ from optrun.artifacts.checkpoint import Snapshot
 from optrun.artifacts.metadata import CheckpointMetadata
 from optrun.artifacts.run_dir import RunDir
 from optrun.artifacts.tensor_file import tensor_digest
+from optrun.base.errors import CheckpointError, ConfigError
 from optrun.config.original_cwd import original_cwd, rebase_paths
 from optrun.config.safety import refuse_stored_trust
 from optrun.config.saved import with_schemas
 from optrun.config.schema.adapter import LoraConfig
 from optrun.config.schema.run import RunConfig
 from optrun.config.store import typed
-from optrun.errors import CheckpointError, ConfigError
 from optrun.model.adapter import base_tensors, inject, injected
 from optrun.model.build import weights_of
 from optrun.model.quantization import quantization_of, quantized, require_quantization

@@ -17,23 +17,23 @@ from optrun.artifacts.checkpoint import Snapshot
 from optrun.artifacts.metadata import CheckpointMetadata
 from optrun.artifacts.provenance import config_digest
 from optrun.artifacts.trunk import Trunk
-from optrun.clip import build_clip
+from optrun.base.errors import ConfigError, OptrunError, nearest
 from optrun.config.branch import refuse_ended
+from optrun.config.registry.origins import records, require
 from optrun.config.request import Request
 from optrun.config.schema.distributed import FsdpConfig
 from optrun.config.schema.run import RunConfig
 from optrun.data.loader import BatchLoader, EpochPlan, ExampleSource
 from optrun.distributed.shard import distribute
 from optrun.distributed.world import ALONE, World
-from optrun.errors import ConfigError, OptrunError, nearest
 from optrun.model.attention import needs_device
 from optrun.model.documents import expect_apart
 from optrun.optimizer.averaged import evaluation_weights
 from optrun.optimizer.build import build_optimizer
+from optrun.optimizer.clip import build_clip
 from optrun.optimizer.kernels.report import kernel_of, refuse_different
 from optrun.optimizer.sparse import refuse_sparse_gradients
 from optrun.param_groups import block_paths, build_param_groups
-from optrun.registry.origins import records, require
 from optrun.runner.adapter_base import adapter_facts, refuse_other_adapter
 from optrun.runner.branch import Branch, begin_branch, restore_branch
 from optrun.runner.prepare import Prepared

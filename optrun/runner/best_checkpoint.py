@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from optrun.artifacts.objective import loss_beside
-from optrun.formatting import number
+from optrun.base.formatting import number
 
 
 def best_told(summary: Mapping[str, Any]) -> str:

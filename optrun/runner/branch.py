@@ -12,9 +12,9 @@ from optrun.artifacts.checkpoint import Snapshot
 from optrun.artifacts.metadata import CheckpointMetadata
 from optrun.artifacts.provenance import config_digest
 from optrun.artifacts.trunk import Trunk
+from optrun.base.errors import ConfigError
 from optrun.config.saved import ENVIRONMENT, plain, with_schemas
 from optrun.config.schema.run import BranchSchedule
-from optrun.errors import ConfigError
 from optrun.optimizer.inherited import inherit_state
 from optrun.runner.resume.config_diff import Changes
 from optrun.runner.resume.data_position import of_steps

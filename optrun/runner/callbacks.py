@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from dataclasses import fields
 from typing import Any
 
-from optrun import registry
+from optrun.base.errors import ConfigError, did_you_mean
+from optrun.config import registry
 from optrun.config.schema.callbacks import callback_configs
-from optrun.errors import ConfigError, did_you_mean
 from optrun.training.callback import HOOKS
 
 

@@ -12,7 +12,7 @@ import yaml  # type: ignore[import-untyped,unused-ignore]
 from markupsafe import Markup
 
 from optrun.artifacts.generalisation import sentence_of
-from optrun.formatting import count, duration, plain
+from optrun.base.formatting import count, duration, plain
 from optrun.report.table import NONE, Table, value
 from optrun.report.templating import fill_markdown
 from optrun.runner.class_figures import tables_of

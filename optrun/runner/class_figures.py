@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from optrun.formatting import count, number
+from optrun.base.formatting import count, number
 from optrun.report.table import NONE, Table
 
 KEYS = ("precision", "recall", "f1", "support")

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from optrun.artifacts.atomic import storing
 from optrun.artifacts.metrics import to_json
-from optrun.formatting import csv_cell
+from optrun.base.formatting import csv_cell
 from optrun.report.table import Table
 from optrun.runner.class_figures import KEYS, figures_of
 

@@ -10,9 +10,9 @@ from typing import Any
 import torch
 
 from optrun.artifacts.checkpoint import Snapshot
+from optrun.config.registry.origins import records
 from optrun.data.loader import SOURCE
 from optrun.distributed.shard import is_sharded
-from optrun.registry.origins import records
 from optrun.runner.assemble import Assembled
 from optrun.runner.callbacks import build_callbacks
 from optrun.runner.resume.restore import go_back, stop_request
@@ -20,7 +20,6 @@ from optrun.runner.samples import SampleWriter
 from optrun.runner.session import Session
 from optrun.runner.snapshot import Snapshots
 from optrun.task.base import Answer
-from optrun.tracking import Tracker, build_tracker
 from optrun.training.callback import Callback, TrainingContext
 from optrun.training.checkpointing import Bystander, CheckpointManager
 from optrun.training.display import DisplayCallback
@@ -32,6 +31,7 @@ from optrun.training.loop import Loop
 from optrun.training.metrics_log import MetricsLogger, storage_policy
 from optrun.training.setup import TrainingSetup
 from optrun.training.state import RandomStates, TrainState
+from optrun.training.trackers import Tracker, build_tracker
 from optrun.training.utilization import peak_flops
 
 

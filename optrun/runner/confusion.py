@@ -8,7 +8,7 @@ from typing import Any
 from matplotlib.axes import Axes
 from matplotlib.patches import Rectangle
 
-from optrun.formatting import count
+from optrun.base.formatting import count
 from optrun.report.chart import Chart
 from optrun.report.theme import Theme, new_figure, style_axes
 

@@ -19,13 +19,13 @@ from rich.table import Table
 from optrun.artifacts.generalisation import sentence_of
 from optrun.artifacts.run_dir import RunDir
 from optrun.artifacts.run_manifest import recorded
+from optrun.base.errors import OptrunError, StorageError, printable
+from optrun.base.formatting import duration, number, size
+from optrun.base.reading import kind_of
+from optrun.config.registry.plugins import options
 from optrun.config.saved import without_secrets
 from optrun.config.schema.data import DataConfig
 from optrun.config.schema.run import RunConfig
-from optrun.errors import OptrunError, StorageError, printable
-from optrun.formatting import duration, number, size
-from optrun.reading import kind_of
-from optrun.registry.plugins import options
 from optrun.report.table import to_rich
 from optrun.runner.best_checkpoint import best_told
 from optrun.runner.class_figures import tables_of

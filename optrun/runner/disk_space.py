@@ -8,8 +8,8 @@ import torch
 
 from optrun.artifacts.checkpoint import MARGIN
 from optrun.artifacts.run_dir import RunDir, checkpoint_folders
+from optrun.base.formatting import size
 from optrun.config.schema.checkpoint import CheckpointConfig
-from optrun.formatting import size
 from optrun.model.weights import model_tensors
 from optrun.optimizer.footprint import state_bytes
 

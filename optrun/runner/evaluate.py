@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from optrun import garbage
 from optrun.artifacts.checkpoint import load_checkpoint
 from optrun.artifacts.run_check import refuse_damaged
 from optrun.artifacts.run_dir import HYDRA, TOKENIZER, RunDir
+from optrun.base import garbage
+from optrun.base.errors import ConfigError
 from optrun.config.schema.run import RunConfig
-from optrun.errors import ConfigError
 from optrun.model.forward import lean_forward
 from optrun.model.weights import load_model_tensors
 from optrun.runner.adapter_base import adapter_facts, refuse_other_adapter

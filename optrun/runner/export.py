@@ -17,9 +17,9 @@ from optrun.artifacts.metrics import read_summary
 from optrun.artifacts.run_check import refuse_damaged
 from optrun.artifacts.run_dir import SUMMARY, TOKENIZER, RunDir
 from optrun.artifacts.run_manifest import RunManifest, recorded
+from optrun.base.errors import ConfigError
 from optrun.config.kind import saved_kind
 from optrun.config.schema.task import SCHEMAS as TASKS
-from optrun.errors import ConfigError
 from optrun.model.adapter import ADAPTER, injected, merge
 from optrun.runner.best_checkpoint import best_told
 from optrun.runner.card import TaskCard, model_card

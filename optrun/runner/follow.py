@@ -7,10 +7,10 @@ from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 
-from optrun import garbage
 from optrun.artifacts.checkpoint import open_verified
 from optrun.artifacts.run_dir import RunDir
 from optrun.artifacts.trunk import Trunk, reading
+from optrun.base import garbage
 from optrun.config.request import Request
 from optrun.config.schema.distributed import FsdpConfig
 from optrun.distributed.heartbeat import Phase, beat

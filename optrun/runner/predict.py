@@ -11,10 +11,11 @@ from typing import Any
 import numpy as np
 import torch
 
-from optrun import garbage
 from optrun.artifacts.run_check import refuse_damaged
 from optrun.artifacts.run_dir import HYDRA, TOKENIZER, RunDir
 from optrun.artifacts.trunk import checkpoint_digest
+from optrun.base import garbage
+from optrun.base.errors import CheckpointError, ConfigError, StoppedEarly, did_you_mean
 from optrun.config.schema.data import ColumnsConfig
 from optrun.config.schema.model import FromConfigConfig
 from optrun.config.schema.run import RunConfig
@@ -22,14 +23,13 @@ from optrun.data.cache import digest_files
 from optrun.data.files import read_files, resolve
 from optrun.data.loader import Batch
 from optrun.data.source import Split
-from optrun.errors import CheckpointError, ConfigError, StoppedEarly, did_you_mean
 from optrun.model.forward import lean_forward
 from optrun.model.images import load_image_preparation, saved_preparation
 from optrun.model.tokenizer import saved_tokenizer
-from optrun.prediction.base import Inputs, Predicting, Predictor, Rows, Values
-from optrun.prediction.generation import OPTIONS
-from optrun.prediction.partial import Partial, finished_before, folder_of, forget, taken
-from optrun.prediction.writer import ending_of, kept_columns, write
+from optrun.runner.prediction.base import Inputs, Predicting, Predictor, Rows, Values
+from optrun.runner.prediction.generation import OPTIONS
+from optrun.runner.prediction.partial import Partial, finished_before, folder_of, forget, taken
+from optrun.runner.prediction.writer import ending_of, kept_columns, write
 from optrun.runner.resume.data_position import class_names
 from optrun.runner.trained import load_trained, refuse_other_vocabulary
 from optrun.task.build import predictor_class

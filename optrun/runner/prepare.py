@@ -13,12 +13,12 @@ from optrun.artifacts.checkpoint import Snapshot
 from optrun.artifacts.metadata import SPLIT_BY
 from optrun.artifacts.run_check import problems_of
 from optrun.artifacts.run_dir import TOKENIZER, RunDir
+from optrun.base.errors import ConfigError
 from optrun.config.schema.model import FromConfigConfig, ModelConfig
 from optrun.config.schema.run import RunConfig
 from optrun.data import hub_access as hub
 from optrun.data.build import load_source
 from optrun.data.images import need_pillow
-from optrun.errors import ConfigError
 from optrun.model.adapter import require_adapter
 from optrun.model.attention import KEY as ATTENTION
 from optrun.model.attention import (

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from optrun.base.errors import ConfigError, OptrunError
 from optrun.data.hub_access import silence
-from optrun.errors import ConfigError, OptrunError
 
 KEY = "push_to_hub"
 

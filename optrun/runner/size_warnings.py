@@ -6,11 +6,11 @@ import os
 
 import torch
 
+from optrun.base.formatting import size
 from optrun.config.schema.data import StdlibConfig
 from optrun.config.schema.model import FromConfigConfig
 from optrun.config.schema.run import RunConfig
 from optrun.config.schema.training import MOST_PER_DEVICE, Precision
-from optrun.formatting import size
 
 
 def size_warnings(config: RunConfig, device: torch.device) -> list[str]:

@@ -17,13 +17,13 @@ from optrun.artifacts import provenance
 from optrun.artifacts.generalisation import generalisation_of
 from optrun.artifacts.metrics import SUMMARY_FORMAT, read_summary, write_summary
 from optrun.artifacts.run_dir import MANIFEST, RunDir
+from optrun.base.errors import EXIT_DONE
+from optrun.config.registry.origins import ALLOW, records
+from optrun.config.registry.plugins import OPTION, options
 from optrun.config.request import Request
 from optrun.config.saved import flat, without_secrets
 from optrun.distributed.shard import model_class
-from optrun.errors import EXIT_DONE
 from optrun.model.quantization import tensor_sizes
-from optrun.registry.origins import ALLOW, records
-from optrun.registry.plugins import OPTION, options
 from optrun.runner.class_tables import as_values
 from optrun.task.facts import DataFacts
 from optrun.training.callback import Callback, StopRequest, TrainingContext

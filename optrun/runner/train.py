@@ -11,7 +11,6 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from optrun import garbage
 from optrun.artifacts.checkpoint import make_checkpoints_dir
 from optrun.artifacts.identity import new_run_id, run_id_of
 from optrun.artifacts.lock import RunLock
@@ -20,6 +19,8 @@ from optrun.artifacts.retention import clean_leftovers
 from optrun.artifacts.run_dir import RunDir
 from optrun.artifacts.run_manifest import RunManifest
 from optrun.artifacts.trunk import Trunk, reading
+from optrun.base import garbage
+from optrun.base.errors import EXIT_DONE, EXIT_FAILED, ConfigError, StoppedEarly
 from optrun.config.original_cwd import original_cwd
 from optrun.config.request import Request
 from optrun.config.schema.distributed import FsdpConfig
@@ -29,7 +30,6 @@ from optrun.data.cache import discarded
 from optrun.distributed.heartbeat import Phase, beat
 from optrun.distributed.shard import is_sharded
 from optrun.distributed.world import ALONE, World
-from optrun.errors import EXIT_DONE, EXIT_FAILED, ConfigError, StoppedEarly
 from optrun.model.attention import plain_attention
 from optrun.model.forward import lean_forward
 from optrun.optimizer.build import require_optimizer
@@ -58,11 +58,11 @@ from optrun.runner.whole_model import whole_model
 from optrun.task import Task
 from optrun.task.base import Answer
 from optrun.task.data_check import data_check
-from optrun.tracking import require_tracker
 from optrun.training.device import pick_device
 from optrun.training.display import Display
 from optrun.training.signals import SignalHandler, Stopped
 from optrun.training.state import restore_random_states, seed_random_states
+from optrun.training.trackers import require_tracker
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

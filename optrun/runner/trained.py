@@ -8,7 +8,7 @@ from typing import Any
 
 from optrun.artifacts.checkpoint import Snapshot, load_checkpoint
 from optrun.artifacts.run_dir import RunDir
-from optrun.errors import CheckpointError
+from optrun.base.errors import CheckpointError
 from optrun.model.weights import load_model_tensors
 from optrun.runner.adapter_base import rebuilt
 from optrun.runner.resume.data_position import vocabulary_digest

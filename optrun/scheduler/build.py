@@ -9,11 +9,11 @@ from typing import Any, Literal
 
 from torch.optim import Optimizer
 
-from optrun import registry
+from optrun.base.errors import ConfigError
+from optrun.config import registry
 from optrun.config.choice import choice
 from optrun.config.kind import kind_of
 from optrun.config.schema.scheduler import SCHEMAS, FloorConfig, PlateauConfig, SchedulerConfig, WeightDecayCurve
-from optrun.errors import ConfigError
 from optrun.scheduler import builders, curves
 from optrun.scheduler.curves import Curve
 from optrun.scheduler.plateau import Plateau

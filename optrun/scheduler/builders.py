@@ -10,9 +10,9 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
+from optrun.base.errors import ConfigError
 from optrun.config.schema import scheduler as configs
 from optrun.config.schema.scheduler import SchedulerConfig
-from optrun.errors import ConfigError
 from optrun.scheduler import curves
 from optrun.scheduler.curves import Curve
 

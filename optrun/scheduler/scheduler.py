@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
-from optrun.errors import ConfigError
+from optrun.base.errors import ConfigError
 from optrun.scheduler.curves import Curve
 from optrun.scheduler.plateau import Plateau
 

@@ -11,8 +11,8 @@ from hydra.types import RunMode
 from optrun.config import store
 from optrun.config.hydra_internals import Hydra
 from optrun.config.overrides import is_hydra
+from optrun.config.registry.plugins import options
 from optrun.config.request import DEFAULT_CONFIG, CommandLine
-from optrun.registry.plugins import options
 
 _ALONE = "hydra.mode=RUN"
 """Makes one run of a recipe that is a sweep."""

@@ -15,6 +15,7 @@ from optuna.trial import FrozenTrial, TrialState
 from optrun.artifacts.objective import Objective
 from optrun.artifacts.outcome import stand_in
 from optrun.artifacts.provenance import identity
+from optrun.base.errors import ConfigError
 from optrun.config import saved, store
 from optrun.config.hydra_internals import Hydra
 from optrun.config.kind import saved_kind
@@ -22,7 +23,6 @@ from optrun.config.saved import flat
 from optrun.config.schema.metric import metric_mode
 from optrun.config.schema.sweeper import OptunaConfig
 from optrun.config.schema.task import SCHEMAS as TASKS
-from optrun.errors import ConfigError
 from optrun.sweeper import study as study_of
 from optrun.sweeper.contenders import Contender
 from optrun.sweeper.folder import JobState, SweepDir

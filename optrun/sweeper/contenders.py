@@ -6,10 +6,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from optrun.base.errors import ConfigError, did_you_mean
 from optrun.config import overrides as overrides_of
 from optrun.config.hydra_internals import Hydra
 from optrun.config.overrides import SEARCH
-from optrun.errors import ConfigError, did_you_mean
 from optrun.sweeper.jobs import merged
 
 _EXAMPLE = "search.adamw.lr='tag(log, interval(1e-4, 1e-2))'"

@@ -11,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
-from optrun.errors import ConfigError, OptrunError
+from optrun.base.errors import ConfigError, OptrunError
 
 KEY = "hydra.sweeper.devices"
 VISIBLE = "CUDA_VISIBLE_DEVICES"

@@ -12,8 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
-from optrun.config.schema.sweeper import SweeperConfig
-from optrun.errors import (
+from optrun.base.errors import (
     EXIT_DONE,
     EXIT_FAILED,
     EXIT_STOPPED_EARLY,
@@ -22,8 +21,9 @@ from optrun.errors import (
     OptrunError,
     signal_name,
 )
-from optrun.formatting import duration
-from optrun.reading import read_text
+from optrun.base.formatting import duration
+from optrun.base.reading import read_text
+from optrun.config.schema.sweeper import SweeperConfig
 from optrun.sweeper import launch as launching
 from optrun.sweeper.command import SweepCommand
 from optrun.sweeper.folder import JobState, SweepDir

@@ -15,8 +15,8 @@ from optrun.artifacts.lock import RunLock, is_held
 from optrun.artifacts.metrics import from_json, read_metrics, read_summary, to_json, write_summary
 from optrun.artifacts.run_dir import SWEEP, RunDir
 from optrun.artifacts.run_manifest import recorded
-from optrun.errors import EXIT_NONFINITE, EXIT_STORAGE, StorageError, is_refused_by_disk
-from optrun.reading import read_json
+from optrun.base.errors import EXIT_NONFINITE, EXIT_STORAGE, StorageError, is_refused_by_disk
+from optrun.base.reading import read_json
 
 _A_DAY = 86_400
 

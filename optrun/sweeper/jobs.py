@@ -18,12 +18,12 @@ from omegaconf import DictConfig
 
 from optrun.artifacts.provenance import config_digest, identity
 from optrun.artifacts.run_dir import CONFIG
+from optrun.base.errors import ConfigError
 from optrun.config import keys, saved, store
 from optrun.config.batch import leave_open
 from optrun.config.hydra_internals import Hydra
 from optrun.config.overrides import assign
 from optrun.config.saved import flat
-from optrun.errors import ConfigError
 
 
 @dataclass(frozen=True)

@@ -20,12 +20,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from optrun.artifacts.atomic import replace_text
+from optrun.base.errors import EXIT_DONE, EXIT_FAILED, EXIT_STORAGE, is_refused_by_disk
+from optrun.base.reading import read_json, read_text
 from optrun.config import store
 from optrun.config.hydra_internals import Callbacks
 from optrun.config.literal import quote_path
-from optrun.errors import EXIT_DONE, EXIT_FAILED, EXIT_STORAGE, is_refused_by_disk
-from optrun.reading import read_json, read_text
-from optrun.registry.plugins import load_again
+from optrun.config.registry.plugins import load_again
 from optrun.sweeper.command import SweepCommand
 from optrun.sweeper.devices import VISIBLE, refuse_unseen
 from optrun.sweeper.folder import SweepDir
@@ -64,7 +64,7 @@ class Server:
         lease: Devices that it has for itself, and whose locks it inherits; None: it is not pinned.
     """
 
-    module = "optrun.commands.sweep_worker"
+    module = "optrun.cli.sweep_worker"
     """What it runs: it brings what starts the ranks of a job, which stands above this floor."""
 
     def __init__(self, log: Path, lease: Lease | None = None) -> None:

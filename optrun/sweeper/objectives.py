@@ -8,8 +8,8 @@ from typing import Any
 
 from optrun.artifacts.metrics import MetricsLog, read_metrics, read_summary
 from optrun.artifacts.objective import Objective, known_objectives, objective_value
+from optrun.base.errors import ConfigError, did_you_mean
 from optrun.config.schema.objective import read_objectives
-from optrun.errors import ConfigError, did_you_mean
 from optrun.sweeper.folder import SweepDir
 from optrun.sweeper.jobs import Job
 

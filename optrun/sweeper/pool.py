@@ -19,8 +19,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from optrun.errors import StorageError
-from optrun.reading import read_json
+from optrun.base.errors import StorageError
+from optrun.base.reading import read_json
 from optrun.sweeper.devices import Device
 
 RANK_LOCKS = "OPTRUN_DEVICE_LOCKS"

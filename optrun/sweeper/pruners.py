@@ -11,8 +11,8 @@ from typing import Any
 
 import optuna
 
+from optrun.base.errors import ConfigError
 from optrun.config.schema.sweeper import OptunaConfig, Pruner
-from optrun.errors import ConfigError
 
 
 def build_pruner(options: OptunaConfig, max_steps: int | None) -> Any:

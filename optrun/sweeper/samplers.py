@@ -11,8 +11,8 @@ from typing import Any
 
 import optuna
 
+from optrun.base.errors import ConfigError
 from optrun.config.schema.sweeper import Sampler
-from optrun.errors import ConfigError
 
 _SEEDING = "optrun:seeding"
 _HASHED = "sha256"

@@ -14,9 +14,9 @@ import warnings
 from collections.abc import Iterator, Sequence
 
 from optrun.artifacts.lock import RunLock
+from optrun.base.errors import ConfigError, LockedError
 from optrun.config.hydra_internals import Hydra
 from optrun.config.schema.sweeper import STORAGE, OptunaConfig, Pruner
-from optrun.errors import ConfigError, LockedError
 from optrun.sweeper.contenders import Contender
 from optrun.sweeper.driver import Driver, Goal
 from optrun.sweeper.folder import SweepDir

@@ -9,7 +9,7 @@ from typing import Any
 from hydra.core.override_parser.types import IntervalSweep, Override, RangeSweep
 from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
 
-from optrun.errors import ConfigError
+from optrun.base.errors import ConfigError
 
 _WHOLE_ENDS = re.compile(r"interval\(\s*(?:\w+\s*=\s*)?[+-]?[\d_]+\s*,\s*(?:\w+\s*=\s*)?[+-]?[\d_]+\s*\)")
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from types import FrameType, TracebackType
 from typing import Any, Self
 
-from optrun.reading import read_text
+from optrun.base.reading import read_text
 
 GRACE_SECONDS = 300.0
 """For jobs to save and end once the limit of time has asked them to; then they are killed."""

@@ -12,9 +12,9 @@ from typing import Any
 from optuna.storages import JournalStorage
 from optuna.storages.journal import JournalFileBackend, JournalFileSymlinkLock
 
+from optrun.base.errors import ConfigError, OptrunError, StorageError
+from optrun.base.reading import LINE_BYTES, open_file
 from optrun.config.schema.sweeper import STORAGE, journal_path
-from optrun.errors import ConfigError, OptrunError, StorageError
-from optrun.reading import LINE_BYTES, open_file
 
 _RECORD = b'{"op_code":'
 """What every line of a journal begins with (`_write_log` of `optuna.storages.journal.JournalStorage`)."""

@@ -10,8 +10,8 @@ import optuna
 from optuna.distributions import check_distribution_compatibility
 from optuna.trial import FrozenTrial, TrialState
 
+from optrun.base.errors import ConfigError
 from optrun.config.schema.sweeper import STORAGE
-from optrun.errors import ConfigError
 
 _NAME = "optrun"
 _SHARED = "optrun:configuration"

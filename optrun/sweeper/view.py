@@ -14,8 +14,8 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from optrun.errors import printable
-from optrun.formatting import duration
+from optrun.base.errors import printable
+from optrun.base.formatting import duration
 from optrun.sweeper.folder import JobState
 from optrun.sweeper.jobs import Job
 

@@ -25,12 +25,7 @@ from optrun.artifacts.metrics import SUMMARY_FORMAT
 from optrun.artifacts.provenance import config_digest
 from optrun.artifacts.run_dir import RunDir, parse_step
 from optrun.artifacts.run_manifest import recorded
-from optrun.config import saved, store
-from optrun.config.batch import leave_open
-from optrun.config.request import Request
-from optrun.config.schema.checkpoint import OnStorageError
-from optrun.config.schema.distributed import RanksConfig
-from optrun.errors import (
+from optrun.base.errors import (
     EXIT_STOPPED_EARLY,
     ConfigError,
     LockedError,
@@ -39,7 +34,12 @@ from optrun.errors import (
     is_out_of_memory,
     is_refused_by_disk,
 )
-from optrun.registry.plugins import load_again
+from optrun.config import saved, store
+from optrun.config.batch import leave_open
+from optrun.config.registry.plugins import load_again
+from optrun.config.request import Request
+from optrun.config.schema.checkpoint import OnStorageError
+from optrun.config.schema.distributed import RanksConfig
 from optrun.sweeper.command import SweepCommand
 from optrun.sweeper.folder import Record, SweepDir
 

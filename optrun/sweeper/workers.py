@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
-from optrun.errors import OptrunError
+from optrun.base.errors import OptrunError
 from optrun.sweeper import launch as launching
 from optrun.sweeper.devices import Device, job_devices
 from optrun.sweeper.pool import DevicePool, Lease

@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from torch.nn import functional
 
+from optrun.base.errors import ConfigError
 from optrun.config.schema.data import DataConfig
 from optrun.config.schema.task import TaskConfig
 from optrun.data.cache import digest
@@ -18,7 +19,6 @@ from optrun.data.columns import refuse_unused, text_column, texts
 from optrun.data.examples import Example
 from optrun.data.loader import Batch, ExampleSource
 from optrun.data.source import Source, Split
-from optrun.errors import ConfigError
 from optrun.task.evaluation import IGNORED, EvaluationMetrics, MeanLoss, MetricAccumulator, metric_functions
 
 if TYPE_CHECKING:

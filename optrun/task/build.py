@@ -7,14 +7,14 @@ from collections.abc import Iterator, Mapping
 from itertools import zip_longest
 from typing import Any
 
-from optrun import registry
+from optrun.base.errors import ConfigError
+from optrun.config import registry
 from optrun.config.kind import kind_of
 from optrun.config.schema.data import DataConfig, MixtureConfig, mixed_eval_name
 from optrun.config.schema.task import SCHEMAS, TaskConfig
 from optrun.data.build import of_part
 from optrun.data.mixture import MixedExamples, MixedSource
 from optrun.data.source import Source
-from optrun.errors import ConfigError
 from optrun.task.base import Task
 
 
@@ -29,7 +29,7 @@ def task_class(config: TaskConfig) -> type[Task]:
 
 
 def predictor_class(config: TaskConfig) -> Any:
-    """The class that predicts rows for a task: its `predictor`, an `optrun.prediction.base.Predictor`.
+    """The class that predicts rows for a task: its `predictor`, an `optrun.runner.prediction.base.Predictor`.
 
     Raises:
         ConfigError: It names none, or one that cannot be imported.
@@ -39,7 +39,7 @@ def predictor_class(config: TaskConfig) -> Any:
     if named is None:
         raise ConfigError(
             f"task={config.name}: {kind.__name__} has no predictor, so its runs predict no rows. Give the class one: "
-            'predictor = "MODULE:CLASS", a subclass of optrun.prediction.base.Predictor.'
+            'predictor = "MODULE:CLASS", a subclass of optrun.runner.prediction.base.Predictor.'
         )
     if not isinstance(named, str):
         return named

@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
+from optrun.base.errors import ConfigError
 from optrun.data.examples import Example, limited
 from optrun.data.loader import Batch, ExampleSource
 from optrun.data.source import Source, Split
 from optrun.data.token_blocks import TokenBlocks
-from optrun.errors import ConfigError
 from optrun.task.base import TextKind, in_one_row, pad
 from optrun.task.evaluation import IGNORED, MetricAccumulator, TokenMetrics
 from optrun.task.language_model import LanguageModel, opening
@@ -33,7 +33,7 @@ class CausalLm(LanguageModel):
 
     shift = True
     text_kind = TextKind.STREAM
-    predictor = "optrun.prediction.generation:TextGeneration"
+    predictor = "optrun.runner.prediction.generation:TextGeneration"
 
     def inspect(self, source: Source, tokenizer: PreTrainedTokenizerBase) -> None:
         """Find what stands between documents, and the prompt."""

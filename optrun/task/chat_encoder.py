@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from optrun.base.errors import ConfigError
 from optrun.config.schema.task import SftConfig
 from optrun.data.cache import digest
 from optrun.data.chat import Chat, Plain
 from optrun.data.source import Split
-from optrun.errors import ConfigError
 from optrun.task.chat_template import ChatTemplate, Span, TemplateFailed, writers
 from optrun.task.tokens import tokenizer_key
 

@@ -10,10 +10,10 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from optrun.base.errors import ConfigError, did_you_mean
+from optrun.base.reading import read_text
 from optrun.data.cache import digest
 from optrun.data.chat import ASSISTANT, ROLES, Message
-from optrun.errors import ConfigError, did_you_mean
-from optrun.reading import read_text
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from optrun.errors import ConfigError, did_you_mean
+from optrun.base.errors import ConfigError, did_you_mean
 
 
 def class_weights(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from optrun.formatting import number
+from optrun.base.formatting import number
 
 if TYPE_CHECKING:
     from optrun.task.facts import DataFacts, SplitFacts

@@ -8,11 +8,11 @@ from typing import Any
 
 import numpy as np
 
+from optrun.base.errors import ConfigError
 from optrun.data.cache import digest, known_by
 from optrun.data.examples import Examples, Joined, Selected
 from optrun.data.mixture import MixedExamples, MixedSource
 from optrun.data.source import Source
-from optrun.errors import ConfigError
 from optrun.task.base import Task
 from optrun.task.evaluation import IGNORED
 from optrun.task.label_doubts import label_doubts

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from optrun.base.errors import ConfigError
 from optrun.data.columns import image_column
 from optrun.data.examples import Example, chosen
 from optrun.data.images import Images, content_of, decoded, need_pillow
@@ -16,7 +17,6 @@ from optrun.data.loader import Batch, ExampleSource
 from optrun.data.shards import Row
 from optrun.data.source import Source, Split
 from optrun.data.stream import StreamedRows, StreamRows
-from optrun.errors import ConfigError
 from optrun.task.base import ModelNeeds, Task
 from optrun.task.labels import label_config, row_classes
 from optrun.task.stream_labels import streamed_labels
@@ -34,7 +34,7 @@ class ImageClassification(Task):
 
     columns = ("image_column", "label_column")
     unit = "examples"
-    predictor = "optrun.prediction.classification:ImageClasses"
+    predictor = "optrun.runner.prediction.classification:ImageClasses"
 
     @classmethod
     def vocabulary(cls, source: Source) -> Iterator[str]:  # noqa: ARG003

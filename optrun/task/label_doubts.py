@@ -8,9 +8,9 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 
+from optrun.base.errors import ConfigError
 from optrun.data.columns import label_column, text_column
 from optrun.data.source import Source
-from optrun.errors import ConfigError
 from optrun.task.base import Task
 
 _SHOWN = 3

@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from optrun.base.errors import ConfigError
 from optrun.data.cache import digest
 from optrun.data.columns import label_column, missing_column, values
 from optrun.data.kept import kept
 from optrun.data.loader import Batch
 from optrun.data.source import Source, Split
-from optrun.errors import ConfigError
 from optrun.task.class_table import ClassTable, table_of_labels
 from optrun.task.evaluation import MetricAccumulator
 from optrun.task.labels import ClassNumbers, LabelLists, class_names, expect_values, row_label_lists

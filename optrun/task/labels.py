@@ -10,11 +10,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from optrun.base.errors import ConfigError, nearest
 from optrun.data.cache import digest
 from optrun.data.columns import label_column, refuse_mixed, values
 from optrun.data.kept import as_array, as_texts, kept
 from optrun.data.source import Source, Split
-from optrun.errors import ConfigError, nearest
 
 MAX_SHOWN = 12
 LABEL_OF_EACH_WORD = "task=token_classification expects a list of labels, one for each word."

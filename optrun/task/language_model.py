@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from optrun.base.errors import ConfigError
 from optrun.data.cache import digest
 from optrun.data.columns import cell_text, text_column, texts
 from optrun.data.encoded import Encoder
@@ -16,7 +17,6 @@ from optrun.data.pieces import PIECE, Pieces, fast_ids, is_long, word_ends
 from optrun.data.shards import Row
 from optrun.data.source import Source, Split
 from optrun.data.stream import StreamedBlocks, StreamedRows, StreamRows
-from optrun.errors import ConfigError
 from optrun.task.base import Task
 from optrun.task.tokens import ids_below, tokenizer_key
 

@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from optrun.base.errors import ConfigError
 from optrun.data.examples import Example
 from optrun.data.source import Source
-from optrun.errors import ConfigError
 from optrun.task.evaluation import IGNORED, MetricAccumulator, TokenMetrics
 from optrun.task.language_model import LanguageModel
 
@@ -26,7 +26,7 @@ class MaskedLm(LanguageModel):
         ConfigError: No text, or a tokenizer without a mask token.
     """
 
-    predictor = "optrun.prediction.masked:MaskedTokens"
+    predictor = "optrun.runner.prediction.masked:MaskedTokens"
 
     def inspect(self, source: Source, tokenizer: PreTrainedTokenizerBase) -> None:  # noqa: ARG002
         """Find the mask, and the tokens that may stand in its place."""

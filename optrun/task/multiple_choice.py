@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
+from optrun.base.errors import ConfigError
 from optrun.data.cache import digest
 from optrun.data.columns import cell_list, cell_text, choices_column, label_column, named, text_column, texts, values
 from optrun.data.encoded import Encoder
@@ -17,7 +18,6 @@ from optrun.data.kept import kept
 from optrun.data.loader import Batch, ExampleSource
 from optrun.data.source import Source, Split
 from optrun.data.stream import StreamedRows, StreamRows
-from optrun.errors import ConfigError
 from optrun.task.base import ModelNeeds, Task, pad
 from optrun.task.evaluation import MeanLoss, MetricAccumulator
 from optrun.task.tokens import tokenizer_key
@@ -42,7 +42,7 @@ class MultipleChoice(Task):
 
     columns = ("text_column", "eval_text_column", "text_pair_column", "choices_column", "label_column")
     unit = "examples"
-    predictor = "optrun.prediction.choices:ChosenTexts"
+    predictor = "optrun.runner.prediction.choices:ChosenTexts"
 
     @classmethod
     def vocabulary(cls, source: Source) -> Iterator[str]:

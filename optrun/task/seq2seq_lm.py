@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from optrun.base.errors import ConfigError
 from optrun.data.cache import digest, known_by
 from optrun.data.columns import cell_text, target_column, text_column, texts, values
 from optrun.data.examples import Example, Examples, Joined, chosen, encode
@@ -16,7 +17,6 @@ from optrun.data.loader import Batch, ExampleSource
 from optrun.data.shards import Row
 from optrun.data.source import Source, Split
 from optrun.data.stream import StreamedRows, StreamRows
-from optrun.errors import ConfigError
 from optrun.task.base import Task, TextKind
 from optrun.task.evaluation import MetricAccumulator, TokenMetrics
 from optrun.task.tokens import tokenizer_key
@@ -34,7 +34,7 @@ class Seq2SeqLm(Task):
 
     columns = ("text_column", "eval_text_column", "target_column")
     text_kind = TextKind.SEQ2SEQ
-    predictor = "optrun.prediction.generation:TextToText"
+    predictor = "optrun.runner.prediction.generation:TextToText"
 
     @classmethod
     def vocabulary(cls, source: Source) -> Iterator[str]:

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch.nn import functional
 
+from optrun.base.errors import ConfigError
 from optrun.data.cache import digest, known_by
 from optrun.data.columns import cell_text, label_column, named, text_column, texts
 from optrun.data.encoded import Encoder
@@ -18,7 +19,6 @@ from optrun.data.loader import Batch, ExampleSource
 from optrun.data.shards import Row
 from optrun.data.source import Source, Split
 from optrun.data.stream import StreamedRows, StreamRows
-from optrun.errors import ConfigError
 from optrun.task.base import ModelNeeds, Task, pad_inputs
 from optrun.task.evaluation import MetricAccumulator
 from optrun.task.label_sets import LabelSetMetrics, label_columns, row_sets
@@ -40,7 +40,7 @@ class SequenceClassification(Task):
 
     columns = ("text_column", "eval_text_column", "text_pair_column", "label_column", "label_columns")
     unit = "examples"
-    predictor = "optrun.prediction.classification:TextClasses"
+    predictor = "optrun.runner.prediction.classification:TextClasses"
 
     @classmethod
     def vocabulary(cls, source: Source) -> Iterator[str]:

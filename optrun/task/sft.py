@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from optrun.base.errors import ConfigError
 from optrun.config.schema.task import OverlongRows
 from optrun.data.cache import digest
 from optrun.data.chat import ROLES, Chat, ChatColumns, Plain, Unreadable, chat_columns, chat_of, chats, strings
@@ -18,7 +19,6 @@ from optrun.data.mixture import MixedExamples
 from optrun.data.packing import SIZES, Packed
 from optrun.data.source import Source, Split
 from optrun.data.stream import StreamedRows, StreamRows
-from optrun.errors import ConfigError
 from optrun.task.base import Answer, Task, TextKind, in_one_row, pad
 from optrun.task.chat_encoder import TARGETS, ChatEncoder, place, unwritten, written_by
 from optrun.task.chat_template import NAMES, ChatTemplate, TemplateFailed, ending_ids, no_template, use_template
@@ -48,7 +48,7 @@ class Sft(Task):
     columns = ("messages_column", "text_column", "eval_text_column", "target_column")
     shift = True
     text_kind = TextKind.CHAT
-    predictor = "optrun.prediction.chat:ChatAnswers"
+    predictor = "optrun.runner.prediction.chat:ChatAnswers"
 
     @classmethod
     def vocabulary(cls, source: Source) -> Iterator[str]:

@@ -11,12 +11,12 @@ from typing import Any
 
 import numpy as np
 
+from optrun.base.errors import ConfigError
+from optrun.base.reading import LINES_BYTES, read_json
 from optrun.data.cache import cached, digest, known_by
 from optrun.data.columns import label_column
 from optrun.data.source import Source, Split
 from optrun.data.stream import StreamRows
-from optrun.errors import ConfigError
-from optrun.reading import LINES_BYTES, read_json
 from optrun.task.labels import ClassNumbers, class_names, declared_names, labels_of, named_label, numbers
 
 MOST_LABELS = 1 << 16

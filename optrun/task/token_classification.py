@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from optrun.base.errors import ConfigError
 from optrun.data.cache import digest, known_by
 from optrun.data.columns import cell_list, label_column, values, words_column
 from optrun.data.encoded import Encoder
@@ -15,7 +16,6 @@ from optrun.data.examples import Example, Examples, chosen, encode
 from optrun.data.loader import Batch, ExampleSource
 from optrun.data.source import Source, Split
 from optrun.data.stream import StreamedRows, StreamRows
-from optrun.errors import ConfigError
 from optrun.task import entities, metrics
 from optrun.task.base import ModelNeeds, Task
 from optrun.task.class_table import ClassTable, table_of_classes, table_of_entities
@@ -58,7 +58,7 @@ class TokenClassification(Task):
 
     columns = ("text_column", "eval_text_column", "label_column")
     reads_words = True
-    predictor = "optrun.prediction.tokens:WordLabels"
+    predictor = "optrun.runner.prediction.tokens:WordLabels"
 
     @classmethod
     def vocabulary(cls, source: Source) -> Iterator[str]:

@@ -13,9 +13,9 @@ from optrun.artifacts.async_writer import AsyncWriter, Order, Result
 from optrun.artifacts.checkpoint import Snapshot
 from optrun.artifacts.run_dir import RunDir, checkpoint_folders, step_name
 from optrun.artifacts.run_manifest import RunManifest
+from optrun.base.errors import NonFiniteError, StorageError
 from optrun.config.schema.checkpoint import CheckpointConfig, OnStorageError
 from optrun.config.schema.training import OnNonfinite
-from optrun.errors import NonFiniteError, StorageError
 from optrun.training.setup import TrainingSetup
 from optrun.training.state import RandomStates
 

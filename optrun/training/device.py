@@ -7,7 +7,7 @@ import sys
 
 import torch
 
-from optrun.errors import ConfigError
+from optrun.base.errors import ConfigError
 
 
 def pick_device(name: str, local_rank: int | None = None) -> torch.device:

@@ -24,8 +24,8 @@ from rich.progress import (
 from rich.table import Table
 from rich.text import Text
 
-from optrun.errors import printable
-from optrun.formatting import duration, number, size
+from optrun.base.errors import printable
+from optrun.base.formatting import duration, number, size
 from optrun.training.callback import Callback, TrainingContext
 from optrun.training.step import StepResult
 

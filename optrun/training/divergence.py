@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from optrun.artifacts.run_dir import RunDir
+from optrun.base.errors import NonFiniteError, StorageError
 from optrun.config.schema.training import OnNonfinite
 from optrun.data.loader import Batch
-from optrun.errors import NonFiniteError, StorageError
 from optrun.training import nonfinite
 from optrun.training.checkpointing import CheckpointManager
 from optrun.training.nonfinite import NonfiniteStep

@@ -9,10 +9,10 @@ from typing import Any
 
 import torch
 
+from optrun.base.errors import OptrunError
 from optrun.data.loader import Batch, BatchLoader, share_of
 from optrun.distributed.heartbeat import Phase, beat
 from optrun.distributed.world import ALONE, World
-from optrun.errors import OptrunError
 from optrun.training.failures import of_memory_in_evaluation, waiting_for_workers
 from optrun.training.setup import Metrics, TrainingSetup
 from optrun.training.signals import SignalHandler, Stopped

@@ -9,8 +9,8 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from types import FrameType
 
+from optrun.base.errors import OptrunError, is_out_of_memory
 from optrun.data.loader import Batch
-from optrun.errors import OptrunError, is_out_of_memory
 
 
 class LoaderTimeout(BaseException):

@@ -10,7 +10,7 @@ from typing import Any
 
 from optrun.artifacts.atomic import storing
 from optrun.artifacts.metrics import to_json
-from optrun.errors import OptrunError
+from optrun.base.errors import OptrunError
 from optrun.training.callback import Callback, StopRequest, TrainingContext
 from optrun.training.state import RandomStates
 from optrun.training.step import StepResult

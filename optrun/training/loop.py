@@ -9,10 +9,10 @@ from collections.abc import Callable, Generator, Mapping
 from contextlib import AbstractContextManager
 from typing import Any, NoReturn
 
+from optrun.base.errors import NonFiniteError, StoppedEarly, StorageError
 from optrun.config.schema.training import OnNonfinite
 from optrun.data.loader import Batch
 from optrun.distributed.heartbeat import Phase, beat
-from optrun.errors import NonFiniteError, StoppedEarly, StorageError
 from optrun.training import failures
 from optrun.training.checkpointing import CheckpointManager
 from optrun.training.device import peak_memory_bytes

@@ -11,8 +11,8 @@ from typing import Any
 
 from optrun.artifacts.metrics import MetricsWriter, take_up
 from optrun.artifacts.run_manifest import RunManifest
+from optrun.base.errors import StorageError
 from optrun.config.schema.checkpoint import OnStorageError
-from optrun.errors import StorageError
 from optrun.training.callback import Callback, TrainingContext
 
 Refused = Callable[[Path, str, OSError], None]

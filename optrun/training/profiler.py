@@ -9,7 +9,7 @@ import torch
 from torch.profiler import ProfilerAction, ProfilerActivity, profile
 
 from optrun.artifacts.atomic import replace_text, storing
-from optrun.errors import ConfigError
+from optrun.base.errors import ConfigError
 from optrun.training.callback import Callback, TrainingContext
 from optrun.training.step import StepResult
 

@@ -10,9 +10,9 @@ from typing import Any, Protocol
 
 import torch
 
+from optrun.base.errors import OptrunError
 from optrun.data.loader import SOURCE, Batch
 from optrun.distributed.world import ALONE, World
-from optrun.errors import OptrunError
 from optrun.training.exchange import GlobalStep, MicroBatchFacts, Requests, exchange
 from optrun.training.state import digest_of_batch, seed_of_micro_batch, seed_random_states
 

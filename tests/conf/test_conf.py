@@ -13,7 +13,7 @@ import yaml
 from omegaconf import OmegaConf
 
 from optrun.artifacts.provenance import config_digest
-from optrun.commands.verbs import VERBS
+from optrun.cli.verbs import VERBS
 from optrun.config import saved, store
 from optrun.config.groups import default_values
 from optrun.config.schema.run import BranchSchedule
@@ -83,7 +83,7 @@ def test_recipe_begins_with_its_command(name: str) -> None:
 def test_services_do_not_import_torch(tmp_path: Path) -> None:
     """`--help`, `--cfg`, `--info` and completion answer at once."""
     program = (
-        "import os, sys; from optrun import cli\n"
+        "import os, sys; from optrun.cli import main as cli\n"
         "for line in ('optrun ex', 'optrun evaluate out', 'optrun -cn st', 'optrun explain optimizer=la',\n"
         "             'optrun training.'):\n"
         "    os.environ['COMP_LINE'] = line\n"

@@ -17,11 +17,11 @@ import torch.multiprocessing as mp
 from rich.console import Console
 
 from optrun.artifacts.run_dir import RunDir, checkpoint_folders
+from optrun.base.errors import NonFiniteError, StoppedEarly
 from optrun.config import store
 from optrun.config.compose import compose_request
 from optrun.config.request import CommandLine, Request
 from optrun.distributed.world import ALONE, World
-from optrun.errors import NonFiniteError, StoppedEarly
 from optrun.runner import prepare
 from optrun.runner.follow import follow
 from optrun.runner.resume.checkpoint import ResumePoint

@@ -20,9 +20,9 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
-from optrun.clip import build_clip
-from optrun.errors import ConfigError
+from optrun.base.errors import ConfigError
 from optrun.optimizer.build import build_optimizer
+from optrun.optimizer.clip import build_clip
 from optrun.scheduler import build_scheduler
 from tests.distributed.promised import promised
 from tests.optimizer_cases import CASES, GOOD, GOOD_IDS

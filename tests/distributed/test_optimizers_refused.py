@@ -14,7 +14,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
 from optrun.api import compose
-from optrun.errors import ConfigError
+from optrun.base.errors import ConfigError
 from optrun.optimizer.build import build_optimizer, refuse_unshardable
 from optrun.optimizer.plain import tried
 from optrun.optimizer.sparse import refuse_sparse_gradients

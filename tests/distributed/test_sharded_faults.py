@@ -17,7 +17,6 @@ import pytest
 import torch.distributed as dist
 from torch.multiprocessing import ProcessExitedException
 
-from optrun import cli
 from optrun.artifacts import checkpoint as checkpoint_of
 from optrun.artifacts import checkpoint_files as files_of
 from optrun.artifacts import sharded as sharded_of
@@ -27,7 +26,8 @@ from optrun.artifacts.manifest import foreign_files, problems, read_manifest, se
 from optrun.artifacts.retention import clean_leftovers, latest_whole
 from optrun.artifacts.run_dir import RunDir
 from optrun.artifacts.tensor_file import local_part
-from optrun.errors import CheckpointError, NonFiniteError, OptrunError, OtherFormatError, StorageError
+from optrun.base.errors import CheckpointError, NonFiniteError, OptrunError, OtherFormatError, StorageError
+from optrun.cli import main as cli
 from tests.distributed.shards import (
     assert_equal,
     edit_json,

@@ -16,7 +16,6 @@ import torch.distributed as dist
 import torch.multiprocessing as mp
 from torch.multiprocessing import ProcessExitedException
 
-from optrun import cli
 from optrun.artifacts import sharded as sharded_of
 from optrun.artifacts.async_writer import AsyncWriter, Order, Result
 from optrun.artifacts.checkpoint import load_checkpoint
@@ -24,7 +23,8 @@ from optrun.artifacts.retention import Retention, clean_leftovers, latest_whole,
 from optrun.artifacts.run_check import check_run
 from optrun.artifacts.run_dir import RunDir, checkpoint_folders
 from optrun.artifacts.run_manifest import RunManifest, read_run_manifest
-from optrun.errors import StorageError
+from optrun.base.errors import StorageError
+from optrun.cli import main as cli
 from tests import preloaded
 from tests.distributed.shards import assert_equal, fsdp_snapshot, group, in_ranks, make_run, whole_state
 from tests.distributed.test_sharded_faults import MODEL, flip, full_disk

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from optrun.commands.verbs import VERBS
+from optrun.cli.verbs import VERBS
 from optrun.config.groups import default_values
 from tests.docs.commands import PAGES, ROOT, SHELLS, Command, blocks, commands
 from tests.running import optrun, optrun_process, sentence, write_labelled, write_text

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
+from optrun.base.errors import ConfigError
 from optrun.data.content import refuse_other_content
 from optrun.data.files import read_files
-from optrun.errors import ConfigError
 from tests.running import TINY_BERT, optrun
 
 ROWS = "text,label\n" + "“a” – café,x\nb,y\n" * 6

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import yaml
 
-from optrun.formatting import number
+from optrun.base.formatting import number
 from optrun.report.table import value
 from optrun.runner import summary as summary_file
 from tests.e2e.prediction_runs import WORDS, rows_of, write_rows

@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from optrun import registry
+from optrun.config import registry
+from optrun.config.registry import plugins
 from optrun.config.saved import read_config
-from optrun.registry import plugins
 from optrun.runner import train as experiment
 from tests.running import TINY_BERT, optrun, records, state, summary, tensors, write_labelled
 

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from optrun import cli
-from optrun.commands import completion
-from optrun.commands.verbs import VERBS
+from optrun.cli import main as cli
+from optrun.cli.main import completion
+from optrun.cli.verbs import VERBS
 from optrun.config import store
 
 LINES = {
@@ -152,7 +152,7 @@ def test_bash_itself(here: Path) -> None:
     """Through the function that `optrun -sc install=bash` installs, as bash calls it at a TAB."""
     program = here / "bin" / "optrun"
     program.parent.mkdir()
-    program.write_text(f"#!{sys.executable}\nfrom optrun.cli import main\nmain()\n")
+    program.write_text(f"#!{sys.executable}\nfrom optrun.cli.main import main\nmain()\n")
     program.chmod(0o755)
     script = """
 PATH=$PWD/bin:$PATH

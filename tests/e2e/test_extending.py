@@ -11,10 +11,10 @@ import pytest
 
 import optrun as package
 from optrun import optimizer as optrun_optimizer
-from optrun import registry
+from optrun.base.errors import ConfigError
+from optrun.config import registry
+from optrun.config.registry import plugins
 from optrun.config.schema.metric import chosen_metrics
-from optrun.errors import ConfigError
-from optrun.registry import plugins
 from optrun.testing import check_optimizer
 from tests.faults.test_state_file import resealed
 from tests.running import TINY_GPT, optrun, summary, write_text

@@ -12,7 +12,7 @@ import yaml
 
 from optrun.config import store
 from optrun.config.overrides import checked
-from optrun.registry import plugins
+from optrun.config.registry import plugins
 from tests.docs.commands import commands
 from tests.running import TINY_BERT, optrun, records, sentence, summary, write_labelled
 

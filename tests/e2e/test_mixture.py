@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from optrun.errors import ConfigError
+from optrun.base.errors import ConfigError
 from tests.running import TINY_GPT, composed, optrun, records, sentence, tensors
 
 EVERY = ["scheduler=constant", "training.logging_steps=1", "checkpoint.save_steps=3", "training.eval_steps=100"]

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from optrun import registry
-from optrun.errors import ConfigError
-from optrun.registry import plugins
+from optrun.base.errors import ConfigError
+from optrun.config import registry
+from optrun.config.registry import plugins
 from tests.running import TINY_BERT, optrun, optrun_process, summary, write_labelled
 
 MINE = """

@@ -9,7 +9,7 @@ import pytest
 
 from optrun.artifacts.retention import latest_whole
 from optrun.artifacts.run_dir import RunDir
-from optrun.registry import plugins
+from optrun.config.registry import plugins
 from tests.running import TINY_BERT, optrun, write_labelled
 
 MINE = """

@@ -13,12 +13,12 @@ from types import SimpleNamespace
 import pytest
 
 import optrun
-from optrun import registry
-from optrun.cli import run
-from optrun.commands.completion import candidates
-from optrun.errors import ConfigError
-from optrun.registry import plugins
-from optrun.registry.origins import imports_of
+from optrun.base.errors import ConfigError
+from optrun.cli.completion import candidates
+from optrun.cli.main import run
+from optrun.config import registry
+from optrun.config.registry import plugins
+from optrun.config.registry.origins import imports_of
 
 LION = """
 from dataclasses import dataclass

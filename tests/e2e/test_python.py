@@ -30,7 +30,7 @@ from omegaconf import OmegaConf
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 import optrun
-from optrun.errors import CheckpointError, ConfigError, OptrunError, StoppedEarly, StorageError
+from optrun.base.errors import CheckpointError, ConfigError, OptrunError, StoppedEarly, StorageError
 from tests.running import TINY_GPT, records, summary, write_text
 
 ROOT = Path(__file__).parents[2]
@@ -235,7 +235,7 @@ def test_the_disk_is_an_error_of_ours(words: list[str], monkeypatch: pytest.Monk
     def full(*_: Any, **__: Any) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("optrun.commands.train.train", full)
+    monkeypatch.setattr("optrun.cli.train.train", full)
     with pytest.raises(StorageError, match="Make room"):
         optrun.run(words)
 
@@ -291,7 +291,7 @@ def test_import_is_light(tmp_path: Path) -> None:
         "assert optrun.compose(['optimizer=lamb']).optimizer.name == 'lamb'\n"
         "assert 'torch' not in sys.modules\n"
         "try: optrun.run(['optimizer=lam'])\n"
-        "except optrun.errors.ConfigError: print('refused')\n"
+        "except optrun.base.errors.ConfigError: print('refused')\n"
         "try: optrun.nosuch\n"
         "except AttributeError as error: print(error)\n"
     )

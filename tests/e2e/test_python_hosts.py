@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 import optrun
-from optrun.errors import OptrunError, StoppedEarly
+from optrun.base.errors import OptrunError, StoppedEarly
 from optrun.training.step import TrainStep
 from tests.running import TINY_GPT, records, tensors, write_text
 

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from transformers import AutoTokenizer
 
+from optrun.base.errors import ConfigError
 from optrun.config.schema.run import RunConfig
-from optrun.errors import ConfigError
 from tests.running import TINY_GPT, composed, optrun, records, tensors, write_text
 
 EVERY = ["scheduler=constant", "training.logging_steps=1", "checkpoint.save_steps=2", "training.eval_steps=2"]

@@ -20,8 +20,8 @@ from typing import Any
 
 import pytest
 
+from optrun.base.errors import ConfigError
 from optrun.data.files import read_files
-from optrun.errors import ConfigError
 from optrun.runner.prepare import prepare
 from tests.running import TINY_BERT, TINY_GPT, composed, optrun, sentence, write_labelled
 

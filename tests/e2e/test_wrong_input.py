@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from optrun import __version__
-from optrun.commands.verbs import VERBS
+from optrun.cli.verbs import VERBS
 from tests.running import TINY_BERT, TINY_GPT, optrun, write_labelled
 
 CLASSIFY = [*TINY_BERT, "task=sequence_classification", "data=files"]

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from optrun.commands.verbs import VERBS
+from optrun.cli.verbs import VERBS
 from optrun.config import overrides, store
 from tests.running import optrun
 

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
+from optrun.base.errors import ConfigError
 from optrun.config import store, yaml_files
-from optrun.errors import ConfigError
 from tests.running import optrun
 
 RECIPE = ["-cn", "rec"]

@@ -9,7 +9,7 @@ import os
 import time
 from typing import Any
 
-from optrun import cli
+from optrun.cli import main as cli
 
 _fsync = os.fsync
 

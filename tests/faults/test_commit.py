@@ -16,7 +16,7 @@ from optrun.artifacts.checkpoint import load_checkpoint, save_checkpoint
 from optrun.artifacts.manifest import problems
 from optrun.artifacts.retention import Retention, clean_leftovers, latest_whole, point_best, pointed
 from optrun.artifacts.run_dir import RunDir
-from optrun.errors import StorageError
+from optrun.base.errors import StorageError
 from tests.faults.checkpoints import make_run, snapshot
 from tests.faults.syscalls import Syscalls, calls_of, die, in_child, refuse
 

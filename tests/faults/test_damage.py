@@ -19,7 +19,7 @@ from optrun.artifacts.manifest import FORMAT, foreign_files, problems, read_mani
 from optrun.artifacts.retention import latest_whole
 from optrun.artifacts.run_dir import RunDir
 from optrun.artifacts.tensor_file import damaged_tensors, tensor_digest
-from optrun.errors import CheckpointError
+from optrun.base.errors import CheckpointError
 from tests.faults.checkpoints import FILES, edit_manifest, make_run, snapshot
 
 

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 from omegaconf import OmegaConf
 
+from optrun.base.errors import ConfigError
 from optrun.config import store
 from optrun.config.safety import refuse_code, refuse_secrets
-from optrun.errors import ConfigError
 from tests.faults.runs import Go, Straight
 from tests.running import TINY_BERT, write_labelled
 

@@ -18,12 +18,12 @@ from typing import Any
 
 import pytest
 
-from optrun import cli
 from optrun.artifacts.checkpoint import load_checkpoint, open_verified, save_checkpoint
 from optrun.artifacts.lock import RunLock, refuse_held
 from optrun.artifacts.retention import Retention, latest_whole
+from optrun.base.errors import CheckpointError, LockedError, StorageError
 from optrun.certify.trial import Child
-from optrun.errors import CheckpointError, LockedError, StorageError
+from optrun.cli import main as cli
 from tests.faults.checkpoints import make_run, snapshot
 from tests.faults.runs import Go, Straight
 from tests.faults.syscalls import in_child

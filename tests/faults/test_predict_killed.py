@@ -15,7 +15,7 @@ from pathlib import Path
 import pandas
 import pytest
 
-from optrun.prediction import partial
+from optrun.runner.prediction import partial
 from tests.e2e.prediction_runs import read_rows, train, write_rows
 from tests.running import optrun, sentence
 

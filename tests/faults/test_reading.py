@@ -18,12 +18,12 @@ from typing import Any
 import pytest
 
 import optrun as package
-from optrun import reading
 from optrun.artifacts.metrics import read_metrics, read_summary, take_up
 from optrun.artifacts.run_dir import RunDir
 from optrun.artifacts.samples import read_samples
+from optrun.base import reading
+from optrun.base.errors import OptrunError, UnreadableFileError
 from optrun.data import content
-from optrun.errors import OptrunError, UnreadableFileError
 from optrun.report.collect import load_runs
 from optrun.report.confirmation import read
 from optrun.report.sweep_folder import find_waiting, in_sweep, objectives_of, tuned_keys

@@ -19,8 +19,8 @@ from optrun.artifacts.retention import clean_leftovers
 from optrun.artifacts.run_check import check_run, problems_of
 from optrun.artifacts.run_dir import RunDir
 from optrun.artifacts.run_manifest import RunManifest, read_run_manifest, recorded
-from optrun.commands.verify import examine
-from optrun.errors import CheckpointError, LockedError
+from optrun.base.errors import CheckpointError, LockedError
+from optrun.cli.verify import examine
 from tests.faults.checkpoints import snapshot
 from tests.faults.runs import Go, Straight
 from tests.faults.syscalls import Syscalls, calls_of, die, in_child

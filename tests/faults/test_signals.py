@@ -18,11 +18,11 @@ from typing import Any
 
 import pytest
 
-from optrun import cli
 from optrun.artifacts import async_writer as saver_of
 from optrun.artifacts.retention import latest_whole
 from optrun.artifacts.run_dir import RunDir
 from optrun.certify.trial import Child
+from optrun.cli import main as cli
 from optrun.data.loader import BatchLoader
 from optrun.runner import prepare as preparation
 from optrun.runner import train as experiment

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from optrun.artifacts.metadata import CheckpointMetadata
-from optrun.errors import CheckpointError
+from optrun.base.errors import CheckpointError
 from optrun.runner.resume.state_file import refuse_garbage
 from tests.faults.checkpoints import edit_manifest
 from tests.faults.runs import Go, Straight

@@ -28,9 +28,9 @@ from optrun.artifacts.metrics import MetricsWriter, read_metrics
 from optrun.artifacts.retention import latest_whole
 from optrun.artifacts.run_dir import RunDir
 from optrun.artifacts.run_manifest import RunManifest
-from optrun.commands.single_run import refuse_used
+from optrun.base.errors import StorageError
 from optrun.data.loader import BatchLoader
-from optrun.errors import StorageError
+from optrun.launch.single_run import refuse_used
 from optrun.runner.console import run_log
 from optrun.runner.disk_space import space_warning
 from optrun.runner.export import publish
@@ -214,7 +214,7 @@ def test_a_disk_that_names_no_file(monkeypatch: pytest.MonkeyPatch, capsys: pyte
     def full(words: list[str]) -> int:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    monkeypatch.setattr("optrun.commands.train.run", full)
+    monkeypatch.setattr("optrun.cli.train.run", full)
     assert optrun() == 74
     assert "error: storage refused: No space left on device. Make room" in capsys.readouterr().err
 

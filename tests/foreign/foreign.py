@@ -19,10 +19,10 @@ from torch import nn
 from torch.optim import Optimizer
 
 from optrun.artifacts.checkpoint import load_checkpoint, save_checkpoint
+from optrun.base.errors import ConfigError
 from optrun.config import store
 from optrun.config.schema.checkpoint import OnOtherOptimizer
 from optrun.config.schema.run import RunConfig
-from optrun.errors import ConfigError
 from optrun.model.weights import model_tensors
 from optrun.optimizer import plain
 from optrun.optimizer.averaged import averages, evaluation_weights

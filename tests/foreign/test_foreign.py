@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from optrun.errors import ConfigError
+from optrun.base.errors import ConfigError
 from optrun.optimizer.averaged import evaluation_weights
 from optrun.optimizer.build import build_optimizer
 from optrun.optimizer.footprint import state_bytes

@@ -8,8 +8,8 @@ from typing import Any
 
 import torch
 
-from optrun.clip import Clip, build_clip
 from optrun.optimizer import Adamax, AdamWDL, Lamb
+from optrun.optimizer.clip import Clip, build_clip
 from tests.reference.reference_format import FormatError, fields
 from tests.reference.reference_player import (
     CASE,

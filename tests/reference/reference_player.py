@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from optrun.clip import Clip
+from optrun.optimizer.clip import Clip
 from tests.reference.reference_format import FormatError, fields
 from tests.reference.reference_schedules import Schedule, schedule
 

@@ -8,8 +8,8 @@ from typing import Any
 
 import torch
 
-from optrun.clip import Clip, build_clip
 from optrun.optimizer import Lamb
+from optrun.optimizer.clip import Clip, build_clip
 from optrun.scheduler import curves
 from tests.reference.reference_format import FormatError, fields
 from tests.reference.reference_player import CASE, SCHEDULER, Player, events_of, lr_of, parameters, rate_of, tensors

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
+from optrun.base.errors import OptrunError
 from optrun.data.loader import BatchLoader
-from optrun.errors import OptrunError
 from optrun.training.evaluate import Evaluator
 from optrun.training.loop import Loop
 from optrun.training.step import TrainStep

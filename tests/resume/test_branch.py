@@ -13,10 +13,10 @@ from optrun import compose
 from optrun.artifacts.retention import Retention
 from optrun.artifacts.run_dir import RunDir
 from optrun.artifacts.trunk import Trunk, reading
-from optrun.commands.branch import Branching
+from optrun.base.errors import CheckpointError, ConfigError
+from optrun.cli.branch import Branching
 from optrun.config import store
 from optrun.config.request import CommandLine
-from optrun.errors import CheckpointError, ConfigError
 from optrun.sweeper.jobs import Composer, build_jobs
 from tests.running import TINY_GPT, optrun, records, summary, tensors, write_text
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from optrun.registry import plugins
+from optrun.config.registry import plugins
 from optrun.runner import train as experiment
 from tests.e2e.test_callbacks import WATCH
 from tests.faults.test_numbers import poisoned

@@ -12,7 +12,7 @@ import pytest
 from optrun.artifacts import async_writer as saver
 from optrun.artifacts.checkpoint import Snapshot, save_checkpoint
 from optrun.artifacts.run_dir import RunDir
-from optrun.errors import StorageError
+from optrun.base.errors import StorageError
 from optrun.runner import train as experiment
 from optrun.training import evaluate as evaluation
 from tests.resume.test_exact import causal_lm

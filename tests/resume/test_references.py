@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from optrun.artifacts.run_dir import RunDir
-from optrun.bounded_yaml import yaml_mapping
+from optrun.base.bounded_yaml import yaml_mapping
 from tests.running import TINY_GPT, optrun, summary, write_text
 
 SECRET = "hunter2-not-for-files"

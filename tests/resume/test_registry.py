@@ -13,13 +13,13 @@ from torch import nn
 from optrun.artifacts.checkpoint import load_checkpoint, save_checkpoint
 from optrun.artifacts.metadata import CheckpointMetadata
 from optrun.artifacts.tensor_file import tensor_digest
-from optrun.clip import build_clip
 from optrun.config import store
 from optrun.config.schema.checkpoint import OnOtherOptimizer
 from optrun.config.schema.run import RunConfig
 from optrun.data.loader import EpochPlan
 from optrun.model.weights import model_tensors
 from optrun.optimizer.build import build_optimizer
+from optrun.optimizer.clip import build_clip
 from optrun.optimizer.state import named_state
 from optrun.param_groups import build_param_groups
 from optrun.runner.resume.restore import restore_state

@@ -13,12 +13,11 @@ from types import SimpleNamespace
 import pytest
 from rich.console import Console
 
-from optrun.cli import run
-from optrun.commands import confirm_sweep
-from optrun.commands.single_run import Caller
-from optrun.commands.sweep import SweepOutcome
+from optrun.base.errors import ConfigError
+from optrun.cli.main import confirm_sweep, run
+from optrun.cli.sweep import SweepOutcome
 from optrun.config.request import CommandLine
-from optrun.errors import ConfigError
+from optrun.launch.single_run import Caller
 from optrun.report import build
 from optrun.report.collect import load_runs
 from optrun.report.confirmation import Asked

@@ -9,10 +9,10 @@ from pathlib import Path
 import optuna
 import pytest
 
+from optrun.base.errors import ConfigError
 from optrun.config import overrides
 from optrun.config.schema.sweeper import Sampler
 from optrun.config.store import open_hydra
-from optrun.errors import ConfigError
 from optrun.sweeper.contenders import contenders_of, search_overrides
 from optrun.sweeper.storage import open_storage
 from tests.sweep.stand_in import UNTRAINED, search_of, searched

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from optrun.errors import StorageError
+from optrun.base.errors import StorageError
 from optrun.sweeper.devices import Device
 from optrun.sweeper.pool import RANK_LOCKS, DevicePool, adopt, hold_as_rank
 from tests.sweep import forked

@@ -24,8 +24,8 @@ from typing import Any
 
 import pytest
 
+from optrun.base.errors import ConfigError, OptrunError
 from optrun.config.schema.distributed import NoDistributedConfig
-from optrun.errors import ConfigError, OptrunError
 from optrun.runner.train import train
 from optrun.sweeper import devices as devices_of
 from optrun.sweeper import launch

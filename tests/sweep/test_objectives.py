@@ -11,9 +11,9 @@ import pytest
 
 from optrun.artifacts.metrics import MetricsLog
 from optrun.artifacts.objective import Objective, objective_value
+from optrun.base.errors import ConfigError
 from optrun.config.schema.objective import read_objectives
 from optrun.config.schema.sweeper import ConfirmConfig, Pruner, Sampler
-from optrun.errors import ConfigError
 from optrun.sweeper.jobs import Job
 from optrun.sweeper.search import Search
 from optrun.sweeper.storage import open_storage

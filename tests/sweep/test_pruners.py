@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from optrun.base.errors import ConfigError
 from optrun.config.schema.sweeper import Pruner
-from optrun.errors import ConfigError
 from tests.sweep.stand_in import options, search_of, searched
 from tests.sweep.test_contenders import ADAMW, SGD, studies
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import optrun
-from optrun.errors import ConfigError
+from optrun.base.errors import ConfigError
 from optrun.report import build
 from optrun.report.build import report as made
 from tests.sweep import forked

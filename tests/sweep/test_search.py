@@ -12,11 +12,11 @@ import optuna
 import pytest
 from hydra.core.config_store import ConfigStore
 
+from optrun.base.errors import ConfigError
 from optrun.config.overrides import checked
 from optrun.config.schema.sweeper import ConfirmConfig, OptunaConfig, Pruner, Sampler
 from optrun.config.schema.task import SCHEMAS as TASKS
 from optrun.config.store import compose, open_hydra
-from optrun.errors import ConfigError
 from optrun.sweeper.contender_study import ContenderStudy
 from optrun.sweeper.contenders import Contender
 from optrun.sweeper.halving import survivors

@@ -21,11 +21,11 @@ from optrun.artifacts import async_writer as saver_of
 from optrun.artifacts.provenance import config_digest
 from optrun.artifacts.run_check import problems_of
 from optrun.artifacts.run_dir import RunDir
-from optrun.commands import sweep_files
-from optrun.commands.sweep import _folder as sweep_folder
-from optrun.commands.sweep import _tell_left_out
+from optrun.base.errors import EXIT_STORAGE
+from optrun.cli.main import sweep_files
+from optrun.cli.sweep import _folder as sweep_folder
+from optrun.cli.sweep import _tell_left_out
 from optrun.config import saved, store
-from optrun.errors import EXIT_STORAGE
 from optrun.report.collect import load_runs
 from optrun.runner.resume.saved_config import digest_of
 from optrun.sweeper.jobs import Composer, build_jobs, combinations, job_name

@@ -9,7 +9,7 @@ from pathlib import Path
 import optuna
 import pytest
 
-from optrun.errors import ConfigError, OptrunError, StorageError
+from optrun.base.errors import ConfigError, OptrunError, StorageError
 from optrun.sweeper.storage import open_storage, told_by_name
 from optrun.sweeper.study import open_study
 from tests.sweep.stand_in import options

@@ -97,7 +97,7 @@ CASES = [
 ]
 EACH_FORKED = """
 import json, os, sys
-from optrun import cli
+from optrun.cli import main as cli
 import datasets, transformers.models.auto.modeling_auto, optrun.runner.train
 for number, words in enumerate(json.loads(sys.argv[1])):
     if os.fork() == 0:

@@ -7,7 +7,7 @@ import io
 import pytest
 from rich.console import Console
 
-from optrun.errors import printable
+from optrun.base.errors import printable
 from optrun.training.display import LiveDisplay, PlainDisplay, make_display, watched
 
 

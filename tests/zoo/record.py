@@ -6,7 +6,7 @@ import sys
 from importlib.metadata import version
 from pathlib import Path
 
-from optrun.formatting import size
+from optrun.base.formatting import size
 from tests.zoo.zoo import DECAY_RATE, Row, build, examine, model_types
 
 

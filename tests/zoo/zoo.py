@@ -22,9 +22,9 @@ from rich.console import Console
 from torch import nn
 from transformers.models.auto.modeling_auto import MODEL_MAPPING_NAMES
 
+from optrun.base.errors import ConfigError
 from optrun.config import store
 from optrun.config.schema.run import RunConfig
-from optrun.errors import ConfigError
 from optrun.explain.build import explain
 from optrun.explain.tables import render
 from optrun.param_groups import block_paths, build_param_groups

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any, ClassVar
 
+from optrun.base.errors import ConfigError
 from optrun.config.schema.checks import expect, expect_fraction, expect_positive
-from optrun.errors import ConfigError
 
 
 class Bias(Enum):

@@ -9,9 +9,9 @@ from typing import Any
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from optrun import registry
+from optrun.base.errors import ConfigError, did_you_mean
+from optrun.config import registry
 from optrun.config.types import expected_type
-from optrun.errors import ConfigError, did_you_mean
 
 SCHEMAS: dict[str, type[Any]] = registry.own("callback", {})
 """Rows of callbacks: name to schema and `module:attribute` of the class. Others come by registration."""

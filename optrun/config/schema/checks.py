@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from optrun.errors import ConfigError
+from optrun.base.errors import ConfigError
 
 MOST = 2**31 - 1
 """A count above it was not meant: libraries hold counts in 32 bits, and no run has so many steps."""

@@ -3,8 +3,8 @@
 import re
 from dataclasses import dataclass
 
+from optrun.base.errors import ConfigError
 from optrun.config.schema.checks import expect
-from optrun.errors import ConfigError
 
 
 @dataclass(kw_only=True)

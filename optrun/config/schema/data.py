@@ -6,9 +6,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields
 from typing import Any, ClassVar
 
-from optrun import registry
+from optrun.base.errors import ConfigError, did_you_mean, refuse_url
+from optrun.config import registry
 from optrun.config.schema.checks import expect, expect_count, expect_fraction, expect_one_of
-from optrun.errors import ConfigError, did_you_mean, refuse_url
 
 STOPPING_STRATEGIES = ("first_exhausted", "all_exhausted", "all_exhausted_without_replacement")
 """Those of `datasets.interleave_datasets`."""

@@ -6,8 +6,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import ClassVar
 
-from optrun import registry
-from optrun.errors import ConfigError, did_you_mean
+from optrun.base.errors import ConfigError, did_you_mean
+from optrun.config import registry
 
 
 @dataclass(kw_only=True)

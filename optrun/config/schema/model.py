@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
+from optrun.base.errors import refuse_url
 from optrun.config.schema.checks import expect, expect_count
-from optrun.errors import refuse_url
 
 
 class WeightDtype(Enum):

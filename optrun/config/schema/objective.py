@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from optrun.base.errors import ConfigError, did_you_mean
 from optrun.config.schema.metric import metric_mode
-from optrun.errors import ConfigError, did_you_mean
 
 OF_SUMMARY = {"wall_seconds": "min", "model.parameters": "min", "model.trainable_parameters": "min"}
 """Numbers of `summary.json` that may be objectives, by dotted name, and which direction is better."""

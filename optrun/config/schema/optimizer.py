@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any, ClassVar
 
-from optrun import registry
+from optrun.base.errors import ConfigError
+from optrun.config import registry
 from optrun.config.dialects import ADAMAX, ADAMW, LAMB, Preset, expect_dialect
 from optrun.config.schema.checks import (
     expect,
@@ -17,7 +18,6 @@ from optrun.config.schema.checks import (
     expect_one_of,
     expect_positive,
 )
-from optrun.errors import ConfigError
 
 
 class StepCount(Enum):

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
+from optrun.base.errors import ConfigError, did_you_mean
 from optrun.config.schema import optimizer
 from optrun.config.schema.checks import expect, expect_count, expect_positive
-from optrun.errors import ConfigError, did_you_mean
 
 GROUPING_KEYS = {
     "lr_scale": "number of 0 or more; times the base lr, in place of the layer's own",

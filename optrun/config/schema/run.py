@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
 
-from optrun import registry
+from optrun.config import registry
 from optrun.config.schema.adapter import AdapterConfig, LoraConfig
 from optrun.config.schema.callbacks import callback_configs
 from optrun.config.schema.checkpoint import CheckpointConfig

@@ -4,7 +4,7 @@ import itertools
 from dataclasses import dataclass
 from enum import Enum
 
-from optrun import registry
+from optrun.config import registry
 from optrun.config.schema.checks import expect, expect_count, expect_fraction, expect_not_negative, expect_positive
 
 

@@ -5,9 +5,9 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
+from optrun.base.errors import ConfigError
 from optrun.config.schema.checks import expect, expect_count, expect_positive
 from optrun.config.schema.objective import read_objectives
-from optrun.errors import ConfigError
 
 STORAGE = "hydra.sweeper.storage"
 """How a message names a storage that is not the sweep's own; its URL may hold a password."""

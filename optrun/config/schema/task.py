@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any, ClassVar
 
-from optrun import registry
+from optrun.config import registry
 from optrun.config.schema.checks import expect, expect_not_negative
 from optrun.config.schema.metric import chosen_metrics
 

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import ClassVar
 
-from optrun import registry
+from optrun.config import registry
 
 
 @dataclass(kw_only=True)
@@ -65,10 +65,10 @@ class MlflowConfig(TrackingConfig):
 SCHEMAS: dict[str, type[TrackingConfig]] = registry.own(
     "tracker",
     {
-        "none": (NoTrackingConfig, "optrun.tracking.trackers:NoTracker"),
-        "tensorboard": (TensorboardConfig, "optrun.tracking.trackers:TensorboardTracker"),
-        "wandb": (WandbConfig, "optrun.tracking.trackers:WandbTracker"),
-        "trackio": (TrackioConfig, "optrun.tracking.trackers:TrackioTracker"),
-        "mlflow": (MlflowConfig, "optrun.tracking.trackers:MlflowTracker"),
+        "none": (NoTrackingConfig, "optrun.training.trackers:NoTracker"),
+        "tensorboard": (TensorboardConfig, "optrun.training.trackers:TensorboardTracker"),
+        "wandb": (WandbConfig, "optrun.training.trackers:WandbTracker"),
+        "trackio": (TrackioConfig, "optrun.training.trackers:TrackioTracker"),
+        "mlflow": (MlflowConfig, "optrun.training.trackers:MlflowTracker"),
     },
 )

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from enum import Enum
 
+from optrun.base.errors import ConfigError
 from optrun.config.schema.checks import (
     MOST,
     expect,
@@ -11,7 +12,6 @@ from optrun.config.schema.checks import (
     expect_not_negative,
     expect_positive,
 )
-from optrun.errors import ConfigError
 
 _MOST_WORKERS = 1024
 """Processes; more were not meant, and would take the memory of the machine."""

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import increment_version
 
-from optrun.errors import ConfigError, did_you_mean
+from optrun.base.errors import ConfigError, did_you_mean
 from optrun.optimizer.kernels import library
 from optrun.optimizer.kernels.triton.found import why_not
 from optrun.optimizer.numerics import has_own_numbers

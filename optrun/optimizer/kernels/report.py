@@ -7,7 +7,7 @@ from typing import Any
 
 from torch.optim import Optimizer
 
-from optrun.errors import ConfigError
+from optrun.base.errors import ConfigError
 from optrun.optimizer.base import NamedOptimizer
 from optrun.optimizer.kernels.choice import VARIABLE, why_not_compiled
 from optrun.optimizer.kernels.triton.found import why_not

@@ -31,8 +31,8 @@ from optrun.artifacts.run_dir import (
 from optrun.artifacts.run_manifest import APART, WRITTEN, RunManifest, matches, read_run_manifest, refuse_other_manifest
 from optrun.artifacts.tensor_file import first_not_finite
 from optrun.artifacts.trunk import Trunk
-from optrun.errors import CheckpointError, ConfigError, ForeignCheckpointError, StorageError
-from optrun.reading import kind_of
+from optrun.base.errors import CheckpointError, ConfigError, ForeignCheckpointError, StorageError
+from optrun.base.reading import kind_of
 from optrun.runner.resume.state_file import refuse_garbage
 
 

@@ -8,9 +8,9 @@ from types import MappingProxyType
 from typing import Any
 
 from optrun.artifacts.metadata import CheckpointMetadata
+from optrun.base.errors import ConfigError
 from optrun.config.original_cwd import is_path, path_keys, same_files
 from optrun.config.saved import differences
-from optrun.errors import ConfigError
 
 Changes = Mapping[str, tuple[Any, Any]]
 

@@ -10,11 +10,11 @@ from dataclasses import replace
 from typing import Any
 
 from optrun.artifacts.metadata import CheckpointMetadata
+from optrun.base.errors import ConfigError
 from optrun.config.schema.data import HubConfig
 from optrun.config.schema.run import RunConfig
 from optrun.data.hub_stream import commit_of
 from optrun.data.loader import EpochPlan
-from optrun.errors import ConfigError
 from optrun.runner.resume.config_diff import Changes, may_change_data
 from optrun.training.state import TrainState
 

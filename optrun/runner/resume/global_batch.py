@@ -7,10 +7,10 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from optrun.artifacts.metadata import CheckpointMetadata
+from optrun.base.errors import ConfigError
 from optrun.config.batch import MICRO, is_typed
 from optrun.config.request import Request
 from optrun.config.schema.training import MOST_PER_DEVICE
-from optrun.errors import ConfigError
 
 ACCUMULATION = "training.gradient_accumulation_steps"
 WHOLE = "training.global_batch_size"

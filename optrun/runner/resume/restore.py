@@ -14,10 +14,10 @@ from optrun.artifacts.manifest import refuse_foreign
 from optrun.artifacts.metadata import CheckpointMetadata
 from optrun.artifacts.retention import step_of
 from optrun.artifacts.run_dir import RunDir, checkpoint_folders
+from optrun.base.errors import CheckpointError, ConfigError, NonFiniteError, OptrunError
 from optrun.config.schema.checkpoint import OnOtherOptimizer
 from optrun.distributed.shard import is_sharded, model_class
 from optrun.distributed.world import ALONE, World
-from optrun.errors import CheckpointError, ConfigError, NonFiniteError, OptrunError
 from optrun.model.weights import load_model_tensors, model_tensors
 from optrun.optimizer.state import load_named_state, named_state
 from optrun.runner.resume.config_diff import Changes, is_harmless

@@ -15,10 +15,10 @@ from optrun.artifacts.identity import run_id_of
 from optrun.artifacts.manifest import file_problem, read_manifest, refuse_foreign, refuse_other_format
 from optrun.artifacts.metrics import from_json, read_summary
 from optrun.artifacts.run_dir import RunDir, checkpoint_folders
+from optrun.base.errors import CheckpointError, ConfigError, OtherFormatError
+from optrun.base.reading import read_text
 from optrun.config.safety import refuse_code
 from optrun.config.saved import differences, read_config, refuse_interpolations
-from optrun.errors import CheckpointError, ConfigError, OtherFormatError
-from optrun.reading import read_text
 
 
 def as_text(values: Mapping[str, Any]) -> str:
@@ -85,7 +85,7 @@ def configuration_of(run: RunDir, given: Sequence[str] = ()) -> tuple[dict[str, 
 
 
 def plugins_of(run: RunDir) -> list[dict[str, Any]]:
-    """What a run recorded of the code of others that it uses, as `optrun.registry.origins.records`."""
+    """What a run recorded of the code of others that it uses, as `optrun.config.registry.origins.records`."""
     try:
         found = read_summary(run.summary).get("plugins", [])
     except (OSError, ValueError):

@@ -13,8 +13,8 @@ from typing import Any
 from optrun.artifacts.metadata import CheckpointMetadata
 from optrun.artifacts.metrics import from_json
 from optrun.artifacts.run_dir import CHECKPOINT_STATE
-from optrun.errors import CheckpointError
-from optrun.registry.origins import unrecorded
+from optrun.base.errors import CheckpointError
+from optrun.config.registry.origins import unrecorded
 from optrun.training.early_stopping import EarlyStopping
 from optrun.training.state import TrainState, read_random_states
 

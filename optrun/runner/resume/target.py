@@ -8,8 +8,8 @@ from pathlib import Path
 
 from optrun.artifacts.metrics import read_summary
 from optrun.artifacts.run_dir import CHECKPOINT_MANIFEST, CHECKPOINTS, RunDir, find_runs, parse_step
-from optrun.errors import CheckpointError, ConfigError, nearest, printable, refuse_url
-from optrun.reading import read_text
+from optrun.base.errors import CheckpointError, ConfigError, nearest, printable, refuse_url
+from optrun.base.reading import read_text
 
 
 @dataclass

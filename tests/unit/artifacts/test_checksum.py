@@ -12,7 +12,7 @@ import xxhash
 from optrun.artifacts.checkpoint import load_checkpoint, save_checkpoint
 from optrun.artifacts.checksum import ALGORITHMS, checksum_in, digest_of_file
 from optrun.artifacts.manifest import problems, read_manifest
-from optrun.errors import CheckpointError
+from optrun.base.errors import CheckpointError
 from tests.faults.checkpoints import edit_manifest, make_run, snapshot
 
 CONTENT = bytes(range(256)) * 40_000

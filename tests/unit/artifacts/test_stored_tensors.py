@@ -13,7 +13,7 @@ from optrun.artifacts.manifest import foreign_files, is_content
 from optrun.artifacts.ranks import agree, answering, of_rank, on_first, rank_of, size_of, together
 from optrun.artifacts.sharded import StoredTensors, mesh_of
 from optrun.artifacts.tensor_file import describe, write_tensors
-from optrun.errors import CheckpointError, NonFiniteError, StorageError
+from optrun.base.errors import CheckpointError, NonFiniteError, StorageError
 
 WHOLE = torch.arange(35, dtype=torch.float32).reshape(7, 5)
 Part = tuple[int, int, int, int]

@@ -140,7 +140,7 @@ def test_a_class_of_the_users_on_either_side(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """It has no gradient averaging and a ratio of at most 1; found without being told of either."""
-    from optrun.registry import plugins
+    from optrun.config.registry import plugins
 
     monkeypatch.chdir(tmp_path)
     (tmp_path / "mine.py").write_text(PLUGIN)

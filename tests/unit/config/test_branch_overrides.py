@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
+from optrun.base.errors import ConfigError
 from optrun.config import saved, store
 from optrun.config.branch import as_overrides, refuse_other_place, under
 from optrun.config.hydra_internals import Hydra
 from optrun.config.overrides import checked
-from optrun.errors import ConfigError
 
 
 def composed(hydra: Hydra, *tokens: str) -> dict:

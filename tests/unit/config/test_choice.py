@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from optrun.base.errors import ConfigError
 from optrun.config.choice import choice
 from optrun.config.schema import clip, param_groups, scheduler
-from optrun.errors import ConfigError
 
 GROUPS = {"clip": clip.SCHEMAS, "param_groups": param_groups.SCHEMAS, "scheduler": scheduler.SCHEMAS}
 

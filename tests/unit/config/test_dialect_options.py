@@ -9,12 +9,12 @@ import pytest
 import torch
 from omegaconf import DictConfig
 
+from optrun.base.errors import ConfigError
 from optrun.config import store
 from optrun.config.dialects import DIALECTS, dialect_options
 from optrun.config.foreign_names import OPTIMIZERS
 from optrun.config.groups import GROUPS, keys_of
 from optrun.config.saved import changed, differences, plain, with_schemas
-from optrun.errors import ConfigError
 from optrun.optimizer import Lamb, build_optimizer
 from optrun.optimizer.build import options_of
 from tests.optimizer_cases import toy

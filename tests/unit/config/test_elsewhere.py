@@ -10,12 +10,12 @@ import pytest
 import transformers
 from omegaconf import DictConfig
 
-from optrun.commands import export, predict
+from optrun.base.errors import ConfigError
+from optrun.cli.main import export, predict
 from optrun.config import foreign_names as elsewhere
 from optrun.config import keys, store
 from optrun.config.groups import GROUPS
 from optrun.config.schema.run import RunConfig
-from optrun.errors import ConfigError
 from tests.running import optrun
 
 FIELDS = [field.name for field in dataclasses.fields(transformers.TrainingArguments)]

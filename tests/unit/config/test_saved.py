@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from optrun.base.errors import ConfigError
 from optrun.config import saved, store
-from optrun.errors import ConfigError
 
 
 def composed(*words: str) -> dict:

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from optrun.base.errors import StorageError
 from optrun.data.cache import cached, digest, digest_files, discarded
-from optrun.errors import StorageError
 
 
 @pytest.fixture

@@ -7,12 +7,12 @@ from typing import Any
 import pytest
 from datasets import Dataset
 
+from optrun.base.errors import ConfigError
 from optrun.config.choice import choice
 from optrun.config.schema.data import SCHEMAS as DATA
 from optrun.config.schema.task import ChatLayout
 from optrun.data.chat import Chat, Plain, chat_columns, chats, question_columns, questions, strings
 from optrun.data.source import Source, Split
-from optrun.errors import ConfigError
 
 USER, BOT = {"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Ho"}
 

@@ -18,13 +18,13 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from optrun.base.errors import ConfigError
 from optrun.data import cache as cache_module
 from optrun.data import content as data_content
 from optrun.data import known_files
 from optrun.data.cache import discarded
 from optrun.data.content import refuse_other_content
 from optrun.data.files import FORMATS, read_files
-from optrun.errors import ConfigError
 
 
 def rows(path: Path, *, documents: bool = False) -> dict[str, list[Any]]:

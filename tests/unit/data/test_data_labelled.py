@@ -8,11 +8,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from optrun.base.errors import ConfigError
 from optrun.config.schema.data import SCHEMAS
 from optrun.data.build import load_source
 from optrun.data.source import Source
 from optrun.data.stdlib_lines import kinds, logical_lines
-from optrun.errors import ConfigError
 
 CODE = '''\
 """A docstring stands on a line of its own, and is longer than a token may be."""

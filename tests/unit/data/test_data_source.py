@@ -13,14 +13,14 @@ import numpy as np
 import pytest
 from datasets import ClassLabel, Dataset, DatasetDict, Features, Value
 
-from optrun import registry
+from optrun.base.errors import ConfigError
+from optrun.config import registry
 from optrun.config.choice import choice
 from optrun.config.schema.data import SCHEMAS, DataConfig
 from optrun.data.build import load_source
 from optrun.data.columns import ALL_KEYS, label_column, named, refuse_unused, text_column, texts, words_column
 from optrun.data.files import read_files, resolve
 from optrun.data.source import Source, Split, cut
-from optrun.errors import ConfigError
 from optrun.task.labels import label_lists_of, labels_of, numbers
 
 

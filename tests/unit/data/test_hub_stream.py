@@ -16,11 +16,11 @@ import pyarrow.parquet as pq
 import pytest
 
 from optrun.artifacts.metadata import CheckpointMetadata
+from optrun.base.errors import ConfigError, OptrunError
 from optrun.data import hub_file
 from optrun.data.hub_file import HubFile
 from optrun.data.shards import open_shards
 from optrun.data.stream import open_stream
-from optrun.errors import ConfigError, OptrunError
 from optrun.runner.resume.data_position import pinned, pinned_revision
 from tests.running import composed
 

@@ -13,6 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from optrun.base.errors import ConfigError
 from optrun.config.choice import choice
 from optrun.config.schema.data import SCHEMAS as DATA
 from optrun.config.schema.task import SCHEMAS as TASKS
@@ -21,7 +22,6 @@ from optrun.data.cache import discarded
 from optrun.data.examples import InMemory
 from optrun.data.files import load_files
 from optrun.data.kept import as_array, as_texts, nothing_marked
-from optrun.errors import ConfigError
 from optrun.model.tokenizer import train_tokenizer
 from optrun.task import Task, build_task, facts, sft
 from optrun.task.data_check import data_check

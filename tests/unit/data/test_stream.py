@@ -16,13 +16,13 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 
+from optrun.base.errors import ConfigError, OptrunError
 from optrun.data import chat, heads
 from optrun.data.heads import HEAD
 from optrun.data.hub_file import HubFile
 from optrun.data.loader import BatchLoader, EpochPlan
 from optrun.data.shards import _CHUNK, _begins_of, open_shards
 from optrun.data.stream import StreamedBlocks, StreamedRows, StreamRows, WindowOrder, Windows, open_stream
-from optrun.errors import ConfigError, OptrunError
 
 ROWS = [{"text": f"row {number} ä" + "x" * (number % 7), "label": number % 3} for number in range(57)]
 

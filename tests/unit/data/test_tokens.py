@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from optrun.base.errors import ConfigError
 from optrun.config.choice import choice
 from optrun.config.schema.data import SCHEMAS
 from optrun.data import known_files
@@ -18,7 +19,6 @@ from optrun.data.build import load_source
 from optrun.data.known_files import remembered
 from optrun.data.source import Source
 from optrun.data.token_blocks import TokenBlocks
-from optrun.errors import ConfigError
 
 IDS = np.random.default_rng(0).integers(0, 300, size=1003)
 

@@ -6,8 +6,8 @@ import os
 
 import pytest
 
+from optrun.base.errors import ConfigError
 from optrun.distributed.join import launched, set_torch_environment
-from optrun.errors import ConfigError
 
 TORCHRUN = {"RANK": "3", "WORLD_SIZE": "4", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "a"}
 SRUN = {

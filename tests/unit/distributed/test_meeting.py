@@ -12,13 +12,13 @@ import torch
 from torch.distributed import DistNetworkError, HashStore
 
 from optrun import __version__
-from optrun.commands.rank import Rank, _end_of_main
+from optrun.base.errors import ConfigError
 from optrun.distributed.heartbeat import Heartbeat, Heartbeats, Phase
 from optrun.distributed.join import Launched
 from optrun.distributed.meeting import Meeting
 from optrun.distributed.rank_signals import RankSignals
 from optrun.distributed.verdict import LostRankError
-from optrun.errors import ConfigError
+from optrun.launch.rank import Rank, _end_of_main
 
 OWN = {"optrun": __version__, "torch": torch.__version__, "python": platform.python_version()}
 

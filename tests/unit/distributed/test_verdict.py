@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from optrun.base.errors import ConfigError, LockedError, NonFiniteError, StoppedEarly, StorageError
 from optrun.distributed.verdict import LostRankError, RankEnd, error_of, is_lost_rank
-from optrun.errors import ConfigError, LockedError, NonFiniteError, StoppedEarly, StorageError
 
 
 def ends(*found: tuple[int, str] | RankEnd) -> list[RankEnd]:

@@ -12,15 +12,15 @@ from rich.console import Console
 from rich.text import Text
 
 from optrun import explain as verb
+from optrun.base.errors import ConfigError, StorageError
+from optrun.base.formatting import size
 from optrun.config import store
 from optrun.config.schema.run import RunConfig
-from optrun.errors import ConfigError, StorageError
 from optrun.explain import picture
 from optrun.explain.build import explain
 from optrun.explain.facts import Facts, groups_of
 from optrun.explain.plot import line_plot
 from optrun.explain.tables import render
-from optrun.formatting import size
 
 
 def _config(*words: str) -> RunConfig:

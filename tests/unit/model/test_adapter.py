@@ -12,10 +12,10 @@ import pytest
 import torch
 import transformers
 
+from optrun.base.errors import ConfigError
 from optrun.config.choice import choice
 from optrun.config.schema.adapter import SCHEMAS, LoraConfig
 from optrun.config.schema.model import SCHEMAS as MODELS
-from optrun.errors import ConfigError
 from optrun.model.adapter import base_tensors, inject, injected, merge, require_adapter
 from optrun.model.adapter_places import head_modules, linear_modules
 from optrun.model.quantization import quantization_of, require_quantization

@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 import torch
 
+from optrun.base.errors import ConfigError
 from optrun.config.choice import choice
 from optrun.config.schema.model import SCHEMAS, ModelConfig
-from optrun.errors import ConfigError
 from optrun.model.build import ModelSpec, build_model, special_ids
 from optrun.model.configuration import refuse_unknown
 from optrun.model.tokenizer import load_tokenizer, train_tokenizer, vocab_size

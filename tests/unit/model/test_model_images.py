@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from optrun.base.errors import ConfigError
 from optrun.config.choice import choice
 from optrun.config.schema.model import SCHEMAS
-from optrun.errors import ConfigError
 from optrun.model.images import PretrainedPreparation, ScratchPreparation, load_image_preparation
 
 

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 
-from optrun.errors import ConfigError
+from optrun.base.errors import ConfigError
 from optrun.optimizer import Adamax, AdamW, Lamb, LazyAdam, Lion, Soap, torch_named
 from optrun.optimizer.kernels import build, choice, fused, library
 from optrun.optimizer.kernels.report import kernel_of, kernel_row, refuse_different

@@ -12,10 +12,10 @@ import pytest
 import torch
 import yaml
 
+from optrun.base.errors import ConfigError
 from optrun.config import store
 from optrun.config.dialects import own_default
 from optrun.config.schema.optimizer import SCHEMAS, AdamWDLConfig, OptimizerConfig
-from optrun.errors import ConfigError
 from optrun.optimizer.base import NamedOptimizer
 from optrun.optimizer.build import build_optimizer, choice_of
 from optrun.optimizer.composite import Composite

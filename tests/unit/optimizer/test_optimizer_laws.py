@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict, set_optimizer_state_dict
 
+from optrun.base.errors import ConfigError
 from optrun.config.schema.optimizer import SCHEMAS
-from optrun.errors import ConfigError
 from optrun.optimizer.base import NamedOptimizer
 from optrun.optimizer.footprint import state_bytes
 from optrun.optimizer.state import TRAINED, group_differences, load_named_state, named_state

@@ -11,7 +11,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from optrun.errors import OtherFormatError
+from optrun.base.errors import OtherFormatError
 from optrun.optimizer import AdamW, Lamb, torch_named
 from optrun.optimizer.batches import Batch
 from optrun.optimizer.build import build_optimizer

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import torch
 
-from optrun.errors import ConfigError
+from optrun.base.errors import ConfigError
 from optrun.optimizer import Adamax, AdamWDL, Lamb, LazyAdam, Lion
 from optrun.optimizer.kernels import choice
 from optrun.optimizer.kernels.report import kernel_of, kernel_row

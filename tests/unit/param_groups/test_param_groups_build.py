@@ -10,9 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
+from optrun.base.errors import ConfigError
 from optrun.config.choice import choice
 from optrun.config.schema.param_groups import SCHEMAS
-from optrun.errors import ConfigError
 from optrun.optimizer import AdamW, Lamb, LazyAdam
 from optrun.param_groups import build_param_groups
 from optrun.scheduler import build_scheduler

@@ -9,9 +9,9 @@ import torch
 import transformers
 from torch import nn
 
+from optrun.base.errors import ConfigError
 from optrun.config import store
 from optrun.config.schema.param_groups import LayerwiseConfig
-from optrun.errors import ConfigError
 from optrun.param_groups import NamedParam, build_param_groups, layerwise_lr_decay
 from tests.group_models import bert, by_name, on_meta
 

@@ -11,8 +11,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from optrun.commands.report import run as report_verb
-from optrun.errors import ConfigError
+from optrun.base.errors import ConfigError
+from optrun.cli.report import run as report_verb
 from optrun.report.collect import load_runs
 from optrun.report.findings import find
 from optrun.report.milestones import censored_median, expected_best

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from optrun.errors import ConfigError
+from optrun.base.errors import ConfigError
 from optrun.report.branches import draw_trunks, fork_of, joined, trunk_line
 from optrun.report.collect import Run, load_run, load_runs
 from optrun.report.confirmation import prepare

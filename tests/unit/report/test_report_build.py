@@ -15,7 +15,7 @@ import pytest
 from rich.console import Console
 
 from optrun.artifacts.lock import RunLock, starting
-from optrun.errors import ConfigError
+from optrun.base.errors import ConfigError
 from optrun.report import build
 from optrun.report.build import Report, report
 from optrun.report.collect import load_runs

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from optrun.commands.confirm_request import read_request, read_seeds
-from optrun.errors import ConfigError
+from optrun.base.errors import ConfigError
+from optrun.cli.confirm_request import read_request, read_seeds
 from optrun.report import build, confirmation
 from optrun.report.build import report
 from optrun.report.collect import load_runs

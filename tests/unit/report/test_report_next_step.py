@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from optrun.commands import confirm as verb
-from optrun.commands.confirm_request import read_request
+from optrun.cli.confirm_request import read_request
+from optrun.cli.main import confirm as verb
 from optrun.config import overrides, store
 from optrun.report import build
 from optrun.report.build import report

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from optrun.artifacts.objective import Objective
-from optrun.errors import ConfigError
+from optrun.base.errors import ConfigError
 from optrun.report.build import report
 from optrun.report.pareto import on_front, points
 

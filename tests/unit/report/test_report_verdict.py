@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from optrun.errors import ConfigError
+from optrun.base.errors import ConfigError
 from optrun.report.collect import load_runs
 from optrun.report.findings import find
 from optrun.report.statistics import Verdict

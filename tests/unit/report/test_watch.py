@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from optrun.commands.report import run as report_verb
-from optrun.errors import ConfigError
+from optrun.base.errors import ConfigError
+from optrun.cli.report import run as report_verb
 from optrun.report import build
 from optrun.report.watch import served, watch
 

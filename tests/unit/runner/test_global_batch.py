@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 
 from optrun.artifacts.metadata import CheckpointMetadata
+from optrun.base.errors import ConfigError
 from optrun.config import store
 from optrun.config.compose import compose_request
 from optrun.config.request import CommandLine, Request
 from optrun.data.loader import EpochPlan
-from optrun.errors import ConfigError
 from optrun.runner.resume.config_diff import meaning, table
 from optrun.runner.resume.data_position import move, plan_values
 from optrun.runner.resume.global_batch import ACCUMULATION, MICRO, WHOLE, open_note, settle_batch

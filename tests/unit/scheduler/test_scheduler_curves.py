@@ -13,9 +13,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.optim import lr_scheduler
 
+from optrun.base.errors import ConfigError
 from optrun.config.choice import choice
 from optrun.config.schema.scheduler import SCHEMAS
-from optrun.errors import ConfigError
 from optrun.scheduler import build_curve, curves
 
 SQRT = math.sqrt

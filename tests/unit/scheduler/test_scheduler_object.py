@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 import torch
 
+from optrun.base.errors import ConfigError
 from optrun.config.choice import choice
 from optrun.config.schema.scheduler import SCHEMAS
-from optrun.errors import ConfigError
 from optrun.optimizer import Lamb
 from optrun.scheduler import Scheduler, build_scheduler
 from optrun.scheduler.build import warmup_note

@@ -12,8 +12,8 @@ import pytest
 import torch
 from torch.optim.lr_scheduler import LRScheduler, SequentialLR, StepLR
 
+from optrun.base.errors import ConfigError
 from optrun.config.schema.scheduler import SCHEMAS
-from optrun.errors import ConfigError
 from optrun.optimizer import Lamb
 from optrun.optimizer.composite import Composite
 from optrun.scheduler import Scheduler, build_scheduler

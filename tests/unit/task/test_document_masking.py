@@ -9,7 +9,7 @@ import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from optrun.errors import ConfigError
+from optrun.base.errors import ConfigError
 from optrun.model.documents import expect_apart
 from optrun.model.forward import lean_forward
 from optrun.task.evaluation import IGNORED

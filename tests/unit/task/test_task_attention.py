@@ -16,7 +16,7 @@ import pytest
 import torch
 from transformers import modeling_flash_attention_utils as flash_utils
 
-from optrun.errors import ConfigError
+from optrun.base.errors import ConfigError
 from optrun.model.attention import (
     needs_device,
     one_row,

@@ -14,7 +14,7 @@ import torch
 from datasets import ClassLabel, Features, Sequence, Value
 from scipy import stats
 
-from optrun.errors import ConfigError
+from optrun.base.errors import ConfigError
 from optrun.task.evaluation import IGNORED
 from optrun.task.sequence_classification import SequenceClassification
 from optrun.task.token_classification import TokenClassification, WordMetrics

@@ -10,7 +10,7 @@ import pytest
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from transformers import PreTrainedTokenizerFast
 
-from optrun.errors import ConfigError
+from optrun.base.errors import ConfigError
 from optrun.task.data_check import data_check
 from optrun.task.facts import DataFacts, data_facts
 

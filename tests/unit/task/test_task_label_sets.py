@@ -12,7 +12,7 @@ from sklearn import metrics as sklearn
 from transformers import AutoModelForSequenceClassification, BertConfig
 from transformers.utils.generic import ModelOutput
 
-from optrun.errors import ConfigError
+from optrun.base.errors import ConfigError
 from optrun.task.class_weights import class_weights
 from optrun.task.facts import data_facts
 from optrun.task.label_sets import LabelSetMetrics

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from datasets import ClassLabel, Features, Value
 
+from optrun.base.errors import ConfigError
 from optrun.data.source import Source
-from optrun.errors import ConfigError
 from optrun.task.labels import label_config, numbers, row_classes
 
 Make = Callable[..., Source]

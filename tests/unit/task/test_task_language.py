@@ -16,11 +16,11 @@ from hypothesis import strategies as st
 from tokenizers import Regex, pre_tokenizers
 from tokenizers.processors import TemplateProcessing
 
+from optrun.base.errors import ConfigError
 from optrun.data import pieces
 from optrun.data.loader import BatchLoader, EpochPlan
 from optrun.data.randomness import generator
 from optrun.data.source import Source
-from optrun.errors import ConfigError
 from optrun.task import Task
 from optrun.task.evaluation import IGNORED, TokenMetrics
 from optrun.task.language_model import opening

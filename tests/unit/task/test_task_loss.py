@@ -11,8 +11,8 @@ import torch
 from torch.nn import functional
 from transformers.trainer_pt_utils import LabelSmoother
 
+from optrun.base.errors import ConfigError
 from optrun.data.source import Source
-from optrun.errors import ConfigError
 from optrun.task import Task
 from optrun.task.class_weights import class_weights
 from optrun.task.evaluation import IGNORED

@@ -9,7 +9,7 @@ import pytest
 import torch
 from transformers import AutoModelForMultipleChoice, BertConfig
 
-from optrun.errors import ConfigError
+from optrun.base.errors import ConfigError
 from optrun.task.facts import data_facts
 
 Make = Callable[..., Any]

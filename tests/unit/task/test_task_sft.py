@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 import torch
 
+from optrun.base.errors import ConfigError
 from optrun.data.chat import Chat, question_columns, questions
 from optrun.data.mixture import MixedExamples
-from optrun.errors import ConfigError
 from optrun.task.chat_template import NAMES
 from optrun.task.evaluation import IGNORED
 from tests.unit.task.test_document_masking import decoder, total_loss

@@ -13,12 +13,12 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from optrun.base.errors import ConfigError
 from optrun.config.choice import choice
 from optrun.config.schema.data import SCHEMAS
 from optrun.data.build import load_source
 from optrun.data.loader import BatchLoader, EpochPlan
 from optrun.data.source import Source
-from optrun.errors import ConfigError
 from optrun.task import Task
 from optrun.task.evaluation import IGNORED
 from tests.unit.task.conftest import SENTENCE

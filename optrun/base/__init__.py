@@ -1,0 +1,1 @@
+"""What every room uses: errors, formatting, reading files of others, garbage collection."""

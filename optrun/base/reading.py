@@ -1,0 +1,198 @@
+"""The one door to files that another program or a person may have written.
+
+What comes through it is a regular file, no larger than files of its kind are; JSON has a bounded depth and a bounded
+number of values. What is refused is told in one sentence: the file, what was found, what was expected, what to do.
+"""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import json
+import os
+import re
+import stat
+from collections.abc import Iterator
+from io import BufferedReader
+from pathlib import Path
+from typing import Any
+
+from optrun.base.errors import UnreadableFileError
+
+JSON_BYTES = 64 * 2**20
+"""Largest JSON file."""
+TEXT_BYTES = 8 * 2**20
+"""Largest text that is read as a whole."""
+LINES_BYTES = 2**30
+"""Largest file that is read line by line."""
+LINE_BYTES = 16 * 2**20
+"""Longest line of these."""
+_LINES = 2_000_000
+_DEPTH = 64
+_VALUES = 4_000_000
+"""Python takes 60 bytes and more for a value that is one or two bytes of text."""
+_PIECE = 4 * 2**20
+_NOT_BRACKETS = bytes(set(range(256)) - set(b"[]{}"))
+_STRING_OR_BRACKET = re.compile(rb'(?s)"(?:[^"\\]|\\.)*+"?|[\[\]{}]')
+_KINDS = {
+    stat.S_IFLNK: "a link: what lies outside of the folder is not read",
+    stat.S_IFIFO: "a FIFO",
+    stat.S_IFSOCK: "a socket",
+    stat.S_IFCHR: "a device",
+    stat.S_IFBLK: "a device",
+    stat.S_IFDIR: "a folder",
+}
+
+
+def kind_of(path: Path, *, follow: bool = False) -> str | None:
+    """Say what a path is if it is no regular file; None: it is one.
+
+    Raises:
+        OSError: There is nothing, or it may not be looked at.
+    """
+    return _kind(os.stat(path, follow_symlinks=follow).st_mode)  # noqa: PTH116
+
+
+def _kind(mode: int) -> str | None:
+    return None if stat.S_ISREG(mode) else _KINDS.get(stat.S_IFMT(mode), "no regular file")
+
+
+def open_file(path: Path, *, limit: int | None = None, follow: bool = False) -> BufferedReader:
+    """Open a regular file to read bytes; nothing waits for a writer, and no device is touched.
+
+    Args:
+        path: The file.
+        limit: Bytes that it may have.
+        follow: Whether it may be a link: of a user's data and models, never inside of a run.
+
+    Raises:
+        UnreadableFileError: It is another kind of file, or larger.
+        OSError: It is missing, or may not be read.
+    """
+    _refuse_kind(path, kind_of(path, follow=follow))
+    flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | (0 if follow else os.O_NOFOLLOW)
+    try:
+        descriptor = os.open(path, flags)
+    except OSError as error:
+        if error.errno in (errno.ELOOP, errno.ENXIO):  # another one took its place meanwhile
+            _refuse_kind(path, "a link or a socket")
+        raise
+    try:
+        known = os.fstat(descriptor)
+        _refuse_kind(path, _kind(known.st_mode))
+        _refuse_size(path, known.st_size, limit)
+    except BaseException:
+        os.close(descriptor)
+        raise
+    return os.fdopen(descriptor, "rb")
+
+
+def read_bytes(path: Path, limit: int = JSON_BYTES, *, follow: bool = False) -> bytes:
+    """Read a whole file, as `open_file`."""
+    with open_file(path, limit=limit, follow=follow) as file:
+        content = file.read(limit + 1)
+    _refuse_size(path, len(content), limit)
+    return content
+
+
+def read_text(path: Path, limit: int = TEXT_BYTES, *, follow: bool = False, errors: str = "strict") -> str:
+    """Read a whole text in UTF-8, as `open_file`.
+
+    Raises:
+        UnicodeDecodeError: It is none.
+    """
+    return read_bytes(path, limit, follow=follow).decode("utf-8", errors)
+
+
+def read_json(path: Path, limit: int = JSON_BYTES, *, follow: bool = False) -> Any:
+    """Read a JSON file, as `open_file` and `parse_json`."""
+    return parse_json(read_bytes(path, limit, follow=follow), path)
+
+
+def read_lines(path: Path) -> Iterator[bytes]:
+    """Yield the lines of a file with their ends.
+
+    Raises:
+        UnreadableFileError: As `open_file`; or a line is too long, or there are too many.
+        OSError: As `open_file`.
+    """
+    with open_file(path, limit=LINES_BYTES) as file:
+        number = 0
+        while line := file.readline(LINE_BYTES + 1):
+            number += 1
+            if len(line) > LINE_BYTES:
+                raise _refusal(f"{path}: line {number:,}", f"more than {LINE_BYTES:,} bytes", "shorter lines")
+            if number > _LINES:
+                raise _refusal(path, f"more than {_LINES:,} lines", "fewer")
+            yield line
+
+
+def parse_json(content: bytes, where: object) -> Any:
+    """Parse JSON in UTF-8, of bounded depth and number of values.
+
+    Args:
+        content: The text.
+        where: Its file, for the message.
+
+    Raises:
+        UnreadableFileError: It is none, or is beyond the bounds.
+
+    Example:
+        >>> parse_json(b'{"a": [1, 2]}', "x.json")
+        {'a': [1, 2]}
+        >>> parse_json(b"[" * 100_000, "x")
+        Traceback (most recent call last):
+        optrun.base.errors.UnreadableFileError: x: JSON nested more than 64 deep; expected less. Restore it from a copy.
+    """
+    if sum(map(content.count, (b",", b"[", b"{"))) > _VALUES:
+        raise _refusal(where, f"JSON of more than {_VALUES:,} values", "fewer")
+    if _is_deep(content):
+        raise _refusal(where, f"JSON nested more than {_DEPTH} deep", "less")
+    try:
+        return json.loads(content.decode("utf-8-sig"))
+    except ValueError as error:
+        raise _refusal(where, f"no valid JSON ({error})", "JSON in UTF-8") from error
+
+
+def _is_deep(content: bytes) -> bool:
+    left = content.translate(None, _NOT_BRACKETS)
+    if len(left) <= 2 * _DEPTH and max(left.count(b"["), left.count(b"{")) <= _DEPTH // 2:
+        return False
+    for _ in range(_DEPTH):  # each pass takes one level off
+        left = left.replace(b"[]", b"").replace(b"{}", b"")
+        if not left:
+            return False
+    depth = 0  # brackets in strings, or truly deep
+    for found in _STRING_OR_BRACKET.finditer(content):
+        depth += {b"[": 1, b"{": 1, b"]": -1, b"}": -1}.get(found[0], 0)
+        if depth > _DEPTH:
+            return True
+    return False
+
+
+def sha256_of(file: BufferedReader, size: int | None = None) -> Any:
+    """Digest the next bytes of an open file, read in pieces; a `hashlib` object.
+
+    Args:
+        file: Stands where they begin.
+        size: How many; None: all that follow.
+    """
+    digest = hashlib.sha256()
+    while piece := file.read(_PIECE if size is None else min(_PIECE, size)):
+        digest.update(piece)
+        size = None if size is None else size - len(piece)
+    return digest
+
+
+def _refuse_kind(path: Path, kind: str | None) -> None:
+    if kind is not None:
+        raise _refusal(path, kind, "a regular file", "Remove it, or put the file itself in its place.")
+
+
+def _refuse_size(path: Path, size: int, limit: int | None) -> None:
+    if limit is not None and size > limit:
+        raise _refusal(path, f"larger than {limit:,} bytes", "less")
+
+
+def _refusal(where: object, found: str, expected: str, advice: str = "Restore it from a copy.") -> UnreadableFileError:
+    return UnreadableFileError(f"{where}: {found}; expected {expected}. {advice}")

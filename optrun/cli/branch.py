@@ -1,0 +1,205 @@
+"""`branch_from=...`: a new run, or a sweep of them, with the configuration of its trunk and what was typed over it."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from hydra.core.override_parser.types import ChoiceSweep, Override
+
+from optrun.artifacts.run_dir import RunDir
+from optrun.artifacts.trunk import Trunk
+from optrun.base.errors import ConfigError, printable
+from optrun.config import overrides, saved, store
+from optrun.config.branch import KEY, OWN, as_overrides, is_branch, refuse_ended, refuse_other_place, under
+from optrun.config.hydra_internals import Hydra
+from optrun.config.literal import quote_path
+from optrun.config.original_cwd import original_cwd, rebase_paths
+from optrun.config.registry.origins import require
+from optrun.config.request import CommandLine
+
+
+@dataclass(frozen=True)
+class _Known:
+    """What is read of a trunk to make the command line of a branch whole."""
+
+    overrides: list[str]
+    """Its configuration."""
+    values: dict[str, Any]
+    """The same, resolved."""
+    step: int
+    asked: set[str]
+    """What was told of its variables."""
+
+    def under(self, typed: Sequence[str]) -> list[str]:
+        """The overrides of a branch.
+
+        Raises:
+            ConfigError: The trunk would have a tracker sent a variable of the environment.
+        """
+        taken = {key: value for key, value in self.values.items() if key not in OWN}
+        for note in set(saved.variables_asked(taken, "the trunk", typed)) - self.asked:
+            sys.stderr.write(f"optrun: {printable(note)}\n")
+            self.asked.add(note)
+        return under(self.overrides, self.values, typed)
+
+
+class Branching:
+    """Makes command lines of branches whole; those of other runs stay as they are.
+
+    Args:
+        hydra: Composes.
+        command_line: Not checked yet.
+
+    Raises:
+        ConfigError: A recipe beside `branch_from`, whose values it would leave unread.
+    """
+
+    def __init__(self, hydra: Hydra, command_line: CommandLine) -> None:
+        self.hydra = hydra
+        self.config_name = command_line.config_name
+        self._trunks: dict[str, _Known] = {}
+        if command_line.names_config and any(map(is_branch, command_line.overrides)):
+            raise ConfigError(
+                f"-cn {command_line.config_name}: a branch has the configuration of its trunk, and the recipe would be "
+                "left unread. Leave -cn out, and give what should be different as key=value."
+            )
+
+    def pinned(self, tokens: Sequence[str]) -> list[str]:
+        """Name each trunk by folder and content: what `branch_from=RUN_DIR` means is settled once.
+
+        Raises:
+            ConfigError: It is neither run nor checkpoint of optrun's, or a range.
+            CheckpointError: The checkpoint is damaged, uncommitted or gone.
+        """
+        return [self._pin(token) if is_branch(token) else token for token in tokens]
+
+    def _pin(self, token: str) -> str:
+        override = overrides.parse([token])[0]
+        if override.is_delete() or (override.is_sweep_override() and not override.is_choice_sweep()):
+            raise ConfigError(f"{token}: expected a run directory or a checkpoint, or under -m a list of them.")
+        values = _values(override)
+        if values == [None]:
+            return token
+        return f"{KEY}={','.join(quote_path(Path(str(find_trunk(str(value))))) for value in values)}"
+
+    def checked(self, tokens: Sequence[str], *, sweep: bool) -> list[str]:
+        """Check overrides by name, as `overrides.checked`, against what the trunk is made of.
+
+        Returns:
+            Those that were typed, each trunk named by its content.
+        """
+        overrides.refuse_twice(overrides.parse(tokens))
+        typed = self.pinned(tokens)
+        below = self._below(typed)
+        whole = overrides.checked(self.hydra, self.config_name, [*below, *typed], sweep=sweep)
+        return whole[len(below) :]
+
+    def _below(self, typed: Sequence[str]) -> list[str]:
+        """The overrides of the trunk that stand under those that were typed; of several trunks, the first."""
+        value = trunk_of(typed)
+        if value is None:
+            return []
+        given = set(typed)
+        return [token for token in self._trunk(value).under(typed) if token not in given]
+
+    def __call__(self, tokens: Sequence[str]) -> list[str]:
+        """Put the configuration of the trunk under the overrides of one run.
+
+        Args:
+            tokens: Its own, each trunk named by its content.
+        """
+        value = trunk_of(tokens)
+        return list(tokens) if value is None else self._trunk(value).under(tokens)
+
+    def require_place(self, values: Mapping[str, Any]) -> None:
+        """Refuse a branch with another model or another place in the data, as far as the configuration tells.
+
+        Raises:
+            ConfigError: With the keys, and both values of each.
+        """
+        value = values.get(KEY)
+        if value is not None:
+            if Trunk.parse(str(value)) is None:
+                raise ConfigError(f"{KEY}={value}: it stands in a file; expected on the command line alone.")
+            trunk = self._trunk(str(value))
+            refuse_other_place(trunk.values, values, str(value))
+            length = values["training"]["max_steps"]
+            if length is not None:
+                refuse_ended(str(value), trunk.step, length, f"training.max_steps={length}")
+
+    def _trunk(self, value: str) -> _Known:
+        if value not in self._trunks:
+            trunk = Trunk.parse(value)
+            assert trunk is not None, "it was pinned"
+            self._trunks[value] = self._read(trunk.folder)
+        return self._trunks[value]
+
+    def _read(self, folder: Path) -> _Known:
+        from optrun.artifacts.checkpoint import open_verified
+        from optrun.runner.resume.state_file import refuse_garbage
+
+        metadata = open_verified(folder, lazy=True).metadata
+        refuse_garbage(folder, metadata)
+        require(metadata.plugins or (), str(folder))
+        before = saved.with_schemas(metadata.config, str(folder))
+        rebase_paths(before, original_cwd(RunDir(folder.parent.parent).hydra))
+        values = saved.plain(before)
+        return _Known(as_overrides(self.hydra, values, str(folder)), values, metadata.global_step, set())
+
+
+def find_trunk(value: str) -> Trunk:
+    """Find the checkpoint that `branch_from` means: itself, or the newest whole one of a run.
+
+    Args:
+        value: RUN_DIR, CHECKPOINT, or `FOLDER@DIGEST` as a branch records it.
+
+    Raises:
+        ConfigError: It is neither run nor checkpoint of optrun's.
+        CheckpointError: It is damaged, uncommitted, gone, or another one than was named.
+    """
+    from optrun.runner.resume.target import checkpoint_of
+
+    named = Trunk.parse(value)
+    if named is not None and not Path(value).exists():
+        named.require()
+        return named
+    _, folder = checkpoint_of(value, key=f"{KEY}=")
+    return Trunk.of(folder)
+
+
+def trunk_of(tokens: Sequence[str]) -> str | None:
+    """Read the value of `branch_from=`, the first where there are several; None where it is absent or null."""
+    for override in overrides.parse([token for token in tokens if is_branch(token)]):
+        first = _values(override)[0]
+        return None if first is None else str(first)
+    return None
+
+
+def _values(override: Override) -> list[Any]:
+    """The values of an override, several in a sweep, without the quotes they were typed in."""
+    value = override.value()
+    if isinstance(value, ChoiceSweep):
+        return [getattr(item, "text", item) for item in value.list]
+    return [getattr(value, "text", value)]
+
+
+def whole_command_line(hydra: Hydra, command_line: CommandLine) -> CommandLine:
+    """Put the configuration of the trunk under the overrides of one branch; any other command line stays as it is.
+
+    Raises:
+        ConfigError: As `Branching.checked`, and for another model or another place in the data.
+        CheckpointError: As `find_trunk`.
+    """
+    if trunk_of(command_line.overrides) is None:
+        return command_line
+    for override in overrides.parse([token for token in command_line.overrides if is_branch(token)]):
+        if override.is_sweep_override():
+            raise ConfigError(f"{override.input_line}: several trunks are a sweep. Add -m to run one job for each.")
+    branching = Branching(hydra, command_line)
+    whole = branching(branching.checked(command_line.overrides, sweep=False))
+    branching.require_place(saved.plain(store.without_hydra(store.compose(hydra, command_line.config_name, whole))))
+    return replace(command_line, overrides=whole)

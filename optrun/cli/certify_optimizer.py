@@ -1,0 +1,148 @@
+"""`optrun certify optimizer dialect=NAME`: is our optimizer that package's?"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from optrun.base.errors import EXIT_DONE, EXIT_FAILED, ConfigError, printable
+
+if TYPE_CHECKING:
+    from optrun.certify.optimizer import Verdict
+    from optrun.config.request import CommandLine, Request
+
+DEFAULT_STEPS = 20
+DEFAULT_CHOICE = "adamw"
+"""The optimizer of the embedded default."""
+
+
+def run(asked: CommandLine, *, steps: int, seed: int, out: str | None, as_json: bool) -> int:
+    """Hold the configured optimizer against another, and print what came out.
+
+    Args:
+        asked: Of the verb, `dialect=NAME` among its overrides.
+        steps: Of each side.
+        seed: Of weights and gradients.
+        out: A file for the verdict as JSON.
+        as_json: Print it so, too.
+
+    Returns:
+        0 where both are equal, else 1.
+
+    Raises:
+        ConfigError: No dialect is given, or there is none of this name; or what the configuration refuses.
+    """
+    dialect, overrides = _dialect_of(asked.overrides)
+    request, notes = _composed(asked, dialect, overrides)
+
+    from rich.console import Console
+
+    from optrun.certify.optimizer import certify
+    from optrun.config.dialects import DIALECTS
+    from optrun.explain.build import model_spec
+    from optrun.model.build import build_model
+    from optrun.optimizer.build import choice_of, options_of, require_optimizer
+    from optrun.param_groups import build_param_groups
+
+    config = request.config
+    require_optimizer(config.optimizer)
+    model, _ = build_model(config.model, model_spec(config, []), meta=True)
+    groups = build_param_groups(model, config.param_groups, lr=config.lr, weight_decay=config.optimizer.weight_decay)
+    choice = choice_of(config.optimizer)
+    console = Console(stderr=as_json)
+    for note in notes:
+        console.print(printable(note), markup=False, highlight=False, soft_wrap=True)
+    with console.status("certify optimizer") as status:
+        verdict = certify(
+            config.optimizer,
+            groups,
+            choice=choice,
+            dialect=dialect,
+            lr=config.lr,
+            options=options_of(config.optimizer) if choice in DIALECTS else {},
+            steps=steps,
+            seed=seed,
+            watch=lambda text: status.update(f"certify optimizer · {text}"),
+        )
+    text = json.dumps(verdict.to_dict(), indent=2)
+    if as_json:
+        sys.stdout.write(text + "\n")
+    for line in describe(verdict):
+        console.print(printable(line), markup=False, highlight=False, soft_wrap=True)
+    if out is not None:
+        Path(out).parent.mkdir(parents=True, exist_ok=True)
+        Path(out).write_text(text + "\n", encoding="utf-8")
+    return EXIT_DONE if verdict.equal else EXIT_FAILED
+
+
+def _dialect_of(overrides: Sequence[str]) -> tuple[str, list[str]]:
+    """The dialect, and the overrides without it."""
+    from optrun.config.dialects import DIALECTS
+
+    given = [token.partition("=")[2] for token in overrides if token.startswith("dialect=")]
+    names = "; ".join(f"{choice}: {', '.join(presets)}" for choice, presets in DIALECTS.items())
+    if len(given) != 1 or not given[0]:
+        raise ConfigError(
+            "optrun certify optimizer takes one dialect=NAME: a package, or an optimizer of yours by --plugin FILE.py. "
+            f"Packages are, for {names}."
+        )
+    return given[0], [token for token in overrides if not token.startswith("dialect=")]
+
+
+def _composed(asked: CommandLine, dialect: str, overrides: list[str]) -> tuple[Request, list[str]]:
+    """The configuration, with the preset of the dialect where the command line says nothing else."""
+    from optrun.certify.optimizer import family_of
+    from optrun.config import store
+    from optrun.config.compose import compose_request
+    from optrun.config.dialects import DIALECTS
+    from optrun.config.overrides import is_hydra
+    from optrun.optimizer.build import choice_of
+    from optrun.optimizer.table import is_own
+
+    for token in overrides:
+        if token.split("=", 1)[0].lstrip("+") == "resume" or is_hydra(token):
+            raise ConfigError(f"{token}: no run is started or resumed here; leave it out.")
+    notes: list[str] = []
+    family = family_of(dialect)
+    chosen = any(token.startswith("optimizer=") for token in overrides) or asked.names_config
+    if not chosen and family is not None and dialect not in DIALECTS[DEFAULT_CHOICE]:
+        overrides = [f"optimizer={family}", *overrides]
+        notes.append(f"optimizer={family}: the first that has the dialect {dialect}")
+    request = compose_request(store.open_hydra(asked.config_dir), replace(asked, overrides=overrides))
+    choice = choice_of(request.config.optimizer)
+    own = DIALECTS.get(choice, {})
+    if dialect in own and not any(token.startswith("optimizer.dialect=") for token in overrides):
+        overrides = [*overrides, f"optimizer.dialect={dialect}"]
+    if choice in DIALECTS and dialect not in own and family not in (None, dialect):
+        raise ConfigError(
+            f"dialect={dialect}: no such dialect of {choice}. optimizer={family} has it. {choice} has {', '.join(own)}."
+        )
+    if choice not in DIALECTS and is_own(choice) and family not in (None, dialect):
+        raise ConfigError(f"dialect={dialect}: optimizer={choice} has no dialects. optimizer={family} has it.")
+    return compose_request(store.open_hydra(asked.config_dir), replace(asked, overrides=overrides)), notes
+
+
+def describe(verdict: Verdict) -> list[str]:
+    """Say what came out, line by line."""
+    lines = [
+        f"optimizer={verdict.choice} against {verdict.reference}",
+        f"{verdict.steps} steps in float64 over {verdict.tensors} tensors in {verdict.groups} groups of this model, "
+        "sides cut to 8; weights and gradients drawn so that each term shows",
+    ]
+    parting = verdict.parting
+    if parting is None:
+        return [*lines, f"equal: the largest difference is {verdict.largest:.1e} of a tensor's largest entry"]
+    lines.append(
+        f"not equal: they part at step {parting.step}, first in {parting.tensor}: {parting.ours:.12g} here, "
+        f"{parting.reference:.12g} there"
+    )
+    if verdict.overrides:
+        told = "equal with" if verdict.choice == verdict.family else f"there, in words of optimizer={verdict.family}"
+        lines += [f"by: {', '.join(verdict.terms)}", f"{told}: {' '.join(verdict.overrides)}"]
+    else:
+        lines.append("by a term that no option tried here closes")
+    return lines

@@ -1,0 +1,64 @@
+"""Read what a person asks of a confirmation, on the command line of the verb or in `hydra.sweeper.confirm`."""
+
+from __future__ import annotations
+
+import math
+import re
+from typing import TYPE_CHECKING, Any
+
+from optrun.base.errors import ConfigError
+
+if TYPE_CHECKING:
+    from optrun.report.confirmation import Asked
+
+
+def read_request(*, seeds: Any = None, power: Any = None, difference: Any = None, **others: Any) -> Asked:
+    """Read seeds, power and difference; the others are taken as they are.
+
+    Raises:
+        ConfigError: A value that is none; or seeds are named, and planned, too.
+    """
+    from optrun.report.confirmation import Asked
+
+    for key, given in (("power", power), ("difference", difference)):
+        if seeds is not None and given is not None:
+            raise ConfigError(f"{key}={given}: plans how many seeds are run, and seeds= names them. Leave one out.")
+    return Asked(
+        seeds=None if seeds is None else read_seeds(seeds),
+        power=_number("power", power, 1, "a chance between 0 and 1, such as 0.8"),
+        difference=_number("difference", difference, math.inf, "a number above 0, in units of the metric"),
+        **others,
+    )
+
+
+def _number(key: str, given: object, below: float, expected: str) -> float | None:
+    if given is None:
+        return None
+    try:
+        number = float(str(given))
+    except ValueError:
+        number = math.nan
+    if not 0 < number < below:
+        raise ConfigError(f"{key}={given}: expected {expected}.")
+    return number
+
+
+def read_seeds(given: object) -> list[int]:
+    """Read `5-9`, `5,6,7` or a mixture; in YAML also 5 or [5, 6, 7].
+
+    Raises:
+        ConfigError: Anything else.
+
+    Example:
+        >>> read_seeds("5-7,11"), read_seeds([5, 6])
+        ([5, 6, 7, 11], [5, 6])
+    """
+    text = ",".join(map(str, given)) if isinstance(given, list | tuple) else str(given)
+    found: list[int] = []
+    for piece in text.split(","):
+        ends = re.fullmatch(r"(\d{1,9})(?:-(\d{1,9}))?", piece.strip(), re.ASCII)
+        span = range(int(ends[1]), int(ends[2] or ends[1]) + 1) if ends else range(0)
+        if not 0 < len(span) <= 10_000 or set(span) & set(found):
+            raise ConfigError(f"seeds={text}: expected numbers and ranges, each seed once, as in seeds=5-9 or 5,6,7.")
+        found += span
+    return found

@@ -1,0 +1,105 @@
+"""Run what a sweep chose on fresh seeds, as a sweep of its own beneath it, and report."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from hydra.types import RunMode
+
+from optrun.base.errors import ConfigError, StorageError
+from optrun.cli.placement import is_place
+from optrun.cli.sweep import Compare, SweepOutcome, run_points
+from optrun.config import overrides, store
+from optrun.config.literal import quote_path
+from optrun.config.request import DEFAULT_CONFIG, CommandLine
+from optrun.launch.single_run import Caller
+from optrun.sweeper.command import is_sweep
+
+if TYPE_CHECKING:
+    from optrun.report.confirmation import Asked, Confirmation
+    from optrun.report.verdict import SweepVerdict
+
+
+def confirm(
+    sweep: Path,
+    asked: Asked,
+    caller: Caller,
+    of_hydra: Sequence[str] = (),
+    *,
+    out: Path | None = None,
+    seconds: float | None = None,
+) -> SweepOutcome:
+    """Plan, or go on with what was planned; run it as a sweep, and report.
+
+    Args:
+        sweep: Whose choice is confirmed.
+        asked: How.
+        caller: Who asked for it.
+        of_hydra: Overrides that say where its jobs run, such as hydra/launcher=joblib.
+        out: Where its runs go; None: beneath the sweep.
+        seconds: What a sweep before it has left of hydra.sweeper.timeout; None: as `of_hydra` has it.
+
+    Returns:
+        How the sweep that confirms ended.
+
+    Raises:
+        ConfigError: There is nothing to confirm, or something else was confirmed here.
+    """
+    from optrun.report import confirmation
+    from optrun.report.build import report
+
+    folder = sweep / confirmation.FOLDER if out is None else out
+    made, said = confirmation.prepare(sweep, folder, asked)
+    if said:
+        caller.console.print(said, markup=False, highlight=False, soft_wrap=True)
+    fresh = confirmation.read(folder) is None
+    try:
+        made.write(folder)
+    except OSError as error:
+        raise StorageError(f"{folder}: {error.strerror}. out=DIR names another folder.") from error
+
+    def compare(runs: Path, _: int) -> SweepVerdict:
+        if runs.resolve().parent == sweep.resolve():  # the report of the sweep shows what confirms it
+            told = report([sweep], baseline=asked.baseline, metric=asked.metric, by=asked.by, console=caller.console)
+            return told.verdict
+        return report([runs], console=caller.console).verdict  # by its plan
+
+    again = shlex.join([*asked.line(sweep, out), *filter(is_place, of_hydra)])
+    if seconds is not None:
+        of_hydra = [token for token in of_hydra if not token.startswith("hydra.sweeper.timeout=")]
+        of_hydra.append(f"hydra.sweeper.timeout={max(seconds, 1e-3)}")
+    try:
+        return _run(made, folder, caller, of_hydra, compare, again)
+    except ConfigError:
+        if fresh and [path.name for path in folder.iterdir()] == [confirmation.RECORD]:  # nothing was begun
+            (folder / confirmation.RECORD).unlink()
+            folder.rmdir()
+        raise
+
+
+def _run(
+    made: Confirmation, folder: Path, caller: Caller, of_hydra: Sequence[str], compare: Compare, again: str
+) -> SweepOutcome:
+    config_dir = made.config_dir[-1] if made.config_dir else None
+    hydra = store.open_hydra(config_dir)
+    line = CommandLine(
+        config_name=made.config_name or DEFAULT_CONFIG,
+        names_config=made.config_name is not None,
+        config_dir=config_dir,
+        overrides=[*_placement(of_hydra), f"hydra.sweep.dir={quote_path(folder)}"],
+    )
+    overrides.checked(hydra, line.config_name, _placement(of_hydra), sweep=True)
+    for tokens in made.contenders.values():
+        overrides.checked(hydra, line.config_name, tokens, sweep=False)
+    cfg = store.compose(hydra, line.config_name, list(line.overrides), RunMode.MULTIRUN)
+    by_itself = is_sweep(hydra, replace(line, overrides=()))
+    return run_points(hydra, line, cfg, caller, made.points(), compare, again=again, sweeps_by_itself=by_itself)
+
+
+def _placement(of_hydra: Sequence[str]) -> list[str]:
+    """Pick the overrides that are Hydra's, but for the directory of the sweep."""
+    return [token for token in of_hydra if overrides.is_hydra(token) and not token.startswith("hydra.sweep.dir=")]

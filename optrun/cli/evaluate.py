@@ -1,0 +1,187 @@
+"""`optrun evaluate`: metrics of a checkpoint on the evaluation split."""
+
+from __future__ import annotations
+
+import json
+import sys
+from typing import TYPE_CHECKING
+
+from optrun.base.errors import EXIT_DONE, CheckpointError, ConfigError, refuse_url
+from optrun.cli.parser import VerbParser
+from optrun.config.registry.origins import require
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from optrun.runner.evaluate import Evaluated
+
+_GROUPS = ("data", "model", "task")
+_KEYS = (
+    "seed",
+    "training.dataloader_num_workers",
+    "training.device",
+    "training.per_device_eval_batch_size",
+    "training.precision",
+)
+"""What an evaluation goes by besides whole groups."""
+
+
+def parser() -> VerbParser:
+    """Build the parser of the verb."""
+    made = VerbParser(
+        "evaluate",
+        "RUN_DIR|CHECKPOINT [out=DIR] [KEY=VALUE ...]",
+        """
+Metrics of a checkpoint (of a run: its newest) on the evaluation split, with the configuration it was trained with and
+the changes given here, such as data.eval=other.tsv. Tokenizer and classes are those it was trained with. Classes get
+precision, recall and f1 each, and which was taken for which; entities likewise. Nothing is written, but with out=DIR,
+new or empty: all figures as json and csv, and the confusion matrix as a picture.
+""",
+        overrides=True,
+        keys=("out",),
+    )
+    made.add_config_dir()
+    made.add_argument("--json", action="store_true", help="print one JSON object")
+    return made
+
+
+def run(argv: list[str]) -> int:
+    """Evaluate and print the metrics.
+
+    Returns:
+        0.
+    """
+    arguments = parser().parse(argv)
+    if arguments is None:
+        return EXIT_DONE
+    if len(arguments.positional) != 1:
+        raise ConfigError(
+            "optrun evaluate takes one run directory or checkpoint: optrun evaluate RUN_DIR [KEY=VALUE ...]"
+        )
+    out, overrides = _destination(arguments.overrides)
+    checkpoint, found = evaluate(arguments.positional[0], overrides, arguments.options.config_dir)
+    from optrun.data.cache import discarded
+    from optrun.runner.class_tables import as_values, write_folder
+
+    for note in [*discarded(), *([] if found.warning is None else [found.warning])]:
+        sys.stderr.write(f"optrun: {note}\n")
+    numbers = {"checkpoint": str(checkpoint), "step": found.step, "examples": found.examples, **found.metrics}
+    title = f"{checkpoint.parent.parent.name}, step {found.step:,}: {found.examples:,} examples"
+    files = [] if out is None else write_folder(out, numbers, found.tables, title)
+    if arguments.options.json:
+        from optrun.artifacts.metrics import to_json
+
+        numbers["tables"] = {name: as_values(table) for name, table in found.tables.items()}
+        sys.stdout.write(json.dumps(to_json(numbers)) + "\n")
+        return EXIT_DONE
+    _show(checkpoint, found)
+    for file in files:
+        sys.stdout.write(f"{file}\n")
+    return EXIT_DONE
+
+
+def _destination(overrides: list[str]) -> tuple[Path | None, list[str]]:
+    """Take `out=DIR` from the keys.
+
+    Raises:
+        ConfigError: It is given twice, or is no new or empty folder.
+    """
+    from pathlib import Path
+
+    given = [token.removeprefix("out=") for token in overrides if token.startswith("out=")]
+    if not given:
+        return None, overrides
+    if len(given) > 1:
+        raise ConfigError("out is given twice: which one is meant?")
+    refuse_url("out", given[0])
+    folder = Path(given[0]).expanduser()
+    if not given[0]:
+        raise ConfigError("out=: a value is missing: a new or empty folder.")
+    if folder.is_symlink() or (folder.exists() and (not folder.is_dir() or any(folder.iterdir()))):
+        raise ConfigError(f"out={folder}: is there already, and nothing is overwritten. Choose a new folder.")
+    return folder, [token for token in overrides if not token.startswith("out=")]
+
+
+def evaluate(path: str, overrides: list[str], config_dir: str | None = None) -> tuple[Path, Evaluated]:
+    """Evaluate a checkpoint with the configuration it was trained with.
+
+    Args:
+        path: A checkpoint, or a run directory: its newest whole one.
+        overrides: Changes to the configuration.
+        config_dir: A folder of choices of the user's own.
+
+    Returns:
+        The checkpoint, and its metrics.
+
+    Raises:
+        ConfigError: An override that does not fit, or means nothing to an evaluation; data that does not fit.
+        CheckpointError: There is no whole checkpoint.
+    """
+    from optrun.artifacts.checkpoint import read_state
+    from optrun.config import saved, store
+    from optrun.config.original_cwd import original_cwd, rebase_paths
+    from optrun.config.safety import refuse_stored_trust
+    from optrun.runner.resume.target import checkpoint_of
+
+    refuse_meaningless(overrides)
+    run_dir, checkpoint = checkpoint_of(path)
+    hydra = store.open_hydra(config_dir)
+    state = read_state(checkpoint)
+    for note in require(state.get("plugins", ()), str(checkpoint)):
+        sys.stderr.write(f"optrun: {note}\n")
+    if not isinstance(state.get("config"), dict):
+        raise CheckpointError(f"{checkpoint}: state.json holds no configuration: it is not whole.")
+    before = saved.with_schemas(state["config"], str(checkpoint))
+    rebase_paths(before, original_cwd(run_dir.hydra))
+    after = saved.changed(hydra, before, overrides)
+    refuse_stored_trust(after, overrides)
+    config = store.typed(after)
+
+    from optrun.runner.evaluate import evaluate_checkpoint
+
+    return checkpoint, evaluate_checkpoint(config, run_dir, checkpoint)
+
+
+def refuse_meaningless(overrides: list[str]) -> None:
+    """Refuse overrides of what only training goes by; a key that does not exist is left to who changes the values.
+
+    Raises:
+        ConfigError: Naming the first such key.
+    """
+    from optrun.config.overrides import is_hydra, parse
+    from optrun.config.schema.run import RunConfig
+
+    for override in parse(overrides):
+        key = override.key_or_group
+        known = is_hydra(key) or key.split(".")[0] in RunConfig.__dataclass_fields__
+        if known and key not in _KEYS and key.split(".")[0] not in _GROUPS:
+            raise ConfigError(
+                f"{override.input_line}: has no effect on an evaluation, which trains nothing; leave it out. optrun "
+                f"evaluate takes keys of {', '.join(_GROUPS)}, and {', '.join(_KEYS)}."
+            )
+
+
+def _show(checkpoint: Path, found: Evaluated) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    from optrun.base.formatting import number
+    from optrun.report.table import to_rich
+    from optrun.runner.class_tables import confusion_table, figures_table
+
+    table = Table(
+        title=f"{checkpoint} · step {found.step:,} · {found.examples:,} examples",
+        title_justify="left",
+        title_style="dim",
+    )
+    table.add_column("metric")
+    table.add_column("value", justify="right")
+    for name, value in found.metrics.items():
+        table.add_row(name, number(value))
+    console = Console()
+    console.print(table)
+    for name, classes in found.tables.items():
+        console.print(to_rich(figures_table(classes), title=name or None))
+        confusion = confusion_table(classes)
+        if confusion is not None:
+            console.print(to_rich(confusion))

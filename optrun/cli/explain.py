@@ -1,0 +1,87 @@
+"""`optrun explain`: which parameter gets what, without training."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from optrun.base.errors import EXIT_DONE, ConfigError
+from optrun.cli.parser import VerbParser
+
+if TYPE_CHECKING:
+    from optrun.config.schema.run import RunConfig
+    from optrun.explain.branch import TrunkState
+
+
+def parser() -> VerbParser:
+    """Build the parser of the verb."""
+    made = VerbParser(
+        "explain",
+        "[KEY=VALUE ...]",
+        """
+Builds the model as shapes alone and says, without training and whatever its size: every parameter group with layer, lr
+at its peak, weight decay, adaptation, parameters and the bytes its state will take; the schedule as a curve.
+""",
+        overrides=True,
+    )
+    made.add_recipe_options()
+    made.add_argument("--all", action="store_true", help="every tensor, not every group")
+    made.add_argument("--json", action="store_true", help="print one JSON object")
+    made.add_argument("--png", metavar="FILE", help="the schedule and the peaks of the groups as a picture")
+    return made
+
+
+def run(argv: list[str]) -> int:
+    """Explain a configuration.
+
+    Returns:
+        0.
+    """
+    arguments = parser().parse(argv)
+    if arguments is None:
+        return EXIT_DONE
+    if arguments.positional:
+        raise ConfigError(f"optrun explain {arguments.positional[0]}: expected key=value. See optrun explain --help")
+    from optrun.cli.branch import whole_command_line
+    from optrun.config import store
+    from optrun.config.compose import compose_request
+    from optrun.config.overrides import is_hydra
+
+    for token in arguments.overrides:
+        if token.lstrip("+").startswith("resume=") and token != "resume=null":
+            raise ConfigError(
+                f"{token}: explain shows what a configuration means, not a run. Leave it out; what a run computes "
+                "stands in its config.yaml."
+            )
+        if is_hydra(token) and not token.startswith("hydra.searchpath="):
+            raise ConfigError(f"{token}: explain starts no run, so it has no effect; leave it out.")
+    command_line = arguments.command_line(argv)
+    hydra = store.open_hydra(command_line.config_dir)
+    request = compose_request(hydra, whole_command_line(hydra, command_line))
+    options = arguments.options
+    from optrun import explain
+
+    explain.run(
+        request.config, all_tensors=options.all, as_json=options.json, png=options.png, trunk=_trunk(request.config)
+    )
+    return EXIT_DONE
+
+
+def _trunk(config: RunConfig) -> TrunkState | None:
+    """What the trunk of a branch says of itself; None for a run of its own."""
+    from optrun.artifacts.checkpoint import open_verified
+    from optrun.artifacts.run_dir import CHECKPOINT_OPTIMIZER
+    from optrun.artifacts.trunk import Trunk
+    from optrun.explain.branch import TrunkState
+    from optrun.runner.branch import schedule_from
+
+    trunk = None if config.branch_from is None else Trunk.parse(config.branch_from)
+    if trunk is None:
+        return None
+    saved = open_verified(trunk.folder, lazy=True)
+    return TrunkState(
+        str(trunk.folder),
+        saved.global_step,
+        schedule_from(saved.metadata, config.branch_schedule),
+        saved.metadata.optimizer,
+        {name: (entry["dtype"], tuple(entry["shape"])) for name, entry in saved.digests[CHECKPOINT_OPTIMIZER].items()},
+    )

@@ -1,0 +1,70 @@
+"""The options of `optrun` without a verb: Hydra's own, each taken once and none ignored."""
+
+from __future__ import annotations
+
+import argparse
+from typing import NoReturn
+
+from optrun.base.errors import ConfigError, nearest
+from optrun.cli.parser import GivenOnce
+from optrun.cli.verbs import VERBS
+from optrun.config import keys
+from optrun.config.hydra_internals import get_args_parser
+
+
+def parser() -> argparse.ArgumentParser:
+    """Build Hydra's parser, which refuses instead of leaving the process."""
+    made = get_args_parser()
+
+    def refuse(message: str) -> NoReturn:
+        raise ConfigError(f"{message}. `optrun --hydra-help` lists the options.")
+
+    made.error = refuse  # type: ignore[method-assign]
+    return made
+
+
+def parse(parser: argparse.ArgumentParser, argv: list[str]) -> argparse.Namespace:
+    """Parse the command line of `optrun` without a verb.
+
+    Args:
+        parser: As `parser()` builds it.
+        argv: Arguments after `optrun`.
+
+    Raises:
+        ConfigError: An option that does not exist, is given twice, or goes with none of the others; a token that is
+            neither an option nor `key=value`.
+    """
+    args, unknown = parser.parse_known_intermixed_args(argv, namespace=GivenOnce())
+    if unknown:
+        options = [option for action in parser._actions for option in action.option_strings]
+        close = nearest(unknown[0], options)
+        hint = keys.as_key(unknown[0]) or (f" Did you mean {' or '.join(close)}?" if close else "")
+        raise ConfigError(f"{unknown[0]}: no such option.{hint} `optrun --hydra-help` lists them.")
+    if "" in (args.config_name, args.config_dir):
+        raise ConfigError("-cn and --config-dir take a name: -cn stdlib_gpt, --config-dir DIR")
+    if args.resolve and not (args.cfg or args.help):
+        raise ConfigError("--resolve belongs to --cfg: optrun --cfg job --resolve")
+    if args.package is not None and not args.cfg:
+        raise ConfigError("--package belongs to --cfg: optrun --cfg job --package optimizer")
+    if args.run and args.multirun:
+        raise ConfigError("--run and --multirun are both given: which is meant?")
+    if args.config_path is not None:
+        raise ConfigError("--config-path: not offered. --config-dir DIR adds choices and recipes of your own.")
+    if args.experimental_rerun is not None:
+        raise ConfigError("--experimental-rerun: not offered. resume=RUN_DIR goes on with a run.")
+    for token in args.overrides:
+        _refuse_bare(token)
+    return args
+
+
+def _refuse_bare(token: str) -> None:
+    """Refuse what is neither an option nor `key=value`, such as a misspelt verb."""
+    if "=" in token or token.startswith("~"):
+        return
+    close = nearest(token, VERBS)
+    hint = (
+        f"Did you mean the command {close[0]}?"
+        if close
+        else f"Commands: {', '.join(VERBS)}; without one, optrun trains."
+    )
+    raise ConfigError(f"{token!r}: expected key=value. {hint}")

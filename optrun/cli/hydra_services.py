@@ -1,0 +1,84 @@
+"""What Hydra answers without training: help, configuration, information, the installation of completion."""
+
+from __future__ import annotations
+
+import argparse
+
+from hydra.errors import HydraException
+from omegaconf.errors import OmegaConfBaseException
+
+from optrun.base.errors import ConfigError, did_you_mean
+from optrun.config import keys, store
+from optrun.config.compose_errors import refusal
+from optrun.config.hydra_internals import Hydra
+from optrun.config.request import DEFAULT_CONFIG
+
+
+def answer(hydra: Hydra, parser: argparse.ArgumentParser, args: argparse.Namespace) -> bool:
+    """Answer `--help`, `--hydra-help` or `-sc`, where one of them is asked for.
+
+    Args:
+        hydra: Over the user's folders.
+        parser: Of the options, which the help shows.
+        args: Parsed.
+
+    Returns:
+        Whether it was.
+    """
+    config_name = args.config_name or DEFAULT_CONFIG
+    if args.help:
+        if args.config_dir is not None or args.config_name is not None:
+            store.compose(hydra, config_name, [])  # Hydra sets up logging as the files say, also to show help
+        hydra.app_help(config_name=config_name, args_parser=parser, args=args)
+    elif args.hydra_help:
+        hydra.hydra_help(config_name=config_name, args_parser=parser, args=args)
+    elif args.shell_completion:
+        _check_completion(args.overrides)
+        hydra.shell_completion(config_name=config_name, overrides=args.overrides)
+    else:
+        return False
+    return True
+
+
+def show(hydra: Hydra, config_name: str, overrides: list[str], args: argparse.Namespace) -> None:
+    """Show what `--cfg` or `--info` asks for.
+
+    Raises:
+        ConfigError: The configuration does not compose, or has no such package.
+    """
+    try:
+        if args.cfg:
+            if args.resolve and args.cfg == "job":
+                store.refuse_dangling(store.without_hydra(store.compose(hydra, config_name, overrides)))
+            if args.package is not None:
+                parts = keys.all_keys(store.compose(hydra, config_name, overrides))
+                if args.package not in ("_global_", *parts):
+                    raise ConfigError(
+                        f"--package {args.package}: no such part of the configuration. "
+                        f"{did_you_mean(args.package, [part for part in parts if not part.startswith('hydra')])}"
+                    )
+            hydra.show_cfg(
+                config_name=config_name,
+                overrides=overrides,
+                cfg_type=args.cfg,
+                package=args.package,
+                resolve=args.resolve,
+            )
+        else:
+            hydra.show_info(args.info, config_name=config_name, overrides=overrides)
+    except (HydraException, OmegaConfBaseException) as error:
+        raise refusal(hydra, config_name, error) from error
+
+
+def _check_completion(arguments: list[str]) -> None:
+    """Refuse what `-sc` does not take; Hydra ends with a traceback there.
+
+    Raises:
+        ConfigError: With what it takes.
+    """
+    asked, _, shell = arguments[0].partition("=") if len(arguments) == 1 else ("", "", "")
+    if asked == "query":
+        raise ConfigError(f"-sc {arguments[0]}: this is what the shell asks, with the line so far in COMP_LINE.")
+    if asked not in ("install", "uninstall") or shell not in ("bash", "fish", "zsh"):
+        given = " ".join(arguments)
+        raise ConfigError(f"-sc {given}: expected install=SHELL or uninstall=SHELL, one of bash, fish, zsh.")

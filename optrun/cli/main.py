@@ -1,0 +1,32 @@
+"""The command line. Imports nothing heavy."""
+
+from __future__ import annotations
+
+import os
+import sys
+
+from optrun.base import garbage
+from optrun.cli.dispatch import dispatch
+from optrun.cli.messages import guarded
+
+
+def main() -> None:
+    """Entry point of the `optrun` script; never returns."""
+    garbage.postpone()
+    code = run(sys.argv[1:])
+    garbage.abandon()
+    sys.exit(code)
+
+
+def run(argv: list[str]) -> int:
+    """Dispatch to a verb.
+
+    Args:
+        argv: Command-line arguments after `optrun`.
+
+    Returns:
+        The exit code; every `OptrunError` has become its message on stderr.
+    """
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "true")
+    os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
+    return guarded(dispatch, argv)

@@ -1,0 +1,133 @@
+"""Errors of a command as messages on stderr and exit codes."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import threading
+import traceback
+from collections.abc import Callable
+from types import FrameType
+from typing import Self
+
+from optrun.base.errors import (
+    DISK_CODES,
+    EXIT_STOPPED_EARLY,
+    ConfigError,
+    OptrunError,
+    StoppedEarly,
+    StorageError,
+    printable,
+)
+
+"""What the operating system says of a disk, also where it names no file."""
+
+
+def guarded(verb: Callable[[list[str]], int], argv: list[str]) -> int:
+    """Run a verb; turn every error it may raise into its message on stderr and an exit code.
+
+    Args:
+        verb: Takes the arguments and returns an exit code.
+        argv: Command-line arguments after `optrun`.
+
+    Returns:
+        The exit code.
+    """
+    with _Interrupted() as interrupted:
+        try:
+            return verb(argv)
+        except KeyboardInterrupt:
+            pass
+        except OptrunError as error:
+            if not interrupted.heard or isinstance(error, StoppedEarly):
+                return say(error, argv)
+        except (Exception, SystemExit) as error:
+            if not interrupted.heard or not isinstance(error, OSError):
+                return _say_other(error, argv)
+    sys.stderr.write("optrun: stopped; nothing was running that could be saved\n")
+    return 130
+
+
+class _Interrupted:
+    """Remembers a SIGINT: libraries on the way turn a KeyboardInterrupt into errors of their own."""
+
+    def __init__(self) -> None:
+        self.heard = False
+        self._before: object = None
+
+    def __enter__(self) -> Self:
+        if threading.current_thread() is threading.main_thread():
+            self._before = signal.getsignal(signal.SIGINT)
+            if self._before is signal.default_int_handler:
+                signal.signal(signal.SIGINT, self._hear)
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        if self._before is signal.default_int_handler:
+            signal.signal(signal.SIGINT, signal.default_int_handler)
+
+    def _hear(self, number: int, frame: FrameType | None) -> None:
+        self.heard = True
+        signal.default_int_handler(number, frame)
+
+
+def storage_error(error: OSError) -> StorageError | None:
+    """What an error of the operating system says of a disk; None: it is about something else."""
+    if error.filename is not None:
+        return StorageError(f"{error.filename}: {error.strerror}.")
+    if error.errno not in DISK_CODES:
+        return None
+    return StorageError(f"storage refused: {error.strerror}. Make room, or choose another directory.")
+
+
+def _say_other(error: Exception | SystemExit, argv: list[str]) -> int:
+    """Print an error of a disk, or of a plugin; raise what is a defect of optrun's."""
+    from optrun.config.registry.failures import failure_of_others
+
+    refused = storage_error(error) if isinstance(error, OSError) else None
+    of_plugin = None if isinstance(error, OSError) and error.errno in DISK_CODES else failure_of_others(error)
+    message = of_plugin or refused
+    if message is None:
+        raise error
+    return say(message, argv, error)
+
+
+def say(error: OptrunError, argv: list[str], cause: BaseException | None = None) -> int:
+    """Print an error on stderr.
+
+    Args:
+        error: What ended the command.
+        argv: Arguments after `optrun`.
+        cause: What it stands for, where that is another error.
+
+    Returns:
+        The exit code.
+    """
+    if os.environ.get("HYDRA_FULL_ERROR") == "1":
+        traceback.print_exception(cause or error)
+    kind = "stopped" if error.exit_code == EXIT_STOPPED_EARLY else "error"
+    sys.stderr.write(f"optrun: {kind}: {printable(_located(error, argv))}\n")
+    if isinstance(error, ConfigError):
+        sys.stderr.write("optrun --help lists every choice and value\n")
+    sys.stderr.flush()
+    return error.exit_code
+
+
+def _located(error: OptrunError, argv: list[str]) -> str:
+    """The message, behind the line of the user's file that it is about: a value in a YAML, or code of a plugin."""
+    message = str(error)
+    position = _position_of_value(message, argv) if isinstance(error, ConfigError) else None
+    if position is None and error.__cause__ is not None and "optrun.config.registry" in sys.modules:
+        from optrun.config.registry.failures import position_behind
+
+        position = position_behind(error)
+    return message if position is None else f"{position}: {message}"
+
+
+def _position_of_value(message: str, argv: list[str]) -> str | None:
+    if any(message.startswith(f"{token.split('=')[0].lstrip('+')}=") for token in argv):
+        return None
+    from optrun.config.yaml_files import location
+
+    return location(message)

@@ -1,0 +1,203 @@
+"""`optrun resume=...`: go on with a run, in its directory and with its configuration."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from optrun.artifacts.metrics import read_summary
+from optrun.artifacts.run_dir import RunDir
+from optrun.artifacts.trunk import Trunk
+from optrun.base.errors import ConfigError, printable, refuse_url
+from optrun.cli.branch import trunk_of, whole_command_line
+from optrun.config import overrides, saved, store
+from optrun.config.batch import leave_open
+from optrun.config.branch import is_branch
+from optrun.config.compose import request_of
+from optrun.config.hydra_internals import Hydra
+from optrun.config.literal import quote_path
+from optrun.config.original_cwd import original_command, original_cwd, rebase_paths
+from optrun.config.registry.origins import require
+from optrun.config.request import CommandLine
+from optrun.launch.rank_checks import refuse_unfit
+from optrun.launch.single_run import Caller, execute, start
+
+if TYPE_CHECKING:
+    from optrun.runner.resume.target import Target
+    from optrun.runner.train import Outcome
+
+_OUTPUTS = Path("outputs")
+"""Where `latest` and `auto` look, unless `hydra.run.dir` names another directory."""
+
+
+def resume(hydra: Hydra, command_line: CommandLine, value: str, caller: Caller) -> Outcome:
+    """Go on with a run.
+
+    Args:
+        hydra: Over the user's folders.
+        command_line: The overrides are changes; not checked yet.
+        value: RUN_DIR, CHECKPOINT, `latest` or `auto`.
+        caller: Who asked for it.
+
+    Raises:
+        ConfigError: There is no such run, or a change does not fit it.
+        OptrunError: As `execute`.
+    """
+    from optrun.runner.resume.target import find_target
+
+    if value != "auto" and trunk_of(command_line.overrides) is not None:
+        raise ConfigError(
+            f"resume={value} and branch_from: resume goes on with a run, in its directory; branch_from begins a new "
+            "one. Give one of them; with resume=auto a branch begins where there is none to go on with."
+        )
+    given_dir = _run_dir(command_line)
+    target = find_target(value, run_dir=given_dir, outputs=_OUTPUTS)
+    if target is None:  # resume=auto, and nothing to resume
+        own = [token for token in command_line.overrides if not overrides.is_resume(token)]
+        whole = whole_command_line(hydra, replace(command_line, overrides=own))
+        checked = overrides.checked(hydra, command_line.config_name, whole.overrides, sweep=False)
+        cfg = store.compose(hydra, command_line.config_name, checked)
+        # That took a moment, in which another process may have begun there, and ended.
+        target = find_target(value, run_dir=given_dir, outputs=_OUTPUTS)
+        if target is None:
+            return start(hydra, replace(command_line, overrides=checked), cfg, caller)
+    if target.checkpoint is None and target.run.is_unbegun():
+        return _begin(hydra, command_line, target.run, caller)
+    return _go_on(hydra, command_line, target, caller)
+
+
+def _begin(hydra: Hydra, command_line: CommandLine, run: RunDir, caller: Caller) -> Outcome:
+    """Begin a run that was killed before it wrote its configuration, with the command line that Hydra noted.
+
+    Raises:
+        ConfigError: Hydra was killed as well, before it noted that.
+    """
+    place = f"hydra.run.dir={quote_path(run.path)}"
+    noted = original_command(run.hydra)
+    if noted is None:
+        raise ConfigError(
+            f"{run.path}: this run was killed before it noted how it was started. Repeat its command with "
+            f"{shlex.quote(place)}."
+        )
+    name, tokens = noted
+    if command_line.names_config and command_line.config_name != name:
+        raise _other_recipe(run, command_line.config_name, name)
+    changes = _changes(command_line)
+    given = {override.key_or_group for override in overrides.parse(changes)} | {"resume", "model.trust_remote_code"}
+    noted_here = [str(one.input_line) for one in overrides.parse(tokens) if one.key_or_group not in given]
+    kept = [token for token in noted_here if not overrides.is_hydra(token)]  # what Hydra notes has none of its own
+    whole = whole_command_line(hydra, replace(command_line, config_name=name, overrides=[*kept, *changes]))
+    checked = overrides.checked(hydra, name, [*whole.overrides, place], sweep=False)
+    cfg = store.compose(hydra, name, checked)
+    _tell_variables(saved.plain(store.without_hydra(cfg)), run.hydra, changes)
+    rebase_paths(cfg, original_cwd(run.hydra))
+    sys.stderr.write(f"optrun: {printable(str(run.path))}: this run ended before its first save; it starts over.\n")
+    return start(hydra, replace(whole, overrides=checked), cfg, caller)
+
+
+def _tell_variables(values: Mapping[str, Any], where: Path, changes: list[str]) -> None:
+    for note in saved.variables_asked(values, str(where), changes):
+        sys.stderr.write(f"optrun: {printable(note)}\n")
+
+
+def _go_on(hydra: Hydra, command_line: CommandLine, target: Target, caller: Caller) -> Outcome:
+    from optrun.runner.resume.checkpoint import ResumePoint
+    from optrun.runner.resume.saved_config import configuration_of, plugins_of
+
+    changes = _changes(command_line)
+    if command_line.names_config:
+        _refuse_other_recipe(target.run, command_line.config_name)
+    kept, mended = configuration_of(target.run, [override.key_or_group for override in overrides.parse(changes)])
+    require(plugins_of(target.run), str(target.run.path))
+    before = saved.with_schemas(kept, str(target.run.config))
+    _tell_variables(kept, target.run.config, changes)
+    changes = _as_begun(before.branch_from, changes, target.run)
+    began = original_cwd(target.run.hydra)
+    rebase_paths(before, began)
+    after = saved.changed(hydra, before, changes)
+    leave_open(after, changes, settled=True)
+    request = request_of(command_line, after, changes)
+    refuse_unfit(request.config, changes, caller.launched)
+    notes = [] if mended is None else [mended]
+    point = ResumePoint(target.checkpoint, began, saved=bool(before.checkpoint.enabled), notes=notes)
+    return execute(request, target.run, caller, point)
+
+
+def _run_dir(command_line: CommandLine) -> Path | None:
+    """`hydra.run.dir` where the command line names one."""
+    given = overrides.parse([token for token in command_line.overrides if token.startswith("hydra.run.dir=")])
+    if not given:
+        return None
+    path = str(given[-1].value())
+    refuse_url("hydra.run.dir", path)
+    return Path(path)
+
+
+def _changes(command_line: CommandLine) -> list[str]:
+    """The overrides that change the configuration of the run.
+
+    Raises:
+        ConfigError: One is for Hydra, which starts nothing here.
+    """
+    kept = [token for token in command_line.overrides if not overrides.is_resume(token)]
+    for token in kept:
+        if overrides.is_hydra(token) and not token.startswith("hydra.run.dir="):
+            raise ConfigError(f"{token}: has no effect on a run that goes on; leave it out.")
+    return [token for token in kept if not overrides.is_hydra(token)]
+
+
+def _as_begun(begun: str | None, changes: list[str], run: RunDir) -> list[str]:
+    """The changes without `branch_from`, which says again what the run began from.
+
+    Args:
+        begun: `branch_from` of the run, with the digest of its trunk.
+        changes: Overrides of the command line.
+        run: Which goes on.
+
+    Raises:
+        ConfigError: It says something else.
+    """
+    for token in filter(is_branch, changes):
+        value = overrides.parse([token])[0].value()
+        began = None if begun is None else Trunk.parse(begun)
+        named = None if value is None else Trunk.parse(str(value))
+        place = None if value is None else Path(str(value) if named is None else named.folder).resolve()
+        same = value is None if began is None else place is not None and began.folder.is_relative_to(place)
+        if not same or (began is not None and named is not None and named.digest != began.digest):
+            raise ConfigError(
+                f"{token}: the run in {run.path} began from {begun or 'its own step 0'}, and goes on. A branch from "
+                "elsewhere is a new run, in another directory."
+            )
+    kept = [token for token in changes if not is_branch(token)]
+    for override in overrides.parse(kept):
+        if override.key_or_group == "branch_schedule":
+            raise ConfigError(
+                f"{override.input_line}: what the schedule of a branch counts from was settled when it left its trunk. "
+                "Leave it out, or begin another branch."
+            )
+    return kept
+
+
+def _refuse_other_recipe(run: RunDir, config_name: str) -> None:
+    """A run goes on with its own configuration: a recipe that it was not started from would be left unread.
+
+    Raises:
+        ConfigError: `-cn` names another one than the run began with.
+    """
+    try:
+        began = read_summary(run.summary).get("config_name", config_name)
+    except (OSError, ValueError):
+        return  # it did not get as far as its first step
+    if began != config_name:
+        raise _other_recipe(run, config_name, began)
+
+
+def _other_recipe(run: RunDir, config_name: str, began: str) -> ConfigError:
+    return ConfigError(
+        f"-cn {config_name}: the run in {run.path} began with {began} and goes on with the configuration it has. "
+        "Leave -cn out, and give what should change as key=value."
+    )

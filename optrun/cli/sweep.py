@@ -1,0 +1,422 @@
+"""`optrun -m`: one run per combination or trial, then the comparison."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+from rich.console import Console
+
+from optrun.base.errors import EXIT_STOPPED_EARLY, EXIT_STORAGE, ConfigError, StorageError, printable, refuse_url
+from optrun.cli.branch import Branching
+from optrun.cli.placement import PLACES
+from optrun.cli.sweep_checks import refuse_early, refuse_other_code, refuse_unfit_confirmation, refuse_unjudged
+from optrun.cli.sweep_files import refuse_changed_files
+from optrun.config import overrides
+from optrun.config.compose_errors import interpolation
+from optrun.config.hydra_internals import Hydra
+from optrun.config.registry import origins, plugins
+from optrun.config.request import CommandLine
+from optrun.config.schema.sweeper import ConfirmConfig, GridConfig, OptunaConfig, SweeperConfig
+from optrun.launch.single_run import Caller
+from optrun.sweeper import jobs as jobs_of
+from optrun.sweeper.command import SweepCommand
+from optrun.sweeper.contenders import Contender, contenders_of, search_overrides
+from optrun.sweeper.devices import KEY, Device, find_devices, job_devices, refuse_misplaced
+from optrun.sweeper.driver import Driver
+from optrun.sweeper.folder import SweepDir, clean
+from optrun.sweeper.halving import through_rungs
+from optrun.sweeper.pool import DevicePool
+from optrun.sweeper.stop import Stop
+from optrun.sweeper.view import PlainView, make_view, short
+from optrun.sweeper.workers import DeviceWorkers, OneWorker
+
+if TYPE_CHECKING:
+    from optrun.report.verdict import SweepVerdict
+    from optrun.sweeper.search import Search
+
+_SHOWN_LEFT_OUT = 4
+_SWEEPER = "hydra.sweeper."
+
+
+Compare = Callable[[Path, int], "SweepVerdict"]
+"""What is done with the directory of a sweep that has ended, and its exit code."""
+
+
+@dataclass(frozen=True)
+class SweepOutcome:
+    """How a sweep ended."""
+
+    folder: Path
+    exit_code: int
+    """0: every job finished; 1: one failed; 74: the disk refused; 75: stopped with everything saved."""
+    jobs: tuple[str, ...]
+    """Folders of the jobs, below `folder`."""
+    confirm: ConfirmConfig | None = None
+    """What is to follow; None: nothing."""
+    seconds_left: float | None = None
+    """Of `hydra.sweeper.timeout`, for what follows; None: there is no limit."""
+    verdict: SweepVerdict | None = None
+    """What its report says first; None: no job began, or the disk refused."""
+
+
+@dataclass(frozen=True)
+class _Plan:
+    """What a sweep runs."""
+
+    command: SweepCommand
+    options: SweeperConfig
+    jobs: list[jobs_of.Job]
+    """All of them; empty for a search."""
+    search: Search | None = None
+    tuned: list[str] = field(default_factory=list)
+    """Keys that tell no contenders apart, whatever they are."""
+
+    @property
+    def judged(self) -> list[jobs_of.Job]:
+        """Jobs that show what all of them ask of the machine and of the data."""
+        return self.jobs if self.search is None else self.search.placements()
+
+
+def sweep(
+    hydra: Hydra,
+    command_line: CommandLine,
+    cfg: DictConfig,
+    caller: Caller,
+    branching: Branching,
+    *,
+    sweeps_by_itself: bool,
+) -> SweepOutcome:
+    """Run every combination or trial that is not done yet, then compare.
+
+    Args:
+        hydra: Over the user's folders.
+        command_line: Its overrides are checked, but for those of one optimizer alone.
+        cfg: Composed for the sweep, Hydra's node in it.
+        caller: Who asked for it.
+        branching: Makes the overrides of a job whole that branches from a trunk.
+        sweeps_by_itself: Whether the recipe is a sweep without `-m`.
+
+    Raises:
+        ConfigError: A key, choice or combination that does not exist; nothing was started.
+    """
+    command, options = _command(command_line, sweeps_by_itself), sweeper_options(cfg)
+    compose = jobs_of.Composer(
+        hydra, command.config_name, Path(str(cfg.hydra.sweep.dir)), branching, branching.require_place
+    )
+    contenders = [one for grid in _grids(options) for one in _contenders(hydra, branching, command, options, grid)]
+    if isinstance(options, OptunaConfig):
+        from optrun.sweeper.search import Search
+
+        search = Search(hydra, compose, options, contenders)
+        plan, seeds = _Plan(command, options, [], search, search.tuned()), search.seeds()
+    else:
+        points = (point for each in contenders for point in jobs_of.combinations(hydra, each.overrides))
+        jobs = jobs_of.build_jobs(compose, points)
+        plan = _Plan(command, options, jobs, tuned=sorted({key for each in contenders for key in each.own}))
+        seeds = [job.values["seed"] for job in jobs]
+    if options.confirm.asked:
+        refuse_unfit_confirmation(options.confirm, seeds, plan.judged)
+
+    def compare(folder: Path, code: int) -> SweepVerdict:
+        from optrun.report.build import report
+
+        brief = options.confirm.asked and code != EXIT_STOPPED_EARLY
+        return report([folder], console=caller.console, brief=brief).verdict
+
+    outcome = _run(plan, cfg, caller, compare)
+    return replace(outcome, confirm=options.confirm if options.confirm.asked else None)
+
+
+def run_points(
+    hydra: Hydra,
+    command_line: CommandLine,
+    cfg: DictConfig,
+    caller: Caller,
+    points: Iterable[Sequence[str]],
+    compare: Compare,
+    *,
+    again: str,
+    sweeps_by_itself: bool,
+) -> SweepOutcome:
+    """Run some points as a sweep, whatever sweeper the recipe names; see `sweep`.
+
+    Args:
+        hydra: Over the user's folders.
+        command_line: Its overrides are Hydra's alone.
+        cfg: Composed for the sweep, Hydra's node in it.
+        caller: Who asked for it.
+        points: The overrides of each job.
+        compare: What is done when it has ended.
+        again: What goes on with it.
+        sweeps_by_itself: Whether the recipe is a sweep without `-m`.
+    """
+    command, given = _command(command_line, sweeps_by_itself), sweeper_options(cfg)
+    own = [key.removeprefix(_SWEEPER) for key in PLACES if key.startswith(_SWEEPER)]
+    options = replace(_plain_grid(), **{name: getattr(given, name) for name in own})
+    compose = jobs_of.Composer(hydra, command.config_name, Path(str(cfg.hydra.sweep.dir)))
+    jobs = jobs_of.build_jobs(compose, points)
+    return _run(_Plan(command, options, jobs), cfg, caller, compare, again)
+
+
+def _command(command_line: CommandLine, sweeps_by_itself: bool) -> SweepCommand:
+    return SweepCommand(
+        **vars(command_line),
+        plugins=list(plugins.LOADED.values()),
+        plugins_may_change=origins.changes_allowed(),
+        sweeps_by_itself=sweeps_by_itself,
+    )
+
+
+def _run(plan: _Plan, cfg: DictConfig, caller: Caller, compare: Compare, again: str = "") -> SweepOutcome:
+    """Run what was planned in the sweep directory, then compare.
+
+    Args:
+        plan: What is run.
+        cfg: Composed for the sweep.
+        caller: Who asked for it.
+        compare: What is done when it has ended, unless no job began.
+        again: What goes on with it; else the same command.
+    """
+    command, options, judged, search = plan.command, plan.options, plan.judged, plan.search
+    refuse_early(judged, command)
+    if search is not None or options.rungs:
+        refuse_unjudged(judged)
+    devices = _devices(options, judged, str(cfg.hydra.runtime.choices["hydra/launcher"]))
+    pool = DevicePool(devices) if devices else None
+    folder = _folder(cfg)
+    directory = SweepDir(folder)
+    directory.prepare()
+    refuse_other_code(directory)
+    if search is not None or any(directory.state(job.name).status != "finished" for job in plan.jobs):
+        refuse_changed_files(directory, judged)
+    clean(directory)
+    with Stop(owns_process=caller.owns_process, seconds=options.timeout) as stop:
+        view = make_view(caller.console, f"optrun · sweep · {folder}")
+        workers = OneWorker(directory.log) if pool is None else DeviceWorkers(pool, directory.log)
+        driver = Driver(directory, command, options, workers, view, stop, tuned=plan.tuned)
+        _tell_devices(devices, judged, options, view)
+        _tell_left_out(plan.jobs, view)
+        try:
+            if search is not None:
+                _tell_power_of_search(search, view)
+                search(driver)
+            else:
+                driver.add(plan.jobs)
+                view.note(_opening(driver, folder))
+                _tell_power(plan.jobs, view)
+                through_rungs(driver, [(job,) for job in plan.jobs])
+        finally:
+            view.stop()
+            driver.close()
+            if driver.board.jobs:  # a start that was refused leaves the result of the one before
+                with contextlib.suppress(*([OSError] if stop.refused else [])):
+                    driver.write_result()
+        code, verdict = driver.exit_code(), None
+        if code != EXIT_STORAGE and any(state.status != "new" for state in driver.board.states.values()):
+            verdict = compare(folder, code)
+        again = f"{again or f'The same command with hydra.sweep.dir={folder}'} goes on."
+        end = ""
+        if stop.refused:
+            end = f"paused: {stop.refused} Make room. {again} Jobs start from their last checkpoints."
+        elif code == EXIT_STOPPED_EARLY:
+            end = f"stopped; what ran is saved. {again}"
+        _tell_end(driver, caller.console, end)
+    names = tuple(job.name for job in driver.board.jobs)
+    return SweepOutcome(folder, code, names, seconds_left=stop.seconds_left, verdict=verdict)
+
+
+def _devices(options: SweeperConfig, jobs: list[jobs_of.Job], launcher: str) -> list[Device]:
+    """The devices of the sweep; none where it was not asked for any.
+
+    Raises:
+        ConfigError: They are not there, a job cannot have them, or a launcher is to place the jobs, too.
+    """
+    if options.devices is None:
+        return []
+    given = f"{KEY}={options.devices}"
+    if launcher != "basic":
+        raise ConfigError(
+            f"hydra/launcher={launcher}: expected basic, the default. With {given} optrun starts a process on each "
+            "device of this machine by itself; on a cluster a launcher's own keys ask for devices, such as "
+            "hydra.launcher.gpus_per_node=1. Leave one of them out."
+        )
+    devices = find_devices(options.devices)
+    for job in jobs:
+        refuse_misplaced(job.values, job.label, len(devices))
+    return devices
+
+
+def _tell_devices(devices: list[Device], jobs: list[jobs_of.Job], options: SweeperConfig, view: PlainView) -> None:
+    """Say which devices are used, and which of them a search leaves idle."""
+    if not devices:
+        return
+    view.note(f"devices: {', '.join(f'{device.visible} ({device.uuid})' for device in devices)}")
+    if isinstance(options, OptunaConfig):
+        widest = max(job_devices(job.values, len(devices)) for job in jobs)
+        if options.n_jobs * widest < len(devices):
+            view.note(
+                f"hydra.sweeper.n_jobs={options.n_jobs}: so many trials are proposed and run at a time; "
+                f"hydra.sweeper.n_jobs={len(devices) // widest} would use all {len(devices)} devices."
+            )
+
+
+def _tell_left_out(jobs: list[jobs_of.Job], view: PlainView) -> None:
+    """Say which points are not run, since another one is the same run: `distributed=ddp,fsdp`, for one."""
+    doubled = [job for job in jobs if job.left_out]
+    for job in doubled[:_SHOWN_LEFT_OUT]:
+        view.note(
+            f"{'; '.join(job.left_out)}: left out: the same run as {job.label}, since no result depends on what "
+            "differs. To run it, too, give it a hydra.sweep.dir of its own."
+        )
+    if len(doubled) > _SHOWN_LEFT_OUT:
+        view.note(f"the same of {len(doubled) - _SHOWN_LEFT_OUT} more jobs")
+
+
+def _tell_power(jobs: list[jobs_of.Job], view: PlainView) -> None:
+    """Say what the report will be able to see, while it can still be changed."""
+    if len({job.values.get("seed") for job in jobs}) < 2:
+        return
+    from optrun.report.forecast import forecast
+
+    if foretold := forecast([job.values for job in jobs]):
+        view.note(foretold)
+
+
+def _tell_power_of_search(search: Search, view: PlainView) -> None:
+    """Say the same of a search, whose trials are not known yet."""
+    from optrun.report.forecast import say
+
+    if foretold := say(search.contenders, search.seeds_of_trial):
+        view.note(foretold)
+
+
+def sweeper_options(cfg: DictConfig) -> SweeperConfig:
+    """The typed `hydra.sweeper`; Hydra's own `basic` is a grid.
+
+    Raises:
+        ConfigError: Another sweeper, or a value out of range.
+    """
+    node = cfg.hydra.sweeper
+    try:
+        values: dict[str, Any] = OmegaConf.to_container(node, resolve=True)  # type: ignore[assignment]
+        target = str(values.get("_target_", ""))
+        if target.endswith(".BasicSweeper"):
+            return _plain_grid(values.get("max_batch_size"), values.get("params"))
+        made = OmegaConf.to_object(node)
+    except OmegaConfBaseException as error:
+        cause = error.__cause__
+        if isinstance(cause, ConfigError):
+            raise cause from error
+        raise interpolation(cfg, error) from error
+    if not isinstance(made, SweeperConfig):
+        raise ConfigError(f"hydra/sweeper: {target or node} is not optrun's. Choices: grid, optuna, basic.")
+    return made
+
+
+def _plain_grid(max_batch_size: int | None = None, params: dict[str, Any] | None = None) -> GridConfig:
+    return GridConfig(
+        name="basic",
+        params=params or {},
+        search={},
+        confirm=ConfirmConfig(seeds=None, power=None, difference=None, baseline=None),
+        objectives=[],
+        timeout=None,
+        stall_seconds=None,
+        retry_failed=False,
+        max_batch_size=max_batch_size,
+        devices=None,
+        rungs=[],
+        reduction_factor=2,
+        grids=[],
+    )
+
+
+def _grids(options: SweeperConfig) -> list[dict[str, Any]]:
+    return (options.grids or [{}]) if isinstance(options, GridConfig) else [{}]
+
+
+def _contenders(
+    hydra: Hydra, branching: Branching, command: SweepCommand, options: SweeperConfig, grid: dict[str, Any]
+) -> list[Contender]:
+    """The overrides of one grid, by optimizer where these have spaces of their own; all known by name.
+
+    The file's stand under the grid's, and these under the command line's.
+    """
+    subdir = [token for token in command.overrides if token.startswith("hydra.sweep.subdir=")]
+    if subdir:
+        raise ConfigError(
+            f"{subdir[0]}: the folder of a job is named by what the job is; hydra.sweep.dir=DIR moves all."
+        )
+    files = [*jobs_of.param_overrides(options.params), *search_overrides(options.search)]
+    below = jobs_of.merged(files, jobs_of.param_overrides(grid, "hydra.sweeper.grids"))
+    tokens = jobs_of.merged(below, [token for token in command.overrides if not overrides.is_hydra(token)])
+    own = [token for token in tokens if overrides.is_search(token)]
+    common = [token for token in tokens if not overrides.is_search(token)]
+    checked = branching.checked(common, sweep=True)
+    return contenders_of(hydra, partial(branching.checked, sweep=True), checked, own)
+
+
+def _folder(cfg: DictConfig) -> Path:
+    """The sweep directory; one that is named by the clock is new, even where two sweeps begin in the same second.
+
+    Raises:
+        ConfigError: There is a file of that name.
+        StorageError: It cannot be made.
+    """
+    refuse_url("hydra.sweep.dir", str(cfg.hydra.sweep.dir))
+    folder = Path(str(cfg.hydra.sweep.dir))
+    clocked = "now:" in str(OmegaConf.to_container(cfg.hydra.sweep, resolve=False)["dir"])  # type: ignore[index,call-overload]
+    if folder.exists() and not folder.is_dir():
+        raise ConfigError(f"hydra.sweep.dir={folder}: this is a file.")
+    number, free = 2, folder
+    while True:
+        try:
+            free.mkdir(parents=True, exist_ok=not clocked)
+            return free
+        except FileExistsError:
+            free, number = folder.with_name(f"{folder.name}-{number}"), number + 1
+        except OSError as error:
+            raise StorageError(f"hydra.sweep.dir={folder}: {error.strerror}. Choose another directory.") from error
+
+
+def _opening(driver: Driver, folder: Path) -> str:
+    states = list(driver.board.states.values())
+    done = sum(state.status == "finished" for state in states)
+    failed = sum(state.status == "failed" for state in states)
+    cut = sum(state.status in ("running", "interrupted") for state in states)
+    pieces = [f"{len(states)} jobs -> {folder}"]
+    if done:
+        pieces.append(f"{done} finished before")
+    if cut:
+        pieces.append(f"{cut} to go on with")
+    if failed:
+        again = "tried again" if driver.options.retry_failed else "left (hydra.sweeper.retry_failed=true tries again)"
+        pieces.append(f"{failed} failed before, {again}")
+    return " · ".join(pieces)
+
+
+def _tell_end(driver: Driver, console: Console, end: str) -> None:
+    """Say how many jobs came to which end, below the comparison.
+
+    Args:
+        driver: Of the sweep.
+        console: Where it is printed.
+        end: Why it was stopped, and how it goes on; empty if it was not.
+    """
+    console.print(printable(driver.board.counts()), markup=False, highlight=False, soft_wrap=True)
+    if driver.options.halves:
+        done, whole = driver.steps()
+        console.print(f"{done:,} of {whole:,} steps done; halving saved {whole - done:,}", highlight=False)
+    for job in driver.failed_before:  # those of this start were told when they ended
+        failure = f"failed before: {job.label}: {short(driver.board.states[job.name].message)}"
+        line = printable(f"{failure}  ({driver.sweep.run(job.name).log})")
+        console.print(line, markup=False, highlight=False, soft_wrap=True)
+    if end:
+        console.print(printable(end), markup=False, highlight=False, soft_wrap=True)

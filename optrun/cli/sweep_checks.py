@@ -1,0 +1,115 @@
+"""What a sweep refuses before its first job starts."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from omegaconf import OmegaConf
+
+from optrun.artifacts.metrics import read_summary
+from optrun.base.errors import ConfigError
+from optrun.config import saved, store
+from optrun.config.registry import origins
+from optrun.config.schema.distributed import RanksConfig
+from optrun.config.schema.optimizer import PytorchOptimizerConfig
+from optrun.config.schema.sweeper import ConfirmConfig
+from optrun.launch.rank_checks import refuse_composed, refuse_idle_nproc
+from optrun.sweeper.command import SweepCommand
+from optrun.sweeper.folder import SweepDir
+from optrun.sweeper.jobs import Job
+from optrun.training.trackers import require_tracker
+
+
+def refuse_early(jobs: list[Job], command: SweepCommand) -> None:
+    """Refuse what every job would refuse by itself, before the first of them starts."""
+    from optrun.config.safety import refuse_stored_trust
+
+    for job in jobs:
+        refuse_stored_trust(OmegaConf.create(dict(job.values)), command.overrides)
+        if job.values["distributed"]["name"] != "none":
+            _refuse_unfit_ranks(job)
+    typed = any(token.startswith("training.nproc_per_node=") for token in command.overrides)
+    if typed and all(job.values["distributed"]["name"] == "none" for job in jobs):
+        for job in jobs:
+            refuse_idle_nproc(job.values["training"]["nproc_per_node"])
+    for job in {str([job.values[group] for group in ("tracking", "optimizer")]): job for job in jobs}.values():
+        config = saved.with_schemas(job.values, job.label)
+        require_tracker(OmegaConf.to_object(config.tracking))  # type: ignore[arg-type]
+        if OmegaConf.get_type(config.optimizer) is PytorchOptimizerConfig:
+            from optrun.optimizer.build import require_optimizer  # needs torch, as the library does
+
+            require_optimizer(OmegaConf.to_object(config.optimizer))  # type: ignore[arg-type]
+
+
+def _refuse_unfit_ranks(job: Job) -> None:
+    """Refuse a job whose ranks cannot be; which devices there are, its own process sees, perhaps on another machine.
+
+    Raises:
+        ConfigError: With the key and the job.
+    """
+    config = store.typed(saved.with_schemas(job.values, job.label))
+    distributed, given = config.distributed, config.training.nproc_per_node
+    assert isinstance(distributed, RanksConfig)
+    try:
+        refuse_composed(config, None if given == "auto" else int(given) * distributed.nnodes)
+    except ConfigError as error:
+        raise ConfigError(f"{error} In the job {job.label}.") from error
+
+
+def refuse_other_code(directory: SweepDir) -> None:
+    """Refuse to go on with a sweep whose jobs were trained with code that changed since.
+
+    Raises:
+        ConfigError: Naming the job, what it used, and both digests.
+    """
+    for summary in sorted(directory.path.glob("*/summary.json")):
+        try:
+            recorded = read_summary(summary).get("plugins", ())
+        except (OSError, ValueError):
+            continue  # torn away with its process: the job begins anew
+        origins.require(recorded, str(summary.parent))
+
+
+def refuse_unjudged(jobs: list[Job]) -> None:
+    """A search, or rungs, go by a metric; a plain grid may do without.
+
+    Raises:
+        ConfigError: The jobs have no rows to evaluate on.
+    """
+    for job in jobs:
+        data = job.values["data"]
+        # Other sources, such as the hub's, may bring evaluation rows of their own.
+        by_key_alone = data.get("kind", data["name"]) in ("stdlib", "files", "tokens")
+        if data["eval_fraction"] == 0 and by_key_alone and data.get("eval") is None:
+            raise ConfigError(
+                "data.eval_fraction=0: a search (hydra/sweeper=optuna) and rungs go by an evaluation, and there is "
+                "none. Give data.eval or a fraction above 0, and train on all rows when the choice is made."
+            )
+
+
+def refuse_unfit_confirmation(asked: ConfirmConfig, seeds: Sequence[int], jobs: Sequence[Job]) -> None:
+    """Refuse a confirmation that could not follow, while nothing is spent yet.
+
+    Args:
+        asked: `hydra.sweeper.confirm`.
+        seeds: Those of the sweep.
+        jobs: That show what all of them are.
+
+    Raises:
+        ConfigError: With the key; the seeds take part in the choice, or are too few; or there is no one choice.
+    """
+    from optrun.cli.confirm_request import read_request
+    from optrun.report.confirmation import refuse_stale
+    from optrun.report.forecast import count_workloads
+
+    if (count := count_workloads([job.values for job in jobs])) > 1:
+        raise ConfigError(
+            f"hydra.sweeper.confirm: this sweep is over {count} workloads (tasks, or data that judges), and a "
+            "confirmation is of one choice on one of them. Leave it out, or sweep over each workload by itself."
+        )
+    try:
+        request = read_request(**vars(asked))
+        if request.seeds is not None:
+            refuse_stale(request.seeds, seeds)
+    except ConfigError as error:
+        raise ConfigError(f"hydra.sweeper.confirm.{error}") from error

@@ -1,0 +1,108 @@
+"""Remember what the files of a sweep hold, and refuse to go on with others under the same path."""
+
+from __future__ import annotations
+
+import contextlib
+import glob
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from omegaconf import OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from optrun.artifacts.atomic import replace_text
+from optrun.base.errors import ConfigError, StorageError
+from optrun.base.reading import read_json
+from optrun.config.original_cwd import is_path, path_keys
+from optrun.config.saved import flat, read_config
+from optrun.data.known_files import content_of
+from optrun.sweeper.folder import SweepDir
+from optrun.sweeper.jobs import Job
+
+
+def refuse_changed_files(directory: SweepDir, jobs: Sequence[Job]) -> None:
+    """Refuse to go on with a sweep whose data or model changed since a job was trained on them.
+
+    Args:
+        directory: Of the sweep; takes note of what the files hold now.
+        jobs: They show every path of the sweep.
+
+    Raises:
+        ConfigError: With the key, the file and the job.
+        StorageError: The disk refused.
+    """
+    try:
+        known: dict[str, dict[str, str]] = read_json(directory.files)
+    except (OSError, ValueError):
+        known = {}
+    for key, text, sizes_alone in dict.fromkeys(path for job in jobs for path in _paths(job.values)):
+        name = f"{key}={text}{' by size' if sizes_alone else ''}"
+        then, now = known.get(name, {}), _contents(text, sizes_alone=sizes_alone)
+        if then and then != now and (user := _trained_on(directory, text)):
+            raise ConfigError(
+                f"{key}={text}: {_difference(then, now)}; {user} was trained on what it was. Restore it, or choose "
+                "another hydra.sweep.dir: one sweep compares runs on the same files."
+            )
+        known[name] = now
+    try:
+        replace_text(directory.files, json.dumps(known))
+    except OSError as error:
+        raise StorageError(f"{directory.files}: {error.strerror}. Make room; the same command goes on.") from error
+
+
+def _paths(values: Mapping[str, Any]) -> Iterator[tuple[str, str, bool]]:
+    """Yield key and text of each path in a job's configuration, and whether only the sizes of its files are looked at.
+
+    That is where it takes too long to read them before a sweep: rows that are a stream, and folders of data.
+    """
+    keys = [key for key in path_keys(values) if not key.startswith("callbacks.")]  # these may be written
+    leaves = flat(values)
+    for key, value in leaves.items():
+        if is_path(key, keys):
+            vast = key == "data.path" or bool(leaves.get(f"{key.rpartition('.')[0]}.streaming"))
+            yield from ((key, text, vast) for text in _texts(value))
+
+
+def _texts(value: Any) -> list[str]:
+    return [text for text in (value if isinstance(value, list) else [value]) if isinstance(text, str)]
+
+
+def _contents(text: str, *, sizes_alone: bool) -> dict[str, str]:
+    """Describe the files of a path, a folder or a glob; of a name that leads nowhere, such as a hub's, none."""
+    resolved = text
+    with contextlib.suppress(OmegaConfBaseException):
+        resolved = str(OmegaConf.create({"path": text})["path"])  # of an environment variable
+    path = Path(resolved).expanduser()
+    if path.is_dir():
+        inside = {each.relative_to(path).as_posix(): each for each in path.rglob("*")}
+        files = {name: each for name, each in inside.items() if not name.startswith(".")}
+    else:
+        matches = [] if path.is_file() else glob.glob(str(path), recursive=True)  # noqa: PTH207
+        files = {text: path, **{match: Path(match) for match in matches}}
+    found = {}
+    for name, file in sorted(files.items()):
+        with contextlib.suppress(OSError, ValueError):  # who needs it says what is wrong with it
+            if file.is_file():
+                size = f"{file.stat().st_size:,} bytes"
+                found[name] = size if sizes_alone else f"{size}, digest {content_of(file)[:16]}"
+    return found
+
+
+def _difference(then: Mapping[str, str], now: Mapping[str, str]) -> str:
+    """Name the first file that is another one."""
+    name = next(name for name in {**then, **now} if then.get(name) != now.get(name))
+    if name not in now:
+        return f"{name} is gone"
+    return f"{name} changed: {then[name]} then, {now[name]} now" if name in then else f"{name} is new"
+
+
+def _trained_on(directory: SweepDir, text: str) -> str | None:
+    """Find a job of the sweep that has taken a step with a path; one that failed before that has read nothing."""
+    for config in sorted(directory.path.glob("*/config.yaml")):
+        with contextlib.suppress(ConfigError):
+            used = (text for value in flat(read_config(config)).values() for text in _texts(value))
+            if directory.steps_done(config.parent.name) and text in used:
+                return config.parent.name
+    return None

@@ -1,0 +1,35 @@
+"""`python -m optrun.cli.sweep_worker LOCK ...`: the process in which a sweep's jobs run."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING
+
+from optrun.launch.rank_checks import refuse_unfit
+from optrun.launch.ranks import train_on_ranks
+from optrun.sweeper.launch import serve
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from optrun.artifacts.run_dir import RunDir
+    from optrun.config.request import Request
+    from optrun.runner.resume.checkpoint import ResumePoint
+
+
+def train_job_on_ranks(
+    request: Request, run: RunDir, console: Console, resume: ResumePoint | None, stop_at: int | None
+) -> None:
+    """Train a job of several ranks, on the devices that this process sees.
+
+    Raises:
+        OptrunError: It cannot have them, or as `train_on_ranks`.
+    """
+    refuse_unfit(request.config, (), None)
+    train_on_ranks(request, run, console, resume, stop_at)
+
+
+if __name__ == "__main__":
+    from optrun.cli import sweep_worker  # by its name: launchers send the function to other processes
+
+    serve([int(number) for number in sys.argv[1:]], sweep_worker.train_job_on_ranks)

@@ -1,0 +1,214 @@
+"""`optrun` without a verb: one of Hydra's services, a run, a run that goes on, or a sweep."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from hydra.types import RunMode
+
+from optrun.base.errors import EXIT_DONE, EXIT_STOPPED_EARLY, EXIT_STORAGE, ConfigError
+from optrun.cli import hydra_options, hydra_services
+from optrun.cli.branch import Branching, whole_command_line
+from optrun.cli.messages import guarded
+from optrun.config import overrides, store
+from optrun.config.groups import default_values
+from optrun.config.hydra_internals import Hydra
+from optrun.config.request import DEFAULT_CONFIG, CommandLine
+from optrun.distributed.join import Launched, launched
+from optrun.sweeper.command import is_sweep as is_sweep
+
+if TYPE_CHECKING:
+    from optrun.cli.sweep import SweepOutcome
+    from optrun.launch.rank import Leader
+    from optrun.launch.single_run import Caller
+    from optrun.runner.train import Outcome
+
+_OF_SWEEPS = ("hydra.sweep.", "hydra.sweeper.", "hydra.launcher.", "hydra/sweeper", "hydra/launcher", overrides.SEARCH)
+"""Begin the overrides that a single run would ignore."""
+
+
+def run(argv: list[str]) -> int:
+    """Train, or show what would be trained.
+
+    Args:
+        argv: Arguments after `optrun`.
+
+    Returns:
+        The exit code.
+    """
+    parser = hydra_options.parser()
+    args = hydra_options.parse(parser, argv)
+    found = launched(os.environ)
+    if found is not None and found.size > 1 and _is_alone(args):
+        from optrun.launch.rank_checks import refuse_one_process
+
+        refuse_one_process(found)
+    if found is not None and found.rank:
+        if any((args.help, args.hydra_help, args.shell_completion, args.cfg, args.info)):
+            return EXIT_DONE  # rank 0 answers
+        from optrun.launch.rank import leave
+
+        return leave(guarded(lambda _: _follow(found, args.overrides), argv))
+    hydra = store.open_hydra(args.config_dir)
+    if hydra_services.answer(hydra, parser, args):
+        return EXIT_DONE
+    command_line = CommandLine(
+        argv=argv,
+        config_name=args.config_name or DEFAULT_CONFIG,
+        names_config=args.config_name is not None,
+        config_dir=args.config_dir,
+        overrides=args.overrides,
+    )
+    overrides.refuse_twice(overrides.parse(args.overrides))
+    resumes = overrides.resume_value(args.overrides) is not None
+    sweeps = args.multirun or (not resumes and is_sweep(hydra, command_line))
+    if args.cfg or args.info:
+        whole = command_line if sweeps else whole_command_line(hydra, command_line)
+        common = [token for token in whole.overrides if not (sweeps and overrides.is_search(token))]
+        checked = overrides.checked(hydra, command_line.config_name, common, sweep=sweeps)
+        hydra_services.show(hydra, command_line.config_name, checked, args)
+        return EXIT_DONE
+    if found is not None:
+        from optrun.launch.rank import leave
+
+        return leave(guarded(lambda _: _lead(found, hydra, command_line, sweeps=sweeps), argv))
+    return _run(hydra, command_line, _caller(), sweeps=sweeps)
+
+
+def _caller(leader: Leader | None = None) -> Caller:
+    from rich.console import Console
+
+    from optrun.launch.single_run import Caller
+
+    return Caller(Console(), leader=leader)
+
+
+def _run(hydra: Hydra, command_line: CommandLine, caller: Caller, *, sweeps: bool) -> int:
+    if sweeps:
+        return start_sweep(hydra, command_line, caller).exit_code
+    train(hydra, command_line, caller)
+    return EXIT_DONE
+
+
+def _is_alone(args: argparse.Namespace) -> bool:
+    """Whether it is clear before anything is composed, and no launcher told all ranks, that there is nobody to meet."""
+    told = any(token.lstrip("+").startswith(("distributed=", "resume=")) for token in args.overrides)
+    return not (told or args.config_name or args.config_dir or "TORCHELASTIC_RUN_ID" in os.environ)
+
+
+def _lead(launched: Launched, hydra: Hydra, command_line: CommandLine, *, sweeps: bool) -> int:
+    """Run as rank 0 of a launcher."""
+    from optrun.launch.rank import Leader, begin
+
+    rank = begin(launched)
+    with Leader(rank, rank.meet(_timeout(command_line.overrides))) as leader:
+        return _run(hydra, command_line, _caller(leader), sweeps=sweeps)
+
+
+def _follow(launched: Launched, overrides: Sequence[str]) -> int:
+    """Run as any other rank of a launcher: it composes nothing."""
+    from optrun.launch.rank import begin, follow_leader
+
+    rank = begin(launched)
+    return follow_leader(rank, rank.meet(_timeout(overrides)))
+
+
+def _timeout(tokens: Sequence[str]) -> float:
+    """How long to wait for the other ranks, before anything is composed."""
+    given = [token for token in tokens if token.startswith("distributed.timeout_seconds=")]
+    try:
+        return float(given[-1].partition("=")[2])
+    except (IndexError, ValueError):  # rank 0 refuses what is no number
+        return float(default_values("distributed", "ddp")["timeout_seconds"])
+
+
+def train(hydra: Hydra, command_line: CommandLine, caller: Caller) -> Outcome:
+    """Start a run, or go on with one where the command line or a recipe says `resume`.
+
+    Args:
+        hydra: Over the user's folders.
+        command_line: Not checked yet.
+        caller: Who asked for it.
+
+    Raises:
+        OptrunError: It is refused, or comes to a bad end.
+    """
+    from optrun.cli.resume import resume
+    from optrun.launch.single_run import start
+
+    _refuse_call_in_rank(caller)
+    for token in command_line.overrides:
+        if token.lstrip("+~").startswith(_OF_SWEEPS):
+            raise ConfigError(f"{token}: has no effect on a single run. Add -m for a sweep, or leave it out.")
+    overrides.refuse_twice(overrides.parse(command_line.overrides))
+    value = overrides.resume_value(command_line.overrides)
+    if value is None:
+        whole = whole_command_line(hydra, command_line)
+        checked = overrides.checked(hydra, command_line.config_name, whole.overrides, sweep=False)
+        cfg = store.compose(hydra, command_line.config_name, checked)
+        if cfg.resume is None:
+            return start(hydra, replace(command_line, overrides=checked), cfg, caller)
+        value = str(cfg.resume)  # a recipe of the user's says so
+    return resume(hydra, command_line, value, caller)
+
+
+def start_sweep(hydra: Hydra, command_line: CommandLine, caller: Caller) -> SweepOutcome:
+    """Start a sweep, or go on with one.
+
+    Args:
+        hydra: Over the user's folders.
+        command_line: Not checked yet.
+        caller: Who asked for it.
+
+    Raises:
+        OptrunError: It is refused; no job was started.
+    """
+    from optrun.cli.sweep import sweep
+
+    _refuse_call_in_rank(caller)
+    if caller.launched is not None and caller.launched.size > 1:
+        raise ConfigError(
+            f"{caller.launched.shown}: a sweep under {caller.launched.launcher} would be started by rank 0 alone. "
+            f"Start it without {caller.launched.launcher}; a job of it may have distributed=ddp."
+        )
+    own = [token for token in command_line.overrides if overrides.is_search(token)]
+    common = [token for token in command_line.overrides if not overrides.is_search(token)]
+    branching = Branching(hydra, command_line)
+    checked = branching.checked(common, sweep=True)
+    for token in checked:
+        if token.startswith("hydra.run."):
+            raise ConfigError(f"{token}: has no effect on a sweep; hydra.sweep.dir=DIR says where its jobs lie.")
+    cfg = store.compose(hydra, command_line.config_name, branching(checked), RunMode.MULTIRUN)
+    if cfg.resume is not None or overrides.resume_value(command_line.overrides) is not None:
+        raise ConfigError("resume goes on with one run; a sweep is taken up by repeating its own command.")
+    by_itself = is_sweep(hydra, replace(command_line, overrides=()))
+    command_line = replace(command_line, overrides=[*checked, *own])
+    outcome = sweep(hydra, command_line, cfg, caller, branching, sweeps_by_itself=by_itself)
+    if outcome.confirm is None or outcome.exit_code in (EXIT_STOPPED_EARLY, EXIT_STORAGE):
+        return outcome
+    from optrun.cli.confirm_request import read_request
+    from optrun.cli.confirm_sweep import confirm
+
+    left = outcome.seconds_left  # one limit for the whole command
+    asked = read_request(**vars(outcome.confirm))
+    then = confirm(outcome.folder, asked, caller, command_line.overrides, seconds=left)
+    return replace(outcome, exit_code=then.exit_code or outcome.exit_code, verdict=then.verdict or outcome.verdict)
+
+
+def _refuse_call_in_rank(caller: Caller) -> None:
+    """Refuse a call from Python in one of several processes: each would train alone, in the same directory.
+
+    Raises:
+        ConfigError: A launcher started this process, and not the command line.
+    """
+    found = launched(os.environ)
+    if caller.leader is None and found is not None and found.size > 1:
+        raise ConfigError(
+            f"{found.shown}: optrun.run and optrun.sweep start their ranks themselves, with distributed=ddp; they are "
+            f"no part of {found.launcher}'s. Call them in one process, or start the command: {found.launcher} ... -m "
+            "optrun distributed=ddp."
+        )

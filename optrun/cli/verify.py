@@ -1,0 +1,187 @@
+"""`optrun verify`: is every file whole?"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+from optrun.base.errors import EXIT_DONE, EXIT_NO_CHECKPOINT, CheckpointError, ConfigError, StorageError, printable
+from optrun.cli.parser import VerbParser
+
+
+def parser() -> VerbParser:
+    """Build the parser of the verb."""
+    made = VerbParser(
+        "verify",
+        "RUN_DIR|CHECKPOINT [...]",
+        """
+Reads every file of a checkpoint, or of a run with all its checkpoints, and holds it against the manifests: size,
+checksum, and every tensor; files of a run that are missing, or that nothing of optrun's put there, are named as well.
+What a run that goes on, or was killed, wrote after its last checkpoint is not covered yet: that is said, and no damage.
+Nothing is changed. Exit code 0: all whole; 4: file and tensor are named.
+
+--accept takes one file of a run as it is now, or as gone, and records that in the manifest: when, by which command,
+and both checksums. Weights and checkpoints are never accepted, and what a run needs may not be gone. A manifest that
+is lost or damaged is accepted by its own name, run_manifest.json, and with it every file as it is.
+""",
+    )
+    made.add_argument("--accept", metavar="FILE", help="take a changed file of the run as it is, with a record")
+    return made
+
+
+def run(argv: list[str]) -> int:
+    """Check, and name what is damaged.
+
+    Returns:
+        0 where everything is whole, else 4.
+    """
+    arguments = parser().parse(argv)
+    if arguments is None:
+        return EXIT_DONE
+    if not arguments.positional:
+        raise ConfigError("optrun verify takes run directories or checkpoints: optrun verify RUN_DIR|CHECKPOINT")
+    if arguments.options.accept is not None:
+        _accept(arguments.positional, arguments.options.accept)
+    return max(_verify(path) for path in arguments.positional)
+
+
+def _accept(paths: list[str], file: str) -> None:
+    from optrun.artifacts.run_check import accept
+    from optrun.runner.resume.target import locate
+
+    target = locate(paths[0])
+    if len(paths) > 1 or target.checkpoint is not None:
+        raise ConfigError(f"optrun verify --accept {file}: expected one run directory: a checkpoint is whole or not.")
+    try:
+        accept(target.run, file)
+    except OSError as error:
+        raise StorageError(f"{target.run.manifest}: cannot be written: {error.strerror or error}.") from error
+
+
+def _verify(path: str) -> int:
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    from optrun.artifacts.identity import run_id_of
+    from optrun.artifacts.retention import pointed
+    from optrun.artifacts.run_check import Checked, check_run
+    from optrun.artifacts.run_dir import MANIFEST, checkpoint_folders
+    from optrun.artifacts.run_manifest import CHECKPOINT, matches
+    from optrun.base.formatting import size
+    from optrun.runner.resume.target import locate
+
+    target = locate(path)
+    folders = [target.checkpoint] if target.checkpoint is not None else checkpoint_folders(target.run)[::-1]
+    table = Table(
+        title=Text(printable(str(target.checkpoint or target.run.path))), title_justify="left", title_style="dim"
+    )
+    for name in ("checkpoint", "file"):
+        table.add_column(name)
+    for name in ("size", "tensors"):
+        table.add_column(name, justify="right")
+    table.add_column("verdict")
+    console = Console()
+    wrong: list[str] = []
+    try:
+        run_id = run_id_of(target.run)
+    except CheckpointError as error:
+        run_id, wrong = None, [str(error)]
+    with console.status("reading"):
+        of_run = Checked() if target.checkpoint is not None else check_run(target.run)
+        wrong += of_run.wrong.values()
+        for name in sorted({*of_run.wrong, *of_run.whole, *of_run.open}):
+            if name in of_run.wrong:
+                verdict = Text("damaged", style="red")
+            elif name in of_run.open:
+                verdict = Text("not covered", style="yellow")
+            elif matches(name, (CHECKPOINT,)):
+                continue  # it has a row of its own
+            else:
+                verdict = Text("whole", style="green")
+            file = _File(target.run.path / name, None, name in of_run.wrong)
+            table.add_row("", Text(printable(name)), size(file.size), "", verdict)
+        for folder in folders:
+            report = examine(folder, run_id)
+            if not folder.is_dir():
+                continue  # the run goes on, and deleted it meanwhile
+            wrong += report.problems
+            for index, file in enumerate(report.files):
+                verdict = Text("damaged", style="red") if file.damaged else Text("whole", style="green")
+                shown = "" if file.tensors is None else str(file.tensors)
+                table.add_row(folder.name if index == 0 else "", file.name, size(file.size), shown, verdict)
+            for stranger in report.foreign:
+                table.add_row(
+                    "",
+                    Text(printable(stranger.relative_to(folder).as_posix())),
+                    "",
+                    "",
+                    Text("not of the checkpoint; never read", style="yellow"),
+                )
+    if not folders and not of_run.sealed:
+        wrong.append(f"{target.run.checkpoints}: no checkpoint there.")
+    for pointer in () if target.checkpoint is not None else (target.run.best, target.run.last):
+        if pointer.is_file() and pointed(pointer) is None:
+            wrong.append(f"{pointer}: names a checkpoint that is not there.")
+    console.print(table)
+    for reason in dict.fromkeys(of_run.open.values()):
+        listed = ", ".join(name for name, why in of_run.open.items() if why == reason)
+        console.print(Text(printable(f"{listed}: {reason}")), soft_wrap=True)
+    for record in of_run.accepted:
+        was, now = (str(record.get(side) or "none")[:12] for side in ("was", "now"))
+        every = record.get("name") == MANIFEST
+        sealed = "every file as it was then" if every else f"sha256 was {was}, is {now}"
+        line = f"{record.get('name')}: accepted at {record.get('at')}: {sealed}"
+        console.print(Text(printable(line)), soft_wrap=True)
+    for problem in wrong:
+        sys.stderr.write(f"optrun: {printable(problem)}\n")
+    return EXIT_NO_CHECKPOINT if wrong else EXIT_DONE
+
+
+class _File:
+    """File of a checkpoint, with its size and whether it is damaged."""
+
+    def __init__(self, path: Path, tensors: int | None, damaged: bool, name: str | None = None) -> None:
+        self.name = name or path.name
+        self.size = path.stat().st_size if path.is_file() else 0
+        self.tensors = tensors
+        self.damaged = damaged
+
+
+class Report:
+    """What was found in one checkpoint."""
+
+    def __init__(self) -> None:
+        self.files: list[_File] = []
+        self.problems: list[str] = []
+        self.foreign: list[Path] = []
+
+
+def examine(folder: Path, run_id: str | None = None) -> Report:
+    """Hold a checkpoint against its manifest, file by file and tensor by tensor.
+
+    Args:
+        folder: A checkpoint, whole or not.
+        run_id: Of the run it lies in; None: it is not known.
+    """
+    from optrun.artifacts import run_dir as names
+    from optrun.artifacts.manifest import CONTENT, TENSOR_FILES, file_problem, foreign_files, problems, read_manifest
+    from optrun.artifacts.tensor_file import damaged_tensors
+
+    report = Report()
+    report.problems = problems(folder, run_id)
+    if folder.is_dir() and not folder.is_symlink():
+        report.foreign = foreign_files(folder)
+    try:
+        manifest = read_manifest(folder)
+    except CheckpointError:
+        report.files = [_File(folder / name, None, True) for name in (names.CHECKPOINT_MANIFEST, *CONTENT)]
+        return report
+    report.files.append(_File(folder / names.CHECKPOINT_MANIFEST, None, False))
+    for name, known in manifest["listed"].items():
+        path, tensors = folder / name, manifest["tensors"].get(name)
+        damaged = file_problem(path, *known) is not None
+        if name in TENSOR_FILES and path.is_file() and not path.is_symlink():
+            report.problems += damaged_tensors(path, tensors)
+        report.files.append(_File(path, None if tensors is None else len(tensors), damaged, name))
+    return report

@@ -1,0 +1,355 @@
+"""Every choice that can be made by its name: one row each, whoever brings it.
+
+A row has the name, the schema (a dataclass: keys, types, ranges, and facts that are known without torch) and the target
+(a class or function). optrun's own rows name their target as text, so that a configuration composes without torch;
+rows of others come by the decorators here, from a plugin file, an installed package or a program that imports optrun.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import MISSING, dataclass, fields, is_dataclass, replace
+from functools import cache
+from types import MappingProxyType, NoneType
+from typing import TYPE_CHECKING, Any, TypeVar, get_args, get_type_hints
+
+from optrun.base.errors import ConfigError, did_you_mean
+
+if TYPE_CHECKING:
+    from importlib.metadata import EntryPoint
+
+    from _typeshed import DataclassInstance
+
+    Schema = type[DataclassInstance]
+
+Target = TypeVar("Target", bound=Callable[..., Any])
+
+_NO_TEXTS = ("null", "true", "false", "inf", "nan")
+"""What Hydra's grammar reads as another value than a text, whatever the case."""
+
+KINDS = ("optimizer", "scheduler", "task", "metric", "data", "tracker", "callback")
+"""What can be registered. The decorator of each is `register_<kind>`."""
+
+ENTRY_POINTS = {kind: "optrun.data" if kind == "data" else f"optrun.{kind}s" for kind in KINDS}
+"""The entry-point group of each kind, by which installed packages bring rows."""
+
+GROUPS = {"optimizer": "optimizer", "scheduler": "scheduler", "task": "task", "data": "data", "tracking": "tracker"}
+"""Configuration groups whose choices are rows, and the kind of these."""
+
+BASES = {
+    "optimizer": "optrun.config.schema.optimizer:OptimizerConfig",
+    "scheduler": "optrun.config.schema.scheduler:SchedulerConfig",
+    "task": "optrun.config.schema.task:TaskConfig",
+    "metric": "optrun.config.schema.metric:MetricConfig",
+    "data": "optrun.config.schema.data:DataConfig",
+    "tracker": "optrun.config.schema.tracking:TrackingConfig",
+}
+"""What a schema of a kind builds on, where there is such a thing; importing it adds optrun's own rows of the kind."""
+
+
+@dataclass(frozen=True)
+class Choice:
+    """One row."""
+
+    kind: str
+    name: str
+    schema: type[Any]
+    """A dataclass; `optimizer=NAME` has its fields as keys, and facts of its kind stand in class variables."""
+    target: Any
+    """A class or function, or `module:attribute` of one."""
+    origin: str | None = None
+    """Who brought it: the path of a plugin's file, a module or a distribution; None: optrun itself."""
+
+    def load(self) -> Any:
+        """Import the target."""
+        return _imported(self.target) if isinstance(self.target, str) else self.target
+
+    def values(self) -> dict[str, Any]:
+        """The values of a choice without a YAML: its schema's defaults, null where that is allowed, else `???`."""
+        hints = get_type_hints(self.schema)
+        return {"name": self.name} | {
+            field.name: _default(field, hints[field.name]) for field in fields(self.schema) if field.name != "name"
+        }
+
+
+def _default(field: Any, hint: Any) -> Any:
+    if field.default is not MISSING:
+        return field.default
+    if field.default_factory is not MISSING:
+        return field.default_factory()
+    return None if NoneType in get_args(hint) else "???"
+
+
+def _imported(target: str) -> Any:
+    module, _, attribute = target.partition(":")
+    return getattr(importlib.import_module(module), attribute)
+
+
+class _Schemas(dict[str, "Schema"]):
+    """Schemas by name. Looking a name up imports the entry point that brings it; iterating shows what is loaded."""
+
+    def __init__(self, kind: str) -> None:
+        self.kind = kind
+
+    def __contains__(self, name: object) -> bool:
+        return super().__contains__(name) or (isinstance(name, str) and find(self.kind, name) is not None)
+
+    def __missing__(self, name: str) -> Schema:
+        row = find(self.kind, name)
+        if row is None:
+            raise KeyError(name)
+        return row.schema
+
+
+_ROWS: dict[str, dict[str, Choice]] = {kind: {} for kind in KINDS}
+_SCHEMAS: dict[str, dict[str, Schema]] = {kind: _Schemas(kind) for kind in KINDS}
+_origin: list[str] = []
+"""Who is being loaded; the last counts."""
+
+
+def add(choice: Choice) -> None:
+    """Add a row.
+
+    Raises:
+        ConfigError: The kind is unknown, or the name is taken.
+    """
+    if choice.kind not in KINDS:
+        raise ConfigError(f"{choice.kind}: nothing of this kind can be registered. {did_you_mean(choice.kind, KINDS)}")
+    taken = _ROWS[choice.kind].get(choice.name)
+    if taken is not None:
+        raise ConfigError(
+            f"{_by(choice.origin)}{choice.kind}={choice.name}: the name is taken by {taken.origin or 'optrun itself'}. "
+            "Choose another name."
+        )
+    _ROWS[choice.kind][choice.name] = choice
+    _SCHEMAS[choice.kind][choice.name] = choice.schema
+
+
+def _by(origin: str | None) -> str:
+    """Who registers, for messages; empty inside `origin`, whose caller says it."""
+    return "" if _origin else f"{origin or 'optrun'}: "
+
+
+def own(kind: str, rows: Mapping[str, tuple[type[Any], str]]) -> dict[str, type[Any]]:
+    """Add optrun's own rows of a kind.
+
+    Args:
+        kind: One of `KINDS`.
+        rows: Name -> schema and `module:attribute` of the target.
+
+    Returns:
+        As `schemas`.
+    """
+    for name, (schema, target) in rows.items():
+        add(Choice(kind, name, schema, target))
+    return schemas(kind)
+
+
+def schemas(kind: str) -> dict[str, type[Any]]:
+    """The schemas of a kind by name; the dict grows as rows are added, and is not for writing."""
+    return _SCHEMAS[kind]
+
+
+def names(kind: str) -> list[str]:
+    """Every name of a kind, those of entry points that nobody has chosen among them."""
+    return [*_ROWS[kind], *(name for name in _declared()[kind] if name not in _ROWS[kind])]
+
+
+def names_of(origin: str) -> list[str]:
+    """What an origin registered, such as `optimizer=my_lion`."""
+    return [f"{kind}={row.name}" for kind in KINDS for row in _ROWS[kind].values() if row.origin == origin]
+
+
+def find(kind: str, name: str) -> Choice | None:
+    """The row of a name; the entry point of an installed package is imported for it.
+
+    Raises:
+        ConfigError: The entry point fails, registers nothing of this name, or two packages have one.
+    """
+    row = _ROWS[kind].get(name)
+    points = _declared()[kind].get(name, []) if row is None else []
+    if not points:
+        return row
+    where = [f"{point.dist.name} {point.dist.version}" if point.dist else "an unknown package" for point in points]
+    if len(points) > 1:
+        raise ConfigError(f"{kind}={name}: {' and '.join(where)} both bring one. Keep one of them installed.")
+    prefix = f"{kind}={name}: the entry point {ENTRY_POINTS[kind]}: {name} = {points[0].value} of {where[0]}"
+    try:
+        with origin(where[0]):
+            points[0].load()
+    except ConfigError as error:
+        raise ConfigError(f"{prefix}: {error}") from error
+    except (Exception, SystemExit) as error:
+        raise ConfigError(f"{prefix} fails at import: {type(error).__name__}: {error}".rstrip(": .") + ".") from error
+    if name not in _ROWS[kind]:
+        raise ConfigError(f"{prefix} registers no such name: expected @optrun.register_{kind}({name!r}, ...) in it.")
+    return _ROWS[kind][name]
+
+
+@cache
+def _declared() -> dict[str, dict[str, list[EntryPoint]]]:
+    """By kind and name, what installed packages bring; nothing of them is imported."""
+    from importlib.metadata import entry_points
+
+    found = entry_points()
+    declared: dict[str, dict[str, list[EntryPoint]]] = {kind: {} for kind in KINDS}
+    for kind, group in ENTRY_POINTS.items():
+        for point in found.select(group=group):
+            declared[kind].setdefault(point.name, []).append(point)
+    return declared
+
+
+def of_others() -> list[Choice]:
+    """The rows that are not optrun's own."""
+    return [row for rows in _ROWS.values() for row in rows.values() if row.origin is not None]
+
+
+def choices(kind: str) -> Mapping[str, Choice]:
+    """The rows of a kind by name, those added later too."""
+    return MappingProxyType(_ROWS[kind])
+
+
+def adopt(module: str, origin: str) -> None:
+    """Give the rows of a module that was imported already, as by unpickling, the origin it is now loaded as."""
+    for rows in _ROWS.values():
+        rows.update({name: replace(row, origin=origin) for name, row in rows.items() if row.origin == module})
+
+
+def remove(origin: str) -> None:
+    """Take back the rows of an origin."""
+    for kind, rows in _ROWS.items():
+        for name in [name for name, row in rows.items() if row.origin == origin]:
+            del rows[name], _SCHEMAS[kind][name]
+
+
+@contextmanager
+def origin(name: str) -> Iterator[None]:
+    """Rows that are added in this context have this origin; if it fails, they are taken back."""
+    before = {kind: dict(rows) for kind, rows in _ROWS.items()}
+    _origin.append(name)
+    try:
+        yield
+    except BaseException:
+        for kind, rows in before.items():
+            for new in _ROWS[kind].keys() - rows.keys():
+                del _ROWS[kind][new], _SCHEMAS[kind][new]
+        raise
+    finally:
+        _origin.pop()
+
+
+def register(kind: str, name: str, schema: Schema) -> Callable[[Target], Target]:
+    """Return the decorator that adds a class or function to a kind; the decorated object is unchanged.
+
+    Raises:
+        ConfigError: The schema is no dataclass, builds on another base than the kind's, or lacks a value; the name is
+            taken or is none.
+    """
+
+    def decorate(target: Target) -> Target:
+        where = _origin[-1] if _origin else target.__module__
+        _check(kind, name, schema, where)
+        taken = _ROWS[kind].get(name)
+        if taken is not None and taken.origin == where == "__main__":  # a cell of a notebook that is run again
+            del _ROWS[kind][name]
+        add(Choice(kind, name, schema, target, where))
+        return target
+
+    return decorate
+
+
+def _check(kind: str, name: str, schema: Any, where: str) -> None:
+    prefix = f"{_by(where)}register_{kind}({name!r}, ...)"
+    plain = isinstance(name, str) and name.isascii() and name.isidentifier() and not name.endswith("_schema")
+    if not plain or name.lower() in _NO_TEXTS:
+        raise ConfigError(f"{prefix}: expected a name of letters, digits and _, such as my_{kind}.")
+    base = _imported(BASES[kind]) if kind in BASES else None
+    expected = "a dataclass" if base is None else f"a dataclass that builds on {base.__name__}"
+    if not isinstance(schema, type) or not is_dataclass(schema) or (base is not None and not issubclass(schema, base)):
+        shown = schema.__name__ if isinstance(schema, type) else repr(schema)
+        hint = f" from {base.__module__}, decorated with @dataclass(kw_only=True)" if base is not None else ""
+        raise ConfigError(f"{prefix}: schema={shown}: expected {expected}{hint}.")
+    if "__dataclass_fields__" not in vars(schema):
+        raise ConfigError(
+            f"{prefix}: schema={schema.__name__} lacks @dataclass(kw_only=True): its fields would not count."
+        )
+    shared = {field.name for field in fields(base)} if base is not None else set()
+    try:
+        values = Choice(kind, name, schema, None).values()
+    except NameError as error:
+        raise ConfigError(f"{prefix}: schema={schema.__name__}: {error}: its annotations cannot be read.") from error
+    lacking = [key for key, value in values.items() if key in shared and value == "???"]
+    if lacking:
+        raise ConfigError(
+            f"{prefix}: schema={schema.__name__} has no value for {lacking[0]}: write `{lacking[0]}: ... = VALUE`."
+        )
+    paths = getattr(schema, "PATHS", ())
+    if not isinstance(paths, tuple | list) or not set(paths) <= {field.name for field in fields(schema)}:
+        raise ConfigError(
+            f'{prefix}: schema={schema.__name__}: PATHS={paths!r}: expected names of its fields, such as ("file",).'
+        )
+    from omegaconf import OmegaConf
+    from omegaconf.errors import OmegaConfBaseException
+
+    try:
+        OmegaConf.structured(schema)
+    except OmegaConfBaseException as error:
+        line = str(error).partition("\n")[0]
+        raise ConfigError(
+            f"{prefix}: schema={schema.__name__}: {error.full_key or 'a field'}: {line}. Expected types that OmegaConf "
+            "knows, such as float, str | None, list[int], and a default of the type."
+        ) from error
+
+
+def register_optimizer(name: str, *, schema: Schema) -> Callable[[Target], Target]:
+    """Make a class known as `optimizer=NAME`.
+
+    Args:
+        name: What users type.
+        schema: A dataclass on `optrun.config.schema.optimizer.OptimizerConfig`; its defaults are the values.
+
+    Returns:
+        The decorator of a `torch.optim.Optimizer` that takes parameters, `lr` and the fields of the schema.
+    """
+    return register("optimizer", name, schema)
+
+
+def register_scheduler(name: str, *, schema: Schema) -> Callable[[Target], Target]:
+    """Make a schedule known as `scheduler=NAME`.
+
+    Args:
+        name: What users type.
+        schema: A dataclass on `optrun.config.schema.scheduler.SchedulerConfig`; its defaults are the values.
+
+    Returns:
+        The decorator of a function (step, config=..., decay_steps=...) -> multiplier of the peak lr. Steps count from
+        the end of the warm-up, `decay_steps` is the rest of the run; warm-up and `min_lr` come by themselves.
+    """
+    return register("scheduler", name, schema)
+
+
+def register_task(name: str, *, schema: Schema) -> Callable[[Target], Target]:
+    """Make a class known as `task=NAME`; its schema is a dataclass on `optrun.config.schema.task.TaskConfig`."""
+    return register("task", name, schema)
+
+
+def register_metric(name: str, *, schema: Schema) -> Callable[[Target], Target]:
+    """Make a metric known by its name."""
+    return register("metric", name, schema)
+
+
+def register_data(name: str, *, schema: Schema) -> Callable[[Target], Target]:
+    """Make a data source known as `data=NAME`; its schema is a dataclass on `optrun.config.schema.data.DataConfig`."""
+    return register("data", name, schema)
+
+
+def register_tracker(name: str, *, schema: Schema) -> Callable[[Target], Target]:
+    """Make a tracker known as `tracking=NAME`; its schema is on `optrun.config.schema.tracking.TrackingConfig`."""
+    return register("tracker", name, schema)
+
+
+def register_callback(name: str, *, schema: Schema) -> Callable[[Target], Target]:
+    """Make a callback known by its name."""
+    return register("callback", name, schema)

@@ -1,0 +1,98 @@
+"""Errors raised in the code of others, told by file and line."""
+
+from __future__ import annotations
+
+import re
+import sys
+import traceback
+from collections.abc import Iterator
+from pathlib import Path
+
+from optrun.base.errors import OptrunError
+from optrun.config import registry
+
+_WORKERS_FRAME = re.compile(r'^ *File "(.+)", line (\d+), in (\S+)$', re.MULTILINE)
+"""A frame in the text that torch (`torch._utils.ExceptionWrapper`) makes of an error in a worker of a data loader."""
+
+
+Frame = tuple[str, int | None, str]
+"""File, line and function."""
+
+
+def failure_of_others(error: BaseException) -> OptrunError | None:
+    """Describe an error by the last line of a plugin's file that it came through.
+
+    Args:
+        error: What a run, or another command, was ended by; with its traceback.
+
+    Returns:
+        The message for it; None: no file that registered a choice had a part in it.
+    """
+    files = _files()
+    frames = [frame for frame in _frames(error) if frame[0] in files]
+    if not frames:
+        return None
+    return OptrunError(
+        f"{_position(frames[-1], files)}: {_description(error)}. It registers {', '.join(files[frames[-1][0]][1])}. "
+        "Mend it there; HYDRA_FULL_ERROR=1 shows the traceback."
+    )
+
+
+def position_behind(error: OptrunError) -> str | None:
+    """Name the line of a plugin's file whose error a message stands for.
+
+    Args:
+        error: Raised from another one.
+
+    Returns:
+        File, line and function; None: no such file had a part in it, or the message is the plugin's own.
+    """
+    own = traceback.extract_tb(error.__traceback__)
+    files = _files() if error.__cause__ is not None and own else {}
+    if not files or own[-1].filename in files:
+        return None
+    frames = [frame for frame in _frames(error) if frame[0] in files]
+    return _position(frames[-1], files) if frames else None
+
+
+def _position(frame: Frame, files: dict[str, tuple[str, list[str]]]) -> str:
+    file, line, function = frame
+    return f"{files[file][0]}, line {line}, in {function}"
+
+
+def _frames(error: BaseException | None) -> Iterator[Frame]:
+    """The frames of an error, after those of the errors that it was raised from."""
+    chain: list[BaseException] = []
+    while error is not None and error not in chain:
+        chain.append(error)
+        error = error.__context__ if error.__cause__ is error else error.__cause__  # `raise error from error`
+    for link in reversed(chain):
+        for frame in traceback.extract_tb(link.__traceback__):
+            yield frame.filename, frame.lineno, frame.name
+        for file, line, function in _WORKERS_FRAME.findall(str(link)):
+            yield file, int(line), function
+
+
+def _description(error: BaseException) -> str:
+    """Type and message, on one line."""
+    text = str(error)
+    if _WORKERS_FRAME.search(text):
+        return text.strip().splitlines()[-1].rstrip(".")
+    line = " ".join(text.split())[:500].rstrip(".")
+    return f"{type(error).__name__}: {line}" if line else type(error).__name__
+
+
+def _files() -> dict[str, tuple[str, list[str]]]:
+    """The files that rows of others come from: how each is shown, and the names that it registers."""
+    plugins = sys.modules.get("optrun.config.registry.plugins")
+    given = {record["path"]: record["plugin"] for record in plugins.LOADED.values()} if plugins is not None else {}
+    found: dict[str, tuple[str, list[str]]] = {}
+    for row in registry.of_others():
+        file = getattr(sys.modules.get(row.target.__module__), "__file__", None)
+        if file is not None:
+            path = str(Path(file).resolve())
+            names = [f"{row.kind}={row.name}"]
+            for name in {file, path}:
+                shown, known = found.get(name, (given.get(path, path), []))
+                found[name] = (shown, known + names)
+    return found

@@ -1,0 +1,227 @@
+"""Code of others that registers choices: `--plugin FILE.py` or `--plugin MODULE`, on the command line only.
+
+A file becomes a module of this package whose name holds its path, so that a process that is given an object of it (a
+worker of a sweep, of a data loader) imports the same file.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import sys
+import traceback
+from collections.abc import Iterable, Mapping, Sequence
+from importlib.abc import MetaPathFinder
+from importlib.machinery import ModuleSpec, SourceFileLoader
+from pathlib import Path
+from types import CodeType, ModuleType
+from typing import Any
+from urllib.parse import quote, unquote
+
+from optrun.base.errors import ConfigError, refuse_url
+from optrun.config import registry
+from optrun.config.registry.origins import ALLOW, allow_changes, changed_import, digest_of, forget_imports, imports_of
+
+OPTION = "--plugin"
+
+__path__: list[str] = []  # makes modules of this one possible; `_Files` finds them
+
+
+FORMER = {
+    "optrun.errors": "optrun.base.errors",
+    "optrun.tracking": "optrun.training.trackers",
+    "optrun.prediction": "optrun.runner.prediction",
+}
+"""Modules that the plugins of stored runs import by the names of 0.1, and where they stand now."""
+
+
+LOADED: dict[str, dict[str, Any]] = {}
+"""What each plugin is recorded as, by its module's name, in the order of loading."""
+
+
+def take(argv: Sequence[str]) -> list[str]:
+    """Load the plugins that a command line names.
+
+    Args:
+        argv: Command-line arguments after `optrun`.
+
+    Returns:
+        The other arguments.
+
+    Raises:
+        ConfigError: A plugin cannot be loaded, is given twice, or `--plugin` stands alone.
+    """
+    rest: list[str] = []
+    given: list[str] = []
+    arguments = iter(argv)
+    for argument in arguments:
+        option, joined, value = argument.partition("=")
+        if argument == ALLOW:
+            continue
+        if option != OPTION:
+            rest.append(argument)
+            continue
+        value = value if joined else next(arguments, "")
+        if not value or value.startswith("-") or ("=" in value and not value.endswith(".py")):
+            raise ConfigError(f"{OPTION} {value}".rstrip() + f": expected {OPTION} FILE.py or {OPTION} MODULE.")
+        if value in given:
+            raise ConfigError(f"{OPTION} {value} is given twice.")
+        given.append(value)
+    allow_changes(ALLOW in argv)
+    for value in given:
+        load(value)
+    return rest
+
+
+def options(records: Iterable[Mapping[str, Any]]) -> list[str]:
+    """The arguments that load again the plugins among these records."""
+    return [word for record in records if "plugin" in record for word in (OPTION, record["plugin"])]
+
+
+def load(given: str, path: str | None = None) -> dict[str, Any]:
+    """Load a plugin; one that is loaded and did not change stays.
+
+    Args:
+        given: A file by its path, or an importable module by its name.
+        path: The file, where the current folder may be another than when it was given.
+
+    Returns:
+        As `origins.records`.
+
+    Raises:
+        ConfigError: There is none, it fails, it registers nothing, or a name that is taken.
+    """
+    refuse_url(OPTION, given)
+    is_file = given.endswith(".py") or "/" in given
+    name, file = _file_module(given, path or given) if is_file else _module(given)
+    digest = digest_of(file)
+    if name in LOADED:
+        imports = imports_of(file, name)
+        if LOADED[name]["sha256"] == digest and changed_import(imports, file.parent) is None:
+            return LOADED[name]
+        forget_imports(imports, file.parent)
+        forget(name)
+    imported = name in sys.modules
+    for former, module in FORMER.items():
+        sys.modules.setdefault(former, importlib.import_module(module))
+    try:
+        with registry.origin(str(file)):  # not `given`, which means another file in another folder
+            _import(name, given, file)
+        registry.adopt(name, str(file))
+        names = registry.names_of(str(file))
+        if not names:
+            raise ConfigError(
+                f"{OPTION} {given}: it registers nothing. Expected a decorator such as "
+                '@optrun.register_optimizer("my_lion", schema=MyLionConfig).'
+            )
+    except BaseException:
+        if not imported:  # else it belongs to who imported it
+            sys.modules.pop(name, None)
+        raise
+    LOADED[name] = {"plugin": given, "path": str(file), "sha256": digest, "names": names}
+    LOADED[name]["imports"] = imports_of(file, name)
+    return LOADED[name]
+
+
+def load_again(records: Sequence[Mapping[str, Any]], *, changes_allowed: bool, start: str = "sweep") -> None:
+    """Load in a worker what its sweep loaded, or in a rank what its run did.
+
+    Args:
+        records: Of the plugins.
+        changes_allowed: As for `origins.allow_changes`, which is about runs that were begun before.
+        start: What was started, for the message.
+
+    Raises:
+        ConfigError: A plugin cannot be loaded, or is another one than where it was started.
+    """
+    allow_changes(changes_allowed)
+    for record in records:
+        loaded = load(record["plugin"], record["path"])
+        now, changed = loaded["sha256"], changed_import(record.get("imports"), Path(loaded["path"]).parent)
+        if changed is not None:
+            raise ConfigError(f"{OPTION} {record['plugin']}: it imports {changed}. Start the {start} again.")
+        if now != record["sha256"]:
+            raise ConfigError(
+                f"{OPTION} {record['plugin']}: changed since the {start} was started: sha256 {record['sha256'][:12]}, "
+                f"now {now[:12]}. Start the {start} again."
+            )
+
+
+def _file_module(given: str, where: str) -> tuple[str, Path]:
+    try:
+        path = Path(where).expanduser().resolve()
+        quoted = quote(str(path), safe="/").replace(".", "%2E")
+    except (OSError, RuntimeError, ValueError) as error:  # a circle of links, no such home, bytes that are no text
+        raise ConfigError(f"{OPTION} {given}: cannot be read as a path: {error}") from error
+    if path.suffix != ".py" or not path.is_file():
+        why = "no such file" if not path.exists() else "expected a Python file, FILE.py"
+        raise ConfigError(f"{OPTION} {given}: {why}.")
+    return f"{__name__}.{quoted}", path
+
+
+def _module(given: str) -> tuple[str, Path]:
+    try:
+        spec = importlib.util.find_spec(given)
+    except (ImportError, ValueError) as error:
+        raise ConfigError(f"{OPTION} {given}: no such module: {error}.") from error
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:  # of the package that it lies in
+        raise _failure(given, error) from error
+    if spec is None or spec.origin is None or not spec.has_location:
+        hint = f" There is a file of that name: {OPTION} {given}.py." if Path(f"{given}.py").is_file() else ""
+        raise ConfigError(f"{OPTION} {given}: no such module, or none with a file.{hint}")
+    return given, Path(spec.origin).resolve()
+
+
+def _import(name: str, given: str, path: Path) -> ModuleType:
+    try:
+        return importlib.import_module(name)
+    except ConfigError as error:
+        raise ConfigError(f"{OPTION} {given}{_line(error, path)}: {error}") from error
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:  # SystemExit, too: a run that was never begun is no success
+        raise _failure(f"{given}{_line(error, path)}", error) from error
+
+
+def _failure(where: str, error: BaseException) -> ConfigError:
+    what = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+    return ConfigError(f"{OPTION} {where}: it fails at import: {what}.")
+
+
+def _line(error: BaseException, path: Path) -> str:
+    """The last line of a plugin's own file that an error came through."""
+    lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == str(path)]
+    if isinstance(error, SyntaxError) and error.filename == str(path):
+        lines = [error.lineno]
+    return f", line {lines[-1]}" if lines else ""
+
+
+def forget(name: str) -> None:
+    """Take back what a plugin registered, in a process that goes on: its file changed, or nothing is to be left."""
+    registry.remove(LOADED.pop(name)["path"])
+    for module in [module for module in sys.modules if module == name or module.startswith(f"{name}.")]:
+        del sys.modules[module]
+
+
+class _Source(SourceFileLoader):
+    """Compiles the file as it is now: bytecode is matched by size and seconds, too coarse for an edit."""
+
+    def get_code(self, fullname: str) -> CodeType:
+        path = self.get_filename(fullname)
+        return self.source_to_code(self.get_data(path), path)
+
+
+class _Files(MetaPathFinder):
+    """Finds the files of plugins by the names that `_file_module` gives them."""
+
+    def find_spec(self, fullname: str, path: object = None, target: object = None) -> ModuleSpec | None:  # noqa: ARG002
+        head, _, quoted = fullname.partition(f"{__name__}.")
+        if head or not quoted.endswith("%2Epy"):
+            return None
+        path = unquote(quoted)
+        return importlib.util.spec_from_file_location(fullname, path, loader=_Source(fullname, path))
+
+
+sys.meta_path.append(_Files())

@@ -1,0 +1,1 @@
+"""How a run starts: in this process, or on ranks."""

@@ -1,0 +1,118 @@
+"""What the ranks of a run are told to do: composed once, sent as JSON, typed again without Hydra."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Self
+
+from optrun.artifacts.run_dir import RunDir
+from optrun.config import saved, store
+from optrun.config.registry import origins, plugins
+from optrun.config.request import CommandLine, Request
+from optrun.config.safety import refuse_stored_trust
+
+if TYPE_CHECKING:
+    from optrun.runner.resume.checkpoint import ResumePoint
+
+_PATHS = ("checkpoint", "started_from")
+"""Of a `ResumePoint`."""
+_OF_COMMAND_LINE = tuple(CommandLine.__dataclass_fields__)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Payload:
+    """One run, as every rank of it has to know it."""
+
+    command_line: Mapping[str, Any]
+    values: Mapping[str, Any]
+    """The configuration, resolved and plain."""
+    plugins: Sequence[Mapping[str, Any]]
+    """Records of the plugins that were loaded where it was composed."""
+    plugins_may_change: bool
+    run_dir: str
+    resume: Mapping[str, Any] | None
+    """A `ResumePoint`; None: from the start."""
+    stop_at: int | None = None
+    """Pause after this many optimizer steps."""
+    quiet: bool = False
+    """Whether rank 0 prints nothing."""
+
+    @classmethod
+    def of(
+        cls,
+        request: Request,
+        run: RunDir,
+        resume: ResumePoint | None,
+        *,
+        stop_at: int | None = None,
+        quiet: bool = False,
+    ) -> Self:
+        """Take down a request, where it was composed."""
+        point = None
+        if resume is not None:
+            paths = {key: None if getattr(resume, key) is None else str(getattr(resume, key)) for key in _PATHS}
+            point = {**asdict(resume), **paths}
+        return cls(
+            command_line={key: _plain(getattr(request, key)) for key in _OF_COMMAND_LINE},
+            values=dict(request.values),
+            plugins=list(plugins.LOADED.values()),
+            plugins_may_change=origins.changes_allowed(),
+            run_dir=str(run.path.resolve()),
+            resume=point,
+            stop_at=stop_at,
+            quiet=quiet,
+        )
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values."""
+        return asdict(self)
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> Self:
+        """The inverse of `to_dict`."""
+        return cls(**values)
+
+    @property
+    def run(self) -> RunDir:
+        """Where the run writes."""
+        return RunDir(self.run_dir)
+
+    def again(self, *, saved_since: bool) -> Self:
+        """Make the payload of ranks that are started once more: from the last checkpoint, if there is one.
+
+        Args:
+            saved_since: Whether this start has saved; else a checkpoint that was asked for by name still counts.
+        """
+        point = self.resume or {"checkpoint": None, "started_from": None}
+        checkpoint = None if saved_since else point["checkpoint"]
+        saves = bool(self.values["checkpoint"]["enabled"])
+        point = {**point, "checkpoint": checkpoint, "saved": saves, "notes": []}
+        return replace(self, resume=point)
+
+    def request(self) -> Request:
+        """Type the request again.
+
+        Raises:
+            ConfigError: A plugin cannot be loaded here, or is another one than where it was composed; a value does not
+                fit.
+        """
+        plugins.load_again(self.plugins, changes_allowed=self.plugins_may_change, start="run")
+        store.register_schemas()
+        cfg = saved.with_schemas(self.values, self.run_dir)
+        refuse_stored_trust(cfg, self.command_line["overrides"])
+        return Request(**self.command_line, config=store.typed(cfg), values=self.values)
+
+    def resume_point(self) -> ResumePoint | None:
+        """Where to go on; None: from the start."""
+        from optrun.runner.resume.checkpoint import ResumePoint
+
+        if self.resume is None:
+            return None
+        paths = {key: None if self.resume[key] is None else Path(self.resume[key]) for key in _PATHS}
+        return ResumePoint(**{**self.resume, **paths})
+
+
+def _plain(value: Any) -> Any:
+    return list(value) if isinstance(value, list | tuple) else value

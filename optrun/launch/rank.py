@@ -1,0 +1,381 @@
+"""One rank of a run: started by optrun's own agent, or one of the processes of torchrun, srun or mpirun.
+
+`python -m optrun.launch.rank` is what the agent starts.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import faulthandler
+import json
+import os
+import signal
+import socket
+import sys
+import tempfile
+import time
+import traceback
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import timedelta
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Self
+
+from rich.console import Console
+
+from optrun.base.errors import EXIT_DONE, EXIT_FAILED, EXIT_NONFINITE, EXIT_STOPPED_EARLY, OptrunError, printable
+from optrun.base.reading import read_json
+from optrun.config.schema.distributed import DistributedConfig, RanksConfig
+from optrun.distributed import heartbeat
+from optrun.distributed.heartbeat import Heartbeat, Heartbeats, Phase
+from optrun.distributed.join import Launched, launched, set_torch_environment
+from optrun.distributed.local_ends import HEARTBEATS, end_file, find_hung, is_alive, kill, stack_file
+from optrun.distributed.meeting import Meeting
+from optrun.distributed.rank_signals import RankSignals
+from optrun.distributed.verdict import LostRankError, RankEnd, error_of, is_lost_rank
+from optrun.distributed.watchdog import Watchdog
+from optrun.launch.payload import Payload
+from optrun.launch.rank_output import printed_log, rank_output
+from optrun.sweeper.pool import hold_as_rank
+
+if TYPE_CHECKING:
+    from optrun.artifacts.run_dir import RunDir
+    from optrun.config.request import Request
+    from optrun.distributed.world import World
+    from optrun.runner.resume.checkpoint import ResumePoint
+    from optrun.runner.train import Outcome
+
+_PARTING_SECONDS = 10.0
+"""For the others to say how they ended, where one has failed."""
+_GROUPS_SECONDS = 60.0
+"""More than a rank may be silent: the watchdog, which knows more, is to speak before a collective gives up."""
+_TOGETHER = (EXIT_DONE, EXIT_NONFINITE, EXIT_STOPPED_EARLY)
+"""Codes that the ranks have agreed on."""
+_LOOK_SECONDS = 0.2
+"""Between two looks whether rank 0 still runs."""
+_COMPOSING_SECONDS = 60.0
+"""For rank 0, until there is something to run."""
+_PAYLOAD, _LEFT = "payload", "left"
+"""Keys of the meeting."""
+PAYLOAD = "payload.json"
+FOLDER = "OPTRUN_RANKS"
+"""Environment variable by which the agent tells its ranks the folder of the attempt."""
+
+
+@dataclass
+class Rank:
+    """This process, as one rank of a run."""
+
+    launched: Launched
+    signals: RankSignals
+    folder: Path | None = None
+    """That the ranks of this machine share."""
+    heartbeats: Heartbeats | None = None
+    """In it."""
+
+    @property
+    def is_main(self) -> bool:
+        """Whether it is the one that composes, writes and speaks."""
+        return self.launched.rank == 0
+
+    @property
+    def is_watched(self) -> bool:
+        """Whether optrun's own agent started it, which finds ranks that hang, and tells how they ended."""
+        return FOLDER in os.environ
+
+    def share(self, folder: Path) -> None:
+        """Write heartbeats where the others of this machine, and the agent, read them."""
+        local_rank = self.launched.local_rank
+        self.folder, self.heartbeats = folder, Heartbeats.open(folder / HEARTBEATS)
+        heartbeat.begin(self.heartbeats, local_rank, self.launched.rank)
+        faulthandler.register(signal.SIGUSR2, stack_file(folder, local_rank).open("w"), all_threads=True)
+
+    def meet(self, timeout: float) -> Meeting:
+        """Meet the other ranks.
+
+        Raises:
+            ConfigError: Not all of them come, or some run another program.
+        """
+        meeting = Meeting.join(timeout)
+        if not self.is_watched:
+            if self.launched.local_rank == 0:
+                made = Path(tempfile.mkdtemp(prefix="optrun-ranks-"))
+                Heartbeats.create(self.launched.local_size, made / HEARTBEATS)
+                meeting.tell_machine(str(made))
+            self.share(Path(meeting.hear_machine()))
+        return meeting
+
+
+def begin(launched: Launched) -> Rank:
+    """Make this process a rank: from here on signals are noted."""
+    set_torch_environment(launched)
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # DDP warns of what find_unused_parameters costs
+    rank = Rank(launched, RankSignals())
+    if rank.is_watched:
+        rank.share(Path(os.environ[FOLDER]))
+        rank.signals.heartbeats = rank.heartbeats
+    rank.signals.begin()
+    return rank
+
+
+def take_part(rank: Rank, payload: Payload, meeting: Meeting) -> Outcome | None:
+    """Train as one of the ranks.
+
+    Returns:
+        The outcome on rank 0, None on the others.
+
+    Raises:
+        OptrunError: How the ranks ended, together, where not all ended well.
+    """
+    meeting.timeout = float(payload.values["distributed"]["timeout_seconds"])
+    with rank_output(rank.launched.rank, payload.run), _watching_others(rank, meeting):
+        end, outcome = RankEnd(rank.launched.rank, EXIT_DONE), None
+        try:
+            outcome = _train(rank, payload, meeting)
+        except OptrunError as error:
+            end = _end(rank, error, error.exit_code)
+            if not rank.is_main:  # into its log; the terminal has it once
+                sys.stderr.write(f"optrun: {printable(end.message)}\n")
+        except BaseException as error:  # told together with how the others ended
+            end = _end(rank, error, EXIT_FAILED)
+            if not (rank.is_main and end.lost_rank) or os.environ.get("HYDRA_FULL_ERROR") == "1":
+                traceback.print_exc()
+        ends = _part(rank, meeting, end)
+    together = error_of(ends, payload.run.rank_log)
+    if together is not None:
+        raise together
+    return outcome
+
+
+def _end(rank: Rank, error: BaseException, code: int) -> RankEnd:
+    text = str(error) or type(error).__name__
+    message = text if isinstance(error, OptrunError) else f"{type(error).__name__}: {' '.join(text.split())}"
+    return RankEnd(rank.launched.rank, code, message, lost_rank=is_lost_rank(error))
+
+
+def _train(rank: Rank, payload: Payload, meeting: Meeting) -> Outcome | None:
+    from optrun.launch.run_here import run_here
+    from optrun.runner.follow import follow
+    from optrun.training.display import PlainDisplay
+
+    request, resume = _agree(rank, payload, meeting)
+    world = _world(request.config.distributed, meeting)
+    if rank.is_main:
+        console = Console(quiet=payload.quiet)
+        return run_here(request, payload.run, console, resume, world=world, stop_at=payload.stop_at)
+    with printed_log():
+        follow(request, payload.run, PlainDisplay(Console(quiet=True)), world, stop_at=payload.stop_at)
+    return None
+
+
+def _agree(rank: Rank, payload: Payload, meeting: Meeting) -> tuple[Request, ResumePoint | None]:
+    """Type what is to be run; what one rank refuses, all do.
+
+    Raises:
+        ConfigError: Such as for a plugin that is another one here.
+    """
+    request, resume, own = None, None, RankEnd(rank.launched.rank, EXIT_DONE)
+    try:
+        request, resume = payload.request(), payload.resume_point()
+    except OptrunError as error:
+        own = RankEnd(rank.launched.rank, error.exit_code, f"{error} ({socket.gethostname()})")
+    together = error_of([RankEnd(**end) for end in meeting.gather("agree", own.to_dict())])
+    if together is not None:
+        raise together
+    assert request is not None
+    return request, resume
+
+
+def _world(config: DistributedConfig, meeting: Meeting) -> World:
+    """Make the groups of the ranks."""
+    import torch
+    import torch.distributed as dist
+    from torch._C._distributed_c10d import PrefixStore
+
+    from optrun.distributed.watched_world import WatchedWorld
+
+    assert isinstance(config, RanksConfig)
+    backend = config.backend
+    if backend == "auto":
+        backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
+    timeout = timedelta(seconds=config.timeout_seconds + _GROUPS_SECONDS)
+    store = PrefixStore("groups", meeting.store)
+    dist.init_process_group(backend, store=store, rank=meeting.rank, world_size=meeting.size, timeout=timeout)
+    return WatchedWorld.join(backend, timeout)
+
+
+@contextmanager
+def _watching_others(rank: Rank, meeting: Meeting) -> Iterator[None]:
+    """End ranks of this machine that hang, and tell how, where no agent of optrun's does."""
+    if rank.is_watched or rank.folder is None or rank.heartbeats is None:
+        yield
+        return
+    folder = rank.folder
+    told: set[int] = set()
+
+    def end_silent(silent: dict[int, Heartbeat]) -> None:
+        found = find_hung(silent, folder, meeting.timeout)
+        ends = {local_rank: end for local_rank, end in found.items() if local_rank not in told}
+        told.update(ends)
+        for end in ends.values():
+            with contextlib.suppress(LostRankError):
+                meeting.send("end", end.to_dict(), end.rank)
+        for local_rank in ends:
+            kill(silent[local_rank])
+
+    with Watchdog(rank.heartbeats, meeting.timeout, end_silent):
+        yield
+
+
+def _lost(rank: Rank, ranks: Iterable[int]) -> list[RankEnd]:
+    """The ends of ranks that told nothing: they are gone, or on their way."""
+    where = _gone(rank)
+    return [RankEnd(number, EXIT_FAILED, "it is gone", where=where[number]) for number in ranks if number in where]
+
+
+def _gone(rank: Rank) -> dict[int, str]:
+    """Ranks of this machine whose process is no more, and what each was at."""
+    known = [] if rank.heartbeats is None else [rank.heartbeats[number] for number in range(len(rank.heartbeats))]
+    return {line.rank: str(line) for line in known if not is_alive(line)}
+
+
+def _part(rank: Rank, meeting: Meeting, end: RankEnd) -> list[RankEnd]:
+    """Tell how this rank ended, and let nobody leave before rank 0 where all end alike.
+
+    The first rank that leaves with another code than 0 makes the launcher end the others, and rank 0 has its summary
+    and curves to write.
+
+    Returns:
+        The ends that are known here.
+    """
+    rank.signals.close()
+    heartbeat.beat(Phase.closing)
+    if rank.is_watched and rank.folder is not None:
+        end_file(rank.folder, rank.launched.local_rank).write_text(json.dumps(end.to_dict()), encoding="utf-8")
+    with contextlib.suppress(LostRankError):  # the store is gone with who held it
+        meeting.send("end", end.to_dict())
+    found: dict[int, Any] = {}
+    lost: list[RankEnd] = []
+    if rank.is_main:
+        everyone = range(meeting.size)
+        found = meeting.heard("end", everyone, _PARTING_SECONDS if end.lost_rank and not rank.is_watched else 0.0)
+        lost = [] if rank.is_watched else _lost(rank, set(everyone) - set(found))
+    elif end.code in _TOGETHER:
+        found = _end_of_main(rank, meeting)
+    return [end, *lost, *(RankEnd(**theirs) for number, theirs in found.items() if number != end.rank)]
+
+
+def _end_of_main(rank: Rank, meeting: Meeting) -> dict[int, Any]:
+    """Wait until rank 0 has told its end; a second signal may have ended it before."""
+    deadline = time.monotonic() + meeting.timeout
+    found: dict[int, Any] = {}
+    while not found and time.monotonic() < deadline:
+        gone = 0 in _gone(rank)  # looked for first: what it told before it went is heard
+        found = meeting.heard("end", [0], 0.0 if gone else _LOOK_SECONDS)
+        if gone:
+            break
+    return found
+
+
+# Started by another launcher ----------------------------------------------------------------------------------------
+
+
+class Leader:
+    """Rank 0 of a launcher's: it composes, and sends the others what is to be run.
+
+    Args:
+        rank: This process.
+        meeting: With the others.
+    """
+
+    def __init__(self, rank: Rank, meeting: Meeting) -> None:
+        self.launched = rank.launched
+        self._rank = rank
+        self._meeting = meeting
+        self._sent = False
+
+    def lead(self, request: Request, run: RunDir, console: Console, resume: ResumePoint | None) -> Outcome:
+        """Train, with the others.
+
+        Raises:
+            OptrunError: How the ranks ended, together, where not all ended well.
+        """
+        payload = Payload.of(request, run, resume, quiet=console.quiet)
+        self._sent = True
+        self._meeting.send(_PAYLOAD, payload.to_dict())
+        outcome = take_part(self._rank, payload, self._meeting)
+        assert outcome is not None
+        return outcome
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Let the others go, where there is nothing to run."""
+        if not self._sent:
+            with contextlib.suppress(LostRankError):
+                self._meeting.send(_PAYLOAD, {"exit_code": getattr(error, "exit_code", EXIT_FAILED) if error else 0})
+                self._meeting.heard(_LEFT, range(1, self._meeting.size), _PARTING_SECONDS)
+
+
+def follow_leader(rank: Rank, meeting: Meeting) -> int:
+    """Do as any other rank of a launcher what rank 0 sends.
+
+    Returns:
+        The exit code; what rank 0 refuses it tells itself.
+
+    Raises:
+        OptrunError: How the ranks ended, together, where not all ended well.
+    """
+    told = meeting.receive(_PAYLOAD, 0, meeting.timeout + _COMPOSING_SECONDS)
+    if "exit_code" in told:
+        with contextlib.suppress(LostRankError):  # it has told, and need not wait
+            meeting.send(_LEFT, None)
+        return int(told["exit_code"])
+    payload = Payload.from_dict(told)
+    if rank.is_watched and rank.folder is not None and rank.launched.local_rank == 0:
+        (rank.folder / PAYLOAD).write_text(json.dumps(told), encoding="utf-8")  # for ranks that are started once more
+    take_part(rank, payload, meeting)
+    return EXIT_DONE
+
+
+def leave(code: int) -> int:
+    """End this process without taking Python down: threads of gloo outlive their group, and would abort it.
+
+    Returns:
+        The exit code, where there was no group.
+    """
+    torch = sys.modules.get("torch")
+    if torch is None or not torch.distributed.is_initialized():
+        return code
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError):
+            stream.flush()
+    os._exit(code)
+
+
+def main() -> int:
+    """Run what the agent wrote down.
+
+    Returns:
+        The exit code; the agent tells what it stands for.
+    """
+    hold_as_rank(os.environ)  # of a sweep over devices
+    found = launched(os.environ)
+    assert found is not None, "started by optrun's agent alone"
+    rank = begin(found)
+    assert rank.folder is not None
+    payload = Payload.from_dict(read_json(rank.folder / PAYLOAD))
+    try:
+        take_part(rank, payload, rank.meet(payload.values["distributed"]["timeout_seconds"]))
+    except OptrunError as error:
+        return leave(error.exit_code)
+    return leave(EXIT_DONE)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

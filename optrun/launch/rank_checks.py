@@ -1,0 +1,138 @@
+"""Refuses ranks that cannot be, before a directory is made."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from typing import NoReturn
+
+from optrun.base.errors import ConfigError
+from optrun.config.schema.distributed import FsdpConfig, RanksConfig
+from optrun.config.schema.run import RunConfig
+from optrun.distributed.join import Launched
+from optrun.launch.devices import device_count, nproc, visible_devices
+from optrun.launch.rank import FOLDER
+
+_OF_AGENT = ("training.nproc_per_node", "distributed.nnodes", "distributed.rdzv_endpoint", "distributed.max_restarts")
+"""Keys that say how ranks are started: a launcher decides that by itself."""
+
+
+def refuse_unfit(config: RunConfig, overrides: Sequence[str], launched: Launched | None) -> None:
+    """Refuse ranks that cannot be, before a directory is made.
+
+    Args:
+        config: Typed and checked.
+        overrides: Of the command line.
+        launched: What a launcher says of this process; None: optrun starts the ranks.
+
+    Raises:
+        ConfigError: With the key.
+    """
+    distributed, given = config.distributed, config.training.nproc_per_node
+    typed = {token.lstrip("+").split("=", 1)[0] for token in overrides}
+    if not isinstance(distributed, RanksConfig):
+        if launched is not None and launched.size > 1:
+            refuse_one_process(launched)
+        if "training.nproc_per_node" in typed:
+            refuse_idle_nproc(given)
+        return
+    if launched is not None:
+        _refuse_told_twice(typed, launched)
+    here = launched.local_size if launched is not None else nproc(config)
+    refuse_composed(config, launched.size if launched is not None else here * distributed.nnodes)
+    devices = device_count(config)
+    if devices is not None and here > devices:
+        key = f"training.nproc_per_node={given}" if launched is None else f"{launched.launcher}: {here} ranks"
+        raise ConfigError(
+            f"{key}: more ranks than devices: this machine has {devices} ({visible_devices()}). Expected at most "
+            f"{devices}, or training.device=cpu."
+        )
+    _refuse_backend(distributed, on_cuda=devices is not None)
+
+
+def refuse_idle_nproc(given: object) -> None:
+    """Refuse a number of ranks that somebody gave beside `distributed=none`.
+
+    Raises:
+        ConfigError: With the key.
+    """
+    if given != "auto":
+        raise ConfigError(
+            f"training.nproc_per_node={given}: has no effect with distributed=none, which trains in one process. "
+            "Add distributed=ddp or distributed=fsdp, or leave it out."
+        )
+
+
+def refuse_composed(config: RunConfig, ranks: int | None) -> None:
+    """Refuse what no machine could run on ranks, by the configuration alone.
+
+    Args:
+        config: Typed and checked; of a run on ranks.
+        ranks: All there will be; None: the machine decides.
+
+    Raises:
+        ConfigError: With the key.
+    """
+    distributed = config.distributed
+    device, kind = config.training.device, config.training.device.partition(":")[0]
+    if ":" in device:
+        raise ConfigError(
+            f"training.device={device}: each rank has a device of its own with distributed={distributed.name}. "
+            f"Expected auto, cpu or cuda; CUDA_VISIBLE_DEVICES={device.partition(':')[2]} chooses among them."
+        )
+    if kind == "mps":
+        raise ConfigError(f"training.device={device}: one device; distributed={distributed.name} is for cuda and cpu.")
+    if ranks is not None:
+        config.training.step_over(ranks)
+    if ranks is not None and isinstance(distributed, FsdpConfig):
+        from optrun.distributed.shard import data_parallel_degrees
+
+        data_parallel_degrees(distributed, ranks)
+    from optrun.optimizer.build import refuse_unshardable
+
+    refuse_unshardable(config.optimizer, distributed.name, config.param_groups.rules)
+
+
+def refuse_one_process(launched: Launched) -> NoReturn:
+    """Refuse to train in one process where a launcher has started several.
+
+    Raises:
+        ConfigError: Always.
+    """
+    raise ConfigError(
+        f"{launched.shown}: {launched.launcher} starts {launched.size} ranks, and distributed=none trains in one "
+        "process: each would train alone, in the same directory. Add distributed=ddp or distributed=fsdp, or start "
+        f"optrun without {launched.launcher}."
+    )
+
+
+def _refuse_told_twice(typed: set[str], launched: Launched) -> None:
+    for key in _OF_AGENT:
+        if key in typed:
+            raise ConfigError(
+                f"{key}: has no effect under {launched.launcher} ({launched.shown}), which starts the ranks itself. "
+                f"Leave it out, or start optrun without {launched.launcher}."
+            )
+    restarts = os.environ.get("TORCHELASTIC_MAX_RESTARTS", "0")
+    if launched.launcher == "torchrun" and FOLDER not in os.environ and restarts != "0" and "resume" not in typed:
+        raise ConfigError(
+            f"torchrun --max-restarts={restarts}: each start would begin a run of its own. Add resume=auto and "
+            "hydra.run.dir=DIR, so that it goes on from the last checkpoint."
+        )
+
+
+def _refuse_backend(config: RanksConfig, *, on_cuda: bool) -> None:
+    import torch.distributed as dist
+
+    if config.backend == "auto":
+        return
+    there = {"gloo": dist.is_gloo_available(), "nccl": dist.is_nccl_available(), "mpi": dist.is_mpi_available()}
+    usable = [name for name, is_there in there.items() if is_there and (name != "nccl" or on_cuda)]
+    for part in config.backend.split(","):
+        device, _, name = part.rpartition(":")
+        if name not in usable or device not in ("", "cpu", "cuda"):
+            why = " (it needs CUDA devices)" if name == "nccl" and there["nccl"] else ""
+            raise ConfigError(
+                f"distributed.backend={config.backend}: there is no backend {part!r} here{why}. Expected auto, or one "
+                f"of {', '.join(usable)}, for each device such as cpu:gloo,cuda:nccl."
+            )

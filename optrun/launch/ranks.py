@@ -1,0 +1,129 @@
+"""Starts the ranks of a run, and starts them again where that is allowed."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import tempfile
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from optrun.artifacts.lock import starting
+from optrun.artifacts.metrics import read_summary, write_summary
+from optrun.artifacts.run_dir import RunDir, checkpoint_folders
+from optrun.artifacts.run_manifest import recorded
+from optrun.base.errors import EXIT_FAILED, ConfigError, OptrunError, printable
+from optrun.config.registry import origins
+from optrun.config.request import Request
+from optrun.config.schema.distributed import RanksConfig
+from optrun.distributed.agent import Ranks, run_ranks
+from optrun.distributed.verdict import error_of
+from optrun.launch.devices import nproc
+from optrun.launch.payload import Payload
+from optrun.launch.rank import FOLDER, PAYLOAD
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from optrun.runner.resume.checkpoint import ResumePoint
+    from optrun.runner.train import Outcome
+
+
+def train_on_ranks(
+    request: Request, run: RunDir, console: Console, resume: ResumePoint | None, stop_at: int | None = None
+) -> Outcome:
+    """Start the ranks of a run on this machine, and wait for their end.
+
+    Args:
+        request: Composed; no rank runs Hydra.
+        run: Where to write; exists.
+        console: What rank 0 shows goes to standard output; quiet: nothing.
+        resume: Where to go on; None: from the start.
+        stop_at: Pause after this many optimizer steps.
+
+    Raises:
+        LockedError: Another process writes this run, or is about to.
+        OptrunError: How the ranks ended, together, where not all ended well.
+    """
+    from optrun.runner.train import Outcome
+
+    _refuse_code_of_program(request)
+    distributed = request.config.distributed
+    assert isinstance(distributed, RanksConfig)
+    payload = Payload.of(request, run, resume, stop_at=stop_at, quiet=console.quiet)
+    began = time.time()
+    # Of several machines each has an agent at work in this directory.
+    alone = distributed.nnodes == 1
+    with (
+        starting(run.lock) if alone else contextlib.nullcontext(),
+        tempfile.TemporaryDirectory(prefix="optrun-ranks-") as base,
+    ):
+        for attempt in range(distributed.max_restarts + 1):
+            folder = Path(base, f"attempt-{attempt}")
+            folder.mkdir()
+            if attempt:
+                payload = _again(payload, began)
+            (folder / PAYLOAD).write_text(json.dumps(payload.to_dict()), encoding="utf-8")
+            ranks = Ranks(
+                nproc=nproc(request.config),
+                nnodes=distributed.nnodes,
+                rdzv_endpoint=distributed.rdzv_endpoint,
+                timeout=distributed.timeout_seconds,
+                command=["-m", "optrun.launch.rank"],
+                environment={FOLDER: str(folder)},
+                run_id=f"optrun-{attempt}",
+            )
+            ended = run_ranks(ranks, folder)
+            error = error_of(ended.ends, run.rank_log)
+            if error is None:
+                return Outcome(run, read_summary(run.summary))
+            console.show_cursor(True)  # rank 0 may have been killed under its display
+            if ended.stops > 1 and any(end.code > 128 for end in ended.ends):
+                error = OptrunError("a second signal ended all ranks at once; nothing new was saved.")
+                error.exit_code = max(end.code for end in ended.ends)
+            _record(run, error)
+            if ended.stops or error.exit_code != EXIT_FAILED or attempt == distributed.max_restarts:
+                raise error
+            console.print(
+                printable(f"{error} Starting again, {attempt + 1} of {distributed.max_restarts} times."),
+                markup=False,
+                highlight=False,
+                soft_wrap=True,
+            )
+    raise AssertionError("unreachable")
+
+
+def _refuse_code_of_program(request: Request) -> None:
+    """Refuse choices that this program has registered itself: its ranks are other processes, which know none of them.
+
+    Raises:
+        ConfigError: With the plugin to give instead.
+    """
+    for record in origins.records(request.values):
+        if "plugin" not in record and "distribution" not in record:
+            raise ConfigError(
+                f"distributed={request.config.distributed.name}: {', '.join(record['names'])} was registered by the "
+                f"module {record['module']} of this program, and each rank is a process of its own. Give the file or "
+                "module as a plugin: plugins=[...] of optrun.run, --plugin on the command line."
+            )
+
+
+def _record(run: RunDir, error: OptrunError) -> None:
+    """Write into the summary why a run failed, where rank 0 could not, or knew only that another rank had left."""
+    with contextlib.suppress(OSError, ValueError, OptrunError):  # what ended the run is what counts
+        values = read_summary(run.summary)
+        if error.exit_code != EXIT_FAILED or values.get("status") not in ("running", "failed"):
+            return
+        values.update(status="failed", message=str(error), exit_code=error.exit_code)
+        with recorded(run.summary):
+            write_summary(run.summary, values)
+
+
+def _again(payload: Payload, began: float) -> Payload:
+    """The payload for ranks that are started once more: from the last checkpoint, or the start where there is none."""
+    run = payload.run
+    if not (run.metrics.exists() or run.summary.exists() or run.checkpoints.exists()):
+        return payload
+    saved_since = any(folder.stat().st_mtime >= began for folder in checkpoint_folders(run))
+    return payload.again(saved_since=saved_since)

@@ -1,0 +1,169 @@
+"""One run: in a directory of its own, under Hydra's job, with its log and its result shown."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shlex
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from hydra.core.hydra_config import HydraConfig
+from omegaconf import DictConfig
+
+from optrun.artifacts.lock import refuse_held
+from optrun.artifacts.run_dir import RunDir
+from optrun.base.errors import ConfigError, StorageError, refuse_url
+from optrun.config.compose import request_of
+from optrun.config.hydra_internals import Hydra
+from optrun.config.literal import quote_path
+from optrun.config.request import CommandLine, Request
+from optrun.config.schema.distributed import RanksConfig
+from optrun.distributed.join import Launched
+from optrun.launch.rank import Leader
+from optrun.launch.rank_checks import refuse_unfit
+from optrun.launch.ranks import train_on_ranks
+from optrun.launch.run_here import run_here
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from optrun.runner.resume.checkpoint import ResumePoint
+    from optrun.runner.train import Outcome
+
+
+@dataclass(frozen=True)
+class Caller:
+    """Who asked for a run."""
+
+    console: Console
+    """Where progress and result are printed."""
+    owns_process: bool = True
+    """Whether a second signal may end the process; not so in a notebook, or inside of another program."""
+    leader: Leader | None = None
+    """Where torchrun or another launcher started this process as rank 0."""
+
+    @property
+    def launched(self) -> Launched | None:
+        """What that launcher says."""
+        return None if self.leader is None else self.leader.launched
+
+
+def start(hydra: Hydra, command_line: CommandLine, cfg: DictConfig, caller: Caller) -> Outcome:
+    """Train a new run in a new directory.
+
+    Args:
+        hydra: Over the user's folders.
+        command_line: Its overrides are checked.
+        cfg: What they compose to, Hydra's node in it.
+        caller: Who asked for it.
+
+    Raises:
+        OptrunError: As `execute`; where it is refused before it began, nothing is left behind.
+    """
+    request = request_of(command_line, cfg, command_line.overrides)  # refused before a directory is made
+    refuse_unfit(request.config, command_line.overrides, caller.launched)
+    refuse_url("hydra.run.dir", str(cfg.hydra.run.dir))
+    folder = Path(str(cfg.hydra.run.dir))
+    if not any(token.startswith("hydra.run.dir=") for token in command_line.overrides):
+        folder = _unused(folder)
+    refuse_used(folder)
+    job = _Job(request, caller)
+    hydra.run(
+        config_name=command_line.config_name,
+        task_function=job,
+        overrides=[*command_line.overrides, f"hydra.run.dir={quote_path(folder)}"],
+    )
+    return job.result()
+
+
+class _Job:
+    """What Hydra calls in the directory it made.
+
+    Errors are kept, not raised: `hydra.core.utils.JobReturn` would print a message of its own above ours.
+    """
+
+    def __init__(self, request: Request, caller: Caller) -> None:
+        self._request = request
+        self._caller = caller
+        self._outcome: Outcome | None = None
+        self._error: Exception | None = None
+
+    def __call__(self, cfg: DictConfig) -> None:  # noqa: ARG002 - the request was made of the same
+        """Train, and keep how it ended."""
+        run = RunDir(Path(HydraConfig.get().runtime.output_dir))
+        try:
+            self._outcome = execute(self._request, run, self._caller)
+        except Exception as error:
+            if isinstance(error, ConfigError):  # any other may be about a run of another process
+                forget_unbegun(run)
+            self._error = error
+
+    def result(self) -> Outcome:
+        """How the run ended.
+
+        Raises:
+            Exception: What it raised.
+        """
+        if self._error is not None:
+            raise self._error
+        assert self._outcome is not None
+        return self._outcome
+
+
+def execute(request: Request, run: RunDir, caller: Caller, resume: ResumePoint | None = None) -> Outcome:
+    """Train in a run directory and show the result: in this process, on ranks that it starts, or as the first of them.
+
+    Raises:
+        OptrunError: As `optrun.runner.train.train`.
+    """
+    if caller.leader is not None and isinstance(request.config.distributed, RanksConfig):
+        return caller.leader.lead(request, run, caller.console, resume)
+    if isinstance(request.config.distributed, RanksConfig):
+        return train_on_ranks(request, run, caller.console, resume)
+    return run_here(request, run, caller.console, resume, owns_process=caller.owns_process)
+
+
+def _unused(folder: Path) -> Path:
+    """The folder, or one beside it where two runs began in the same second."""
+    number, free = 2, folder
+    while free.exists():
+        free, number = folder.with_name(f"{folder.name}-{number}"), number + 1
+    return free
+
+
+def refuse_used(folder: Path) -> None:
+    """Refuse a directory that a new run cannot have for itself.
+
+    Raises:
+        ConfigError: Something is there already.
+        LockedError: Another process is at work there, perhaps since a moment ago.
+        StorageError: It could not be written.
+    """
+    if folder.exists() and not folder.is_dir():
+        raise ConfigError(f"hydra.run.dir={folder}: this is a file.")
+    if folder.is_dir() and not RunDir(folder).is_unbegun():
+        refuse_held(RunDir(folder).lock)
+        if RunDir(folder).is_run():
+            raise ConfigError(
+                f"hydra.run.dir={folder}: there is a run in it already, and nothing is overwritten. Go on with it: "
+                f"{shlex.quote(f'resume={folder}')}. Or choose another directory."
+            )
+        raise ConfigError(f"hydra.run.dir={folder}: this directory is not empty. Choose another one.")
+    parent = next(path for path in (folder, *folder.resolve().parents) if path.exists())
+    if not os.access(parent, os.W_OK):
+        raise StorageError(f"hydra.run.dir={folder}: no permission to write in {parent}. Choose another directory.")
+
+
+def forget_unbegun(run: RunDir) -> None:
+    """Remove the directory of a run that was refused before it began, so that the mended command can have it."""
+    if run.summary.exists() or run.metrics.exists():
+        return
+    for folder in (run.hydra, run.logs):
+        shutil.rmtree(folder, ignore_errors=True)
+    for leftover in (run.config, run.log, run.lock, run.manifest):
+        leftover.unlink(missing_ok=True)
+    with contextlib.suppress(OSError):  # something of the user's is in it
+        run.path.rmdir()

@@ -1,0 +1,213 @@
+"""What every kind of prediction has: its columns, rows to inputs, inputs to values."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import numpy as np
+import torch
+
+from optrun.base.errors import ConfigError
+from optrun.config.schema.data import ColumnsConfig
+from optrun.config.schema.model import ModelConfig
+from optrun.config.schema.task import TaskConfig
+from optrun.data.columns import USUAL_LABELS, text_column, texts
+from optrun.data.loader import Batch
+from optrun.data.source import Source, Split
+from optrun.task.base import pad
+
+if TYPE_CHECKING:
+    from transformers.utils.generic import ModelOutput
+
+Inputs = dict[str, Any]
+"""What is known of one row: arrays of ids by name, and what its prediction needs besides."""
+Values = dict[str, Any]
+"""One row's prediction: names of columns to plain values."""
+
+
+@dataclass
+class Predicting:
+    """A trained model, and how it is run."""
+
+    model: Any
+    """On its device, in evaluation mode."""
+    tokenizer: Any
+    """Its tokenizer; its image preparation where the task is about images."""
+    labels: list[str]
+    """Names of the classes by number; empty where there are none."""
+    task: TaskConfig
+    model_choice: ModelConfig
+    max_length: int
+    """`data.max_length`."""
+    to_device: Callable[[Batch], Batch]
+    autocast: Callable[[], AbstractContextManager[object]]
+
+    def forward(self, batch: Batch) -> ModelOutput:
+        """Run the model over a batch in the chosen precision."""
+        with self.autocast():
+            found: ModelOutput = self.model(**self.to_device(batch))
+        return found
+
+
+@dataclass
+class Rows:
+    """The rows that predictions are asked for.
+
+    Attributes:
+        split: The rows.
+        columns: Names of the columns: of the run, and of the command line.
+        notes: What was decided where nothing was said; shown to the user.
+    """
+
+    split: Split
+    columns: ColumnsConfig
+    notes: list[str] = field(default_factory=list)
+
+    @property
+    def source(self) -> Source:
+        """The rows as an evaluation set, as tasks look for their columns."""
+        trained = Split(self.split.rows, "data.train")
+        return Source(trained, {"": self.split}, self.columns, notes=self.notes)
+
+    def taken(self) -> list[str | None]:
+        """Columns of the file that have labels or targets, and no texts to read."""
+        own = self.columns
+        names = [own.label_column or "", own.target_column or "target", *(own.label_columns or ())]
+        names += [] if own.label_column else USUAL_LABELS
+        return [name for name in names if name in self.split.rows.column_names]
+
+
+class Predictor(ABC):
+    """Predictions for the rows of a file; `Task.predictor` names the one of a task.
+
+    Args:
+        predicting: The trained model.
+        rows: The rows.
+        options: Values of `options`, and of `generation.KEY` where it generates.
+
+    Attributes:
+        columns: Keys of `data` that it reads, such as `text_column`.
+        options: Keys of its own with their defaults, such as `top_k`.
+        generates: Whether it takes `generation.KEY`.
+        cuts: Whether `data.max_length` cuts its texts.
+
+    Raises:
+        ConfigError: A column that is missing, a row that does not fit, a value of an option that does not.
+    """
+
+    columns: ClassVar[tuple[str, ...]] = ("text_column", "eval_text_column")
+    options: ClassVar[Mapping[str, Any]] = {}
+    generates: ClassVar[bool] = False
+    cuts: ClassVar[bool] = True
+
+    def __init__(self, predicting: Predicting, rows: Rows, options: Mapping[str, Any]) -> None:
+        self.predicting = predicting
+        self.tokenizer = predicting.tokenizer
+        self.labels = predicting.labels
+        self.rows = rows
+        self.split = rows.split
+        self.given = {**self.options, **options}
+        padding = getattr(self.tokenizer, "pad_token_id", None)
+        self.padding = 0 if padding is None else int(padding)
+        self.inspect()
+
+    @abstractmethod
+    def inspect(self) -> None:
+        """Find the columns and look at every row, so that what is wrong is told before anything is predicted.
+
+        Raises:
+            ConfigError: A column that is missing, a row or an option that does not fit.
+        """
+
+    @property
+    @abstractmethod
+    def shape(self) -> dict[str, Any]:
+        """Names of the columns that are predicted to their types: `str`, `float`, `int`, `[type]`, `{name: type}`."""
+
+    @abstractmethod
+    def encode(self, numbers: Sequence[int]) -> list[Inputs]:
+        """Inputs of some rows, by their indices; those without `input_ids` are as long as each other."""
+
+    def length(self, one: Inputs) -> int:
+        """Tokens of one row, by which rows share a batch."""
+        return len(one["input_ids"]) if "input_ids" in one else 0
+
+    @abstractmethod
+    def predict(self, inputs: list[Inputs]) -> list[Values]:
+        """Predictions of a batch, in its order; what is drawn by chance comes from torch's generators, seeded."""
+
+    def texts(self, column: str, numbers: Sequence[int]) -> list[str]:
+        """Texts of some rows.
+
+        Raises:
+            ConfigError: A value that is no text.
+        """
+        return list(texts(self.split.take(np.asarray(numbers, dtype=np.int64)), column))
+
+    def text_column(self, *others: str | None) -> str:
+        """The column of texts; every row is looked at.
+
+        Args:
+            others: Columns with another meaning, besides those of labels and targets.
+
+        Raises:
+            ConfigError: There is none, or several; a row that is no text.
+        """
+        column = text_column(self.rows.source, self.split, taken=(*self.rows.taken(), *others))
+        for _ in texts(self.split, column):
+            pass
+        return column
+
+    def pad_inputs(self, inputs: list[Inputs], *, left: bool = False) -> Batch:
+        """`input_ids`, `attention_mask` (`token_type_ids`), shape (batch, longest); padded where generation says."""
+        rows = [one["input_ids"] for one in inputs]
+        masks = [np.ones_like(row) for row in rows]
+        fill = _pad_left if left else pad
+        batch = {"input_ids": fill(rows, self.padding), "attention_mask": fill(masks, 0)}
+        if "token_type_ids" in inputs[0]:
+            batch["token_type_ids"] = fill([one["token_type_ids"] for one in inputs], 0)
+        return batch
+
+    def expect_tokens(self, inputs: list[Inputs], numbers: Sequence[int]) -> list[Inputs]:
+        """Refuse a row without a token.
+
+        Raises:
+            ConfigError: With its number.
+        """
+        for one, number in zip(inputs, numbers, strict=True):
+            if not len(one["input_ids"]):
+                raise ConfigError(
+                    f"{self.split.key}: row {self.split.number(number)} has no token: an empty text, and a tokenizer "
+                    "that adds none of its own. Leave such rows out."
+                )
+        return inputs
+
+
+def _pad_left(rows: Iterable[np.ndarray], value: int) -> torch.Tensor:
+    return pad([row[::-1] for row in rows], value).flip(1)
+
+
+def plain(number: Any) -> float:
+    """A float32 as the shortest decimal that reads as the same one.
+
+    Example:
+        >>> plain(np.float32(0.1)), plain(torch.tensor(0.7))
+        (0.1, 0.7)
+    """
+    return float(str(np.float32(float(number))))
+
+
+def probabilities(logits: torch.Tensor) -> np.ndarray:
+    """Softmax over the last axis, in float32, on the CPU."""
+    found: np.ndarray = logits.float().softmax(-1).cpu().numpy()
+    return found
+
+
+def sigmoids(logits: torch.Tensor) -> np.ndarray:
+    """A probability for each logit by itself, in float32, on the CPU."""
+    found: np.ndarray = logits.float().sigmoid().cpu().numpy()
+    return found

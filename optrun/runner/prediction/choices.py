@@ -1,0 +1,68 @@
+"""Which of several texts goes with a text."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, ClassVar
+
+import numpy as np
+
+from optrun.data.columns import choices_column, named
+from optrun.runner.prediction.base import Inputs, Predictor, Values, plain, probabilities
+from optrun.task.multiple_choice import count_choices, encoded, pad_choices, pairs
+
+
+class ChosenTexts(Predictor):
+    """Contexts and choices to the choice, its number from 0, and the probability of each."""
+
+    columns: ClassVar[tuple[str, ...]] = ("text_column", "eval_text_column", "text_pair_column", "choices_column")
+
+    def inspect(self) -> None:
+        """Find the columns, and look at the choices."""
+        self.pair = named(self.rows.columns, "text_pair_column", self.split)
+        self.choices = choices_column(self.rows.source, self.split)
+        count_choices(self.split, self.choices)
+        self.text = self.text_column(self.pair, self.choices)
+
+    @property
+    def shape(self) -> dict[str, Any]:
+        """The choice, its number, and the probabilities of the row's own."""
+        return {"prediction": str, "choice": int, "probabilities": [float]}
+
+    def encode(self, numbers: Sequence[int]) -> list[Inputs]:
+        """As in training."""
+        part = self.split.take(np.asarray(numbers, dtype=np.int64))
+        listed = list(part.rows[self.choices])
+        rows = list(pairs(part, self.text, self.pair, self.choices))
+        made = encoded(self.tokenizer, rows, self.predicting.max_length)
+        borders = np.cumsum([0, *map(len, listed)]).tolist()
+        return [
+            {
+                **{
+                    name: [np.asarray(row, dtype=np.int64) for row in ids[borders[at] : borders[at + 1]]]
+                    for name, ids in made.items()
+                },
+                "choices": list(choices),
+            }
+            for at, choices in enumerate(listed)
+        ]
+
+    def length(self, one: Inputs) -> int:
+        """Tokens of the longest choice."""
+        return max(map(len, one["input_ids"]))
+
+    def predict(self, inputs: list[Inputs]) -> list[Values]:
+        """One forward pass."""
+        logits = self.predicting.forward(pad_choices(inputs, self.padding)).logits
+        found = []
+        for one, scores in zip(inputs, logits, strict=True):
+            shares = probabilities(scores[: len(one["choices"])])
+            best = int(shares.argmax())
+            found.append(
+                {
+                    "prediction": one["choices"][best],
+                    "choice": best,
+                    "probabilities": [plain(share) for share in shares],
+                }
+            )
+        return found
