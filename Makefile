@@ -38,10 +38,11 @@ test-slow: setup ## the long proofs: kill loops, sweeps, the whole zoo
 test-gpu: setup ## what needs a CUDA device
 	$(PYTEST) -m gpu
 test-full: test test-slow ## all that runs without a GPU
-docs: setup  ## docs/configuration.md anew, and the API reference from the docstrings in build/api
+docs: setup  ## docs/reference/configuration.md anew, the site in build/site, the API reference in build/site/api
 	$(BIN)/python -m tests.docs.configuration
 	$(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt -e ".[docs]"
-	$(BIN)/python -m pdoc --docformat google -o build/api optrun '!optrun.__main__'
+	$(BIN)/python -m mkdocs build --quiet --strict
+	$(BIN)/python -m pdoc --docformat google -o build/site/api optrun '!optrun.__main__'
 wheel: setup ## dist/
 	$(BIN)/python -m build --wheel
 .PHONY: help run test setup format lint types smoke unit test-slow test-gpu test-full docs wheel

@@ -1,4 +1,4 @@
-"""Write docs/configuration.md from the schemas and the comments of conf/: python -m tests.docs.configuration."""
+"""Write docs/reference/configuration.md from the schemas and conf/: python -m tests.docs.configuration."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from optrun.config import store
 from optrun.config.schema import sweeper
 from optrun.config.schema.run import RunConfig
 
-PAGE = Path(__file__).resolve().parents[2] / "docs" / "configuration.md"
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "reference" / "configuration.md"
 NAMES = {str: "text", int: "whole number", float: "number", bool: "true or false", type(None): "null"}
 INTRODUCTION = """\
 # Configuration
@@ -23,7 +23,7 @@ INTRODUCTION = """\
 Every key, its default, its type and its meaning, written by `make docs` from the schemas in `optrun/config/schema/` and
 the comments in `conf/`; do not edit it. A key is set by `group.key=value`, a choice by `group=choice`, a key at the top
 level by `key=value`. `???` has no default and must be given. `optrun --cfg job --resolve` shows what would run,
-[questions.md](questions.md) says why some defaults are what they are.
+[questions.md](../questions.md) says why some defaults are what they are.
 """
 
 DIALECT = re.compile(r"^\$\{dialect:(.*)\}$")

@@ -1,4 +1,4 @@
-"""Write down what comes of every optimizer of pytorch-optimizer: python -m tests.foreign.record docs/foreign.md."""
+"""Write docs/reference/foreign.md, what comes of every optimizer of pytorch-optimizer: python -m tests.foreign.record."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def page(rows: list[Row]) -> str:
     intro = [
         "What comes of `optimizer=pytorch_optimizer optimizer.name=NAME` for every optimizer class of "
         f"pytorch_optimizer {version('pytorch_optimizer')}. Written by",
-        "    python -m tests.foreign.record docs/foreign.md",
+        "    python -m tests.foreign.record docs/reference/foreign.md",
         f"Of {len(rows)} classes {len(works)} work, {len(needs)} need something and get it, and {len(refused)} are "
         "refused before the model is trained, by name and with the reason. Each that is offered was trained for "
         f"{WHOLE} steps on a small model, saved as a checkpoint after {HALF}, read back into a freshly built one and "
@@ -60,4 +60,4 @@ def _reason(row: Row) -> str:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1] if len(sys.argv) > 1 else "docs/foreign.md"))
+    main(Path(sys.argv[1] if len(sys.argv) > 1 else "docs/reference/foreign.md"))

@@ -1,4 +1,4 @@
-"""Write down what grouping says of every architecture: python -m tests.zoo.record docs/zoo.md."""
+"""Write down what grouping says of every architecture: python -m tests.zoo.record docs/reference/zoo.md."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def _page(rows: list[Row]) -> str:
         "What `param_groups=standard` and `param_groups=layerwise` say of every architecture that transformers "
         f"{version('transformers')} builds from a default configuration, on the meta device. Written by",
         "",
-        "    python -m tests.zoo.record docs/zoo.md",
+        "    python -m tests.zoo.record docs/reference/zoo.md",
         "",
         f"Of {len(rows)} model types {len(built)} build. In all of them every trainable parameter is claimed exactly "
         f"once, no norm weight, bias or other one-dimensional tensor decays, and every linear, convolution and "
@@ -96,4 +96,4 @@ def _cell(text: str) -> str:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1] if len(sys.argv) > 1 else "docs/zoo.md"))
+    main(Path(sys.argv[1] if len(sys.argv) > 1 else "docs/reference/zoo.md"))

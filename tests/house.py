@@ -1,0 +1,172 @@
+"""Measure the package: `python -m tests.house` prints what `tests/test_house.py` holds a bound to.
+
+A code line has a token that is no docstring, comment or blank; tokens are Python's own, counted on these lines.
+"""
+
+from __future__ import annotations
+
+import ast
+import io
+import re
+import tokenize
+from collections.abc import Iterator, Mapping
+from functools import cache
+from pathlib import Path
+
+from tests.test_architecture import PACKAGE, imports, room_of
+
+ROOT = PACKAGE.parent
+LAYOUT = {
+    tokenize.COMMENT,
+    tokenize.NL,
+    tokenize.NEWLINE,
+    tokenize.INDENT,
+    tokenize.DEDENT,
+    tokenize.ENDMARKER,
+}
+ANY = re.compile(r"\bAny\b")
+VERBS = frozenset(
+    """
+    accept acquire add adopt allow answer append apply ask assemble assign average balance begin bind block branch bring build
+    cache calculate call cancel catch certify change check choose claim classify clear clip close collect colour combine commit
+    compare compile complete compose compute configure confirm connect consume continue convert copy correct count cover create
+    cut decide declare decode decompose delete describe detect determine digest discard dispatch display divide download draw drop
+    encode end enforce ensure escape estimate evaluate exchange exclude execute exit expand explain export extend extract fail
+    fetch fill filter find finish fit flatten flush fold forget fork format forward free freeze gather generate get give group
+    guard guess handle hash hear hide hold honour ignore import include index infer initialise insert inspect install interpolate
+    interrupt invert iterate join judge keep kill label launch lay leave let limit link list load locate lock log look lower make
+    map mark mask match measure meet merge mirror mix move multiply name normalise note notice number observe offer omit open order
+    pack pad pair parse pass pause permute pick place plan plot point postpone predict prepare press print process produce profile
+    promise propose prove provide prune publish push put quantise quote raise rank read rebuild receive recognise record reduce
+    refuse register release remember remove rename render repeat replace report request require rescale reset resolve restore
+    resume retry return reverse revert rewrite round run sample save say scale scan schedule score seal search seed seek select send
+    separate serialise serve set share shorten show shrink shuffle shut signal simulate skip slice smooth sort spawn spell split
+    spread stack stand start state step stop store stream strip style subtract suggest sum summarise suppress switch tabulate take
+    tell test tidy tie time tokenise tokenize trace track train transform translate try tune turn undo unpack unscale unwrap update
+    upload use validate verify visit wait walk warn watch weigh weight widen wrap write yield zero
+    """.split()
+)
+"""With what the docstring of a function begins."""
+Definition = ast.FunctionDef | ast.AsyncFunctionDef
+
+
+def size(text: str) -> tuple[int, int]:
+    """Count code lines and tokens of a source text."""
+    docs = {
+        line
+        for node in ast.walk(ast.parse(text))
+        if isinstance(node, ast.Module | ast.ClassDef | Definition) and ast.get_docstring(node, clean=False) is not None
+        for line in range(node.body[0].lineno, (node.body[0].end_lineno or 0) + 1)
+    }
+    lines: set[int] = set()
+    tokens = 0
+    for token in tokenize.generate_tokens(io.StringIO(text).readline):
+        if token.type not in LAYOUT and token.start[0] not in docs:
+            lines.update(range(token.start[0], token.end[0] + 1))
+            tokens += 1
+    return len(lines - docs), tokens
+
+
+@cache
+def sources() -> dict[Path, str]:
+    """Read every file of the package."""
+    return {path: path.read_text(encoding="utf-8") for path in sorted(PACKAGE.rglob("*.py"))}
+
+
+def rooms() -> dict[str, tuple[int, int]]:
+    """Count code lines and tokens of each room."""
+    counts: dict[str, tuple[int, int]] = {}
+    for path, text in sources().items():
+        name = path.relative_to(PACKAGE).parts[0].removesuffix(".py")
+        lines, tokens = size(text)
+        before = counts.get(name, (0, 0))
+        counts[name] = (before[0] + lines, before[1] + tokens)
+    return counts
+
+
+def arrows() -> dict[str, set[str]]:
+    """Map each room to the rooms that it imports."""
+    found: dict[str, set[str]] = {}
+    for module, targets in imports().items():
+        room = room_of(module)
+        found.setdefault(room, set()).update({room_of(target) for target in targets} - {room})
+    return found
+
+
+def depth(graph: Mapping[str, set[str]]) -> int:
+    """Count the nodes of the longest path of a graph without circles."""
+
+    @cache
+    def below(node: str) -> int:
+        return 1 + max((below(target) for target in graph.get(node, ())), default=0)
+
+    return max(map(below, graph))
+
+
+def functions() -> Iterator[tuple[Path, Definition]]:
+    """Yield the functions and methods that stand at the top of a file or a class; properties and dunders are none."""
+    for path, text in sources().items():
+        tree = ast.parse(text)
+        for owner in [tree, *(node for node in ast.walk(tree) if isinstance(node, ast.ClassDef))]:
+            for node in owner.body:
+                if not isinstance(node, Definition) or node.name.startswith("__"):
+                    continue
+                marks = {ast.unparse(mark).split("(")[0].rpartition(".")[2] for mark in node.decorator_list}
+                if not marks & {"property", "cached_property", "setter", "overload"}:
+                    yield path, node
+
+
+def first_lines() -> Iterator[tuple[Path, Definition, str]]:
+    """Yield the first line of every docstring of a function."""
+    for path, node in functions():
+        text = ast.get_docstring(node)
+        if text:
+            yield path, node, text.split("\n")[0]
+
+
+def riddles() -> list[str]:
+    """List the functions whose docstring does not begin with a verb."""
+    return [
+        f"{path.relative_to(PACKAGE)}:{node.lineno} {node.name}: {line}"
+        for path, node, line in first_lines()
+        if line.split()[0].strip("`.,:;").lower() not in VERBS
+    ]
+
+
+def pages() -> list[Path]:
+    """List the pages that people read."""
+    return [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
+
+
+def sentences(page: Path) -> list[str]:
+    """List the sentences of a page's prose: no code, tables, headings or pictures."""
+    text = re.sub(r"```.*?```|<!--.*?-->", "", page.read_text(encoding="utf-8"), flags=re.S)
+    prose = [line for line in text.split("\n") if not re.match(r"\s*(\||#|!\[)", line)]
+    blocks = re.split(r"\n\s*\n|\n\s*(?:[-*]|\d+\.)\s+", "\n".join(prose))
+    found = (sentence.strip() for block in blocks for sentence in re.split(r"(?<=[.!?])\s+", " ".join(block.split())))
+    return [sentence for sentence in found if len(sentence.split()) > 2]
+
+
+def main() -> None:
+    """Print the measures."""
+    counts = rooms()
+    for room, (lines, tokens) in sorted(counts.items(), key=lambda item: -item[1][0]):
+        print(f"{room:14} {lines:6,} lines {tokens:8,} tokens")
+    lines, tokens = (sum(values) for values in zip(*counts.values(), strict=True))
+    graph = arrows()
+    print(f"\npackage: {lines:,} code lines, {tokens:,} tokens, {len(sources())} files")
+    print(f"rooms {len(graph) - 1}, floors {depth(graph)}, arrows {sum(map(len, graph.values()))}")
+    print(f"import depth {depth(imports())} files")
+    print(f"Any: {sum(len(ANY.findall(text)) for text in sources().values()):,}")
+    lines_of = list(first_lines())
+    print(f"functions: {sum(1 for _ in functions()):,}; docstrings {len(lines_of):,}, riddles {len(riddles()):,}")
+    words = sum(len(page.read_text(encoding="utf-8").split()) for page in pages())
+    readme = len((ROOT / "README.md").read_text(encoding="utf-8").splitlines())
+    print(f"pages: {len(pages())}, {words:,} words; README {readme} lines")
+    spans = [len(sentence.split()) for page in pages() for sentence in sentences(page)]
+    over = [sum(span > bound for span in spans) for bound in (25, 35)]
+    print(f"sentences: mean {sum(spans) / len(spans):.1f} words, {over[0]} over 25, {over[1]} over 35")
+
+
+if __name__ == "__main__":
+    main()
