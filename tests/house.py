@@ -27,7 +27,7 @@ LAYOUT = {
 ANY = re.compile(r"\bAny\b")
 VERBS = frozenset(
     """
-    accept acquire add adopt allow answer append apply ask assemble assign average balance begin bind block branch bring build
+    accept acquire bound climb collate go hand orthogonalise project add adopt allow answer append apply ask assemble assign average balance begin bind block branch bring build
     cache calculate call cancel catch certify change check choose claim classify clear clip close collect colour combine commit
     compare compile complete compose compute configure confirm connect consume continue convert copy correct count cover create
     cut decide declare decode decompose delete describe detect determine digest discard dispatch display divide download draw drop
