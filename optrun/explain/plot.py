@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Sequence
 
 from rich.text import Text
@@ -86,11 +87,4 @@ def bar(share: float, width: int) -> str:
 
 def _at(xs: Sequence[float], ys: Sequence[float], x: float) -> float:
     """Look up the value at the last point that is not after x: a learning rate holds until the next step."""
-    low, high = 0, len(xs) - 1
-    while low < high:
-        middle = (low + high + 1) // 2
-        if xs[middle] <= x + 1e-9:
-            low = middle
-        else:
-            high = middle - 1
-    return ys[low]
+    return ys[max(bisect_right(xs, x + 1e-9) - 1, 0)]

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Set
+from dataclasses import dataclass
 from typing import Any
 
 from rich import box
@@ -146,95 +146,113 @@ def _length(facts: Facts) -> str:
 
 
 @dataclass(frozen=True)
-class _Columns:
-    """Which columns there are: only those that tell rows apart, and fit."""
+class _Column:
+    """A column of the table: its title, and the cell of a group or, with `--all`, of a tensor."""
 
-    layers: bool
-    optimizers: bool
-    adapted: bool
-    schedules: bool
-    bars: bool
-    rules: bool
-    params: bool
-    middle: bool
-    """Number of tensors, or shape."""
-    short_rules: bool
-    """The user's rules by their number alone, and no other reasons."""
+    title: str
+    cell: Callable[[GroupFacts], Text]
+    footer: str = ""
+    right: bool = False
 
 
-def _fitting(facts: Facts, console: Console, *, all_tensors: bool) -> Table:
-    """Build the richest table that fits the console: bars go first, then reasons that are not the user's own."""
+Columns = dict[str, _Column]
+
+
+def _columns(facts: Facts, *, all_tensors: bool, widest: int) -> Columns:
+    """Return the columns that tell rows apart, by a name for `_fitting`, from left to right.
+
+    Args:
+        facts: What to show.
+        all_tensors: A row is a tensor, and not a group.
+        widest: Characters from which names and reasons go on in the next line.
+    """
+    top = max((tensor.lr_peak for tensor in facts.tensors), default=0.0)
+    labels = facts.curve_labels
 
     def varies(name: str) -> bool:
         return len({getattr(tensor, name) for tensor in facts.tensors}) > 1
 
-    full = _Columns(
-        layers=varies("layer"),
-        optimizers=varies("optimizer"),
-        adapted=any(tensor.adapted is not None for tensor in facts.tensors),
-        schedules=varies("curve"),
-        bars=varies("lr_peak"),
-        rules=varies("rule"),
-        params=True,
-        middle=True,
-        short_rules=False,
-    )
-    choices = [full, replace(full, rules=False), replace(full, bars=False), replace(full, bars=False, rules=False)]
+    def shape(row: GroupFacts) -> Text:
+        return Text("×".join(map(str, row.first.shape)) or "scalar")
+
+    def tensors(row: GroupFacts) -> Text:
+        return Text(str(len(row.tensors)))
+
+    def share(row: GroupFacts) -> Text:
+        return Text(bar(row.lr_peaks[1] / top if top else 0.0, BAR_WIDTH), style="cyan")
+
+    def role(row: GroupFacts) -> Text:
+        return Text(row.first.role, style=ROLE_STYLES.get(row.first.role, ""))
+
+    def own_rule(row: GroupFacts) -> Text:
+        rule = row.first.rule
+        return Text(rule.split(" ")[0] if rule.startswith("rules[") else "", style="dim")
+
+    number = ("shape", shape, "") if all_tensors else ("tensors", tensors, str(len(facts.tensors)))
+    found: dict[str, _Column | bool] = {
+        "layer": varies("layer") and _Column("layer", lambda row: Text(row.first.layer)),
+        "name": all_tensors and _Column("tensor", lambda row: Text(_folded(row.first.name, widest))),
+        "role": _Column("role", role),
+        "optimizer": varies("optimizer") and _Column("optimizer", lambda row: Text(row.first.optimizer)),
+        "lr": _Column("peak lr", lambda row: Text(span(*row.lr_peaks), "" if row.lr_peaks[1] else "red"), right=True),
+        "bar": varies("lr_peak") and _Column("", share),
+        "decay": _Column("decay", lambda row: _decay_cell(*row.weight_decays), right=True),
+        "adapts": any(tensor.adapted is not None for tensor in facts.tensors)
+        and _Column("adapts", lambda row: _adapted_cell(row.adapted, len(row.tensors)), right=True),
+        "middle": _Column(*number, right=True),
+        "params": _Column("params", lambda row: Text(count(row.parameters)), count(facts.parameters), right=True),
+        "state": _Column("state", lambda row: Text(size(row.state_bytes)), size(facts.state_bytes), right=True),
+        "schedule": varies("curve") and _Column("schedule", lambda row: Text(labels[row.first.curve])),
+        "rule": varies("rule") and _Column("rule", lambda row: Text(_folded(row.first.rule, widest), style="dim")),
+        "own rule": varies("rule") and _Column("rule", own_rule),
+    }
+    return {name: column for name, column in found.items() if isinstance(column, _Column)}
+
+
+def _fitting(facts: Facts, console: Console, *, all_tensors: bool) -> Table:
+    """Build the richest table that fits the console: bars go first, then reasons that are not the user's own."""
+    choices = [{"own rule"}, {"own rule", "rule"}, {"own rule", "bar"}, {"own rule", "rule", "bar"}]
     if any(tensor.rule.startswith("rules[") for tensor in facts.tensors):
-        choices = [show for show in choices if show.rules]
-        choices.append(replace(choices[-1], short_rules=True))
+        choices = [{"own rule"}, {"own rule", "bar"}, {"rule", "bar"}]
     if not all_tensors:
-        choices.append(replace(choices[-1], middle=False))
-    choices.append(replace(choices[-1], params=False))
+        choices.append(choices[-1] | {"middle"})
+    choices.append(choices[-1] | {"params"})
     if all_tensors:
-        choices.append(replace(choices[-1], layers=False))
+        choices.append(choices[-1] | {"layer"})
     unbounded = console.options.update(width=10_000)
     whole = max((len(tensor.name) for tensor in facts.tensors), default=0) if all_tensors else FOLDED
     for widest in (max(whole, FOLDED), FOLDED):
-        for show in choices:
-            table = _rows(facts, show, all_tensors=all_tensors, widest=widest)
+        for without in choices:
+            table = _table(facts, without, all_tensors=all_tensors, widest=widest)
             left = console.width - Measurement.get(console, unbounded, table).maximum
             if left >= 0:
-                return _rows(facts, show, all_tensors=all_tensors, widest=widest + left)
-    return _rows(facts, choices[-1], all_tensors=all_tensors, widest=max(FOLDED + left, 10))
+                return _table(facts, without, all_tensors=all_tensors, widest=widest + left)
+    return _table(facts, choices[-1], all_tensors=all_tensors, widest=max(FOLDED + left, 10))
 
 
-def _rows(facts: Facts, show: _Columns, *, all_tensors: bool, widest: int) -> Table:
-    table = _table(facts, show, all_tensors=all_tensors)
-    top = max((tensor.lr_peak for tensor in facts.tensors), default=0.0)
-    labels = facts.curve_labels
+def _table(facts: Facts, without: Set[str], *, all_tensors: bool, widest: int) -> Table:
+    found = _columns(facts, all_tensors=all_tensors, widest=widest)
+    columns = {name: column for name, column in found.items() if name not in without}
+    table = Table(box=box.SIMPLE_HEAD, show_footer=True, pad_edge=False, padding=(0, 1, 0, 0), header_style="dim")
+    for name, column in columns.items():
+        footer = column.footer if table.columns else "total"
+        justify: JustifyMethod = "right" if column.right else "left"
+        width = BAR_WIDTH if name == "bar" else None
+        table.add_column(column.title, footer, footer_style="bold", justify=justify, no_wrap=True, width=width)
     last: GroupFacts | None = None
     for group in by_layer(groups_of(facts)):
         rows = [GroupFacts(group.index, [tensor]) for tensor in group.tensors] if all_tensors else [group]
         for row in rows:
-            layer = row.first.layer
-            new_layer = last is None or last.first.layer != layer
-            if last is not None and (new_layer or (all_tensors and not show.layers and last.index != row.index)):
+            new_layer = last is None or last.first.layer != row.first.layer
+            ends = all_tensors and "layer" not in columns and last is not None and last.index != row.index
+            if last is not None and (new_layer or ends):
                 table.add_section()
-            cells = [Text(layer, style="bold" if new_layer else "dim")] if show.layers else []
-            table.add_row(*cells, *_cells(row, top, labels[row.first.curve], show, widest, all_tensors=all_tensors))
+            cells = {name: column.cell(row) for name, column in columns.items()}
+            if "layer" in cells:
+                cells["layer"].stylize("bold" if new_layer else "dim")
+            table.add_row(*cells.values())
             last = row
     return table
-
-
-def _cells(row: GroupFacts, top: float, label: str, show: _Columns, widest: int, *, all_tensors: bool) -> list[Text]:
-    first = row.first
-    own = first.rule.split(" ")[0] if first.rule.startswith("rules[") else ""
-    rule = own if show.short_rules else _folded(first.rule, widest)
-    shape = "×".join(str(length) for length in first.shape) or "scalar"
-    return [
-        *([Text(_folded(first.name, widest))] if all_tensors else []),
-        Text(first.role, style=ROLE_STYLES.get(first.role, "")),
-        *([Text(first.optimizer)] if show.optimizers else []),
-        *_lr_cells(row.lr_peaks, top, show),
-        _decay_cell(*row.weight_decays),
-        *([_adapted_cell(row.adapted, len(row.tensors))] if show.adapted else []),
-        *([Text(shape if all_tensors else str(len(row.tensors)))] if show.middle else []),
-        *([Text(count(row.parameters))] if show.params else []),
-        Text(size(row.state_bytes)),
-        *([Text(label)] if show.schedules else []),
-        *([Text(rule, style="dim")] if show.rules else []),
-    ]
 
 
 def _folded(name: str, width: int) -> str:
@@ -252,47 +270,6 @@ def _folded(name: str, width: int) -> str:
             lines.append("")
         lines[-1] += piece
     return "\n".join(line[at : at + width] for line in lines for at in range(0, len(line), width))
-
-
-def _table(facts: Facts, show: _Columns, *, all_tensors: bool) -> Table:
-    table = Table(box=box.SIMPLE_HEAD, show_footer=True, pad_edge=False, padding=(0, 1, 0, 0), header_style="dim")
-
-    def column(title: str, footer: str = "", *, right: bool = False, width: int | None = None) -> None:
-        first = "total" if not table.columns else footer
-        justify: JustifyMethod = "right" if right else "left"
-        table.add_column(title, first, footer_style="bold", justify=justify, no_wrap=True, width=width)
-
-    if show.layers:
-        column("layer")
-    if all_tensors:
-        footer = "" if show.layers else "total"
-        table.add_column("tensor", footer, footer_style="bold", no_wrap=True)
-    column("role")
-    if show.optimizers:
-        column("optimizer")
-    column("peak lr", right=True)
-    if show.bars:
-        column("", width=BAR_WIDTH)
-    column("decay", right=True)
-    if show.adapted:
-        column("adapts", right=True)
-    if show.middle:
-        column("shape" if all_tensors else "tensors", "" if all_tensors else str(len(facts.tensors)), right=True)
-    if show.params:
-        column("params", count(facts.parameters), right=True)
-    column("state", size(facts.state_bytes), right=True)
-    if show.schedules:
-        column("schedule")
-    if show.rules:
-        table.add_column("rule", overflow="ellipsis", no_wrap=True)
-    return table
-
-
-def _lr_cells(peaks: tuple[float, float], top: float, show: _Columns) -> list[Text]:
-    cells = [Text(span(*peaks), style="" if peaks[1] else "red")]
-    if show.bars:
-        cells.append(Text(bar(peaks[1] / top if top else 0.0, BAR_WIDTH), style="cyan"))
-    return cells
 
 
 def _decay_cell(low: float, high: float) -> Text:
