@@ -25,27 +25,7 @@ LAYOUT = {
     tokenize.ENDMARKER,
 }
 ANY = re.compile(r"\bAny\b")
-VERBS = frozenset(
-    """
-    accept acquire bound climb collate go hand orthogonalise project add adopt allow answer append apply ask assemble assign average balance begin bind block branch bring build
-    cache calculate call cancel catch certify change check choose claim classify clear clip close collect colour combine commit
-    compare compile complete compose compute configure confirm connect consume continue convert copy correct count cover create
-    cut decide declare decode decompose delete describe detect determine digest discard dispatch display divide download draw drop
-    encode end enforce ensure escape estimate evaluate exchange exclude execute exit expand explain export extend extract fail
-    fetch fill filter find finish fit flatten flush fold forget fork format forward free freeze gather generate get give group
-    guard guess handle hash hear hide hold honour ignore import include index infer initialise insert inspect install interpolate
-    interrupt invert iterate join judge keep kill label launch lay leave let limit link list load locate lock log look lower make
-    map mark mask match measure meet merge mirror mix move multiply name normalise note notice number observe offer omit open order
-    pack pad pair parse pass pause permute pick place plan plot point postpone predict prepare press print process produce profile
-    promise propose prove provide prune publish push put quantise quote raise rank read rebuild receive recognise record reduce
-    refuse register release remember remove rename render repeat replace report request require rescale reset resolve restore
-    resume retry return reverse revert rewrite round run sample save say scale scan schedule score seal search seed seek select send
-    separate serialise serve set share shorten show shrink shuffle shut signal simulate skip slice smooth sort spawn spell split
-    spread stack stand start state step stop store stream strip style subtract suggest sum summarise suppress switch tabulate take
-    tell test tidy tie time tokenise tokenize trace track train transform translate try tune turn undo unpack unscale unwrap update
-    upload use validate verify visit wait walk warn watch weigh weight widen wrap write yield zero
-    """.split()
-)
+VERBS = frozenset(Path(__file__).with_name("verbs.txt").read_text(encoding="utf-8").split())
 """With what the docstring of a function begins."""
 Definition = ast.FunctionDef | ast.AsyncFunctionDef
 

@@ -1,4 +1,4 @@
-"""The size of the package may only fall, and what stands in it is said in plain words. `python -m tests.house` measures.
+"""The size of the package may only fall, and it is described in plain words. `python -m tests.house` measures it.
 
 A new capability brings its allowance: it raises the bound of its room by the lines written beside it.
 """
