@@ -31,7 +31,7 @@ from optrun.sweeper.contenders import Contender, contenders_of, search_overrides
 from optrun.sweeper.devices import KEY, Device, find_devices, job_devices, refuse_misplaced
 from optrun.sweeper.driver import Driver
 from optrun.sweeper.folder import SweepDir, clean
-from optrun.sweeper.halving import through_rungs
+from optrun.sweeper.halving import judge_together
 from optrun.sweeper.pool import DevicePool
 from optrun.sweeper.stop import Stop
 from optrun.sweeper.view import PlainView, make_view, short
@@ -211,7 +211,7 @@ def _run(plan: _Plan, cfg: DictConfig, caller: Caller, compare: Compare, again: 
                 driver.add(plan.jobs)
                 view.note(_opening(driver, folder))
                 _tell_power(plan.jobs, view)
-                through_rungs(driver, [(job,) for job in plan.jobs])
+                driver.pursue(lambda: judge_together(driver, [(job,) for job in plan.jobs]))
         finally:
             view.stop()
             driver.close()
@@ -262,7 +262,7 @@ def _tell_devices(devices: list[Device], jobs: list[jobs_of.Job], options: Sweep
         widest = max(job_devices(job.values, len(devices)) for job in jobs)
         if options.n_jobs * widest < len(devices):
             view.note(
-                f"hydra.sweeper.n_jobs={options.n_jobs}: so many trials are proposed and run at a time; "
+                f"hydra.sweeper.n_jobs={options.n_jobs}: so many trials are under way at a time; "
                 f"hydra.sweeper.n_jobs={len(devices) // widest} would use all {len(devices)} devices."
             )
 

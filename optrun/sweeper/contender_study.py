@@ -26,9 +26,9 @@ from optrun.config.schema.task import SCHEMAS as TASKS
 from optrun.sweeper import study as study_of
 from optrun.sweeper.contenders import Contender
 from optrun.sweeper.folder import JobState, SweepDir
+from optrun.sweeper.halving import bracket_of, refuse_unreachable, rungs_of, survivors
 from optrun.sweeper.jobs import Composer, Job, build_jobs, label_of, parse
 from optrun.sweeper.objectives import KEY, objectives_of, untrained, values_of
-from optrun.sweeper.pruners import build_pruner, rungs
 from optrun.sweeper.samplers import build_sampler, is_hashed
 from optrun.sweeper.space import any_value, ends, space_of, written
 
@@ -94,7 +94,9 @@ class ContenderStudy:
             self._refuse_impossible()
         self.example = self._job({key: any_value(found) for key, found in self.space.items()})
         """A job that may never be: what is common to all can be seen in it."""
-        self._pruner = build_pruner(options, self.example.values["training"]["max_steps"])
+        self.max_steps = self.example.values["training"]["max_steps"]
+        """Optimizer steps of a whole trial; None: its configuration counts in epochs."""
+        refuse_unreachable(options, self.max_steps)
         self.objectives = objectives_of(options.objectives)
         """Empty: the main metric alone."""
         self._sweep: SweepDir | None = None
@@ -182,7 +184,6 @@ class ContenderStudy:
         self._sweep = sweep
         modes = [each.mode for each in self.objectives] or [self.mode()]
         self._study = study_of.open_study(storage, modes, self.name)
-        self._study.pruner = self._pruner
         self._hashed = is_hashed(self._study)
         later = partial(saved.is_default, self.example.values)
         study_of.refuse_other(self._study, where, self.space, self.shared(), later)
@@ -214,9 +215,9 @@ class ContenderStudy:
         asked = self._study.ask(fixed_distributions=self.space)
         return Trial(self, asked.number, self._jobs(asked.params))
 
-    def report(self, trial: Trial, step: int, value: float | None) -> None:
+    def report(self, trial: Trial, step: int, value: float) -> None:
         """Report the value at a rung to the sampler, once; NaN is not reported."""
-        if value is None or value != value:
+        if math.isnan(value):
             return
         frozen = self._frozen(trial)
         if frozen.state == TrialState.RUNNING and step not in frozen.intermediate_values:
@@ -224,28 +225,33 @@ class ContenderStudy:
 
     def next_rung(self, trial: Trial, states: Mapping[str, JobState]) -> int | None:
         """The step at which a trial is judged next; None: its end."""
-        if isinstance(self._pruner, optuna.pruners.NopPruner):
-            return None
         passed = int(self._frozen(trial).user_attrs.get(_PASSED, 0))
-        total = min((states[job.name].total or math.inf for job in trial.jobs), default=math.inf)
-        total = min(total, self.example.values["training"]["max_steps"] or math.inf)
-        rung = next(step for step in rungs(self.options) if step > passed)
-        return rung if rung < total else None
+        total = min(self.max_steps or math.inf, *(states[job.name].total or math.inf for job in trial.jobs))
+        rungs = rungs_of(self.options, self._bracket(trial.number))
+        rung = next((step for step in rungs if step > passed), math.inf)
+        return int(rung) if rung < total else None
+
+    def values_at(self, trial: Trial, rung: int) -> dict[str, float]:
+        """Read what the trials of its bracket had at a rung, by number."""
+        return {
+            str(other.number): other.intermediate_values[rung]
+            for other in self._study.get_trials(deepcopy=False)
+            if rung in other.intermediate_values and self._bracket(other.number) == self._bracket(trial.number)
+        }
 
     def survives(self, trial: Trial, rung: int, value: float | None) -> bool:
-        """Judge a trial at a rung, by those that were there before; one without a value goes on.
-
-        A process that is killed between the pruner's answer and the note of it asks again, and Optuna takes a trial
-        that it was asked about for one that has passed: such a trial goes on to the next rung.
-        """
-        if value is not None and value != value:
-            return False
-        self.report(trial, rung, value)
-        asked = optuna.trial.Trial(self._study, self._frozen(trial)._trial_id)
-        if value is not None and asked.should_prune():
-            return False
-        asked.set_user_attr(_PASSED, rung)
+        """Judge a trial at a rung among those that were there before it; one without a value goes on."""
+        if value is not None:
+            self.report(trial, rung, value)
+            number = str(trial.number)
+            values = {**self.values_at(trial, rung), number: value}
+            if number not in survivors(values, self.mode(), self.options.reduction_factor):
+                return False
+        optuna.trial.Trial(self._study, self._frozen(trial)._trial_id).set_user_attr(_PASSED, rung)
         return True
+
+    def _bracket(self, number: int) -> int:
+        return bracket_of(self.options, self._study.study_name, number, self.max_steps)
 
     def _frozen(self, trial: Trial) -> FrozenTrial:
         found: FrozenTrial = self._study.get_trials(deepcopy=False)[trial.number]

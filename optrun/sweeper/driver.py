@@ -159,6 +159,7 @@ class Driver:
         self.view.update(self.board)
 
     def _wanted(self, goal: Goal) -> bool:
+        """Whether a job is to be worked on in this start, to get where it is wanted."""
         job, stop_at = goal
         state = self.board.states[job.name]
         record = self.sweep.read_record(job.name)
@@ -168,9 +169,9 @@ class Driver:
             return self._retry.get(job.name) == record.attempts
         return stop_at is None or str(stop_at) not in record.rungs
 
-    def at(self, job: Job, rung: int) -> bool:
-        """Whether a job has got to a rung, and what it had there is known."""
-        return str(rung) in self.sweep.read_record(job.name).rungs
+    def is_short_of(self, goal: Goal) -> bool:
+        """Whether a job is still to get where it is wanted, in this start or, if its time is up, in the next one."""
+        return goal.job.name in self.out_of_time or self._wanted(goal)
 
     # What is done ---------------------------------------------------------------------------------------------------
 
@@ -312,7 +313,7 @@ class Driver:
         if self.workers.one_job_each:
             yield from ([goal] for goal in free)
         elif not self._open:
-            found = list(free)
+            found = list({goal.job.name: goal for goal in free}.values())  # two trials may be one job
             suspects = [goal for goal in found if goal.job.name in self._suspects]
             if found:
                 yield suspects[:1] or found[: self.options.max_batch_size]
@@ -425,9 +426,11 @@ class Driver:
             self._suspects.append(job.name)
         self.view.note(f"{told}; tried once more, alone")
 
-    def rest(self, jobs: Iterable[Job], rung: int, why: str) -> None:
-        """Stop jobs at a rung for good."""
+    def stop_at_rung(self, jobs: Iterable[Job], rung: int, why: str) -> None:
+        """Stop what has not ended of some jobs at a rung; one that later survives there goes on from its checkpoint."""
         for job in jobs:
+            if self.board.states[job.name].ended or job.name in self.board.resting:
+                continue
             try:
                 with self.sweep.working_on(job.name) as record:
                     record.stopped_at = rung
@@ -436,7 +439,7 @@ class Driver:
                 continue  # a sweep with another ladder is at it
             self.board.resting.add(job.name)
             self.view.note(f"stopped at step {rung}: {job.label}  {why}")
-        self.write_result()
+            self.write_result()
 
     def close(self) -> None:
         """Let the launching processes end; those that are at work still save their jobs first."""

@@ -16,11 +16,11 @@ from collections.abc import Iterator, Sequence
 from optrun.artifacts.lock import RunLock
 from optrun.base.errors import ConfigError, LockedError
 from optrun.config.hydra_internals import Hydra
-from optrun.config.schema.sweeper import STORAGE, OptunaConfig, Pruner
+from optrun.config.schema.sweeper import STORAGE, OptunaConfig
 from optrun.sweeper.contenders import Contender
 from optrun.sweeper.driver import Driver, Goal
 from optrun.sweeper.folder import SweepDir
-from optrun.sweeper.halving import Group, at_rung, stop_at_rung, through_rungs
+from optrun.sweeper.halving import Group, judge_together, value_at
 from optrun.sweeper.jobs import Composer, Job
 
 try:
@@ -111,15 +111,7 @@ class Search:
             self._open(driver.sweep)
             driver.board.expected = self.share * sum(max(1, len(study.seeds)) for study in self.studies)
             self._go_back_to(driver, self._know_before(driver))
-            if self.options.pruner is not Pruner.none:
-                driver.pursue(lambda: self._goals(driver))
-                return
-            while not driver.stop.requested and not driver.out_of_time:
-                wave = self._wave(driver)
-                if not wave:
-                    driver.board.expected = 0  # a budget of steps may be spent before the trials are
-                    break
-                self._run(driver, wave)
+            driver.pursue(lambda: self._goals(driver))
 
     # The studies ----------------------------------------------------------------------------------------------------
 
@@ -204,16 +196,9 @@ class Search:
             found += [study.trial(frozen) for frozen in whole if frozen.state == TrialState.RUNNING]
         return found, had
 
-    def _wave(self, driver: Driver) -> list[Trial]:
-        """Pick the next trials: those that were under way, then new ones, of the study that has had fewest."""
-        with _asking(driver.sweep):
-            found, had = self._under_way()
-            if self.options.rungs:  # who competes at a rung is of one optimizer
-                found = [trial for trial in found if trial.study is found[0].study]
-            return self._filled(found[: self.options.n_jobs], had, driver)
-
-    def _filled(self, found: list[Trial], had: dict[str, int], driver: Driver) -> list[Trial]:
+    def _proposed(self, under_way: Sequence[Trial], had: dict[str, int], driver: Driver) -> list[Trial]:
         """Propose trials until `n_jobs` are under way, or the budgets are spent."""
+        found = list(under_way)
         while len(found) < self.options.n_jobs:
             alone = found[0].study if found and self.options.rungs else None
             able = [
@@ -226,37 +211,69 @@ class Search:
             study = min(able, key=lambda each: had[each.name])
             found.append(study.ask())
             had[study.name] += 1
-        return found
+        return found[len(under_way) :]
 
     def _goals(self, driver: Driver) -> list[Goal]:
-        """Judge the trials that are at their rung, propose others in place of those that ended, and say what is next.
+        """Judge the trials that are at a rung, propose others in place of those that ended, and say what is next.
 
-        Nobody waits for another trial: what has got to its rung is compared with those that were there before.
+        With `rungs` the trials proposed together compete and wait for each other. Else nobody waits.
         """
         with _asking(driver.sweep):
-            before, had = self._under_way()
-            driver.add(job for trial in before for job in trial.jobs)
-            driver.refresh(job for trial in before for job in trial.jobs)
-            found = [trial for trial in before[: self.options.n_jobs] if self._goes_on(trial, driver)]
-            if not driver.out_of_time:
-                found = self._filled(found, had, driver)
-            if not found:
-                driver.board.expected = 0  # a budget of steps may be spent before the trials are
-            driver.add(job for trial in found for job in trial.jobs)
-            states = driver.board.states
-            return [Goal(job, trial.study.next_rung(trial, states)) for trial in found for job in trial.jobs]
+            found, had = self._under_way()
+            if self.options.rungs:  # who competes at a rung is of one optimizer
+                found = [trial for trial in found if trial.study is found[0].study]
+            left, goals = self._judged(found[: self.options.n_jobs], driver)
+            begun = any(driver.board.states[job.name].status != "new" for trial in left for job in trial.jobs)
+            if not driver.out_of_time and not (self.options.rungs and begun):
+                new, more = self._judged(self._proposed(left, had, driver), driver)
+                if not (left or new):
+                    driver.board.expected = 0  # a budget of steps may be spent before the trials are
+                goals += more
+            return goals
 
-    def _goes_on(self, trial: Trial, driver: Driver) -> bool:
-        """Judge a trial at every rung it has got to; tell its study of one that has ended."""
-        states = driver.board.states
-        while (rung := trial.study.next_rung(trial, states)) is not None and not _is_over(trial, driver):
-            if not all(states[job.name].ended or driver.at(job, rung) for job in trial.jobs):
-                return True
-            if not trial.study.survives(trial, rung, at_rung(driver, trial.jobs, rung)):
-                stop_at_rung(driver, [trial.jobs], rung, "weaker than those before it")
-                break
-        trial.study.tell(trial, states, driver.board.resting)
-        return not _is_over(trial, driver)
+    def _judged(self, trials: Sequence[Trial], driver: Driver) -> tuple[list[Trial], list[Goal]]:
+        """Judge trials at the rungs that they have got to, and tell their studies of those that are over.
+
+        Returns:
+            The trials that are not over, and how far their jobs are to get.
+        """
+        driver.add(job for trial in trials for job in trial.jobs)
+        driver.refresh(job for trial in trials for job in trial.jobs)
+        if self.options.rungs:
+            same: dict[str, list[Trial]] = {}
+            for trial in trials:  # two proposals may be one configuration
+                same.setdefault(trial.jobs[0].name, []).append(trial)
+
+            def report(group: Group, rung: int, value: float) -> None:
+                for trial in same[group[0].name]:
+                    trial.study.report(trial, rung, value)
+
+            goals = judge_together(driver, [each[0].jobs for each in same.values()], report)
+            left = list(trials) if any(map(driver.is_short_of, goals)) else []
+        else:
+            aims = [(trial, self._aims(trial, driver)) for trial in trials]
+            goals = [goal for _, found in aims for goal in found]
+            left = [trial for trial, found in aims if found]
+        over = [trial for trial in trials if trial not in left]
+        # Those that were stopped first: if this process is killed, they are compared with the same others again.
+        for trial in sorted(
+            over, key=lambda each: not driver.board.resting.intersection(job.name for job in each.jobs)
+        ):
+            trial.study.tell(trial, driver.board.states, driver.board.resting)
+        return left, goals
+
+    def _aims(self, trial: Trial, driver: Driver) -> list[Goal]:
+        """Judge a trial at every rung it has got to, by those that were there before it; no goals if it is over."""
+        while (rung := trial.study.next_rung(trial, driver.board.states)) is not None:
+            goals = [Goal(job, rung) for job in trial.jobs]
+            if any(map(driver.is_short_of, goals)):
+                return goals
+            known = trial.study.values_at(trial, rung).values()
+            if not trial.study.survives(trial, rung, value_at(driver, trial.jobs, rung, known)):
+                driver.stop_at_rung(trial.jobs, rung, "weaker than those before it")
+                return []
+        goals = [Goal(job) for job in trial.jobs]
+        return goals if any(map(driver.is_short_of, goals)) else []
 
     def _affords(self, study: ContenderStudy, under_way: Sequence[Trial], driver: Driver) -> bool:
         """Whether one more trial stays within the steps of a study."""
@@ -283,26 +300,6 @@ class Search:
                 "with training.max_steps alone. Give it, or hydra.sweeper.n_trials instead."
             )
         return int(steps or 0)
-
-    def _run(self, driver: Driver, wave: Sequence[Trial]) -> None:
-        trials: dict[str, list[Trial]] = {}
-        for trial in wave:  # two proposals may be one configuration
-            trials.setdefault(trial.jobs[0].name, []).append(trial)
-        groups = [same[0].jobs for same in trials.values()]
-        driver.add(job for group in groups for job in group)
-
-        def report(group: Group, step: int, value: float | None) -> None:
-            for trial in trials[group[0].name]:
-                trial.study.report(trial, step, value)
-
-        through_rungs(driver, groups, report)
-        for trial in wave:
-            trial.study.tell(trial, driver.board.states, driver.board.resting)
-
-
-def _is_over(trial: Trial, driver: Driver) -> bool:
-    ended = all(driver.board.states[job.name].ended for job in trial.jobs)
-    return ended or any(job.name in driver.board.resting for job in trial.jobs)
 
 
 @contextlib.contextmanager

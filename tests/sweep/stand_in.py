@@ -31,6 +31,13 @@ class Killed(Exception):
     """The process of the sweep is gone."""
 
 
+class Listed(list[Any]):
+    """Hashable, for a cache of searches."""
+
+    def __hash__(self) -> int:  # type: ignore[override]
+        return hash(tuple(self))
+
+
 class StandIn:
     """As `sweeper.driver.Driver`.
 
@@ -70,7 +77,7 @@ class StandIn:
 
     def pursue(self, plan: Callable[[], Sequence[Goal]]) -> None:
         """One job at a time, as the launcher `basic`."""
-        while wanted := [goal for goal in plan() if not self._there(goal)]:
+        while wanted := list(filter(self.is_short_of, plan())):
             job, stop_at = wanted[0]
             if len(self.ran) == self.dies_at:
                 raise Killed
@@ -83,15 +90,14 @@ class StandIn:
                 record.rungs[str(stop_at)] = loss(job.values)
                 self.sweep.write_record(job.name, record)
 
-    def _there(self, goal: Goal) -> bool:
-        at_rung = goal.stop_at is not None and self.at(goal.job, goal.stop_at)
-        return self.board.states[goal.job.name].ended or at_rung
+    def is_short_of(self, goal: Goal) -> bool:
+        at_rung = goal.stop_at is not None and str(goal.stop_at) in self.sweep.read_record(goal.job.name).rungs
+        return not (self.board.states[goal.job.name].ended or at_rung)
 
-    def at(self, job: Job, rung: int) -> bool:
-        return str(rung) in self.sweep.read_record(job.name).rungs
-
-    def rest(self, jobs: Iterable[Job], rung: int, why: str) -> None:
+    def stop_at_rung(self, jobs: Iterable[Job], rung: int, why: str) -> None:
         for job in jobs:
+            if self.board.states[job.name].ended or job.name in self.board.resting:
+                continue
             self.board.resting.add(job.name)
             record = self.sweep.read_record(job.name)
             record.stopped_at = rung

@@ -18,7 +18,7 @@ from optrun.sweeper.jobs import Job
 from optrun.sweeper.search import Search
 from optrun.sweeper.storage import open_storage
 from tests.sweep import stand_in
-from tests.sweep.stand_in import Killed, StandIn, loss, options, search_of
+from tests.sweep.stand_in import Killed, Listed, StandIn, loss, options, search_of
 
 OBJECTIVES = ("loss", "perf/tokens_per_second")
 SPACE = ("lr=tag(log,interval(1e-4,1e-1))", "seed=0,1")
@@ -49,15 +49,8 @@ def search(folder: Path, sampler: Sampler = Sampler.random, dies_at: int | None 
     return driver
 
 
-class _Listed(list):  # type: ignore[type-arg]
-    """Hashable, for a cache of searches."""
-
-    def __hash__(self) -> int:  # type: ignore[override]
-        return hash(tuple(self))
-
-
 def _frozen(value: object) -> object:
-    return _Listed(value) if isinstance(value, list) else value
+    return Listed(value) if isinstance(value, list) else value
 
 
 @pytest.mark.filterwarnings("ignore::optuna.exceptions.ExperimentalWarning")
@@ -144,6 +137,6 @@ def test_what_goes_for_one_number_is_refused_beside_several(changed: dict[str, o
 
 
 def test_a_number_that_no_job_has_is_refused_by_name(tmp_path: Path) -> None:
-    changed = {"objectives": _Listed(["loss", "eval/accuracy"]), "storage": f"journal:{tmp_path}/study.log"}
+    changed = {"objectives": Listed(["loss", "eval/accuracy"]), "storage": f"journal:{tmp_path}/study.log"}
     with pytest.raises(ConfigError, match=r"hydra.sweeper.objectives: eval/accuracy: .* has no such number"):
         search_of((), SPACE, tuple(changed.items()))(Weighing(tmp_path, options(**changed)))

@@ -1,4 +1,4 @@
-"""Asynchronous halving: who is at a rung is judged at once, by those before it, within its own optimizer."""
+"""Halving: one rule for grids and searches, whether jobs wait at a rung or are judged by those before them."""
 
 from __future__ import annotations
 
@@ -8,10 +8,72 @@ import pytest
 
 from optrun.base.errors import ConfigError
 from optrun.config.schema.sweeper import Pruner
-from tests.sweep.stand_in import options, search_of, searched
+from optrun.config.store import open_hydra
+from optrun.sweeper.halving import judge_together, survivors
+from optrun.sweeper.jobs import Composer, build_jobs
+from tests.sweep.stand_in import UNTRAINED, Listed, StandIn, loss, options, search_of, searched
 from tests.sweep.test_contenders import ADAMW, SGD, studies
 
 HALVED = {"pruner": Pruner.asha, "min_resource": 1, "n_trials": 12}
+
+
+WAVE = {"n_trials": 6, "n_jobs": 6}
+
+
+def test_the_same_values_have_the_same_survivors(tmp_path: Path) -> None:
+    """By a grid, a search whose trials wait for each other, and one that compares each with those before it."""
+    together = searched(tmp_path / "together", [ADAMW], rungs=Listed([1]), **WAVE)
+    values = {job.name: loss(job.values) for job in together.board.jobs}
+    kept = survivors(values, "min", 2)
+    assert values.keys() - together.board.resting == set(kept)
+
+    compose = Composer(open_hydra(), "config")
+    grid = StandIn(tmp_path / "grid", options(rungs=[1]))
+    jobs = build_jobs(compose, [job.overrides for job in together.board.jobs])
+    grid.add(jobs)
+    grid.pursue(lambda: judge_together(grid, [(job,) for job in jobs]))  # type: ignore[arg-type]
+    assert grid.board.resting == together.board.resting
+
+    alone = searched(tmp_path / "alone", [ADAMW], pruner=Pruner.asha, min_resource=3, **WAVE)
+    there = [dict(list(values.items())[: place + 1]) for place in range(len(values))]
+    passed = {name for name, before in zip(values, there, strict=True) if name in survivors(before, "min", 2)}
+    assert values.keys() - alone.board.resting == passed != set(kept)
+
+
+@pytest.mark.parametrize(
+    "given",
+    [{"rungs": Listed([1, 2]), "n_jobs": 4}, {"pruner": Pruner.asha, "min_resource": 1}],
+    ids=["together", "alone"],
+)
+def test_a_kill_in_the_middle_of_a_rung_changes_nothing(given: dict[str, object], tmp_path: Path) -> None:
+    """Every job goes from rung to rung as if nothing had happened, wherever the process dies."""
+    given = {**given, "n_trials": 8}
+    whole = searched(tmp_path / "whole", [ADAMW, SGD], **given)
+    ran: list[str] = []
+    while len(found := searched(tmp_path / "cut", [ADAMW, SGD], dies_at=1, **given).ran):
+        ran += found
+    assert ran == whole.ran
+    assert found == []
+    studied = [studies(folder) for folder in (tmp_path / "whole", tmp_path / "cut")]
+    told = [
+        {
+            name: [(trial.state, trial.intermediate_values, trial.value) for trial in trials]
+            for name, trials in each.items()
+        }
+        for each in studied
+    ]
+    assert told[0] == told[1]
+
+
+@pytest.mark.parametrize("given", [{"rungs": Listed([1])}, {"pruner": Pruner.asha, "min_resource": 1}])
+def test_a_diverged_trial_has_a_bad_value_at_a_rung(given: dict[str, object], tmp_path: Path) -> None:
+    own = ["search.adamw.lr=tag(log,interval(1e-4,1))"]
+    searched(tmp_path, own, diverges_above=1e-2, **WAVE, **given)
+    (trials,) = studies(tmp_path).values()
+    diverged = [trial for trial in trials if trial.params["lr"] > 1e-2]
+    assert diverged
+    assert {(trial.state.name, trial.value) for trial in diverged} == {("COMPLETE", UNTRAINED)}
+    assert {trial.intermediate_values[1] for trial in diverged} == {UNTRAINED}
 
 
 @pytest.mark.parametrize(("pruner", "n_jobs"), [(Pruner.asha, 3), (Pruner.hyperband, 1)])

@@ -364,10 +364,10 @@ def test_the_name_means_ours_beside_a_plugin_of_that_name() -> None:
 
 
 def test_survivors() -> None:
-    values = {"a": 3.0, "b": float("nan"), "c": None, "d": 1.0, "e": 1.0}
+    values = {"a": 3.0, "b": float("nan"), "d": 1.0, "e": 1.0}
     assert survivors(values, "min", 2) == ["d", "e"]
     assert survivors(values, "max", 2) == ["a", "d"]
-    assert survivors({"a": None}, "min", 2) == []
+    assert survivors({"a": float("nan")}, "min", 2) == []
 
 
 def test_direction_of_every_task() -> None:

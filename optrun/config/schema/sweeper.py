@@ -147,7 +147,7 @@ class OptunaConfig(SweeperConfig):
     n_steps: int | None
     """Optimizer steps in all, shared in the same way; no trial begins that would exceed them. Null: no limit."""
     n_jobs: int
-    """Trials proposed and launched together."""
+    """Trials under way at a time."""
     sampler: Sampler
     seed: int
     """Of the sampler."""
