@@ -35,7 +35,7 @@ class _Known:
     """What was told of its variables."""
 
     def under(self, typed: Sequence[str]) -> list[str]:
-        """The overrides of a branch.
+        """Put the configuration of the trunk under the overrides of a branch.
 
         Raises:
             ConfigError: The trunk would have a tracker sent a variable of the environment.
@@ -99,7 +99,7 @@ class Branching:
         return whole[len(below) :]
 
     def _below(self, typed: Sequence[str]) -> list[str]:
-        """The overrides of the trunk that stand under those that were typed; of several trunks, the first."""
+        """Write the overrides of the trunk that stand under those typed; of several trunks, the first."""
         value = trunk_of(typed)
         if value is None:
             return []
@@ -180,7 +180,7 @@ def trunk_of(tokens: Sequence[str]) -> str | None:
 
 
 def _values(override: Override) -> list[Any]:
-    """The values of an override, several in a sweep, without the quotes they were typed in."""
+    """Read the values of an override, several in a sweep, without the quotes they were typed in."""
     value = override.value()
     if isinstance(value, ChoiceSweep):
         return [getattr(item, "text", item) for item in value.list]

@@ -56,7 +56,15 @@ def run(argv: list[str]) -> int:
         raise ConfigError(f"{sweep}: no such directory.")
     for token in placed:
         _expect_place(token)
-    return _confirm(sweep, given, placed)
+    from rich.console import Console
+
+    from optrun.cli.confirm_request import read_request
+    from optrun.cli.confirm_sweep import confirm
+    from optrun.launch.single_run import Caller
+
+    out = Path(given.pop("out")).expanduser() if "out" in given else None
+    asked = read_request(by=[key for key in given.pop("by", "").split(",") if key], **given)
+    return confirm(sweep, asked, Caller(Console()), placed, out=out).exit_code
 
 
 def _expect_place(token: str) -> None:
@@ -70,15 +78,3 @@ def _expect_place(token: str) -> None:
         raise ConfigError(f"optrun confirm {token}: out=DIR says where its runs go.")
     if not is_place(token):
         raise ConfigError(f"optrun confirm {token}: has no effect here. {did_you_mean(key, PLACES)}")
-
-
-def _confirm(sweep: Path, given: dict[str, str], placed: list[str]) -> int:
-    from rich.console import Console
-
-    from optrun.cli.confirm_request import read_request
-    from optrun.cli.confirm_sweep import confirm
-    from optrun.launch.single_run import Caller
-
-    out = Path(given.pop("out")).expanduser() if "out" in given else None
-    asked = read_request(by=[key for key in given.pop("by", "").split(",") if key], **given)
-    return confirm(sweep, asked, Caller(Console()), placed, out=out).exit_code

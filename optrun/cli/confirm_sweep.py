@@ -4,23 +4,19 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from hydra.types import RunMode
-
 from optrun.base.errors import ConfigError, StorageError
 from optrun.cli.placement import is_place
-from optrun.cli.sweep import Compare, SweepOutcome, run_points
+from optrun.cli.sweep import SweepOutcome, run_points
 from optrun.config import overrides, store
 from optrun.config.literal import quote_path
 from optrun.config.request import DEFAULT_CONFIG, CommandLine
 from optrun.launch.single_run import Caller
-from optrun.sweeper.command import is_sweep
 
 if TYPE_CHECKING:
-    from optrun.report.confirmation import Asked, Confirmation
+    from optrun.report.confirmation import Asked
     from optrun.report.verdict import SweepVerdict
 
 
@@ -72,32 +68,25 @@ def confirm(
     if seconds is not None:
         of_hydra = [token for token in of_hydra if not token.startswith("hydra.sweeper.timeout=")]
         of_hydra.append(f"hydra.sweeper.timeout={max(seconds, 1e-3)}")
+    config_dir = made.config_dir[-1] if made.config_dir else None
+    placed = _placement(of_hydra)
+    line = CommandLine(
+        config_name=made.config_name or DEFAULT_CONFIG,
+        names_config=made.config_name is not None,
+        config_dir=config_dir,
+        overrides=[*placed, f"hydra.sweep.dir={quote_path(folder)}"],
+    )
     try:
-        return _run(made, folder, caller, of_hydra, compare, again)
+        hydra = store.open_hydra(config_dir)
+        overrides.checked(hydra, line.config_name, placed, sweep=True)
+        for tokens in made.contenders.values():
+            overrides.checked(hydra, line.config_name, tokens, sweep=False)
+        return run_points(hydra, line, caller, made.points(), compare, again=again)
     except ConfigError:
         if fresh and [path.name for path in folder.iterdir()] == [confirmation.RECORD]:  # nothing was begun
             (folder / confirmation.RECORD).unlink()
             folder.rmdir()
         raise
-
-
-def _run(
-    made: Confirmation, folder: Path, caller: Caller, of_hydra: Sequence[str], compare: Compare, again: str
-) -> SweepOutcome:
-    config_dir = made.config_dir[-1] if made.config_dir else None
-    hydra = store.open_hydra(config_dir)
-    line = CommandLine(
-        config_name=made.config_name or DEFAULT_CONFIG,
-        names_config=made.config_name is not None,
-        config_dir=config_dir,
-        overrides=[*_placement(of_hydra), f"hydra.sweep.dir={quote_path(folder)}"],
-    )
-    overrides.checked(hydra, line.config_name, _placement(of_hydra), sweep=True)
-    for tokens in made.contenders.values():
-        overrides.checked(hydra, line.config_name, tokens, sweep=False)
-    cfg = store.compose(hydra, line.config_name, list(line.overrides), RunMode.MULTIRUN)
-    by_itself = is_sweep(hydra, replace(line, overrides=()))
-    return run_points(hydra, line, cfg, caller, made.points(), compare, again=again, sweeps_by_itself=by_itself)
 
 
 def _placement(of_hydra: Sequence[str]) -> list[str]:

@@ -9,24 +9,25 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
-from rich.console import Console
 
-from optrun.base.errors import EXIT_STOPPED_EARLY, EXIT_STORAGE, ConfigError, StorageError, printable, refuse_url
+from optrun.base.errors import EXIT_STOPPED_EARLY, EXIT_STORAGE, ConfigError, StorageError, refuse_url
 from optrun.cli.branch import Branching
 from optrun.cli.placement import PLACES
 from optrun.cli.sweep_checks import refuse_early, refuse_other_code, refuse_unfit_confirmation, refuse_unjudged
 from optrun.cli.sweep_files import refuse_changed_files
-from optrun.config import overrides
+from optrun.config import overrides, store
 from optrun.config.compose_errors import interpolation
+from optrun.config.groups import default_values
 from optrun.config.hydra_internals import Hydra
 from optrun.config.registry import origins, plugins
 from optrun.config.request import CommandLine
 from optrun.config.schema.sweeper import ConfirmConfig, GridConfig, OptunaConfig, SweeperConfig
 from optrun.launch.single_run import Caller
 from optrun.sweeper import jobs as jobs_of
-from optrun.sweeper.command import SweepCommand
+from optrun.sweeper.command import SweepCommand, is_sweep
 from optrun.sweeper.contenders import Contender, contenders_of, search_overrides
 from optrun.sweeper.devices import KEY, Device, find_devices, job_devices, refuse_misplaced
 from optrun.sweeper.driver import Driver
@@ -35,7 +36,7 @@ from optrun.sweeper.halving import judge_together
 from optrun.sweeper.pool import DevicePool
 from optrun.sweeper.stop import Stop
 from optrun.sweeper.view import PlainView, make_view, short
-from optrun.sweeper.workers import DeviceWorkers, OneWorker
+from optrun.sweeper.workers import Workers
 
 if TYPE_CHECKING:
     from optrun.report.verdict import SweepVerdict
@@ -90,8 +91,6 @@ def sweep(
     cfg: DictConfig,
     caller: Caller,
     branching: Branching,
-    *,
-    sweeps_by_itself: bool,
 ) -> SweepOutcome:
     """Run every combination or trial that is not done yet, then compare.
 
@@ -101,16 +100,16 @@ def sweep(
         cfg: Composed for the sweep, Hydra's node in it.
         caller: Who asked for it.
         branching: Makes the overrides of a job whole that branches from a trunk.
-        sweeps_by_itself: Whether the recipe is a sweep without `-m`.
 
     Raises:
         ConfigError: A key, choice or combination that does not exist; nothing was started.
     """
-    command, options = _command(command_line, sweeps_by_itself), sweeper_options(cfg)
+    command, options = _command(hydra, command_line), sweeper_options(cfg)
     compose = jobs_of.Composer(
         hydra, command.config_name, Path(str(cfg.hydra.sweep.dir)), branching, branching.require_place
     )
-    contenders = [one for grid in _grids(options) for one in _contenders(hydra, branching, command, options, grid)]
+    grids = options.grids if isinstance(options, GridConfig) else []
+    contenders = [one for grid in grids or [{}] for one in _contenders(hydra, branching, command, options, grid)]
     if isinstance(options, OptunaConfig):
         from optrun.sweeper.search import Search
 
@@ -137,27 +136,25 @@ def sweep(
 def run_points(
     hydra: Hydra,
     command_line: CommandLine,
-    cfg: DictConfig,
     caller: Caller,
     points: Iterable[Sequence[str]],
     compare: Compare,
     *,
     again: str,
-    sweeps_by_itself: bool,
 ) -> SweepOutcome:
     """Run some points as a sweep, whatever sweeper the recipe names; see `sweep`.
 
     Args:
         hydra: Over the user's folders.
         command_line: Its overrides are Hydra's alone.
-        cfg: Composed for the sweep, Hydra's node in it.
         caller: Who asked for it.
         points: The overrides of each job.
         compare: What is done when it has ended.
         again: What goes on with it.
-        sweeps_by_itself: Whether the recipe is a sweep without `-m`.
     """
-    command, given = _command(command_line, sweeps_by_itself), sweeper_options(cfg)
+    command = _command(hydra, command_line)
+    cfg = store.compose(hydra, command.config_name, list(command.overrides), RunMode.MULTIRUN)
+    given = sweeper_options(cfg)
     own = [key.removeprefix(_SWEEPER) for key in PLACES if key.startswith(_SWEEPER)]
     options = replace(_plain_grid(), **{name: getattr(given, name) for name in own})
     compose = jobs_of.Composer(hydra, command.config_name, Path(str(cfg.hydra.sweep.dir)))
@@ -165,12 +162,12 @@ def run_points(
     return _run(_Plan(command, options, jobs), cfg, caller, compare, again)
 
 
-def _command(command_line: CommandLine, sweeps_by_itself: bool) -> SweepCommand:
+def _command(hydra: Hydra, command_line: CommandLine) -> SweepCommand:
     return SweepCommand(
         **vars(command_line),
         plugins=list(plugins.LOADED.values()),
         plugins_may_change=origins.changes_allowed(),
-        sweeps_by_itself=sweeps_by_itself,
+        sweeps_by_itself=is_sweep(hydra, replace(command_line, overrides=())),
     )
 
 
@@ -184,13 +181,12 @@ def _run(plan: _Plan, cfg: DictConfig, caller: Caller, compare: Compare, again: 
         compare: What is done when it has ended, unless no job began.
         again: What goes on with it; else the same command.
     """
-    command, options, judged, search = plan.command, plan.options, plan.judged, plan.search
-    refuse_early(judged, command)
+    options, judged, search = plan.options, plan.judged, plan.search
+    refuse_early(judged, plan.command)
     if search is not None or options.rungs:
         refuse_unjudged(judged)
     devices = _devices(options, judged, str(cfg.hydra.runtime.choices["hydra/launcher"]))
-    pool = DevicePool(devices) if devices else None
-    folder = _folder(cfg)
+    pool, folder = DevicePool(devices), _folder(cfg)
     directory = SweepDir(folder)
     directory.prepare()
     refuse_other_code(directory)
@@ -199,27 +195,26 @@ def _run(plan: _Plan, cfg: DictConfig, caller: Caller, compare: Compare, again: 
     clean(directory)
     with Stop(owns_process=caller.owns_process, seconds=options.timeout) as stop:
         view = make_view(caller.console, f"optrun · sweep · {folder}")
-        workers = OneWorker(directory.log) if pool is None else DeviceWorkers(pool, directory.log)
-        driver = Driver(directory, command, options, workers, view, stop, tuned=plan.tuned)
+        driver = Driver(directory, plan.command, options, Workers(pool, directory.log), view, stop, tuned=plan.tuned)
         _tell_devices(devices, judged, options, view)
         _tell_left_out(plan.jobs, view)
         try:
             if search is not None:
-                _tell_power_of_search(search, view)
+                _tell_power(plan, view)
                 search(driver)
             else:
                 driver.add(plan.jobs)
                 view.note(_opening(driver, folder))
-                _tell_power(plan.jobs, view)
+                _tell_power(plan, view)
                 driver.pursue(lambda: judge_together(driver, [(job,) for job in plan.jobs]))
         finally:
             view.stop()
             driver.close()
-            if driver.board.jobs:  # a start that was refused leaves the result of the one before
+            if driver.board.rows:  # a start that was refused leaves the result of the one before
                 with contextlib.suppress(*([OSError] if stop.refused else [])):
                     driver.write_result()
         code, verdict = driver.exit_code(), None
-        if code != EXIT_STORAGE and any(state.status != "new" for state in driver.board.states.values()):
+        if code != EXIT_STORAGE and driver.board.count("new") < len(driver.board.rows):
             verdict = compare(folder, code)
         again = f"{again or f'The same command with hydra.sweep.dir={folder}'} goes on."
         end = ""
@@ -227,13 +222,12 @@ def _run(plan: _Plan, cfg: DictConfig, caller: Caller, compare: Compare, again: 
             end = f"paused: {stop.refused} Make room. {again} Jobs start from their last checkpoints."
         elif code == EXIT_STOPPED_EARLY:
             end = f"stopped; what ran is saved. {again}"
-        _tell_end(driver, caller.console, end)
-    names = tuple(job.name for job in driver.board.jobs)
-    return SweepOutcome(folder, code, names, seconds_left=stop.seconds_left, verdict=verdict)
+        _tell_end(driver, end)
+    return SweepOutcome(folder, code, tuple(driver.board.rows), seconds_left=stop.seconds_left, verdict=verdict)
 
 
 def _devices(options: SweeperConfig, jobs: list[jobs_of.Job], launcher: str) -> list[Device]:
-    """The devices of the sweep; none where it was not asked for any.
+    """Find the devices of the sweep; none where it was not asked for any.
 
     Raises:
         ConfigError: They are not there, a job cannot have them, or a launcher is to place the jobs, too.
@@ -279,26 +273,22 @@ def _tell_left_out(jobs: list[jobs_of.Job], view: PlainView) -> None:
         view.note(f"the same of {len(doubled) - _SHOWN_LEFT_OUT} more jobs")
 
 
-def _tell_power(jobs: list[jobs_of.Job], view: PlainView) -> None:
-    """Say what the report will be able to see, while it can still be changed."""
-    if len({job.values.get("seed") for job in jobs}) < 2:
+def _tell_power(plan: _Plan, view: PlainView) -> None:
+    """Say what the report will be able to see, while it can still be changed; a search's trials are not known yet."""
+    from optrun.report import forecast
+
+    if plan.search is not None:
+        foretold = forecast.say(plan.search.contenders, plan.search.seeds_of_trial)
+    elif len({job.values.get("seed") for job in plan.jobs}) > 1:
+        foretold = forecast.forecast([job.values for job in plan.jobs])
+    else:
         return
-    from optrun.report.forecast import forecast
-
-    if foretold := forecast([job.values for job in jobs]):
-        view.note(foretold)
-
-
-def _tell_power_of_search(search: Search, view: PlainView) -> None:
-    """Say the same of a search, whose trials are not known yet."""
-    from optrun.report.forecast import say
-
-    if foretold := say(search.contenders, search.seeds_of_trial):
+    if foretold:
         view.note(foretold)
 
 
 def sweeper_options(cfg: DictConfig) -> SweeperConfig:
-    """The typed `hydra.sweeper`; Hydra's own `basic` is a grid.
+    """Read the typed `hydra.sweeper`; Hydra's own `basic` is a grid.
 
     Raises:
         ConfigError: Another sweeper, or a value out of range.
@@ -308,7 +298,7 @@ def sweeper_options(cfg: DictConfig) -> SweeperConfig:
         values: dict[str, Any] = OmegaConf.to_container(node, resolve=True)  # type: ignore[assignment]
         target = str(values.get("_target_", ""))
         if target.endswith(".BasicSweeper"):
-            return _plain_grid(values.get("max_batch_size"), values.get("params"))
+            return _plain_grid(max_batch_size=values.get("max_batch_size"), params=values.get("params") or {})
         made = OmegaConf.to_object(node)
     except OmegaConfBaseException as error:
         cause = error.__cause__
@@ -320,40 +310,21 @@ def sweeper_options(cfg: DictConfig) -> SweeperConfig:
     return made
 
 
-def _plain_grid(max_batch_size: int | None = None, params: dict[str, Any] | None = None) -> GridConfig:
-    return GridConfig(
-        name="basic",
-        params=params or {},
-        search={},
-        confirm=ConfirmConfig(seeds=None, power=None, difference=None, baseline=None),
-        objectives=[],
-        timeout=None,
-        stall_seconds=None,
-        retry_failed=False,
-        max_batch_size=max_batch_size,
-        devices=None,
-        rungs=[],
-        reduction_factor=2,
-        grids=[],
-    )
-
-
-def _grids(options: SweeperConfig) -> list[dict[str, Any]]:
-    return (options.grids or [{}]) if isinstance(options, GridConfig) else [{}]
+def _plain_grid(**changed: Any) -> GridConfig:
+    values = {**default_values("hydra/sweeper", "grid"), "name": "basic", **changed}
+    return GridConfig(**{**values, "confirm": ConfirmConfig(**values["confirm"])})
 
 
 def _contenders(
     hydra: Hydra, branching: Branching, command: SweepCommand, options: SweeperConfig, grid: dict[str, Any]
 ) -> list[Contender]:
-    """The overrides of one grid, by optimizer where these have spaces of their own; all known by name.
+    """Write the overrides of one grid, by optimizer where these have spaces of their own; all known by name.
 
     The file's stand under the grid's, and these under the command line's.
     """
     subdir = [token for token in command.overrides if token.startswith("hydra.sweep.subdir=")]
     if subdir:
-        raise ConfigError(
-            f"{subdir[0]}: the folder of a job is named by what the job is; hydra.sweep.dir=DIR moves all."
-        )
+        raise ConfigError(f"{subdir[0]}: a job's folder is named by what the job is; hydra.sweep.dir=DIR moves all.")
     files = [*jobs_of.param_overrides(options.params), *search_overrides(options.search)]
     below = jobs_of.merged(files, jobs_of.param_overrides(grid, "hydra.sweeper.grids"))
     tokens = jobs_of.merged(below, [token for token in command.overrides if not overrides.is_hydra(token)])
@@ -364,7 +335,7 @@ def _contenders(
 
 
 def _folder(cfg: DictConfig) -> Path:
-    """The sweep directory; one that is named by the clock is new, even where two sweeps begin in the same second.
+    """Make the sweep directory; one named by the clock is new, even where two sweeps begin in the same second.
 
     Raises:
         ConfigError: There is a file of that name.
@@ -387,11 +358,9 @@ def _folder(cfg: DictConfig) -> Path:
 
 
 def _opening(driver: Driver, folder: Path) -> str:
-    states = list(driver.board.states.values())
-    done = sum(state.status == "finished" for state in states)
-    failed = sum(state.status == "failed" for state in states)
-    cut = sum(state.status in ("running", "interrupted") for state in states)
-    pieces = [f"{len(states)} jobs -> {folder}"]
+    count = driver.board.count
+    done, failed, cut = count("finished"), count("failed"), count("running", "interrupted")
+    pieces = [f"{driver.board.total} jobs -> {folder}"]
     if done:
         pieces.append(f"{done} finished before")
     if cut:
@@ -402,21 +371,20 @@ def _opening(driver: Driver, folder: Path) -> str:
     return " · ".join(pieces)
 
 
-def _tell_end(driver: Driver, console: Console, end: str) -> None:
+def _tell_end(driver: Driver, end: str) -> None:
     """Say how many jobs came to which end, below the comparison.
 
     Args:
         driver: Of the sweep.
-        console: Where it is printed.
         end: Why it was stopped, and how it goes on; empty if it was not.
     """
-    console.print(printable(driver.board.counts()), markup=False, highlight=False, soft_wrap=True)
+    note, board = driver.view.note, driver.board
+    note(board.counts())
     if driver.options.halves:
-        done, whole = driver.steps()
-        console.print(f"{done:,} of {whole:,} steps done; halving saved {whole - done:,}", highlight=False)
-    for job in driver.failed_before:  # those of this start were told when they ended
-        failure = f"failed before: {job.label}: {short(driver.board.states[job.name].message)}"
-        line = printable(f"{failure}  ({driver.sweep.run(job.name).log})")
-        console.print(line, markup=False, highlight=False, soft_wrap=True)
+        done, whole = board.steps()
+        note(f"{done:,} of {whole:,} steps done; halving saved {whole - done:,}")
+    for row in driver.failed_before:  # those of this start were told when they ended
+        log = driver.sweep.run(row.job.name).log
+        note(f"failed before: {row.job.label}: {short(row.state.message)}  ({log})")
     if end:
-        console.print(printable(end), markup=False, highlight=False, soft_wrap=True)
+        note(end)

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 
 from omegaconf import OmegaConf
 
-from optrun.artifacts.metrics import read_summary
 from optrun.base.errors import ConfigError
 from optrun.config import saved, store
 from optrun.config.registry import origins
@@ -63,15 +62,11 @@ def refuse_other_code(directory: SweepDir) -> None:
         ConfigError: Naming the job, what it used, and both digests.
     """
     for summary in sorted(directory.path.glob("*/summary.json")):
-        try:
-            recorded = read_summary(summary).get("plugins", ())
-        except (OSError, ValueError):
-            continue  # torn away with its process: the job begins anew
-        origins.require(recorded, str(summary.parent))
+        origins.require(directory.summary(summary.parent.name).get("plugins", ()), str(summary.parent))
 
 
 def refuse_unjudged(jobs: list[Job]) -> None:
-    """A search, or rungs, go by a metric; a plain grid may do without.
+    """Refuse a search, or rungs, without an evaluation to go by; a plain grid may do without.
 
     Raises:
         ConfigError: The jobs have no rows to evaluate on.

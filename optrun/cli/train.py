@@ -185,9 +185,8 @@ def start_sweep(hydra: Hydra, command_line: CommandLine, caller: Caller) -> Swee
     cfg = store.compose(hydra, command_line.config_name, branching(checked), RunMode.MULTIRUN)
     if cfg.resume is not None or overrides.resume_value(command_line.overrides) is not None:
         raise ConfigError("resume goes on with one run; a sweep is taken up by repeating its own command.")
-    by_itself = is_sweep(hydra, replace(command_line, overrides=()))
     command_line = replace(command_line, overrides=[*checked, *own])
-    outcome = sweep(hydra, command_line, cfg, caller, branching, sweeps_by_itself=by_itself)
+    outcome = sweep(hydra, command_line, cfg, caller, branching)
     if outcome.confirm is None or outcome.exit_code in (EXIT_STOPPED_EARLY, EXIT_STORAGE):
         return outcome
     from optrun.cli.confirm_request import read_request

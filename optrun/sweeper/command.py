@@ -46,6 +46,24 @@ class SweepCommand(CommandLine):
         return [*options(self.plugins), *name, *folder, *([_ALONE] if self.sweeps_by_itself else []), *overrides]
 
 
+@dataclass
+class Launch:
+    """The jobs of one call of a launcher; written as JSON for the process that makes it."""
+
+    folder: str
+    token: str
+    """The sweep process that asked."""
+    command: SweepCommand
+    jobs: dict[str, list[str]]
+    """Names of the jobs, and their overrides."""
+    stop_at: dict[str, int]
+    """Jobs that pause, and after how many optimizer steps; the others go to their end."""
+    retry: dict[str, int]
+    """Failed jobs to try again, with the attempts they had."""
+    devices: list[str]
+    """What `CUDA_VISIBLE_DEVICES` of its process names; empty: nothing was set for this sweep."""
+
+
 def is_sweep(hydra: Hydra, command_line: CommandLine) -> bool:
     """Whether a recipe, or an override, says that this is a sweep without `-m`."""
     mode = [token for token in command_line.overrides if token.startswith("hydra.mode=")]

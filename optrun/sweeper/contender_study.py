@@ -6,7 +6,7 @@ import contextlib
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 import optuna
@@ -31,6 +31,7 @@ from optrun.sweeper.jobs import Composer, Job, build_jobs, label_of, parse
 from optrun.sweeper.objectives import KEY, objectives_of, untrained, values_of
 from optrun.sweeper.samplers import build_sampler, is_hashed
 from optrun.sweeper.space import any_value, ends, space_of, written
+from optrun.sweeper.view import Board
 
 _OF_PLACEMENT = {"distributed", "distributed.nnodes", "training.device", "training.nproc_per_node"}
 """Keys that decide which devices a job takes."""
@@ -67,7 +68,8 @@ class ContenderStudy:
         self.name = contender.name
         self.share = share
         self.compose = compose
-        self._composed: dict[tuple[tuple[str, Any], ...], tuple[Job, ...]] = {}
+        self._composed = cache(self._compose)
+        """A study is gone through again and again."""
         self.options = options
         parsed = list(zip(contender.overrides, parse(hydra, contender.overrides), strict=True))
         self.fixed = [token for token, override in parsed if not override.is_sweep_override()]
@@ -88,10 +90,14 @@ class ContenderStudy:
             )
         with _told_by_name(contender):
             self.space = space_of(swept, lambda params: flat(self._job(params).values))
+            for params in ends(self.space):
+                job = self._job(params)
+                try:
+                    store.typed(saved.with_schemas(job.values, job.label))
+                except ConfigError as error:
+                    raise ConfigError(f"{error} In the space of the search, at {job.label}.") from error
         self.searched = {override.key_or_group for override in swept}
         """Keys and groups that are searched."""
-        with _told_by_name(contender):
-            self._refuse_impossible()
         self.example = self._job({key: any_value(found) for key, found in self.space.items()})
         """A job that may never be: what is common to all can be seen in it."""
         self.max_steps = self.example.values["training"]["max_steps"]
@@ -102,15 +108,6 @@ class ContenderStudy:
         self._sweep: SweepDir | None = None
         self._study: Any = None
         self._hashed = True
-
-    def _refuse_impossible(self) -> None:
-        """Refuse a range whose ends no run can have."""
-        for params in ends(self.space):
-            job = self._job(params)
-            try:
-                store.typed(saved.with_schemas(job.values, job.label))
-            except ConfigError as error:
-                raise ConfigError(f"{error} In the space of the search, at {job.label}.") from error
 
     def placements(self) -> Iterator[Job]:
         """Jobs that may never be: the example, and one for each way of taking devices that is searched over."""
@@ -124,14 +121,10 @@ class ContenderStudy:
         return self._jobs(params)[0]
 
     def _jobs(self, params: Mapping[str, Any]) -> tuple[Job, ...]:
-        """The jobs of some values, composed once: a study is gone through again and again."""
-        key = tuple(params.items())
-        if key not in self._composed:
-            self._composed[key] = self._compose(params)
-        return self._composed[key]
+        return self._composed(tuple(params.items()))
 
-    def _compose(self, params: Mapping[str, Any]) -> tuple[Job, ...]:
-        proposed = [written(key, value) for key, value in params.items()]
+    def _compose(self, params: tuple[tuple[str, Any], ...]) -> tuple[Job, ...]:
+        proposed = [written(key, value) for key, value in params]
         named = [f"optimizer={self.name}"] if self.name else []
         seeds = [[f"seed={seed}"] for seed in self.seeds] or [[]]
         made = build_jobs(self.compose, [[*self.fixed, *proposed, *seed] for seed in seeds])
@@ -143,7 +136,7 @@ class ContenderStudy:
     # What it is bound to --------------------------------------------------------------------------------------------
 
     def shared(self) -> dict[str, Any]:
-        """What every trial has alike, by dotted name, and what judges it.
+        """List what every trial has alike, by dotted name, and what judges it.
 
         Values that follow from a searched number, as `model.config.n_positions` does from `data.max_length`, are not
         among them: the range may change while the study lasts.
@@ -191,7 +184,7 @@ class ContenderStudy:
     # Trials ---------------------------------------------------------------------------------------------------------
 
     def trial(self, frozen: FrozenTrial) -> Trial:
-        """The jobs of a trial of the study."""
+        """Build the jobs of a trial of the study."""
         return Trial(self, frozen.number, self._jobs(frozen.params))
 
     def whole(self) -> list[FrozenTrial]:
@@ -223,10 +216,10 @@ class ContenderStudy:
         if frozen.state == TrialState.RUNNING and step not in frozen.intermediate_values:
             optuna.trial.Trial(self._study, frozen._trial_id).report(value, step)
 
-    def next_rung(self, trial: Trial, states: Mapping[str, JobState]) -> int | None:
-        """The step at which a trial is judged next; None: its end."""
+    def next_rung(self, trial: Trial, board: Board) -> int | None:
+        """Find the step at which a trial is judged next; None: its end."""
         passed = int(self._frozen(trial).user_attrs.get(_PASSED, 0))
-        total = min(self.max_steps or math.inf, *(states[job.name].total or math.inf for job in trial.jobs))
+        total = min(self.max_steps or math.inf, *(board.row(job).state.total or math.inf for job in trial.jobs))
         rungs = rungs_of(self.options, self._bracket(trial.number))
         rung = next((step for step in rungs if step > passed), math.inf)
         return int(rung) if rung < total else None
@@ -257,29 +250,29 @@ class ContenderStudy:
         found: FrozenTrial = self._study.get_trials(deepcopy=False)[trial.number]
         return found
 
-    def tell(self, trial: Trial, states: Mapping[str, JobState], resting: set[str]) -> None:
+    def tell(self, trial: Trial, board: Board) -> None:
         """Let the study know how a trial ended, if it has."""
-        values = self._values(trial, states)
+        values, rows = self._values(trial, board), list(map(board.row, trial.jobs))
         if values is not None:
             self._study.tell(trial.number, values, skip_if_finished=True)
-        elif any(job.name in resting for job in trial.jobs):
+        elif any(row.resting for row in rows):
             self._study.tell(trial.number, state=TrialState.PRUNED, skip_if_finished=True)
-        elif all(states[job.name].ended for job in trial.jobs):
+        elif all(row.state.ended for row in rows):
             self._study.tell(trial.number, state=TrialState.FAIL, skip_if_finished=True)
 
-    def tell_late(self, frozen: FrozenTrial, states: Mapping[str, JobState]) -> None:
+    def tell_late(self, frozen: FrozenTrial, board: Board) -> None:
         """Let the study know of the result of a trial that had ended without one."""
-        values = self._values(self.trial(frozen), states)
+        values = self._values(self.trial(frozen), board)
         if values is not None:
             study_of.tell_again(self._study, frozen, values)
 
-    def _values(self, trial: Trial, states: Mapping[str, JobState]) -> list[float] | None:
+    def _values(self, trial: Trial, board: Board) -> list[float] | None:
         """Compute the outcome of a trial: the mean over its seeds, a number for each objective.
 
         Returns:
             None if a job has not ended, failed for another reason than divergence, or has a number that is not finite.
         """
-        rows = [self._outcome(job, states[job.name]) for job in trial.jobs]
+        rows = [self._outcome(job, board.row(job).state) for job in trial.jobs]
         found = [row for row in rows if row is not None]
         return [sum(column) / len(column) for column in zip(*found, strict=True)] if len(found) == len(rows) else None
 

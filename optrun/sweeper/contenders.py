@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,7 +10,7 @@ from optrun.base.errors import ConfigError, did_you_mean
 from optrun.config import overrides as overrides_of
 from optrun.config.hydra_internals import Hydra
 from optrun.config.overrides import SEARCH
-from optrun.sweeper.jobs import merged
+from optrun.sweeper.jobs import merged, param_overrides
 
 _EXAMPLE = "search.adamw.lr='tag(log, interval(1e-4, 1e-2))'"
 _NOT_OWN = ("seed", "optimizer", "resume", "hydra", "search")
@@ -39,28 +39,13 @@ def search_overrides(search: Mapping[str, Any]) -> list[str]:
         >>> search_overrides({"lamb": {"lr": "1e-3,2e-3", "optimizer": {"eps": 1e-6}}})
         ['search.lamb.lr=1e-3,2e-3', 'search.lamb.optimizer.eps=1e-06']
     """
-    found = []
     for name, own in search.items():
         if not isinstance(own, Mapping) or not own:
             raise ConfigError(
                 f"hydra.sweeper.search.{name}={own}: expected keys and values, such as "
                 f"{name}: {{lr: 'tag(log, interval(1e-4, 1e-2))'}}."
             )
-        found += [f"{SEARCH}{key}={'null' if value is None else value}" for key, value in _leaves(own, name)]
-    return found
-
-
-def _leaves(own: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, Any]]:
-    for key, value in own.items():
-        if isinstance(value, Mapping):
-            yield from _leaves(value, f"{prefix}.{key}")
-        elif isinstance(value, list | tuple):
-            raise ConfigError(
-                f"hydra.sweeper.search.{prefix}.{key}={value}: expected a text as on the command line, such as "
-                "'1e-3,2e-3', or '[0.9,0.99]' for a value that is a list."
-            )
-        else:
-            yield f"{prefix}.{key}", value
+    return param_overrides(search, "hydra.sweeper.search", SEARCH)
 
 
 def contenders_of(

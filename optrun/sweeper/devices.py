@@ -148,7 +148,7 @@ def _inherited() -> list[str] | None:
 
 
 def _pick(name: int | str, there: Sequence[Device], given: str, setting: str) -> Device:
-    """The visible device of an index or a name; a UUID may be cut short, as CUDA takes it."""
+    """Find the visible device of an index or a name; a UUID may be cut short, as CUDA takes it."""
     if isinstance(name, int):
         found = [there[name]] if name < len(there) else []
     else:
@@ -161,7 +161,7 @@ def _pick(name: int | str, there: Sequence[Device], given: str, setting: str) ->
 
 
 def _ask_torch(visible: str | None) -> list[str]:
-    """The UUIDs of the devices that a process sees, by index."""
+    """Ask torch for the UUIDs of the devices that a process sees, by index."""
     environment = dict(os.environ) if visible is None else {**os.environ, VISIBLE: visible}
     try:
         done = subprocess.run(

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import contextlib
+import json
+import math
 import os
 import secrets
 import signal
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+from optrun.artifacts.atomic import replace_text
+from optrun.artifacts.metrics import to_json
 from optrun.base.errors import (
     EXIT_DONE,
     EXIT_FAILED,
@@ -22,17 +26,16 @@ from optrun.base.errors import (
     signal_name,
 )
 from optrun.base.formatting import duration
-from optrun.base.reading import read_text
+from optrun.base.reading import read_json
 from optrun.config.schema.sweeper import SweeperConfig
 from optrun.sweeper import launch as launching
-from optrun.sweeper.command import SweepCommand
-from optrun.sweeper.folder import JobState, SweepDir
+from optrun.sweeper.command import Launch, SweepCommand
+from optrun.sweeper.folder import SweepDir
 from optrun.sweeper.jobs import Job
 from optrun.sweeper.objectives import objectives_of
-from optrun.sweeper.result import write_result
 from optrun.sweeper.stall import StallWatch, end_holder
 from optrun.sweeper.stop import GRACE_SECONDS, Stop, end_family
-from optrun.sweeper.view import Board, PlainView
+from optrun.sweeper.view import Board, JobRow, PlainView
 from optrun.sweeper.workers import Workers
 
 _POLL_SECONDS = 0.2
@@ -52,141 +55,88 @@ class Goal(NamedTuple):
 @dataclass(frozen=True)
 class _OpenLaunch:
     server: launching.Server
-    batch: Sequence[Job]
+    batch: Sequence[JobRow]
     spec: Path
     before: list[tuple[object, ...]]
     """Where its jobs stood."""
 
-    @property
-    def names(self) -> list[str]:
-        return [job.name for job in self.batch]
 
-
+@dataclass(eq=False)
 class Driver:
-    """Brings jobs to their end, or to a rung.
+    """Brings jobs to their end, or to a rung."""
 
-    Args:
-        sweep: The sweep directory.
-        command: What started the sweep.
-        options: Of the sweeper.
-        workers: The processes that launchers run in.
-        view: Shows progress.
-        stop: Requests by signal.
-        sleep: Waits that many seconds.
-        tuned: Keys that the report takes for tuned, whatever they are.
-    """
+    sweep: SweepDir
+    command: SweepCommand
+    """What started the sweep."""
+    options: SweeperConfig
+    workers: Workers
+    """The processes that launchers run in."""
+    view: PlainView
+    stop: Stop
+    """Requests by signal."""
+    tuned: Sequence[str] = ()
+    """Keys that the report takes for tuned, whatever they are."""
+    board: Board = field(default_factory=Board, init=False)
+    failed_before: list[JobRow] = field(default_factory=list, init=False)
+    """Jobs that failed in an earlier start, and are left so."""
 
-    def __init__(
-        self,
-        sweep: SweepDir,
-        command: SweepCommand,
-        options: SweeperConfig,
-        workers: Workers,
-        view: PlainView,
-        stop: Stop,
-        sleep: Callable[[float], None] = time.sleep,
-        tuned: Sequence[str] = (),
-    ) -> None:
-        self.sweep = sweep
-        self.command = command
-        self.options = options
-        self.workers = workers
-        self.view = view
-        self.stop = stop
-        self.sleep = sleep
-        self.tuned = tuned
-        self.board = Board()
+    def __post_init__(self) -> None:
+        """Let the signals reach the workers."""
         self.token = secrets.token_hex(6)
         self._open: list[_OpenLaunch] = []
         self._launches = 0
         self._unbegun = 0
         """Launches in a row that came back without a job begun."""
-        self._waits = False
-        stop.groups = workers.pids
-        stop.at_work = self._unsaved
-        self._told_of_stop = False
-        self._signalled = False
-        self._killed = False
-        self._watch = StallWatch(sweep, options.stall_seconds, stop.clock)
-        self.failed_before: list[Job] = []
-        """Jobs that failed in an earlier start, and are left so."""
-        self._retry: dict[str, int] = {}
-        self._suspects: list[str] = []
-        self._stalled: set[str] = set()
-        """Jobs that were killed for want of progress, and whose launch has not come back yet."""
-        self.out_of_time: set[str] = set()
-        """Jobs whose `training.max_seconds` is spent; the next start goes on with them."""
-        self._announced: set[str] = set()
+        self._waits = self._told_of_stop = self._signalled = self._killed = False
+        self._watch = StallWatch(self.sweep, self.options.stall_seconds, self.stop.clock)
+        self.stop.groups, self.stop.at_work = self.workers.pids, self._unsaved
 
     # What is known --------------------------------------------------------------------------------------------------
 
     def add(self, jobs: Iterable[Job]) -> None:
-        """More jobs of this sweep; those that failed before are tried again where that was asked for."""
-        known = {job.name for job in self.board.jobs}
+        """Add jobs of this sweep; those that failed before are tried again where that was asked for."""
         for job in jobs:
-            if job.name in known:
+            if job.name in self.board.rows:
                 continue
-            self.board.jobs.append(job)
-            state = self.sweep.state(job.name)
-            self.board.states[job.name] = state
-            record = self.sweep.read_record(job.name)
-            self.board.devices[job.name] = record.devices
-            if state.status == "failed" and self.options.retry_failed:
-                self._retry[job.name] = record.attempts
-            elif state.ended:
-                self._announced.add(job.name)
-                self.failed_before += [job] if state.status == "failed" else []
-            if record.stopped_at is not None and not state.ended:
-                self.board.resting.add(job.name)
+            row = JobRow(job, self.sweep.state(job.name), self.sweep.read_record(job.name))
+            self.board.rows[job.name] = row
+            if row.state.status == "failed" and self.options.retry_failed:
+                row.retry = row.record.attempts
+            elif row.state.ended:
+                row.told = True
+                self.failed_before += [row] if row.state.status == "failed" else []
+            row.resting = row.record.stopped_at is not None and not row.state.ended
 
-    def refresh(self, jobs: Iterable[Job] | None = None) -> None:
-        """Read where the jobs stand, and show those that ended."""
+    def refresh(self, jobs: Iterable[Job]) -> None:
+        """Read where jobs stand, and show those that ended."""
         at_work = self._at_work
-        for job in self.board.jobs if jobs is None else jobs:
-            name = job.name
-            if name in self._announced:
+        for row in map(self.board.row, jobs):
+            name = row.job.name
+            if row.told:
                 continue
-            record = self.sweep.read_record(name)
-            state = self.board.states[name] = self.sweep.state(name)
-            ours = record.open == self.token and name in at_work
-            running = record.open is not None and (ours or self.sweep.held(name))
-            self.board.devices[name] = record.devices
-            (self.board.running.add if running else self.board.running.discard)(name)
-            if state.ended and not running and self._retry.get(name) != record.attempts:
-                self._announced.add(name)
-                self.view.ended(job, state, self.board, str(self.sweep.run(name).log))
+            row.record, row.state = self.sweep.read_record(name), self.sweep.state(name)
+            ours = row.record.open == self.token and name in at_work
+            row.running = row.record.open is not None and (ours or self.sweep.held(name))
+            if row.state.ended and not row.running and row.retry != row.record.attempts:
+                row.told = True
+                self.view.ended(row, self.board, str(self.sweep.run(name).log))
                 self.write_result()
         self.view.update(self.board)
 
     def _wanted(self, goal: Goal) -> bool:
         """Whether a job is to be worked on in this start, to get where it is wanted."""
-        job, stop_at = goal
-        state = self.board.states[job.name]
-        record = self.sweep.read_record(job.name)
-        if state.status == "finished" or job.name in self.out_of_time:
+        row, record = self.board.row(goal.job), self.sweep.read_record(goal.job.name)
+        if row.state.status == "finished" or row.out_of_time:
             return False
-        if state.status == "failed":
-            return self._retry.get(job.name) == record.attempts
-        return stop_at is None or str(stop_at) not in record.rungs
+        if row.state.status == "failed":
+            return row.retry == record.attempts
+        return goal.stop_at is None or str(goal.stop_at) not in record.rungs
 
     def is_short_of(self, goal: Goal) -> bool:
         """Whether a job is still to get where it is wanted, in this start or, if its time is up, in the next one."""
-        return goal.job.name in self.out_of_time or self._wanted(goal)
+        return self.board.row(goal.job).out_of_time or self._wanted(goal)
 
     # What is done ---------------------------------------------------------------------------------------------------
-
-    def advance(self, jobs: Sequence[Job], stop_at: int | None = None) -> None:
-        """Bring jobs to their end or to a rung, whoever does the work; a failed job has got as far as it will.
-
-        Args:
-            jobs: Known to the sweep by `add`.
-            stop_at: Optimizer steps; None: the end.
-
-        Raises:
-            OptrunError: The launcher itself fails.
-        """
-        goals = [Goal(job, stop_at) for job in jobs]
-        self.pursue(lambda: goals)
 
     def pursue(self, plan: Callable[[], Sequence[Goal]]) -> None:
         """Bring jobs to where a plan wants them; it is asked again whenever a launch has ended, until nothing is left.
@@ -202,11 +152,11 @@ class Driver:
             landed = [(launch, code) for launch in self._open if (code := launch.server.code()) is not None]
             for launch, code in landed:
                 self._land(launch, code)
+            self.refresh(job for job, _ in goals)
             if not self.stop.requested and (landed or not any(map(self._wanted, goals))):
                 goals = plan()
             for job, _ in goals:
-                self.board.resting.discard(job.name)
-            self.refresh(job for job, _ in goals)
+                self.board.row(job).resting = False
             self._end_stalled()
             if self.stop.requested:
                 self._tell_of_stop()
@@ -214,13 +164,13 @@ class Driver:
                     break
                 self._ask_to_stop()
             elif not self._open and not any(map(self._wanted, goals)):
-                self.workers.stop_waiting()
+                self.workers.pool.stop_waiting()
                 return
             elif self._start(goals):
                 continue
             else:
                 self.workers.tidy()
-            self.sleep(_POLL_SECONDS)
+            time.sleep(_POLL_SECONDS)
         self.refresh(job for job, _ in goals)
 
     def _ask_to_stop(self) -> None:
@@ -239,7 +189,8 @@ class Driver:
         if patience is None or patience > 0:
             return False
         if not self._killed:
-            slow = ", ".join(job.label for launch in self._open for job in launch.batch if self.sweep.held(job.name))
+            at_work = (row.job for launch in self._open for row in launch.batch)
+            slow = ", ".join(job.label for job in at_work if self.sweep.held(job.name))
             self.view.note(f"{slow}: not stopped {duration(GRACE_SECONDS)} after hydra.sweeper.timeout was up; killed")
         self._killed = True
         for pid in self.workers.pids():
@@ -248,22 +199,20 @@ class Driver:
 
     def _end_stalled(self) -> None:
         """Kill jobs of this sweep process that have made no progress for too long."""
-        for server, job in [(launch.server, job) for launch in self._open for job in launch.batch]:
-            if job.name not in self.board.running or self.sweep.read_record(job.name).open != self.token:
-                self._watch.forget(job.name)
-            elif silent := self._watch(job.name):
-                self._watch.forget(job.name)
-                elsewhere = end_holder(self.sweep.lock(job.name), server.pid)
-                if elsewhere:
-                    self.view.note(f"{job.label}: made no progress for {duration(silent)}; {elsewhere}: end it there")
+        for server, row in [(launch.server, row) for launch in self._open for row in launch.batch]:
+            name, label = row.job.name, row.job.label
+            if not row.running or self.sweep.read_record(name).open != self.token:
+                self._watch.forget(name)
+            elif silent := self._watch(name):
+                self._watch.forget(name)
+                if elsewhere := end_holder(self.sweep.lock(name), server.pid):
+                    self.view.note(f"{label}: made no progress for {duration(silent)}; {elsewhere}: end it there")
                 else:
-                    self._stalled.add(job.name)
-                    self.board.stalled[job.name] = silent
+                    row.stalled, row.stalled_now = silent, True
 
     def _unsaved(self) -> list[str]:
-        """Jobs that a process of this sweep trains right now; one that saved itself may still draw its curves."""
-        held = [name for launch in self._open for name in launch.names if self.sweep.held(name)]
-        return [name for name in held if self.sweep.state(name).status == "running"]
+        """Find jobs that a process of this sweep trains now; one that saved itself may still draw its curves."""
+        return [name for name in self._at_work if self.sweep.held(name) and self.sweep.state(name).status == "running"]
 
     def _tell_of_stop(self) -> None:
         """Answer the first request to stop at once: what follows takes as long as a step and a save."""
@@ -279,14 +228,14 @@ class Driver:
     @property
     def _at_work(self) -> set[str]:
         """Names of the jobs that were handed to a process of this sweep."""
-        return {name for launch in self._open for name in launch.names}
+        return {row.job.name for launch in self._open for row in launch.batch}
 
     def _start(self, goals: Sequence[Goal]) -> bool:
         """Start a launch if there is a job for one, and a process with the devices that the job takes."""
-        missing: int | None = None
+        missing = math.inf
         for batch in self._batches(goals, self._at_work):
             devices = max(self.workers.devices_of(job.values) for job, _ in batch)
-            if missing is not None and devices >= missing:
+            if devices >= missing:
                 continue
             server = self.workers.take(devices, wait=not self._open)
             if server is not None:
@@ -296,9 +245,9 @@ class Driver:
             missing = devices
             if missing <= 1:
                 break
-        if missing is None:
-            self.workers.stop_waiting()
-        elif not self._open and not self._waits and (holders := self.workers.holders):
+        if missing == math.inf:
+            self.workers.pool.stop_waiting()
+        elif not self._open and not self._waits and (holders := self.workers.pool.holders()):
             self._waits = True  # said once
             self.view.note(f"waiting for devices in use by others: {holders}")
         return False
@@ -314,31 +263,30 @@ class Driver:
             yield from ([goal] for goal in free)
         elif not self._open:
             found = list({goal.job.name: goal for goal in free}.values())  # two trials may be one job
-            suspects = [goal for goal in found if goal.job.name in self._suspects]
+            suspects = [goal for goal in found if self.board.row(goal.job).suspect]
             if found:
                 yield suspects[:1] or found[: self.options.max_batch_size]
 
-    def _mark(self, job: Job) -> tuple[object, ...]:
-        record, state = self.sweep.read_record(job.name), self.sweep.state(job.name)
-        return record.attempts, state.status, state.step, len(record.rungs), self.sweep.held(job.name)
+    def _mark(self, row: JobRow) -> tuple[object, ...]:
+        record, state = self.sweep.read_record(row.job.name), self.sweep.state(row.job.name)
+        return record.attempts, state.status, state.step, len(record.rungs), self.sweep.held(row.job.name)
 
     def _send(self, server: launching.Server, goals: Sequence[Goal]) -> None:
         """Begin a launch in a process."""
         self._launches += 1
-        batch = [goal.job for goal in goals]
+        batch = [self.board.row(goal.job) for goal in goals]
         spec = self.sweep.spec(f"{self.token}-{self._launches}")
-        launch = launching.Launch(
+        launch = Launch(
             folder=str(self.sweep.path.resolve()),
             token=self.token,
             command=self.command,
-            names=[job.name for job in batch],
-            overrides=[list(job.overrides) for job in batch],
+            jobs={row.job.name: list(row.job.overrides) for row in batch},
             stop_at={job.name: stop_at for job, stop_at in goals if stop_at is not None},
-            retry=self._retry,
-            devices=server.lease.visible if server.lease else [],
+            retry={row.job.name: row.retry for row in batch if row.retry is not None},
+            devices=server.lease.visible,
         )
-        launching.write_spec(spec, launch)
-        self._open.append(_OpenLaunch(server, batch, spec, [self._mark(job) for job in batch]))
+        spec.write_text(json.dumps(asdict(launch)), encoding="utf-8")
+        self._open.append(_OpenLaunch(server, batch, spec, list(map(self._mark, batch))))
         server.send(spec)
 
     def _land(self, launch: _OpenLaunch, code: int) -> None:
@@ -349,66 +297,66 @@ class Driver:
         """
         self._open.remove(launch)
         launch.spec.unlink(missing_ok=True)
-        why, error = "", launching.error_file(launch.spec)
-        refused = error.is_file()
-        if refused:
-            why = read_text(error).strip().splitlines()[0]
-            error.unlink()
-        elif code:
+        why, answer = "", launching.answer_file(launch.spec)
+        if answer.is_file():
+            why = str(read_json(answer)["why"]).strip().partition("\n")[0]
+            answer.unlink()
+        refused = bool(why)
+        if code and not refused:
             end = f"was ended by {signal_name(-code)}" if code < 0 else f"ended with code {code}"
             why = f"its process {end}."
         if code == EXIT_STORAGE and not self.stop.requested:
             self.stop.refused = why if refused else "the disk refused."
         self._account(launch.batch, why)
-        begun = launch.before != [self._mark(job) for job in launch.batch]
+        begun = launch.before != list(map(self._mark, launch.batch))
         self._unbegun = 0 if begun else self._unbegun + 1
-        pinned = launch.server.lease
+        pinned = ",".join(launch.server.lease.visible)
         self.workers.give_back(
             launch.server,
-            fresh=any(self.sweep.state(name).status == "failed" for name in launch.names),
+            fresh=any(self.sweep.state(row.job.name).status == "failed" for row in launch.batch),
             broken=refused and not begun,
         )
         if self.stop.requested:
             return
-        if why and not begun and pinned is None:
+        if why and not begun and not pinned:
             raise OptrunError(f"the launcher failed before any job began: {why} See {self.sweep.log}.")
-        if refused and not begun and pinned is not None:
-            self.view.note(f"device {','.join(pinned.visible)} is left out: {why}")
+        if refused and not begun:
+            self.view.note(f"device {pinned} is left out: {why}")
         elif self._unbegun >= _IDLE_LAUNCHES:
-            raise OptrunError(
-                f"the launcher came back {self._unbegun} times without a job begun. {why} See {self.sweep.log}."
-            )
+            times = f"{self._unbegun} times without a job begun"
+            raise OptrunError(f"the launcher came back {times}. {why} See {self.sweep.log}.")
 
-    def _account(self, batch: Sequence[Job], why: str) -> None:
+    def _account(self, batch: Sequence[JobRow], why: str) -> None:
         """Find jobs whose worker died, and jobs that stopped because their time was up."""
         if self.stop.requested:
             return
-        stalled = self._stalled & {job.name for job in batch}
-        self._stalled -= stalled
-        for job in batch:
+        stalled = [row for row in batch if row.stalled_now]
+        for row in batch:
             try:
-                with self.sweep.working_on(job.name) as record:
-                    died = record.open == self.token
-                    state = self.sweep.state(job.name)
-                    if died:
+                with self.sweep.working_on(row.job.name) as record:
+                    row.state = self.sweep.state(row.job.name)
+                    if record.open == self.token:  # its worker died
                         record.open = None
-                        self.sweep.write_record(job.name, record)
-                        if not stalled or job.name in stalled:  # else it was killed together with those that stalled
-                            self._suspect(job, state, alone=len(batch) == 1, why=why, stalled=bool(stalled))
-                    elif state.status == "interrupted" and "time budget" in state.message:
-                        self.out_of_time.add(job.name)
+                        self.sweep.write_record(row.job.name, record)
+                        if not stalled or row.stalled_now:  # else it was killed together with those that stalled
+                            self._suspect(row, alone=len(batch) == 1, why=why)
+                    elif row.state.status == "interrupted" and "time budget" in row.state.message:
+                        row.out_of_time = True
             except LockedError:
                 continue  # at work still, in a process of its own
+        for row in stalled:
+            row.stalled_now = False
 
-    def _suspect(self, job: Job, state: JobState, *, alone: bool, why: str, stalled: bool) -> None:
-        """A worker died, or was killed: the job is tried once more, alone; if that ends so, too, it is its result."""
+    def _suspect(self, row: JobRow, *, alone: bool, why: str) -> None:
+        """Try a job whose worker died, or was killed, once more, alone; if that ends so, too, it is its result."""
         from optrun.sweeper.worker import record_failure
 
-        if state.ended:
+        if row.state.ended:
             return
-        step = max(state.step, self.sweep.steps_done(job.name))  # the summary may be a second behind
-        if stalled:
-            end = f"made no progress for {duration(self.board.stalled[job.name])} after step {step}, and was killed"
+        job = row.job
+        step = max(row.state.step, self.sweep.steps_done(job.name))  # the summary may be a second behind
+        if row.stalled_now:
+            end = f"made no progress for {duration(row.stalled or 0.0)} after step {step}, and was killed"
             told = f"{job.label}: {end}"
             failure = f"{end}, when it was tried once more. hydra.sweeper.stall_seconds=SECONDS gives it longer."
         else:
@@ -418,27 +366,26 @@ class Driver:
                 "memory? Try a smaller training.per_device_train_batch_size with more "
                 "training.gradient_accumulation_steps."
             )
-        if alone and job.name in self._suspects:
-            self._suspects.remove(job.name)
+        if alone and row.suspect:
+            row.suspect = False
             record_failure(self.sweep, job.name, failure, job.values, job.overrides, self.command)
             return
-        if job.name not in self._suspects:
-            self._suspects.append(job.name)
+        row.suspect = True
         self.view.note(f"{told}; tried once more, alone")
 
     def stop_at_rung(self, jobs: Iterable[Job], rung: int, why: str) -> None:
         """Stop what has not ended of some jobs at a rung; one that later survives there goes on from its checkpoint."""
-        for job in jobs:
-            if self.board.states[job.name].ended or job.name in self.board.resting:
+        for row in map(self.board.row, jobs):
+            if row.state.ended or row.resting:
                 continue
             try:
-                with self.sweep.working_on(job.name) as record:
+                with self.sweep.working_on(row.job.name) as record:
                     record.stopped_at = rung
-                    self.sweep.write_record(job.name, record)
+                    self.sweep.write_record(row.job.name, record)
             except LockedError:
                 continue  # a sweep with another ladder is at it
-            self.board.resting.add(job.name)
-            self.view.note(f"stopped at step {rung}: {job.label}  {why}")
+            row.resting = True
+            self.view.note(f"stopped at step {rung}: {row.job.label}  {why}")
             self.write_result()
 
     def close(self) -> None:
@@ -452,18 +399,32 @@ class Driver:
 
     def exit_code(self) -> int:
         """0: all are finished or rest at a rung; 1: some failed; 74: the disk refused; 75: stopped, and saved."""
-        states = [self.board.states[job.name] for job in self.board.jobs if job.name not in self.board.resting]
+        states = [row.state for row in self.board.rows.values() if not row.resting]
         if self.stop.refused:
             return EXIT_STORAGE
         if self.stop.requested or any(not state.ended for state in states):
             return EXIT_STOPPED_EARLY
         return EXIT_FAILED if any(state.status == "failed" for state in states) else EXIT_DONE
 
-    def steps(self) -> tuple[int, int]:
-        """Optimizer steps done, and those that all jobs would take to their end."""
-        states = list(self.board.states.values())
-        return sum(state.step for state in states), sum(state.total or state.step for state in states)
-
     def write_result(self) -> None:
-        """Write `sweep.json` anew."""
-        write_result(self.sweep, self.board, self.tuned, objectives_of(self.options.objectives))
+        """Write where every job stands to `sweep.json`."""
+        rows: list[dict[str, Any]] = [
+            {
+                "name": row.job.name,
+                "config_digest": row.job.digest,
+                "overrides": list(row.job.overrides),
+                "status": "stopped at a rung" if row.resting else row.state.status,
+                "global_step": row.state.step,
+                "max_steps": row.state.total,
+                "metric": row.state.metric,
+                "best": row.state.best,
+                "message": row.state.message or row.told_of_stall,
+                "devices": row.record.devices,
+                "log": f"{row.job.name}/{self.sweep.run(row.job.name).log.name}",
+            }
+            for row in self.board.rows.values()
+        ]
+        result: dict[str, Any] = {"format": 1, "tuned": list(self.tuned), "jobs": rows}
+        if objectives := objectives_of(self.options.objectives):
+            result["objectives"] = [asdict(each) for each in objectives]
+        replace_text(self.sweep.result, json.dumps(to_json(result), indent=2, ensure_ascii=False) + "\n")

@@ -12,9 +12,8 @@ from typing import Any
 
 from optrun.artifacts.atomic import replace_text
 from optrun.artifacts.lock import RunLock, is_held
-from optrun.artifacts.metrics import from_json, read_metrics, read_summary, to_json, write_summary
+from optrun.artifacts.metrics import MetricsLog, from_json, read_metrics, read_summary, to_json
 from optrun.artifacts.run_dir import SWEEP, RunDir
-from optrun.artifacts.run_manifest import recorded
 from optrun.base.errors import EXIT_NONFINITE, EXIT_STORAGE, StorageError, is_refused_by_disk
 from optrun.base.reading import read_json
 
@@ -80,39 +79,24 @@ class SweepDir:
     def __init__(self, path: Path) -> None:
         self.path = path
         self.hidden = path / ".sweep"
+        self.result = path / SWEEP
+        """Status of every job, JSON."""
+        self.study = path / "study.db"
+        """Storage of the Optuna study, sqlite."""
+        self.log = self.hidden / "launch.log"
+        """Output of launchers and jobs, but for their own logs."""
+        self.files = self.hidden / "files.json"
+        """What the files that jobs read held when they were last looked at, JSON."""
+        self.asking = self.hidden / "ask.lock"
+        """Held while trials are proposed."""
 
     def prepare(self) -> None:
         """Make the folders of the sweep."""
         (self.hidden / "jobs").mkdir(parents=True, exist_ok=True)
 
     def run(self, name: str) -> RunDir:
-        """The run directory of a job."""
+        """Name the run directory of a job."""
         return RunDir(self.path / name)
-
-    @property
-    def result(self) -> Path:
-        """Status of every job, JSON."""
-        return self.path / SWEEP
-
-    @property
-    def study(self) -> Path:
-        """Storage of the Optuna study, sqlite."""
-        return self.path / "study.db"
-
-    @property
-    def log(self) -> Path:
-        """Output of launchers and jobs, but for their own logs."""
-        return self.hidden / "launch.log"
-
-    @property
-    def files(self) -> Path:
-        """What the files that jobs read held when they were last looked at, JSON."""
-        return self.hidden / "files.json"
-
-    @property
-    def asking(self) -> Path:
-        """Held while trials are proposed."""
-        return self.hidden / "ask.lock"
 
     def lock(self, name: str) -> Path:
         """Held by the process that works on a job."""
@@ -123,13 +107,13 @@ class SweepDir:
         return self.hidden / f"stop-{token}"
 
     def spec(self, token: str) -> Path:
-        """What a launch is to do, JSON."""
+        """Name the file that says what a launch is to do, JSON."""
         return self.hidden / f"launch-{token}.json"
 
     # Jobs ---------------------------------------------------------------------------------------------------------
 
     def read_record(self, name: str) -> Record:
-        """The record of a job; a new one where there is none."""
+        """Read the record of a job; a new one where there is none."""
         try:
             values = read_json(self.hidden / "jobs" / f"{name}.json")
             return Record(**from_json(values))
@@ -181,53 +165,41 @@ class SweepDir:
             exit_code=code,
         )
 
-    def steps_done(self, name: str) -> int:
-        """Optimizer steps of a job, counted from its metrics."""
+    def metrics(self, name: str) -> MetricsLog:
+        """Read the metrics of a job; none where there is no file."""
         try:
-            return max((int(record["step"]) for record in read_metrics(self.run(name).metrics).records), default=0)
+            return read_metrics(self.run(name).metrics)
         except OSError:
-            return 0
+            return MetricsLog()
+
+    def summary(self, name: str) -> dict[str, Any]:
+        """Read the summary of a job; empty where there is none, or it was torn away with its process."""
+        try:
+            return read_summary(self.run(name).summary)
+        except (OSError, ValueError):
+            return {}
+
+    def steps_done(self, name: str) -> int:
+        """Count the optimizer steps of a job in its metrics."""
+        return max((int(record["step"]) for record in self.metrics(name).records), default=0)
 
     def best_until(self, name: str, step: int) -> float | None:
-        """The best value of a job's metric up to a step, whatever came after it.
+        """Find the best value of a job's metric up to a step, whatever came after it.
 
         Returns:
             NaN where it was no number; None where it was not evaluated until then.
         """
-        state = self.state(name)
-        if state.metric is None:
-            return None
-        try:
-            steps, values = read_metrics(self.run(name).metrics).series(state.metric)
-        except OSError:
-            return None
-        best: float | None = None
-        for at, value in zip(steps, values, strict=True):
+        state, best = self.state(name), None
+        series = self.metrics(name).series(state.metric) if state.metric is not None else ((), ())
+        for at, value in zip(*series, strict=True):
             if 0 < at <= step and (best is None or state.better(value, best)):
                 best = value
         return best
 
-    def write_failure(self, name: str, message: str, values: dict[str, Any]) -> None:
-        """A job that failed where it could not say so itself; the caller holds the lock.
-
-        Args:
-            name: Of the job.
-            message: Why.
-            values: Keys of a summary that are put where there is none yet.
-        """
-        run = self.run(name)
-        run.path.mkdir(parents=True, exist_ok=True)
-        try:
-            summary: dict[str, Any] = read_summary(run.summary)
-        except (OSError, ValueError):
-            summary = {}
-        with recorded(run.summary):
-            write_summary(run.summary, {**values, **summary, "status": "failed", "message": message})
-
 
 def clean(sweep: SweepDir) -> None:
     """Remove what launches of earlier sweep processes left behind, a day later."""
-    for pattern in ("stop-*", "launch-*.json", "launch-*.error", "launch-*.done"):
+    for pattern in ("stop-*", "launch-*"):
         for path in sweep.hidden.glob(pattern):
             with contextlib.suppress(FileNotFoundError):  # another sweep process tidies up too
                 if time.time() - path.stat().st_mtime > _A_DAY:

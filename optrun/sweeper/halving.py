@@ -65,7 +65,7 @@ def judge_together(
         known = [value for group in alive if (value := value_at(driver, group, rung)) is not None]
         found = {group[0].name: value_at(driver, group, rung, known) for group in alive}
         values = {name: value for name, value in found.items() if value is not None}
-        mode = next((state.mode for state in driver.board.states.values() if state.metric), "min")
+        mode = next((row.state.mode for row in driver.board.rows.values() if row.state.metric), "min")
         weak = values.keys() - (kept := survivors(values, mode, driver.options.reduction_factor))
         ranked = sum(not math.isnan(value) for value in values.values())
         for group in alive:
@@ -99,7 +99,7 @@ def value_at(driver: Driver, group: Group, rung: int, known: Iterable[float] = (
 
 
 def _job_at(driver: Driver, job: Job, rung: int, known: Iterable[float]) -> float | None:
-    state = driver.board.states[job.name]
+    state = driver.board.row(job).state
     if state.status != "failed" or state.step > rung:
         rungs = driver.sweep.read_record(job.name).rungs
         return rungs[str(rung)] if str(rung) in rungs else driver.sweep.best_until(job.name, rung)

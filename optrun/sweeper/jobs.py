@@ -8,7 +8,7 @@ import glob
 import itertools
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -43,22 +43,33 @@ class Job:
     """Labels of points that are this run, too, although they say something else."""
 
 
-def param_overrides(params: Mapping[str, Any], key: str = "hydra.sweeper.params") -> list[str]:
-    """Write a mapping of the sweeper's as overrides.
+def param_overrides(params: Mapping[str, Any], key: str = "hydra.sweeper.params", prefix: str = "") -> list[str]:
+    """Write a mapping of the sweeper's as overrides; keys may be nested or dotted.
+
+    Args:
+        params: Keys and values.
+        key: Where it stands, for messages.
+        prefix: Of the overrides.
 
     Raises:
-        ConfigError: A value that is a list or a mapping.
+        ConfigError: A value that is a list.
 
     Example:
-        >>> param_overrides({"lr": "1e-3,2e-3", "seed": 1})
-        ['lr=1e-3,2e-3', 'seed=1']
+        >>> param_overrides({"lr": "1e-3,2e-3", "optimizer": {"eps": 1e-6}, "seed": None})
+        ['lr=1e-3,2e-3', 'optimizer.eps=1e-06', 'seed=null']
     """
-    overrides = []
+    found = []
     for name, value in params.items():
-        if isinstance(value, list | tuple | Mapping):
-            raise ConfigError(f"{key}.{name}={value}: expected a text as on the command line, such as '1e-3,2e-3'.")
-        overrides.append(f"{name}={'null' if value is None else value}")
-    return overrides
+        if isinstance(value, list | tuple):
+            raise ConfigError(
+                f"{key}.{name}={value}: expected a text as on the command line, such as '1e-3,2e-3', or '[0.9,0.99]' "
+                "for a value that is a list."
+            )
+        if isinstance(value, Mapping) and value:
+            found += param_overrides(value, f"{key}.{name}", f"{prefix}{name}.")
+        else:
+            found.append(f"{prefix}{name}={'null' if value is None else value}")
+    return found
 
 
 def merged(lower: Iterable[str], upper: Iterable[str]) -> list[str]:
@@ -103,33 +114,22 @@ def combinations(hydra: Hydra, tokens: Sequence[str]) -> list[list[str]]:
     return [list(found) for found in itertools.product(*axes)]
 
 
+@dataclass(eq=False)
 class Composer:
-    """Resolved configurations of many jobs; what they share is composed once.
+    """Resolves configurations of many jobs; what they share is composed once."""
 
-    Args:
-        hydra: Composes.
-        config_name: The primary configuration.
-        folder: The sweep directory, which may hold jobs that an older optrun named; None: there is none.
-        whole: Adds to the overrides of a job those that follow from them: the configuration of its trunk.
-        require: Refuses values of a job that do not fit that.
-    """
-
-    def __init__(
-        self,
-        hydra: Hydra,
-        config_name: str,
-        folder: Path | None = None,
-        whole: Callable[[Sequence[str]], Sequence[str]] = tuple,
-        require: Callable[[Mapping[str, Any]], object] = bool,
-    ) -> None:
-        self.hydra = hydra
-        self.config_name = config_name
-        self.whole = whole
-        self.require = require
-        self.folder = folder
-        self._begun: dict[Path, dict[str, Any]] = {}
-        self._bases: dict[tuple[str, ...], DictConfig] = {}
-        self._keys: dict[tuple[str, ...], list[str]] = {}
+    hydra: Hydra
+    config_name: str
+    """The primary configuration."""
+    folder: Path | None = None
+    """The sweep directory, which may hold jobs that an older optrun named; None: there is none."""
+    whole: Callable[[Sequence[str]], Sequence[str]] = tuple
+    """Adds to the overrides of a job those that follow from them: the configuration of its trunk."""
+    require: Callable[[Mapping[str, Any]], object] = bool
+    """Refuses values of a job that do not fit that."""
+    _begun: dict[Path, dict[str, Any]] = field(default_factory=dict, init=False)
+    _bases: dict[tuple[str, ...], tuple[DictConfig, list[str]]] = field(default_factory=dict, init=False)
+    """What overrides compose to, and all its keys."""
 
     def __call__(self, tokens: Sequence[str]) -> dict[str, Any]:
         """Compose and resolve the values of one job.
@@ -187,13 +187,13 @@ class Composer:
     def _with(self, settled: tuple[str, ...], changes: list[Override]) -> DictConfig:
         if settled not in self._bases:
             base = store.without_hydra(store.compose(self.hydra, self.config_name, list(settled)))
-            self._bases[settled], self._keys[settled] = base, keys.all_keys(base)
-        cfg = copy.deepcopy(self._bases[settled])
+            self._bases[settled] = base, keys.all_keys(base)
+        base, known = self._bases[settled]
+        cfg = copy.deepcopy(base)
         for override in changes:
-            key = override.key_or_group
-            if key not in self._keys[settled]:
-                raise keys.unknown_key(cfg, key)
-            assign(cfg, key, override.value())
+            if override.key_or_group not in known:
+                raise keys.unknown_key(cfg, override.key_or_group)
+            assign(cfg, override.key_or_group, override.value())
         return cfg
 
 
@@ -233,7 +233,7 @@ def label_of(overrides: Sequence[str]) -> str:
 
 
 def job_name(values: Mapping[str, Any], digest: str) -> str:
-    """The folder of a job: readable, and the same whatever the order or the size of the sweep.
+    """Name the folder of a job: readable, and the same whatever the order or the size of the sweep.
 
     Example:
         >>> job_name({"optimizer": {"name": "lamb"}, "lr": 0.002, "seed": 1}, "0123456789abcdef")

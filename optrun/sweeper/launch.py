@@ -15,43 +15,24 @@ import sys
 import threading
 import traceback
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from optrun.artifacts.atomic import replace_text
 from optrun.base.errors import EXIT_DONE, EXIT_FAILED, EXIT_STORAGE, is_refused_by_disk
-from optrun.base.reading import read_json, read_text
+from optrun.base.reading import read_json
 from optrun.config import store
 from optrun.config.hydra_internals import Callbacks
 from optrun.config.literal import quote_path
 from optrun.config.registry.plugins import load_again
-from optrun.sweeper.command import SweepCommand
-from optrun.sweeper.devices import VISIBLE, refuse_unseen
+from optrun.sweeper.command import Launch, SweepCommand
+from optrun.sweeper.devices import refuse_unseen
 from optrun.sweeper.folder import SweepDir
-from optrun.sweeper.pool import RANK_LOCKS, Lease, adopt
+from optrun.sweeper.pool import Lease, adopt
 from optrun.sweeper.stop import end_family
 
 if TYPE_CHECKING:
     from optrun.sweeper.worker import OnRanks
-
-
-@dataclass
-class Launch:
-    """The jobs of one call of a launcher; written as JSON for the process that makes it."""
-
-    folder: str
-    token: str
-    command: SweepCommand
-    names: list[str]
-    """Names of the jobs."""
-    overrides: list[list[str]]
-    """The overrides of each job."""
-    stop_at: dict[str, int]
-    """Jobs that pause, and after how many optimizer steps."""
-    retry: dict[str, int]
-    devices: list[str]
-    """What `CUDA_VISIBLE_DEVICES` of its process names; empty: nothing was set for this sweep."""
 
 
 class Server:
@@ -61,17 +42,17 @@ class Server:
 
     Args:
         log: Takes what it prints.
-        lease: Devices that it has for itself, and whose locks it inherits; None: it is not pinned.
+        lease: Devices that it has for itself, and whose locks it inherits; none: it is not pinned.
     """
 
     module = "optrun.cli.sweep_worker"
     """What it runs: it brings what starts the ranks of a job, which stands above this floor."""
 
-    def __init__(self, log: Path, lease: Lease | None = None) -> None:
+    def __init__(self, log: Path, lease: Lease) -> None:
         self.log = log
         self.lease = lease
         self._process: subprocess.Popen[bytes] | None = None
-        self._done = Path()
+        self._answer = Path()
 
     @property
     def pid(self) -> int:
@@ -85,23 +66,19 @@ class Server:
         Args:
             spec: A `Launch` as JSON.
         """
-        self._done = done_file(spec)
-        if self._process is None or self._process.poll() is not None:
-            locks = self.lease.descriptors if self.lease else ()
-            pinned = {}
-            if self.lease:
-                files = os.pathsep.join(map(str, self.lease.rank_locks))
-                pinned = {VISIBLE: ",".join(self.lease.visible), RANK_LOCKS: files}
+        self._answer = answer_file(spec)
+        if self.has_ended():
             with self.log.open("ab") as out:
                 self._process = subprocess.Popen(
-                    [sys.executable, "-m", self.module, *map(str, locks)],
+                    [sys.executable, "-m", self.module, *map(str, self.lease.descriptors)],
                     stdin=subprocess.PIPE,
                     stdout=out,
                     stderr=out,
-                    env={**os.environ, **pinned},  # there before torch is imported
-                    pass_fds=locks,
+                    env={**os.environ, **self.lease.environment},  # there before torch is imported
+                    pass_fds=self.lease.descriptors,
                     process_group=0,  # setpgid: the terminal sends SIGINT to its foreground group alone
                 )
+        assert self._process is not None
         assert self._process.stdin is not None
         self._process.stdin.write(f"{spec.resolve()}\n".encode())
         self._process.stdin.flush()
@@ -110,11 +87,7 @@ class Server:
         """Exit code of the launch, negative where a signal ended the process; None while it runs."""
         assert self._process is not None
         ended = self._process.poll()  # asked first: what is written before the end is seen after it
-        if self._done.is_file():
-            code = int(read_text(self._done))
-            self._done.unlink()
-            return code
-        return ended
+        return int(read_json(self._answer)["code"]) if self._answer.is_file() else ended
 
     def finish(self) -> None:
         """Let the process end after the launch it is at, without waiting for it."""
@@ -141,25 +114,9 @@ class Server:
                 end_family(self.pid)
 
 
-def done_file(spec: Path) -> Path:
-    """Name the file that holds the exit code of a launch once it is over."""
+def answer_file(spec: Path) -> Path:
+    """Name the file that holds the exit code of a launch once it is over, and why it failed."""
     return spec.with_suffix(".done")
-
-
-def error_file(spec: Path) -> Path:
-    """Name the file that says why a launch failed."""
-    return spec.with_suffix(".error")
-
-
-def write_spec(path: Path, launch: Launch) -> None:
-    """Write a launch as JSON."""
-    path.write_text(json.dumps(asdict(launch)), encoding="utf-8")
-
-
-def read_spec(path: Path) -> Launch:
-    """Read a launch."""
-    values = read_json(path)
-    return Launch(**{**values, "command": SweepCommand(**values["command"])})
 
 
 def main(spec: Path, on_ranks: OnRanks | None = None) -> int:
@@ -170,9 +127,10 @@ def main(spec: Path, on_ranks: OnRanks | None = None) -> int:
         on_ranks: Trains jobs of several ranks.
 
     Returns:
-        0; 74 if the disk has cut a job, 1 if the launcher failed, with the reason in a file if there is room for it.
+        0; 74 if the disk has cut a job, 1 if the launcher failed. It stands in a file, too, if there is room for it.
     """
-    launch = read_spec(spec)
+    values = read_json(spec)
+    launch = Launch(**{**values, "command": SweepCommand(**values["command"])})
     sweep = SweepDir(Path(launch.folder))
     over = _follow(sweep.stop(launch.token))
     why, code = "", EXIT_DONE
@@ -180,15 +138,14 @@ def main(spec: Path, on_ranks: OnRanks | None = None) -> int:
         why = _launch(launch, sweep, on_ranks)
         code = EXIT_STORAGE if why else EXIT_DONE
     except KeyboardInterrupt:
-        return 130
+        code = 130
     except Exception as error:
         traceback.print_exc()
         why, code = f"{type(error).__name__}: {error}", EXIT_STORAGE if is_refused_by_disk(error) else EXIT_FAILED
     finally:
         over.set()
-    if why:
-        with contextlib.suppress(OSError):
-            error_file(spec).write_text(why, encoding="utf-8")
+    with contextlib.suppress(OSError):
+        replace_text(answer_file(spec), json.dumps({"code": code, "why": why}))
     return code
 
 
@@ -210,24 +167,12 @@ def _launch(launch: Launch, sweep: SweepDir, on_ranks: OnRanks | None) -> str:
         [*command.hydra_overrides, "hydra.mode=MULTIRUN", f"hydra.sweep.dir={quote_path(sweep.path)}"],
         RunMode.MULTIRUN,
     )
-    task = SweepTask(
-        folder=launch.folder,
-        token=launch.token,
-        command=command,
-        stop_at=launch.stop_at,
-        retry=launch.retry,
-        devices=launch.devices,
-        on_ranks=on_ranks,
-    )
     launcher = Plugins.instance().instantiate_launcher(
         hydra_context=HydraContext(config_loader=hydra.config_loader, callbacks=Callbacks(cfg)),
-        task_function=task,
+        task_function=SweepTask(launch, on_ranks),
         config=cfg,
     )
-    jobs = [
-        [*overrides, f"hydra.sweep.subdir={quote_path(Path(name))}"]
-        for name, overrides in zip(launch.names, launch.overrides, strict=True)
-    ]
+    jobs = [[*tokens, f"hydra.sweep.subdir={quote_path(Path(name))}"] for name, tokens in launch.jobs.items()]
     answers = [getattr(each, "_return_value", None) for each in launcher.launch(jobs, initial_job_idx=0)]
     return next((each for each in answers if isinstance(each, str) and each.startswith(REFUSED)), "")
 
@@ -258,7 +203,5 @@ def serve(locks: Sequence[int], on_ranks: OnRanks | None = None) -> None:
     for line in sys.stdin:
         spec = Path(line.rstrip("\n"))
         code = main(spec, on_ranks)
-        try:
-            replace_text(done_file(spec), str(code))
-        except OSError:
+        if not answer_file(spec).is_file():
             sys.exit(code or EXIT_STORAGE)  # an exit code takes no room

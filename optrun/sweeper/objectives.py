@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
-from optrun.artifacts.metrics import MetricsLog, read_metrics, read_summary
 from optrun.artifacts.objective import Objective, known_objectives, objective_value
 from optrun.base.errors import ConfigError, did_you_mean
 from optrun.config.schema.objective import read_objectives
@@ -36,12 +34,12 @@ def values_of(sweep: SweepDir, job: Job, objectives: Sequence[Objective]) -> lis
 
 def untrained(sweep: SweepDir, job: Job, name: str) -> float | None:
     """Read a metric as it was before the first step; None if that was not evaluated, or is not finite."""
-    steps, values = _read(sweep, job)[0].series(name)
+    steps, values = sweep.metrics(job.name).series(name)
     return values[0] if steps[:1] == [0] and math.isfinite(values[0]) else None
 
 
 def _value(sweep: SweepDir, job: Job, objective: Objective) -> float:
-    log, summary = _read(sweep, job)
+    log, summary = sweep.metrics(job.name), sweep.summary(job.name)
     value = objective_value(objective, log, summary)
     if value is None:
         known = known_objectives(log, summary)
@@ -50,15 +48,3 @@ def _value(sweep: SweepDir, job: Job, objective: Objective) -> float:
             f"{did_you_mean(objective.name, known)}"
         )
     return value
-
-
-def _read(sweep: SweepDir, job: Job) -> tuple[MetricsLog, Mapping[str, Any]]:
-    run = sweep.run(job.name)
-    try:
-        log = read_metrics(run.metrics)
-    except OSError:
-        log = MetricsLog()
-    try:
-        return log, read_summary(run.summary)
-    except (OSError, ValueError):
-        return log, {}

@@ -21,10 +21,12 @@ from pathlib import Path
 
 from optrun.base.errors import StorageError
 from optrun.base.reading import read_json
-from optrun.sweeper.devices import Device
+from optrun.sweeper.devices import VISIBLE, Device
 
 RANK_LOCKS = "OPTRUN_DEVICE_LOCKS"
 """Environment variable that names the lock files which ranks hold."""
+_GATHERING = "gathering"
+"""Names the lock of the one process that keeps devices for a job of several."""
 _STEP_BACK_SECONDS = 1.0
 """Far longer than the others take to look again."""
 
@@ -53,6 +55,12 @@ class Lease:
         """What `CUDA_VISIBLE_DEVICES` of the worker names."""
         return [device.visible for device in self.devices]
 
+    @property
+    def environment(self) -> dict[str, str]:
+        """Variables of the worker; none where no devices are leased."""
+        locks = os.pathsep.join(map(str, self.rank_locks))
+        return {VISIBLE: ",".join(self.visible), RANK_LOCKS: locks} if self.devices else {}
+
     def release(self) -> None:
         """Give the devices back; the worker has ended."""
         for descriptor in self.descriptors:
@@ -67,7 +75,7 @@ class DevicePool:
     time, or two could wait for each other.
 
     Args:
-        devices: Of the sweep.
+        devices: Of the sweep; with none, each lease is of none, and no lock is made.
         folder: Of the locks; made where missing.
         clock: Seconds, monotonic.
 
@@ -84,12 +92,12 @@ class DevicePool:
         self._found: dict[Device, int] = {}
         """Devices that are kept for a job of several, and the open files that lock them."""
         self._leased: set[Device] = set()
-        self._waiting: dict[Device, int] = {}
-        """Open files that tell others of this process's waiting."""
-        self._gathering: int | None = None
+        self._waiting: dict[str, int] = {}
+        """Open files that tell others of this process's waiting, by name."""
         self._not_before: dict[Device, float] = {}
         try:
-            self.folder.mkdir(parents=True, exist_ok=True)
+            if self.devices:
+                self.folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise _refused(self.folder, error) from error
 
@@ -109,7 +117,7 @@ class DevicePool:
         if len(self._found) < count:
             if wait:
                 self._wait(count)
-            if self._gathering is None:
+            if _GATHERING not in self._waiting:
                 self._drop_found()
             return None
         chosen = tuple(device for device in self.devices if device in self._found)[:count]
@@ -151,10 +159,8 @@ class DevicePool:
     def stop_waiting(self) -> None:
         """Give up what was kept and told while waiting."""
         self._drop_found()
-        for descriptor in [*self._waiting.values(), *([] if self._gathering is None else [self._gathering])]:
-            os.close(descriptor)
-        self._waiting.clear()
-        self._gathering = None
+        while self._waiting:
+            os.close(self._waiting.popitem()[1])
 
     def _find(self, device: Device) -> None:
         if self.clock() < self._not_before.get(device, 0.0):
@@ -171,18 +177,16 @@ class DevicePool:
         _sign(descriptor)
 
     def _wait(self, count: int) -> None:
-        for device in self.devices:
-            if device not in self._waiting:
-                mark = _lock(self._path(device, "waiting"), fcntl.LOCK_SH)
+        wanted = {str(self._path(device, "waiting")): fcntl.LOCK_SH for device in self.devices}
+        for name, kind in {**wanted, **({_GATHERING: fcntl.LOCK_EX} if count > 1 else {})}.items():
+            if name not in self._waiting:
+                mark = _lock(self.folder / name, kind)
                 if mark is not None:  # else another process looks just now, and it is told the next time
-                    self._waiting[device] = mark
-        if count > 1 and self._gathering is None:
-            self._gathering = _lock(self.folder / "gathering")
+                    self._waiting[name] = mark
 
     def _drop_found(self) -> None:
-        for descriptor in self._found.values():
-            os.close(descriptor)
-        self._found.clear()
+        while self._found:
+            os.close(self._found.popitem()[1])
 
     def _path(self, device: Device, kind: str) -> Path:
         return self.folder / f"{re.sub(r'[^A-Za-z0-9.-]', '_', device.uuid)}.{kind}"

@@ -83,7 +83,7 @@ class _Sobol(optuna.samplers.QMCSampler):
         self._space = space
 
     def infer_relative_search_space(self, study: Any, trial: Any) -> dict[str, Any]:  # noqa: ARG002
-        """The space of the study."""
+        """Give the space of the study."""
         return self._space
 
 

@@ -52,7 +52,7 @@ class Search:
 
     def __init__(self, hydra: Hydra, compose: Composer, options: OptunaConfig, contenders: Sequence[Contender]) -> None:
         try:
-            with _no_experimental_warnings():
+            with warnings.catch_warnings(action="ignore", category=optuna.exceptions.ExperimentalWarning):
                 build_sampler(options.sampler, options.seed, 0, options.n_trials)
         except ImportError as error:
             package = getattr(error, "name", None) or str(error).splitlines()[0]
@@ -107,7 +107,7 @@ class Search:
     def __call__(self, driver: Driver) -> None:
         """Run trials until there are as many as asked for, those of earlier starts among them."""
         optuna.logging.set_verbosity(optuna.logging.WARNING)
-        with _no_experimental_warnings():
+        with warnings.catch_warnings(action="ignore", category=optuna.exceptions.ExperimentalWarning):
             self._open(driver.sweep)
             driver.board.expected = self.share * sum(max(1, len(study.seeds)) for study in self.studies)
             self._go_back_to(driver, self._know_before(driver))
@@ -118,15 +118,10 @@ class Search:
     def _open(self, sweep: SweepDir) -> None:
         where = STORAGE if self.options.storage else str(sweep.study)
         with _asking(sweep), told_by_name(where):
-            storage = open_storage(self.options.storage, sweep.study)
-            storage = optuna.storages.get_storage(storage)
+            storage = optuna.storages.get_storage(open_storage(self.options.storage, sweep.study))
             refuse_mixed(storage, where, self.apart)
             for study in self.studies:
                 study.open(storage, where, sweep)
-            self._refuse_unequal()
-
-    def _refuse_unequal(self) -> None:
-        """Refuse a share that one optimizer has had more than, and another less."""
         had = {study.name: len(study.whole()) for study in self.studies}
         most = max(had, key=lambda name: had[name])
         if had[most] > self.share and min(had.values()) < had[most]:
@@ -177,11 +172,11 @@ class Search:
         are no rungs now.
         """
         at_rest = TrialState.PRUNED if self.options.halves else None
-        jobs = {job.name: job for frozen, trial in ended if frozen.state != at_rest for job in trial.jobs}
-        driver.advance(list(jobs.values()))
+        jobs = [job for frozen, trial in ended if frozen.state != at_rest for job in trial.jobs]
+        driver.pursue(lambda: list(map(Goal, jobs)))
         with _asking(driver.sweep):
             for frozen, trial in ended:
-                trial.study.tell_late(frozen, driver.board.states)
+                trial.study.tell_late(frozen, driver.board)
 
     # The trials -----------------------------------------------------------------------------------------------------
 
@@ -223,8 +218,9 @@ class Search:
             if self.options.rungs:  # who competes at a rung is of one optimizer
                 found = [trial for trial in found if trial.study is found[0].study]
             left, goals = self._judged(found[: self.options.n_jobs], driver)
-            begun = any(driver.board.states[job.name].status != "new" for trial in left for job in trial.jobs)
-            if not driver.out_of_time and not (self.options.rungs and begun):
+            begun = any(driver.board.row(job).state.status != "new" for trial in left for job in trial.jobs)
+            out_of_time = any(row.out_of_time for row in driver.board.rows.values())
+            if not (out_of_time or (self.options.rungs and begun)):
                 new, more = self._judged(self._proposed(left, had, driver), driver)
                 if not (left or new):
                     driver.board.expected = 0  # a budget of steps may be spent before the trials are
@@ -238,7 +234,6 @@ class Search:
             The trials that are not over, and how far their jobs are to get.
         """
         driver.add(job for trial in trials for job in trial.jobs)
-        driver.refresh(job for trial in trials for job in trial.jobs)
         if self.options.rungs:
             same: dict[str, list[Trial]] = {}
             for trial in trials:  # two proposals may be one configuration
@@ -256,15 +251,13 @@ class Search:
             left = [trial for trial, found in aims if found]
         over = [trial for trial in trials if trial not in left]
         # Those that were stopped first: if this process is killed, they are compared with the same others again.
-        for trial in sorted(
-            over, key=lambda each: not driver.board.resting.intersection(job.name for job in each.jobs)
-        ):
-            trial.study.tell(trial, driver.board.states, driver.board.resting)
+        for trial in sorted(over, key=lambda each: not any(driver.board.row(job).resting for job in each.jobs)):
+            trial.study.tell(trial, driver.board)
         return left, goals
 
     def _aims(self, trial: Trial, driver: Driver) -> list[Goal]:
         """Judge a trial at every rung it has got to, by those that were there before it; no goals if it is over."""
-        while (rung := trial.study.next_rung(trial, driver.board.states)) is not None:
+        while (rung := trial.study.next_rung(trial, driver.board)) is not None:
             goals = [Goal(job, rung) for job in trial.jobs]
             if any(map(driver.is_short_of, goals)):
                 return goals
@@ -300,14 +293,6 @@ class Search:
                 "with training.max_steps alone. Give it, or hydra.sweeper.n_trials instead."
             )
         return int(steps or 0)
-
-
-@contextlib.contextmanager
-def _no_experimental_warnings() -> Iterator[None]:
-    """Optuna calls some samplers experimental, whose interface nobody sees here."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", category=optuna.exceptions.ExperimentalWarning)
-        yield
 
 
 @contextlib.contextmanager

@@ -18,7 +18,7 @@ Resolve = Callable[[Mapping[str, Any]], Mapping[str, Any]]
 
 
 def space_of(swept: Sequence[Override], resolve: Resolve) -> dict[str, Any]:
-    """What is searched, by key as on the command line; where the run takes whole numbers, they are whole.
+    """Read what is searched, by key as on the command line; where the run takes whole numbers, they are whole.
 
     Args:
         swept: Overrides with several values.

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import socket
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from optrun.artifacts.lock import holder_of
@@ -29,24 +30,20 @@ class _Seen:
     marks: _Marks
     looked: float
     silent: float = 0.0
-    limit: float | None = None
+    limit: float = math.inf
 
 
+@dataclass(eq=False)
 class StallWatch:
-    """Measures how long jobs leave the files of their run directories as they are.
+    """Measures how long jobs leave the files of their run directories as they are."""
 
-    Args:
-        sweep: The sweep directory.
-        seconds: `hydra.sweeper.stall_seconds`; None: 20 times the longest pause of any job so far, an hour at least.
-        clock: Seconds, monotonic.
-    """
-
-    def __init__(self, sweep: SweepDir, seconds: float | None, clock: Callable[[], float]) -> None:
-        self.sweep = sweep
-        self.seconds = seconds
-        self.clock = clock
-        self._seen: dict[str, _Seen] = {}
-        self._longest = 0.0
+    sweep: SweepDir
+    seconds: float | None
+    """`hydra.sweeper.stall_seconds`; None: 20 times the longest pause of any job so far, an hour at least."""
+    clock: Callable[[], float]
+    """Seconds, monotonic."""
+    _seen: dict[str, _Seen] = field(default_factory=dict, init=False)
+    _longest: float = field(default=0.0, init=False)
 
     def __call__(self, name: str) -> float | None:
         """Look at a job that is at work.
@@ -65,13 +62,10 @@ class StallWatch:
             self._longest = max(self._longest, seen.silent)
             self._seen[name] = _Seen(marks, now)
             return None
-        if (
-            seen.limit is None and self.seconds is None and seen.silent >= _AT_LEAST
-        ):  # once: its metrics stay as they are
+        if seen.limit == math.inf and seen.silent >= _AT_LEAST:  # once: its metrics stay as they are
             stepped = self.sweep.steps_done(name) > 0
             seen.limit = max(_AT_LEAST, _PAUSES * self._longest) if stepped else _BEFORE_A_STEP
-        limit = self.seconds or seen.limit
-        return seen.silent if limit is not None and seen.silent >= limit else None
+        return seen.silent if seen.silent >= (self.seconds or seen.limit) else None
 
     def forget(self, name: str) -> None:
         """Begin anew with a job that is not at work."""

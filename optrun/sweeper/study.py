@@ -20,7 +20,7 @@ _SHOWN = 3
 
 
 def open_study(storage: Any, modes: Sequence[str], contender: str = "") -> Any:
-    """The study of a contender, made where there is none.
+    """Open the study of a contender, made where there is none.
 
     Args:
         storage: Of Optuna's.
@@ -36,7 +36,7 @@ def open_study(storage: Any, modes: Sequence[str], contender: str = "") -> Any:
 
 
 def refuse_mixed(storage: Any, where: str, apart: bool) -> None:
-    """A search of one space is not gone on with as one space per optimizer, nor the other way round.
+    """Refuse to go on with a search of one space as one space per optimizer, or the other way round.
 
     Args:
         storage: Of Optuna's.
@@ -74,7 +74,7 @@ def refuse_other(
     shared: Mapping[str, Any],
     is_default: Callable[[str], bool],
 ) -> None:
-    """A study compares like with like; what it searches and shares is kept with it at the first start.
+    """Refuse another space or configuration than the study began with, which is kept with it at the first start.
 
     Args:
         study: Changed where it does not say yet what its trials share.
@@ -130,7 +130,7 @@ def _elsewhere(storage: str) -> str:
 
 
 def described(found: Any) -> str:
-    """A distribution as on the command line, about.
+    """Write a distribution as on the command line, about.
 
     Example:
         >>> described(optuna.distributions.IntDistribution(1, 8, log=True))

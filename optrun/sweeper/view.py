@@ -16,117 +16,133 @@ from rich.text import Text
 
 from optrun.base.errors import printable
 from optrun.base.formatting import duration
-from optrun.sweeper.folder import JobState
+from optrun.sweeper.folder import JobState, Record
 from optrun.sweeper.jobs import Job
 
 _SHOWN_RUNNING = 6
 
 
 @dataclass
+class JobRow:
+    """Where a job stands in this start of the sweep."""
+
+    job: Job
+    state: JobState
+    record: Record = field(default_factory=Record)
+    running: bool = False
+    resting: bool = False
+    """Whether it was found too weak at a rung, and stopped there."""
+    stalled: float | None = None
+    """For how many seconds it had made no progress when it was killed in this start; None: it was not."""
+    stalled_now: bool = False
+    """Whether its launch has not come back since."""
+    suspect: bool = False
+    """Whether its worker died, and it is tried once more, alone."""
+    retry: int | None = None
+    """The attempts it had when it failed, if it is to be tried again."""
+    out_of_time: bool = False
+    """Whether its `training.max_seconds` is spent; the next start goes on with it."""
+    told: bool = False
+    """Whether its end was shown."""
+
+    @property
+    def left(self) -> bool:
+        """Whether it is neither ended, running nor stopped at a rung."""
+        return not (self.state.ended or self.running or self.resting)
+
+    @property
+    def told_of_stall(self) -> str:
+        """For how long it made no progress before it was killed; empty: it was not."""
+        return "" if self.stalled is None else f"made no progress for {duration(self.stalled)} and was killed"
+
+    @property
+    def on_devices(self) -> str:
+        """The CUDA devices that it was last given; empty where it was not pinned."""
+        return f"on {','.join(self.record.devices)}" if self.record.devices else ""
+
+
+@dataclass
 class Board:
-    """Where every job of the sweep stands.
+    """Where every job of the sweep stands."""
 
-    Args:
-        jobs: All of them, as far as they are known.
-    """
-
-    jobs: list[Job] = field(default_factory=list)
-    states: dict[str, JobState] = field(default_factory=dict)
-    running: set[str] = field(default_factory=set)
-    resting: set[str] = field(default_factory=set)
-    """Found too weak at a rung, and stopped there."""
-    devices: dict[str, list[str]] = field(default_factory=dict)
-    """The CUDA devices that a job was last given; empty: it was not pinned."""
-    stalled: dict[str, float] = field(default_factory=dict)
-    """Jobs that were killed in this start, and for how many seconds they had made no progress."""
+    rows: dict[str, JobRow] = field(default_factory=dict)
+    """All jobs that are known, by name."""
     expected: int = 0
     """Jobs in all, those not proposed yet among them."""
 
-    def count(self, status: str) -> int:
-        """Jobs with a status."""
-        return sum(state.status == status for state in self.states.values())
+    def row(self, job: Job) -> JobRow:
+        """Find the row of a job."""
+        return self.rows[job.name]
+
+    def count(self, *status: str) -> int:
+        """Count the jobs with one of some statuses."""
+        return sum(row.state.status in status for row in self.rows.values())
+
+    @property
+    def done(self) -> int:
+        """Jobs that have ended, or were stopped at a rung."""
+        return sum(row.state.ended or row.resting for row in self.rows.values())
 
     @property
     def total(self) -> int:
         """Jobs in all."""
-        return max(self.expected, len(self.jobs))
+        return max(self.expected, len(self.rows))
 
     @property
     def left(self) -> int:
         """Jobs that are neither ended, running nor stopped at a rung, those not proposed yet among them."""
-        return self.total - len(self.jobs) + sum(self._is_left(name) for name in self.states)
+        return self.total - len(self.rows) + sum(row.left for row in self.rows.values())
 
-    def _is_left(self, name: str) -> bool:
-        return not (self.states[name].ended or name in self.running or name in self.resting)
-
-    def device(self, job: Job) -> str:
-        """Name the devices of a job; empty where it was not pinned."""
-        found = self.devices.get(job.name)
-        return f"on {','.join(found)}" if found else ""
-
-    def best(self) -> tuple[Job, JobState] | None:
-        """The best job so far."""
-        found: tuple[Job, JobState] | None = None
-        for job in self.jobs:
-            state = self.states.get(job.name)
-            if state is None or state.best is None or state.status == "failed":
-                continue
-            if found is None or found[1].best is None or state.better(state.best, found[1].best):
-                found = (job, state)
-        return found
+    @property
+    def running(self) -> list[JobRow]:
+        """Jobs that a process is at work on."""
+        return [row for row in self.rows.values() if row.running and not (row.state.ended or row.resting)]
 
     def counts(self) -> str:
         """Write the counts as one line; each job counts once."""
-        ended = {name for name, state in self.states.items() if state.ended}
-        resting = len(self.resting - ended)
+        rows = self.rows.values()
+        resting = sum(row.resting and not row.state.ended for row in rows)
+        stopped, left = sum(row.left and row.state.status != "new" for row in rows), self.left
         shown = f" · {resting} stopped at a rung" if resting else ""
+        waiting = f", {left - stopped} not started" if left > stopped else ""
         return (
-            f"{self.count('finished')} of {self.total} finished · {len(self.running - ended - self.resting)} running · "
-            f"{self.count('failed')} failed{shown} · {self.left} left{self._left_as()}"
-            + "".join(f" · {job.label} {self.told_of_stall(job)}" for job in self.jobs if job.name in self.stalled)
+            f"{self.count('finished')} of {self.total} finished · {len(self.running)} running · "
+            f"{self.count('failed')} failed{shown} · {left} left"
+            + (f" ({stopped} interrupted{waiting})" if stopped else "")
+            + "".join(f" · {row.job.label} {row.told_of_stall}" for row in rows if row.stalled is not None)
         )
 
-    def told_of_stall(self, job: Job) -> str:
-        """Say for how long a job made no progress before it was killed; empty: it was not."""
-        seconds = self.stalled.get(job.name)
-        return "" if seconds is None else f"made no progress for {duration(seconds)} and was killed"
-
-    def _left_as(self) -> str:
-        """Tell the interrupted among those left from those that have not begun; empty where none was interrupted."""
-        stopped = sum(self._is_left(name) and state.status != "new" for name, state in self.states.items())
-        if not stopped:
-            return ""
-        waiting = self.left - stopped
-        return f" ({stopped} interrupted{f', {waiting} not started' if waiting else ''})"
+    def steps(self) -> tuple[int, int]:
+        """Count optimizer steps done, and those that all jobs would take to their end."""
+        states = [row.state for row in self.rows.values()]
+        return sum(state.step for state in states), sum(state.total or state.step for state in states)
 
     def best_line(self) -> str:
         """Describe the best job so far; empty where there is none."""
-        found = self.best()
-        if found is None:
-            return ""
-        job, state = found
-        return f"best {state.metric} {state.best:.5g}: {job.label}"
+        best: JobRow | None = None
+        for row in self.rows.values():
+            value = row.state.best if row.state.status != "failed" else None
+            if value is not None and (best is None or row.state.better(value, best.state.best or 0.0)):
+                best = row
+        return "" if best is None else f"best {best.state.metric} {best.state.best:.5g}: {best.job.label}"
 
 
+@dataclass
 class Eta:
-    """How long the rest may take, from how long the jobs of this start took.
+    """How long the rest may take, from how long the jobs of this start took."""
 
-    Args:
-        clock: Seconds, monotonic.
-    """
+    clock: Callable[[], float] = time.monotonic
+    """Seconds, monotonic."""
+    ended: int = 0
 
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        self.clock = clock
-        self.begun = clock()
-        self.ended = 0
+    def __post_init__(self) -> None:
+        """Begin to measure."""
+        self.begun = self.clock()
 
     def __call__(self, board: Board) -> float | None:
         """Seconds left; None while nothing is known."""
-        partial = 0.0
-        for name in board.running:
-            state = board.states.get(name)
-            if state is not None and state.total:
-                partial += min(1.0, state.step / state.total)
+        states = [row.state for row in board.running]
+        partial = sum(min(1.0, state.step / state.total) for state in states if state.total)
         done = self.ended + partial
         if done <= 0.2:
             return None
@@ -148,16 +164,16 @@ class PlainView:
         """Print a note."""
         self.console.print(printable(text), markup=False, highlight=False, soft_wrap=True)
 
-    def ended(self, job: Job, state: JobState, board: Board, log: str) -> None:
+    def ended(self, row: JobRow, board: Board, log: str) -> None:
         """Print how a job ended."""
         self.eta.ended += 1
-        self.note(event_line(job, state, board, self.eta(board), log))
+        self.note(event_line(row, board, self.eta(board), log))
 
     def update(self, board: Board) -> None:
-        """Does nothing: lines are printed as jobs end."""
+        """Draw nothing: lines are printed as jobs end."""
 
     def stop(self) -> None:
-        """Does nothing: no display is drawn."""
+        """Leave the lines."""
 
 
 class LiveView(PlainView):
@@ -183,51 +199,48 @@ class LiveView(PlainView):
         self.live.stop()
 
     def _draw(self, board: Board) -> Panel:
-        done = board.count("finished") + board.count("failed") + len(board.resting)
         left = self.eta(board)
         bar = Table.grid(expand=True)  # a bar alone does not end its line
-        bar.add_row(ProgressBar(total=max(board.total, 1), completed=done))
+        bar.add_row(ProgressBar(total=max(board.total, 1), completed=board.done))
         rows: list[Text | Table] = [
             bar,
             Text(board.counts() + (f" · {duration(left)} to go" if left is not None else "")),
         ]
         if board.best_line():
             rows.append(Text(board.best_line(), style="bold green"))
-        running = [job for job in board.jobs if job.name in board.running]
-        if running:
-            rows.append(_running_table(running, board))
+        if board.running:
+            rows.append(_running_table(board.running))
         return Panel(Group(*rows), title=escape(self.title), title_align="left", padding=(1, 2))
 
 
-def _running_table(running: Sequence[Job], board: Board) -> Table:
+def _running_table(running: Sequence[JobRow]) -> Table:
     table = Table.grid(padding=(0, 3))
-    for job in running[:_SHOWN_RUNNING]:
-        state = board.states.get(job.name, JobState("new"))
+    for row in running[:_SHOWN_RUNNING]:
+        state = row.state
         steps = f"step {state.step:,} of {state.total:,}" if state.total else "starting"
         best = f"{state.metric} {state.best:.5g}" if state.best is not None else ""
-        table.add_row(Text(printable(job.label), style="dim"), steps, best, Text(board.device(job)))
+        table.add_row(Text(printable(row.job.label), style="dim"), steps, best, Text(row.on_devices))
     if len(running) > _SHOWN_RUNNING:
         table.add_row(Text(f"and {len(running) - _SHOWN_RUNNING} more", style="dim"))
     return table
 
 
-def event_line(job: Job, state: JobState, board: Board, left: float | None, log: str) -> str:
+def event_line(row: JobRow, board: Board, left: float | None, log: str) -> str:
     """Write the end of a job as one line."""
-    done = board.count("finished") + board.count("failed") + len(board.resting)
-    pieces = [f"[{done:>{len(str(board.total))}}/{board.total}] {state.status:<11} {job.label}"]
+    state, to_go = row.state, board.left + len(board.running)
+    pieces = [f"[{board.done:>{len(str(board.total))}}/{board.total}] {state.status:<11} {row.job.label}"]
     if state.status == "failed":
         pieces.append(f"{short(state.message)}  ({log})")
     elif state.best is not None:
         pieces.append(f"best {state.metric} {state.best:.5g}  step {state.step:,}  {duration(state.seconds)}")
-    if board.device(job):
-        pieces.append(board.device(job))
-    if board.left + len(board.running):
-        pieces.append(f"{board.left + len(board.running)} to go" + (f", {duration(left)}" if left is not None else ""))
+    pieces += [row.on_devices] if row.on_devices else []
+    if to_go:
+        pieces.append(f"{to_go} to go" + (f", {duration(left)}" if left is not None else ""))
     return "  ".join(pieces)
 
 
 def short(message: str, limit: int = 160) -> str:
-    """The beginning of a message, in whole sentences where that is enough.
+    """Cut a message to its beginning, in whole sentences where that is enough.
 
     Example:
         >>> short("step 2: loss nan. Try a smaller lr.", 20)

@@ -7,13 +7,14 @@ import gc
 import logging
 import multiprocessing
 import os
+import shlex
 import signal
 import sys
 import threading
 import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any
@@ -21,9 +22,9 @@ from typing import TYPE_CHECKING, Any
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig, OmegaConf
 
-from optrun.artifacts.metrics import SUMMARY_FORMAT
+from optrun.artifacts.metrics import SUMMARY_FORMAT, write_summary
 from optrun.artifacts.provenance import config_digest
-from optrun.artifacts.run_dir import RunDir, parse_step
+from optrun.artifacts.run_dir import RunDir, checkpoint_folders, parse_step
 from optrun.artifacts.run_manifest import recorded
 from optrun.base.errors import (
     EXIT_STOPPED_EARLY,
@@ -40,7 +41,7 @@ from optrun.config.registry.plugins import load_again
 from optrun.config.request import Request
 from optrun.config.schema.checkpoint import OnStorageError
 from optrun.config.schema.distributed import RanksConfig
-from optrun.sweeper.command import SweepCommand
+from optrun.sweeper.command import Launch, SweepCommand
 from optrun.sweeper.folder import Record, SweepDir
 
 if TYPE_CHECKING:
@@ -56,23 +57,13 @@ REFUSED = "the disk refused: "
 
 _POLICY = "checkpoint.on_storage_error"
 _LOOK_SECONDS = 0.2
-_TRIES = 5
 
 
 @dataclass
 class SweepTask:
     """What a launcher calls for every job; travels to other processes, so it holds plain values only."""
 
-    folder: str
-    token: str
-    """The sweep process that asked."""
-    command: SweepCommand
-    stop_at: dict[str, int] = field(default_factory=dict)
-    """Jobs that pause after so many optimizer steps; the others go to their end."""
-    retry: dict[str, int] = field(default_factory=dict)
-    """Failed jobs to try again, with the attempts they had."""
-    devices: list[str] = field(default_factory=list)
-    """The CUDA devices that this process is pinned to."""
+    launch: Launch
     on_ranks: OnRanks | None = None
     """Trains a job of several ranks."""
     refused: bool = False
@@ -90,12 +81,12 @@ class SweepTask:
         run = RunDir(Path(HydraConfig.get().runtime.output_dir))
         noted = OmegaConf.to_container(HydraConfig.get().overrides.task, resolve=False)
         overrides = list(map(str, noted or ()))  # a reference to an environment variable stays one
-        sweep = SweepDir(Path(self.folder))
+        sweep = SweepDir(Path(self.launch.folder))
         parent = os.getppid()
-        if self.refused or sweep.stop(self.token).exists():
+        if self.refused or sweep.stop(self.launch.token).exists():
             return "left"
         try:
-            with _hold_job(sweep, run.path.name) as record:
+            with sweep.working_on(run.path.name) as record:
                 own = store.without_hydra(cfg)
                 leave_open(own, overrides)
                 return self._take(sweep, run, record, own, overrides)
@@ -109,22 +100,22 @@ class SweepTask:
 
     def _take(self, sweep: SweepDir, run: RunDir, record: Record, own: DictConfig, overrides: list[str]) -> str:
         name = run.path.name
-        stop_at = self.stop_at.get(name)
+        stop_at = self.launch.stop_at.get(name)
         state = sweep.state(name)
         if state.status == "finished":
             return "finished before"
-        if state.status == "failed" and self.retry.get(name) != record.attempts:
+        if state.status == "failed" and self.launch.retry.get(name) != record.attempts:
             return "failed before"
         if stop_at is not None and str(stop_at) in record.rungs:
             return "at the rung before"
         record.attempts += 1
-        record.open = self.token
+        record.open = self.launch.token
         record.stopped_at = None
-        record.devices = self.devices
+        record.devices = self.launch.devices
         sweep.write_record(name, record)
         values = saved.plain(own)
         try:
-            with _stopped_with_sweep(sweep.stop(self.token)):
+            with _stopped_with_sweep(sweep.stop(self.launch.token)):
                 self._train(run, own, values, overrides, stop_at)
             done = "finished"
         except LockedError:
@@ -139,7 +130,9 @@ class SweepTask:
                 if not isinstance(error, OptrunError):
                     _log(run, traceback.format_exc())
                 why = str(error) if isinstance(error, OptrunError) else describe_failure(error)
-                done = self._failed(sweep, run, values, overrides, why)
+                why, done = saved.without_secrets(why, values), "failed"
+                _log(run, f"failed: {why}")
+                record_failure(sweep, name, why, values, overrides, self.launch.command)
         finally:
             record.open = None
             with contextlib.suppress(*([OSError] if self.refused else [])):
@@ -162,14 +155,14 @@ class SweepTask:
         from optrun.runner.train import train
         from optrun.training.display import PlainDisplay
 
-        load_again(self.command.plugins, changes_allowed=self.command.plugins_may_change)
-        refuse_stored_trust(own, self.command.overrides)
+        load_again(self.launch.command.plugins, changes_allowed=self.launch.command.plugins_may_change)
+        refuse_stored_trust(own, self.launch.command.overrides)
         config = store.typed(own)
         if not any(token.startswith(_POLICY) for token in overrides):
             config.checkpoint.on_storage_error = OnStorageError.stop  # every job has the same disk
         if stop_at is not None and not config.checkpoint.enabled:
             raise ConfigError("hydra.sweeper.rungs: survivors go on from checkpoints; checkpoint=none saves none.")
-        begun = _newest(run)
+        begun = max((parse_step(folder.name) or 0 for folder in checkpoint_folders(run)), default=None)
         if stop_at is not None and begun is not None and begun >= stop_at:
             return  # it got there, and was killed before it could say so
         resume = None
@@ -181,9 +174,9 @@ class SweepTask:
         request = Request(
             config=config,
             values=values,
-            argv=self.command.job_argv(overrides),
-            config_name=self.command.config_name,
-            config_dir=self.command.config_dir,
+            argv=self.launch.command.job_argv(overrides),
+            config_name=self.launch.command.config_name,
+            config_dir=self.launch.command.config_dir,
             overrides=overrides,
         )
         if isinstance(config.distributed, RanksConfig):
@@ -195,12 +188,6 @@ class SweepTask:
         with outcome.run_log(run, values):
             outcome.introduce(display, config, run)
             train(request, run, display, resume, stop_at=stop_at)
-
-    def _failed(self, sweep: SweepDir, run: RunDir, values: dict[str, Any], overrides: list[str], why: str) -> str:
-        why = saved.without_secrets(why, values)
-        _log(run, f"failed: {why}")
-        record_failure(sweep, run.path.name, why, values, overrides, self.command)
-        return "failed"
 
 
 def _saved_before(run: RunDir, values: dict[str, Any]) -> bool:
@@ -229,30 +216,27 @@ def record_failure(
         overrides: Its own.
         command: Of the sweep.
     """
-    import shlex
-
     now = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
     run = sweep.run(name)
-    sweep.write_failure(
-        name,
-        why,
-        {
-            "format": SUMMARY_FORMAT,
-            "run_name": values.get("run_name") or name,
-            "global_step": 0,
-            "max_steps": None,
-            "epoch": 0.0,
-            "started_at": now,
-            "updated_at": now,
-            "wall_seconds": 0.0,
-            "command": shlex.join(["optrun", *command.job_argv(overrides)]),
-            "config_name": command.config_name,
-            "overrides": list(overrides),
-            "config_digest": config_digest(values),
-            "metrics": {"last": {}, "best": {}},
-            "resumes": [],
-        },
-    )
+    run.path.mkdir(parents=True, exist_ok=True)
+    unbegun = {
+        "format": SUMMARY_FORMAT,
+        "run_name": values.get("run_name") or name,
+        "global_step": 0,
+        "max_steps": None,
+        "epoch": 0.0,
+        "started_at": now,
+        "updated_at": now,
+        "wall_seconds": 0.0,
+        "command": shlex.join(["optrun", *command.job_argv(overrides)]),
+        "config_name": command.config_name,
+        "overrides": list(overrides),
+        "config_digest": config_digest(values),
+        "metrics": {"last": {}, "best": {}},
+        "resumes": [],
+    }
+    with recorded(run.summary):
+        write_summary(run.summary, {**unbegun, **sweep.summary(name), "status": "failed", "message": why})
     if not run.config.is_file():
         run.config.write_text(OmegaConf.to_yaml(OmegaConf.create(dict(values))), encoding="utf-8")
 
@@ -271,30 +255,6 @@ def describe_failure(error: BaseException) -> str:
     if is_out_of_memory(error):
         return f"out of memory{': ' if first else ''}{first}"
     return f"{type(error).__name__}: {first}" if first else type(error).__name__
-
-
-def _newest(run: RunDir) -> int | None:
-    """Find the step of the newest checkpoint."""
-    from optrun.artifacts.run_dir import checkpoint_folders
-
-    return max((parse_step(folder.name) or 0 for folder in checkpoint_folders(run)), default=None)
-
-
-@contextlib.contextmanager
-def _hold_job(sweep: SweepDir, name: str) -> Iterator[Record]:
-    """Hold a job; somebody who only looks whether it is held is waited for."""
-    for left in reversed(range(_TRIES)):
-        try:
-            with contextlib.ExitStack() as stack:
-                record = stack.enter_context(sweep.working_on(name))
-                inner = stack.pop_all()
-            break
-        except LockedError:
-            if not left:
-                raise
-            time.sleep(0.02)
-    with inner:
-        yield record
 
 
 @contextlib.contextmanager

@@ -66,20 +66,20 @@ class ForkServer:
     launches: ClassVar[list[int]] = []
     on_ranks: ClassVar[Any] = None
 
-    def __init__(self, log: Path, lease: Lease | None = None) -> None:
+    def __init__(self, log: Path, lease: Lease) -> None:
         self.log = log
         self.lease = lease
         self.pid = 0
         self._code: int | None = None
 
     def send(self, spec: Path) -> None:
-        self.launches.append(len(json.loads(spec.read_text())["names"]))
+        self.launches.append(len(json.loads(spec.read_text())["jobs"]))
         self._code = None
         self.pid = fork(lambda: self._work(spec), self.log)
 
     def _work(self, spec: Path) -> int:
         """As the process that `launch.Server` starts: with its devices' locks alone, and with their names."""
-        if self.lease is not None:
+        if self.lease.devices:
             for open_file in list(Path("/proc/self/fd").iterdir()):
                 with contextlib.suppress(OSError):
                     own = int(open_file.name) in self.lease.descriptors

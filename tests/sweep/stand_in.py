@@ -19,7 +19,7 @@ from optrun.sweeper.driver import Goal
 from optrun.sweeper.folder import SweepDir
 from optrun.sweeper.jobs import Composer, Job, merged
 from optrun.sweeper.search import Search
-from optrun.sweeper.view import Board
+from optrun.sweeper.view import Board, JobRow
 
 UNTRAINED = 7.5
 """The loss before the first step."""
@@ -53,24 +53,31 @@ class StandIn:
         self.options = options
         self.board = Board()
         self.stop = SimpleNamespace(requested=False)
-        self.out_of_time: set[str] = set()
         self.notes: list[str] = []
         self.view = SimpleNamespace(note=self.notes.append)
         self.dies_at = dies_at
         self.diverges_above = math.inf
         self.ran: list[str] = []
 
+    @property
+    def jobs(self) -> list[Job]:
+        """All that are known."""
+        return [row.job for row in self.board.rows.values()]
+
+    @property
+    def stopped(self) -> set[str]:
+        """Names of the jobs that rungs have stopped."""
+        return {name for name, row in self.board.rows.items() if row.resting}
+
     def add(self, jobs: Iterable[Job]) -> None:
         for job in jobs:
-            if job.name not in self.board.states:
-                self.board.jobs.append(job)
-                if self.sweep.read_record(job.name).stopped_at is not None:
-                    self.board.resting.add(job.name)
-                self.board.states[job.name] = self.sweep.state(job.name)
+            if job.name not in self.board.rows:
+                row = self.board.rows[job.name] = JobRow(job, self.sweep.state(job.name))
+                row.resting = self.sweep.read_record(job.name).stopped_at is not None
 
     def refresh(self, jobs: Iterable[Job]) -> None:
         for job in jobs:
-            self.board.states[job.name] = self.sweep.state(job.name)
+            self.board.row(job).state = self.sweep.state(job.name)
 
     def advance(self, jobs: Sequence[Job]) -> None:
         self.pursue(lambda: [Goal(job) for job in jobs])
@@ -92,16 +99,15 @@ class StandIn:
 
     def is_short_of(self, goal: Goal) -> bool:
         at_rung = goal.stop_at is not None and str(goal.stop_at) in self.sweep.read_record(goal.job.name).rungs
-        return not (self.board.states[goal.job.name].ended or at_rung)
+        return not (self.board.row(goal.job).state.ended or at_rung)
 
     def stop_at_rung(self, jobs: Iterable[Job], rung: int, why: str) -> None:
-        for job in jobs:
-            if self.board.states[job.name].ended or job.name in self.board.resting:
-                continue
-            self.board.resting.add(job.name)
-            record = self.sweep.read_record(job.name)
-            record.stopped_at = rung
-            self.sweep.write_record(job.name, record)
+        for row in map(self.board.row, jobs):
+            if not (row.state.ended or row.resting):
+                row.resting = True
+                record = self.sweep.read_record(row.job.name)
+                record.stopped_at = rung
+                self.sweep.write_record(row.job.name, record)
 
     def _write(self, job: Job, step: int, total: int) -> None:
         run = self.sweep.run(job.name)

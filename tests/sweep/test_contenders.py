@@ -134,7 +134,7 @@ def test_a_trial_is_as_good_as_the_mean_of_its_seeds(tmp_path: Path) -> None:
     for trials in studies(tmp_path).values():
         (trial,) = trials
         off = trial.value - 0.03  # the mean over seeds of what a seed adds
-        assert any(state.best == pytest.approx(off + 0.08) for state in found.board.states.values())
+        assert any(row.state.best == pytest.approx(off + 0.08) for row in found.board.rows.values())
     with pytest.raises(ConfigError, match='seed="0,1,8" then, 0 now'):
         searched(tmp_path, [ADAMW, SGD], n_trials=2)
 
@@ -151,7 +151,7 @@ def test_a_diverged_trial_is_told_as_a_bad_one(tmp_path: Path) -> None:
     assert {trial.value for trial in diverged} == {UNTRAINED}, "its untrained model is worse than all that finished"
     informed = trials[5:]  # after Sobol's five
     assert sum(trial.params["lr"] > 1e-2 for trial in informed) < len(informed) / 2, "half of the range diverges"
-    assert sum(state.diverged for state in found.board.states.values()) == len(diverged)
+    assert sum(row.state.diverged for row in found.board.rows.values()) == len(diverged)
 
 
 def test_a_budget_of_steps_is_counted_from_metrics(tmp_path: Path) -> None:

@@ -23,21 +23,21 @@ WAVE = {"n_trials": 6, "n_jobs": 6}
 def test_the_same_values_have_the_same_survivors(tmp_path: Path) -> None:
     """By a grid, a search whose trials wait for each other, and one that compares each with those before it."""
     together = searched(tmp_path / "together", [ADAMW], rungs=Listed([1]), **WAVE)
-    values = {job.name: loss(job.values) for job in together.board.jobs}
+    values = {job.name: loss(job.values) for job in together.jobs}
     kept = survivors(values, "min", 2)
-    assert values.keys() - together.board.resting == set(kept)
+    assert values.keys() - together.stopped == set(kept)
 
     compose = Composer(open_hydra(), "config")
     grid = StandIn(tmp_path / "grid", options(rungs=[1]))
-    jobs = build_jobs(compose, [job.overrides for job in together.board.jobs])
+    jobs = build_jobs(compose, [job.overrides for job in together.jobs])
     grid.add(jobs)
     grid.pursue(lambda: judge_together(grid, [(job,) for job in jobs]))  # type: ignore[arg-type]
-    assert grid.board.resting == together.board.resting
+    assert grid.stopped == together.stopped
 
     alone = searched(tmp_path / "alone", [ADAMW], pruner=Pruner.asha, min_resource=3, **WAVE)
     there = [dict(list(values.items())[: place + 1]) for place in range(len(values))]
     passed = {name for name, before in zip(values, there, strict=True) if name in survivors(before, "min", 2)}
-    assert values.keys() - alone.board.resting == passed != set(kept)
+    assert values.keys() - alone.stopped == passed != set(kept)
 
 
 @pytest.mark.parametrize(
@@ -89,8 +89,8 @@ def test_nobody_waits_and_nothing_is_lost(pruner: Pruner, n_jobs: int, tmp_path:
         assert trials[0].state.name == "COMPLETE", "the first is compared with nobody"
         assert all(set(trial.intermediate_values) <= {1, 2} for trial in trials)
         stopped += sum(trial.state.name == "PRUNED" for trial in trials)
-    steps = [driver.sweep.steps_done(job.name) for job in driver.board.jobs]
-    assert stopped == len(driver.board.resting) == sum(of in (1, 2) for of in steps) > 0
+    steps = [driver.sweep.steps_done(job.name) for job in driver.jobs]
+    assert stopped == len(driver.stopped) == sum(of in (1, 2) for of in steps) > 0
     assert (driver.board.left, driver.board.count("failed")) == (0, 0)
     assert searched(tmp_path, [ADAMW, SGD], **given).ran == []
 
@@ -106,10 +106,10 @@ def test_without_the_pruner_the_stopped_are_brought_to_their_end(tmp_path: Path)
 def test_a_budget_of_steps_buys_more_trials_where_the_weak_are_stopped(tmp_path: Path) -> None:
     straight = searched(tmp_path / "straight", [ADAMW, SGD], n_steps=32, n_trials=40)
     halved = searched(tmp_path / "halved", [ADAMW, SGD], n_steps=32, **{**HALVED, "n_trials": 40})
-    assert len(straight.board.jobs) == 8
-    assert len(halved.board.jobs) > 8
+    assert len(straight.jobs) == 8
+    assert len(halved.jobs) > 8
     for name in ("adamw", "sgd"):
-        jobs = [job.name for job in halved.board.jobs if job.name.startswith(name)]
+        jobs = [job.name for job in halved.jobs if job.name.startswith(name)]
         assert 12 < sum(map(halved.sweep.steps_done, jobs)) <= 16
 
 

@@ -12,7 +12,7 @@ from rich.console import Console
 from optrun.sweeper.folder import JobState
 from optrun.sweeper.jobs import Job
 from optrun.sweeper.stop import Stop
-from optrun.sweeper.view import Board, Eta, LiveView, PlainView
+from optrun.sweeper.view import Board, Eta, JobRow, LiveView, PlainView
 
 
 def job(number: int) -> Job:
@@ -27,34 +27,37 @@ def board() -> Board:
         "job2": JobState("running", 5, 10, "eval/loss", "min", 2.25),
         "job3": JobState("new"),
     }
-    return Board([job(number) for number in range(4)], states, {"job2"})
+    rows = {name: JobRow(job(number), state) for number, (name, state) in enumerate(states.items())}
+    rows["job2"].running = True
+    return Board(rows)
 
 
 def test_counts_and_best() -> None:
     shown = board()
     assert shown.counts() == "1 of 4 finished · 1 running · 1 failed · 1 left"
     assert shown.best_line() == "best eval/loss 2.25: seed=2"
-    shown.states["job2"].mode = shown.states["job0"].mode = "max"
+    states = {name: row.state for name, row in shown.rows.items()}
+    states["job2"].mode = states["job0"].mode = "max"
     assert shown.best_line() == "best eval/loss 2.5: seed=0"
-    shown.states["job0"].best = float("nan")
+    states["job0"].best = float("nan")
     assert shown.best_line() == "best eval/loss 2.25: seed=2"
-    shown.resting.add("job3")
+    shown.rows["job3"].resting = True
     assert shown.left == 0
 
 
 def test_what_is_left_is_told_apart() -> None:
     """After Ctrl-C: the job that was cut, and those that never began."""
     shown = board()
-    shown.running.clear()
-    shown.states["job2"].status = "interrupted"
+    shown.rows["job2"].running = False
+    shown.rows["job2"].state.status = "interrupted"
     assert shown.counts() == "1 of 4 finished · 0 running · 1 failed · 2 left (1 interrupted, 1 not started)"
 
 
 def test_each_job_counts_once() -> None:
     """A finished job whose process still draws its curves, and one that ended after it was stopped at a rung."""
     shown = board()
-    shown.running |= {"job0", "job1"}
-    shown.resting |= {"job0", "job2"}
+    shown.rows["job0"].running = shown.rows["job1"].running = True
+    shown.rows["job0"].resting = shown.rows["job2"].resting = True
     assert shown.left == 1
     assert shown.counts() == "1 of 4 finished · 0 running · 1 failed · 1 stopped at a rung · 1 left"
     shown.expected = 6
@@ -108,7 +111,7 @@ def test_plain_lines() -> None:
     out = io.StringIO()
     view = PlainView(Console(file=out, width=200))
     shown = board()
-    view.ended(shown.jobs[1], shown.states["job1"], shown, "sweep/job1/optrun.log")
+    view.ended(shown.rows["job1"], shown, "sweep/job1/optrun.log")
     line = out.getvalue()
     assert line.startswith(
         "[2/4] failed      seed=1  lr=-1: expected a number above 0.  (sweep/job1/optrun.log)  2 to go"
