@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cache, partial
+from itertools import takewhile
 from typing import Any
 
 import optuna
@@ -25,8 +25,9 @@ from optrun.config.schema.sweeper import OptunaConfig
 from optrun.config.schema.task import SCHEMAS as TASKS
 from optrun.sweeper import study as study_of
 from optrun.sweeper.contenders import Contender
+from optrun.sweeper.driver import Driver, Goal
 from optrun.sweeper.folder import JobState, SweepDir
-from optrun.sweeper.halving import bracket_of, refuse_unreachable, rungs_of, survivors
+from optrun.sweeper.halving import bracket_of, refuse_unreachable, rungs_of, survivors, value_at
 from optrun.sweeper.jobs import Composer, Job, build_jobs, label_of, parse
 from optrun.sweeper.objectives import KEY, objectives_of, untrained, values_of
 from optrun.sweeper.samplers import build_sampler, is_hashed
@@ -79,6 +80,7 @@ class ContenderStudy:
         """What every trial is run on, its value their mean; empty: on the one seed of the configuration."""
         if len(set(self.seeds)) < len(self.seeds):
             raise ConfigError(f"{listed[0].input_line}: each seed once.")
+        self.jobs_of_trial = max(1, len(self.seeds))
         swept = [override for override in swept if override not in listed]
         if not swept:
             of = f"optimizer={self.name}: " if self.name else ""
@@ -88,14 +90,15 @@ class ContenderStudy:
                 f"hydra/sweeper=optuna: {of}nothing to search over. Give a range or a list, such as "
                 f"{key}='tag(log, interval(1e-4, 1e-1))'{other}."
             )
-        with _told_by_name(contender):
+        try:
             self.space = space_of(swept, lambda params: flat(self._job(params).values))
             for params in ends(self.space):
-                job = self._job(params)
-                try:
-                    store.typed(saved.with_schemas(job.values, job.label))
-                except ConfigError as error:
-                    raise ConfigError(f"{error} In the space of the search, at {job.label}.") from error
+                self._refuse_impossible(self._job(params))
+        except ConfigError as error:
+            said = str(error).lstrip("+")
+            if any(said.startswith(key) for key in contender.own):  # by the optimizer whose space it is
+                raise ConfigError(f"search.{contender.name}.{said}") from error
+            raise
         self.searched = {override.key_or_group for override in swept}
         """Keys and groups that are searched."""
         self.example = self._job({key: any_value(found) for key, found in self.space.items()})
@@ -108,6 +111,12 @@ class ContenderStudy:
         self._sweep: SweepDir | None = None
         self._study: Any = None
         self._hashed = True
+
+    def _refuse_impossible(self, job: Job) -> None:
+        try:
+            store.typed(saved.with_schemas(job.values, job.label))
+        except ConfigError as error:
+            raise ConfigError(f"{error} In the space of the search, at {job.label}.") from error
 
     def placements(self) -> Iterator[Job]:
         """Jobs that may never be: the example, and one for each way of taking devices that is searched over."""
@@ -188,9 +197,11 @@ class ContenderStudy:
         return Trial(self, frozen.number, self._jobs(frozen.params))
 
     def whole(self) -> list[FrozenTrial]:
-        """Trials that a sampler proposed, with all their parameters."""
+        """List the trials that a sampler proposed, with all their parameters; no late results of those given up."""
         trials = self._study.get_trials(deepcopy=False)
-        return [trial for trial in trials if study_of.whole(trial, self.space) and study_of.proposed(trial)]
+        return [
+            trial for trial in trials if study_of.whole(trial, self.space) and study_of.AGAIN not in trial.user_attrs
+        ]
 
     def give_up_halves(self) -> None:
         """Fail trials that lack parameters: what is left of a process that was killed while it asked."""
@@ -216,35 +227,35 @@ class ContenderStudy:
         if frozen.state == TrialState.RUNNING and step not in frozen.intermediate_values:
             optuna.trial.Trial(self._study, frozen._trial_id).report(value, step)
 
-    def next_rung(self, trial: Trial, board: Board) -> int | None:
-        """Find the step at which a trial is judged next; None: its end."""
-        passed = int(self._frozen(trial).user_attrs.get(_PASSED, 0))
-        total = min(self.max_steps or math.inf, *(board.row(job).state.total or math.inf for job in trial.jobs))
-        rungs = rungs_of(self.options, self._bracket(trial.number))
-        rung = next((step for step in rungs if step > passed), math.inf)
-        return int(rung) if rung < total else None
+    def goals(self, trial: Trial, driver: Driver) -> list[Goal]:
+        """Judge a trial at every rung it has got to, among those that were there before it.
 
-    def values_at(self, trial: Trial, rung: int) -> dict[str, float]:
-        """Read what the trials of its bracket had at a rung, by number."""
-        return {
-            str(other.number): other.intermediate_values[rung]
-            for other in self._study.get_trials(deepcopy=False)
-            if rung in other.intermediate_values and self._bracket(other.number) == self._bracket(trial.number)
-        }
-
-    def survives(self, trial: Trial, rung: int, value: float | None) -> bool:
-        """Judge a trial at a rung among those that were there before it; one without a value goes on."""
-        if value is not None:
-            self.report(trial, rung, value)
-            number = str(trial.number)
-            values = {**self.values_at(trial, rung), number: value}
-            if number not in survivors(values, self.mode(), self.options.reduction_factor):
-                return False
-        optuna.trial.Trial(self._study, self._frozen(trial)._trial_id).set_user_attr(_PASSED, rung)
-        return True
-
-    def _bracket(self, number: int) -> int:
-        return bracket_of(self.options, self._study.study_name, number, self.max_steps)
+        Returns:
+            How far its jobs are to get; nothing if it is over. One that was not evaluated until a rung goes on.
+        """
+        frozen, number, total = self._frozen(trial), str(trial.number), float(self.max_steps or math.inf)
+        bracket = partial(bracket_of, self.options, self._study.study_name, max_steps=self.max_steps)
+        total = min(total, *(driver.board.row(job).state.total or math.inf for job in trial.jobs))
+        for rung in takewhile(lambda step: step < total, rungs_of(self.options, bracket(trial.number))):
+            if rung <= frozen.user_attrs.get(_PASSED, 0):
+                continue
+            goals = [Goal(job, rung) for job in trial.jobs]
+            if any(map(driver.is_short_of, goals)):
+                return goals
+            there = {
+                str(other.number): other.intermediate_values[rung]
+                for other in self._study.get_trials(deepcopy=False)
+                if rung in other.intermediate_values and bracket(other.number) == bracket(trial.number)
+            }
+            value = value_at(driver, trial.jobs, rung, there.values())
+            if value is not None:
+                self.report(trial, rung, value)
+                if number not in survivors({**there, number: value}, self.mode(), self.options.reduction_factor):
+                    driver.stop_at_rung(trial.jobs, rung, "weaker than those before it")
+                    return []
+            optuna.trial.Trial(self._study, frozen._trial_id).set_user_attr(_PASSED, rung)
+        goals = [Goal(job) for job in trial.jobs]
+        return goals if any(map(driver.is_short_of, goals)) else []
 
     def _frozen(self, trial: Trial) -> FrozenTrial:
         found: FrozenTrial = self._study.get_trials(deepcopy=False)[trial.number]
@@ -277,7 +288,11 @@ class ContenderStudy:
         return [sum(column) / len(column) for column in zip(*found, strict=True)] if len(found) == len(rows) else None
 
     def _outcome(self, job: Job, state: JobState) -> list[float] | None:
-        self._check_mode(state)
+        if state.metric is not None and state.mode != self.mode():
+            raise ConfigError(
+                f"the study goes for the {self.mode()}imum, but {state.metric} is best at its {state.mode}imum: say so "
+                f"with checkpoint.mode={state.mode}, and choose a new hydra.sweep.dir."
+            )
         if state.diverged:
             return self._worst(job, state)
         if state.status != "finished":
@@ -300,22 +315,3 @@ class ContenderStudy:
         ]
         known = [value for value in worst if value is not None]
         return known if len(known) == len(worst) else None
-
-    def _check_mode(self, state: JobState) -> None:
-        if state.metric is not None and state.mode != self.mode():
-            raise ConfigError(
-                f"the study goes for the {self.mode()}imum, but {state.metric} is best at its {state.mode}imum: say so "
-                f"with checkpoint.mode={state.mode}, and choose a new hydra.sweep.dir."
-            )
-
-
-@contextlib.contextmanager
-def _told_by_name(contender: Contender) -> Iterator[None]:
-    """Name the optimizer whose space it is in a refusal of one of its keys."""
-    try:
-        yield
-    except ConfigError as error:
-        said = str(error).lstrip("+")
-        if any(said.startswith(key) for key in contender.own):
-            raise ConfigError(f"search.{contender.name}.{said}") from error
-        raise

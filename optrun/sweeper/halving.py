@@ -17,7 +17,7 @@ from itertools import accumulate, count
 
 from optrun.artifacts.outcome import stand_in
 from optrun.base.errors import ConfigError
-from optrun.config.schema.sweeper import OptunaConfig, Pruner
+from optrun.config.schema.sweeper import OptunaConfig, Pruner, SweeperConfig
 from optrun.sweeper.driver import Driver, Goal
 from optrun.sweeper.jobs import Job
 from optrun.sweeper.objectives import untrained
@@ -58,7 +58,7 @@ def judge_together(
         report: Called with every value at a rung.
     """
     alive = list(groups)
-    for rung in driver.options.rungs:
+    for rung in rungs_of(driver.options):
         goals = [Goal(job, rung) for group in alive for job in group]
         if any(map(driver.is_short_of, goals)):
             return goals
@@ -129,17 +129,20 @@ def refuse_unreachable(options: OptunaConfig, max_steps: int | None) -> None:
         )
 
 
-def rungs_of(options: OptunaConfig, bracket: int) -> Iterator[int]:
-    """Yield the steps at which a trial is judged, without end; none where no pruner is chosen.
+def rungs_of(options: SweeperConfig, bracket: int = 0) -> Iterator[int]:
+    """Yield the steps at which jobs are judged: those that are named, or without end those that follow from the first.
 
     Example:
         >>> from types import SimpleNamespace
-        >>> found = rungs_of(SimpleNamespace(pruner=Pruner.asha, min_resource=10, reduction_factor=3), 0)
+        >>> found = rungs_of(SimpleNamespace(rungs=[], min_resource=10, reduction_factor=3))
         >>> next(found), next(found), next(found)
         (10, 30, 90)
+        >>> list(rungs_of(SimpleNamespace(rungs=[50, 100])))
+        [50, 100]
     """
-    if options.pruner is not Pruner.none and options.min_resource is not None:
-        yield from (options.min_resource * options.reduction_factor ** (bracket + power) for power in count())
+    yield from options.rungs
+    if not options.rungs and (first := getattr(options, "min_resource", None)) is not None:
+        yield from (first * options.reduction_factor ** (bracket + power) for power in count())
 
 
 def bracket_of(options: OptunaConfig, study: str, number: int, max_steps: int | None) -> int:

@@ -51,13 +51,24 @@ class Server:
     def __init__(self, log: Path, lease: Lease) -> None:
         self.log = log
         self.lease = lease
-        self._process: subprocess.Popen[bytes] | None = None
+        self._process = self._start()
         self._answer = Path()
+
+    def _start(self) -> subprocess.Popen[bytes]:
+        with self.log.open("ab") as out:
+            return subprocess.Popen(
+                [sys.executable, "-m", self.module, *map(str, self.lease.descriptors)],
+                stdin=subprocess.PIPE,
+                stdout=out,
+                stderr=out,
+                env={**os.environ, **self.lease.environment},  # there before torch is imported
+                pass_fds=self.lease.descriptors,
+                process_group=0,  # setpgid: the terminal sends SIGINT to its foreground group alone
+            )
 
     @property
     def pid(self) -> int:
         """Id of the process, and of the group of all that it starts."""
-        assert self._process is not None
         return self._process.pid
 
     def send(self, spec: Path) -> None:
@@ -66,39 +77,27 @@ class Server:
         Args:
             spec: A `Launch` as JSON.
         """
-        self._answer = answer_file(spec)
         if self.has_ended():
-            with self.log.open("ab") as out:
-                self._process = subprocess.Popen(
-                    [sys.executable, "-m", self.module, *map(str, self.lease.descriptors)],
-                    stdin=subprocess.PIPE,
-                    stdout=out,
-                    stderr=out,
-                    env={**os.environ, **self.lease.environment},  # there before torch is imported
-                    pass_fds=self.lease.descriptors,
-                    process_group=0,  # setpgid: the terminal sends SIGINT to its foreground group alone
-                )
-        assert self._process is not None
+            self._process = self._start()
+        self._answer = answer_file(spec)
         assert self._process.stdin is not None
         self._process.stdin.write(f"{spec.resolve()}\n".encode())
         self._process.stdin.flush()
 
     def code(self) -> int | None:
-        """Exit code of the launch, negative where a signal ended the process; None while it runs."""
-        assert self._process is not None
+        """Read the exit code of the launch, negative where a signal ended the process; None while it runs."""
         ended = self._process.poll()  # asked first: what is written before the end is seen after it
         return int(read_json(self._answer)["code"]) if self._answer.is_file() else ended
 
     def finish(self) -> None:
         """Let the process end after the launch it is at, without waiting for it."""
-        if self._process is not None:
-            assert self._process.stdin is not None
-            with contextlib.suppress(OSError):
-                self._process.stdin.close()
+        assert self._process.stdin is not None
+        with contextlib.suppress(OSError):
+            self._process.stdin.close()
 
     def has_ended(self) -> bool:
         """Whether there is no process."""
-        return self._process is None or self._process.poll() is not None
+        return self._process.poll() is not None
 
     def close(self, patience: float | None = None) -> None:
         """Let the process end, and wait for it.
@@ -107,11 +106,10 @@ class Server:
             patience: Seconds until it is killed; None: as long as it takes.
         """
         self.finish()
-        if self._process is not None:
-            try:
-                self._process.wait(None if patience is None else max(0.0, patience))
-            except subprocess.TimeoutExpired:
-                end_family(self.pid)
+        try:
+            self._process.wait(None if patience is None else max(0.0, patience))
+        except subprocess.TimeoutExpired:
+            end_family(self.pid)
 
 
 def answer_file(spec: Path) -> Path:

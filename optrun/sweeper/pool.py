@@ -16,7 +16,7 @@ import os
 import re
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from optrun.base.errors import StorageError
@@ -67,34 +67,34 @@ class Lease:
             os.close(descriptor)
 
 
+@dataclass(eq=False)
 class DevicePool:
     """Leases devices, as long as no other process has them.
 
     A sweep that has none says that it waits, and those that have some step back for it at the end of a job. A job of
     several devices keeps what it has found while it waits for the rest; only one process of the machine does so at a
     time, or two could wait for each other.
-
-    Args:
-        devices: Of the sweep; with none, each lease is of none, and no lock is made.
-        folder: Of the locks; made where missing.
-        clock: Seconds, monotonic.
-
-    Raises:
-        StorageError: The folder cannot be made.
     """
 
-    def __init__(
-        self, devices: Sequence[Device], folder: Path | None = None, clock: Callable[[], float] = time.monotonic
-    ) -> None:
-        self.devices = list(devices)
-        self.folder = lock_dir() if folder is None else folder
-        self.clock = clock
-        self._found: dict[Device, int] = {}
-        """Devices that are kept for a job of several, and the open files that lock them."""
-        self._leased: set[Device] = set()
-        self._waiting: dict[str, int] = {}
-        """Open files that tell others of this process's waiting, by name."""
-        self._not_before: dict[Device, float] = {}
+    devices: Sequence[Device]
+    """Of the sweep; with none, each lease is of none, and no lock is made."""
+    folder: Path = field(default_factory=lock_dir)
+    """Of the locks; made where missing."""
+    clock: Callable[[], float] = time.monotonic
+    """Seconds, monotonic."""
+    _found: dict[Device, int] = field(default_factory=dict, init=False)
+    """Devices that are kept for a job of several, and the open files that lock them."""
+    _leased: set[Device] = field(default_factory=set, init=False)
+    _waiting: dict[str, int] = field(default_factory=dict, init=False)
+    """Open files that tell others of this process's waiting, by name."""
+    _not_before: dict[Device, float] = field(default_factory=dict, init=False)
+
+    def __post_init__(self) -> None:
+        """Make the folder, if there is anything to lock.
+
+        Raises:
+            StorageError: It cannot be made.
+        """
         try:
             if self.devices:
                 self.folder.mkdir(parents=True, exist_ok=True)

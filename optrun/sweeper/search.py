@@ -20,7 +20,7 @@ from optrun.config.schema.sweeper import STORAGE, OptunaConfig
 from optrun.sweeper.contenders import Contender
 from optrun.sweeper.driver import Driver, Goal
 from optrun.sweeper.folder import SweepDir
-from optrun.sweeper.halving import Group, judge_together, value_at
+from optrun.sweeper.halving import Group, judge_together
 from optrun.sweeper.jobs import Composer, Job
 
 try:
@@ -70,7 +70,7 @@ class Search:
                 f"each. Expected {len(self.studies)} or more."
             )
         for study in self.studies:
-            least = self._length(study.example) * max(1, len(study.seeds))
+            least = self._length(study.example) * study.jobs_of_trial
             if self.steps is not None and self.steps < least:
                 raise ConfigError(
                     f"hydra.sweeper.n_steps={options.n_steps}: {self.steps} for each study, and one trial takes "
@@ -102,14 +102,14 @@ class Search:
     @property
     def seeds_of_trial(self) -> int:
         """Seeds that each trial runs on."""
-        return min(max(1, len(study.seeds)) for study in self.studies)
+        return min(study.jobs_of_trial for study in self.studies)
 
     def __call__(self, driver: Driver) -> None:
         """Run trials until there are as many as asked for, those of earlier starts among them."""
         optuna.logging.set_verbosity(optuna.logging.WARNING)
         with warnings.catch_warnings(action="ignore", category=optuna.exceptions.ExperimentalWarning):
             self._open(driver.sweep)
-            driver.board.expected = self.share * sum(max(1, len(study.seeds)) for study in self.studies)
+            driver.board.expected = self.share * sum(study.jobs_of_trial for study in self.studies)
             self._go_back_to(driver, self._know_before(driver))
             driver.pursue(lambda: self._goals(driver))
 
@@ -138,8 +138,14 @@ class Search:
         """
         trials = [(frozen, study) for study in self.studies for frozen in study.whole()]
         ended = [(frozen, study.trial(frozen)) for frozen, study in trials if frozen.state.is_finished()]
-        if self.options.storage is not None:
-            self._refuse_elsewhere(driver.sweep, ended)
+        for frozen, trial in ended if self.options.storage is not None else ():
+            gone = [job.name for job in trial.jobs if driver.sweep.state(job.name).status == "new"]
+            if frozen.state == TrialState.COMPLETE and gone:
+                raise ConfigError(
+                    f"hydra.sweeper.storage: trial {trial.number} of this study is done, and its job {gone[0]} is not "
+                    f"in hydra.sweep.dir={driver.sweep.path}. Give the hydra.sweep.dir that the study began with, or "
+                    "another hydra.sweeper.storage."
+                )
         driver.add(job for _, trial in ended for job in trial.jobs)
         under_way = sum(frozen.state == TrialState.RUNNING for frozen, _ in trials)
         left = max(0, self.share * len(self.studies) - len(ended) - under_way)
@@ -154,16 +160,6 @@ class Search:
             f"{under_way} under way · {left} to propose"
         )
         return ended
-
-    def _refuse_elsewhere(self, sweep: SweepDir, ended: Sequence[tuple[FrozenTrial, Trial]]) -> None:
-        for frozen, trial in ended:
-            gone = [job.name for job in trial.jobs if sweep.state(job.name).status == "new"]
-            if frozen.state == TrialState.COMPLETE and gone:
-                raise ConfigError(
-                    f"hydra.sweeper.storage: trial {trial.number} of this study is done, and its job {gone[0]} is not "
-                    f"in hydra.sweep.dir={sweep.path}. Give the hydra.sweep.dir that the study began with, or another "
-                    "hydra.sweeper.storage."
-                )
 
     def _go_back_to(self, driver: Driver, ended: Sequence[tuple[FrozenTrial, Trial]]) -> None:
         """Bring to their end what earlier starts left, and let the studies know.
@@ -246,7 +242,7 @@ class Search:
             goals = judge_together(driver, [each[0].jobs for each in same.values()], report)
             left = list(trials) if any(map(driver.is_short_of, goals)) else []
         else:
-            aims = [(trial, self._aims(trial, driver)) for trial in trials]
+            aims = [(trial, trial.study.goals(trial, driver)) for trial in trials]
             goals = [goal for _, found in aims for goal in found]
             left = [trial for trial, found in aims if found]
         over = [trial for trial in trials if trial not in left]
@@ -254,19 +250,6 @@ class Search:
         for trial in sorted(over, key=lambda each: not any(driver.board.row(job).resting for job in each.jobs)):
             trial.study.tell(trial, driver.board)
         return left, goals
-
-    def _aims(self, trial: Trial, driver: Driver) -> list[Goal]:
-        """Judge a trial at every rung it has got to, by those that were there before it; no goals if it is over."""
-        while (rung := trial.study.next_rung(trial, driver.board)) is not None:
-            goals = [Goal(job, rung) for job in trial.jobs]
-            if any(map(driver.is_short_of, goals)):
-                return goals
-            known = trial.study.values_at(trial, rung).values()
-            if not trial.study.survives(trial, rung, value_at(driver, trial.jobs, rung, known)):
-                driver.stop_at_rung(trial.jobs, rung, "weaker than those before it")
-                return []
-        goals = [Goal(job) for job in trial.jobs]
-        return goals if any(map(driver.is_short_of, goals)) else []
 
     def _affords(self, study: ContenderStudy, under_way: Sequence[Trial], driver: Driver) -> bool:
         """Whether one more trial stays within the steps of a study."""
@@ -278,7 +261,7 @@ class Search:
             spent += sum(
                 driver.sweep.steps_done(job.name) for job in study.trial(frozen).jobs if job.name not in open_jobs
             )
-        return spent + self._length(study.example) * max(1, len(study.seeds)) <= self.steps
+        return spent + self._length(study.example) * study.jobs_of_trial <= self.steps
 
     def _length(self, job: Job) -> int:
         """Optimizer steps of a job.

@@ -15,7 +15,8 @@ from optrun.config.schema.sweeper import STORAGE
 
 _NAME = "optrun"
 _SHARED = "optrun:configuration"
-_AGAIN = "optrun:again"
+AGAIN = "optrun:again"
+"""Names the attribute of a late result: the number of the trial that had ended without one."""
 _SHOWN = 3
 
 
@@ -60,11 +61,6 @@ def refuse_mixed(storage: Any, where: str, apart: bool) -> None:
 def whole(trial: FrozenTrial, space: Mapping[str, Any]) -> bool:
     """Whether a trial has all its parameters; a process that was killed while asking leaves one that has not."""
     return set(trial.params) == set(space)
-
-
-def proposed(trial: FrozenTrial) -> bool:
-    """Whether a sampler proposed it; otherwise it is the late result of one that was given up."""
-    return _AGAIN not in trial.user_attrs
 
 
 def refuse_other(
@@ -154,7 +150,7 @@ def tell_again(study: Any, trial: FrozenTrial, values: Sequence[float]) -> None:
         trial: Failed or pruned.
         values: What its job came to in the end, one for each objective.
     """
-    repeated = {known.user_attrs.get(_AGAIN) for known in study.get_trials(deepcopy=False)}
+    repeated = {known.user_attrs.get(AGAIN) for known in study.get_trials(deepcopy=False)}
     if trial.number in repeated or trial.state == TrialState.COMPLETE:
         return
     study.add_trial(
@@ -162,6 +158,6 @@ def tell_again(study: Any, trial: FrozenTrial, values: Sequence[float]) -> None:
             values=list(values),
             params=trial.params,
             distributions=trial.distributions,
-            user_attrs={_AGAIN: trial.number},
+            user_attrs={AGAIN: trial.number},
         )
     )

@@ -219,7 +219,7 @@ def record_failure(
     now = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
     run = sweep.run(name)
     run.path.mkdir(parents=True, exist_ok=True)
-    unbegun = {
+    unbegun: dict[str, Any] = {
         "format": SUMMARY_FORMAT,
         "run_name": values.get("run_name") or name,
         "global_step": 0,
