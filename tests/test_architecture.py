@@ -30,7 +30,7 @@ ALLOWED: dict[str, set[str]] = {
         "artifacts", "base", "config", "data", "distributed", "model", "optimizer", "param_groups", "report",
         "scheduler", "task", "training",
     },
-    "sweeper": {"artifacts", "base", "config", "runner", "training"},
+    "sweeper": {"artifacts", "base", "config", "runner"},
     "explain": {
         "base", "config", "data", "distributed", "model", "optimizer", "param_groups", "report", "scheduler", "task",
     },

@@ -5,8 +5,10 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING
 
+from optrun.config.schema.distributed import RanksConfig
 from optrun.launch.rank_checks import refuse_unfit
 from optrun.launch.ranks import train_on_ranks
+from optrun.launch.run_here import run_here
 from optrun.sweeper.launch import serve
 
 if TYPE_CHECKING:
@@ -17,19 +19,20 @@ if TYPE_CHECKING:
     from optrun.runner.resume.checkpoint import ResumePoint
 
 
-def train_job_on_ranks(
-    request: Request, run: RunDir, console: Console, resume: ResumePoint | None, stop_at: int | None
-) -> None:
-    """Train a job of several ranks, on the devices that this process sees.
+def train_job(request: Request, run: RunDir, console: Console, resume: ResumePoint | None, stop_at: int | None) -> None:
+    """Train a job, on the devices that this process sees.
 
     Raises:
-        OptrunError: It cannot have them, or as `train_on_ranks`.
+        OptrunError: Its ranks cannot have them, or as `train_on_ranks` and `run_here`.
     """
-    refuse_unfit(request.config, (), None)
-    train_on_ranks(request, run, console, resume, stop_at)
+    if isinstance(request.config.distributed, RanksConfig):
+        refuse_unfit(request.config, (), None)
+        train_on_ranks(request, run, console, resume, stop_at)
+    else:
+        run_here(request, run, console, resume, stop_at=stop_at)
 
 
 if __name__ == "__main__":
     from optrun.cli import sweep_worker  # by its name: launchers send the function to other processes
 
-    serve([int(number) for number in sys.argv[1:]], sweep_worker.train_job_on_ranks)
+    serve([int(number) for number in sys.argv[1:]], sweep_worker.train_job)

@@ -32,7 +32,7 @@ from optrun.sweeper.pool import Lease, adopt
 from optrun.sweeper.stop import end_family
 
 if TYPE_CHECKING:
-    from optrun.sweeper.worker import OnRanks
+    from optrun.sweeper.worker import TrainRun
 
 
 class Server:
@@ -46,7 +46,7 @@ class Server:
     """
 
     module = "optrun.cli.sweep_worker"
-    """What it runs: it brings what starts the ranks of a job, which stands above this floor."""
+    """What it runs: it brings what trains a job, which stands above this floor."""
 
     def __init__(self, log: Path, lease: Lease) -> None:
         self.log = log
@@ -117,12 +117,12 @@ def answer_file(spec: Path) -> Path:
     return spec.with_suffix(".done")
 
 
-def main(spec: Path, on_ranks: OnRanks | None = None) -> int:
+def main(spec: Path, train_run: TrainRun) -> int:
     """Run the jobs of a launch.
 
     Args:
         spec: A `Launch` as JSON.
-        on_ranks: Trains jobs of several ranks.
+        train_run: Trains a job.
 
     Returns:
         0; 74 if the disk has cut a job, 1 if the launcher failed. It stands in a file, too, if there is room for it.
@@ -133,7 +133,7 @@ def main(spec: Path, on_ranks: OnRanks | None = None) -> int:
     over = _follow(sweep.stop(launch.token))
     why, code = "", EXIT_DONE
     try:
-        why = _launch(launch, sweep, on_ranks)
+        why = _launch(launch, sweep, train_run)
         code = EXIT_STORAGE if why else EXIT_DONE
     except KeyboardInterrupt:
         code = 130
@@ -147,7 +147,7 @@ def main(spec: Path, on_ranks: OnRanks | None = None) -> int:
     return code
 
 
-def _launch(launch: Launch, sweep: SweepDir, on_ranks: OnRanks | None) -> str:
+def _launch(launch: Launch, sweep: SweepDir, train_run: TrainRun) -> str:
     """Call the launcher; returns what the disk said if it has cut a job."""
     from hydra.core.plugins import Plugins
     from hydra.types import HydraContext, RunMode
@@ -167,7 +167,7 @@ def _launch(launch: Launch, sweep: SweepDir, on_ranks: OnRanks | None) -> str:
     )
     launcher = Plugins.instance().instantiate_launcher(
         hydra_context=HydraContext(config_loader=hydra.config_loader, callbacks=Callbacks(cfg)),
-        task_function=SweepTask(launch, on_ranks),
+        task_function=SweepTask(launch, train_run),
         config=cfg,
     )
     jobs = [[*tokens, f"hydra.sweep.subdir={quote_path(Path(name))}"] for name, tokens in launch.jobs.items()]
@@ -190,16 +190,16 @@ def _follow(stop: Path) -> threading.Event:
     return over
 
 
-def serve(locks: Sequence[int], on_ranks: OnRanks | None = None) -> None:
+def serve(locks: Sequence[int], train_run: TrainRun) -> None:
     """Run launches, one path a line, until there are no more.
 
     Args:
         locks: Open files that this process inherited and keeps as long as it lives.
-        on_ranks: Trains jobs of several ranks.
+        train_run: Trains a job.
     """
     adopt(locks)
     for line in sys.stdin:
         spec = Path(line.rstrip("\n"))
-        code = main(spec, on_ranks)
+        code = main(spec, train_run)
         if not answer_file(spec).is_file():
             sys.exit(code or EXIT_STORAGE)  # an exit code takes no room

@@ -40,7 +40,6 @@ from optrun.config.batch import leave_open
 from optrun.config.registry.plugins import load_again
 from optrun.config.request import Request
 from optrun.config.schema.checkpoint import OnStorageError
-from optrun.config.schema.distributed import RanksConfig
 from optrun.sweeper.command import Launch, SweepCommand
 from optrun.sweeper.folder import Record, SweepDir
 
@@ -49,8 +48,8 @@ if TYPE_CHECKING:
 
     from optrun.runner.resume.checkpoint import ResumePoint
 
-    OnRanks = Callable[[Request, RunDir, Console, ResumePoint | None, int | None], object]
-    """Starts the ranks of a run and waits for their end, as `runner.train.train` does for a run in one process."""
+    TrainRun = Callable[[Request, RunDir, Console, ResumePoint | None, int | None], object]
+    """Trains a run, in this process or on ranks that it starts, until it ends or pauses."""
 
 REFUSED = "the disk refused: "
 """How the answer of a job begins that the disk has cut."""
@@ -64,8 +63,7 @@ class SweepTask:
     """What a launcher calls for every job; travels to other processes, so it holds plain values only."""
 
     launch: Launch
-    on_ranks: OnRanks | None = None
-    """Trains a job of several ranks."""
+    train_run: TrainRun
     refused: bool = False
     """Whether the disk has cut a job in this process: the next ones would train to their end to fail there."""
 
@@ -150,10 +148,7 @@ class SweepTask:
         from rich.console import Console
 
         from optrun.config.safety import refuse_stored_trust
-        from optrun.runner import console as outcome
-        from optrun.runner.resume.checkpoint import ResumePoint, refuse_links
-        from optrun.runner.train import train
-        from optrun.training.display import PlainDisplay
+        from optrun.runner.resume.checkpoint import ResumePoint
 
         load_again(self.launch.command.plugins, changes_allowed=self.launch.command.plugins_may_change)
         refuse_stored_trust(own, self.launch.command.overrides)
@@ -170,7 +165,6 @@ class SweepTask:
             pass  # Hydra notes each launch of a job before it calls this
         if begun is not None or run.metrics.exists() or run.checkpoints.exists():
             resume = ResumePoint(None, saved=_saved_before(run, values))
-        display = PlainDisplay(Console(quiet=True))
         request = Request(
             config=config,
             values=values,
@@ -179,15 +173,7 @@ class SweepTask:
             config_dir=self.launch.command.config_dir,
             overrides=overrides,
         )
-        if isinstance(config.distributed, RanksConfig):
-            if self.on_ranks is None:
-                raise ConfigError(f"distributed={config.distributed.name}: jobs of a sweep train in one process here.")
-            self.on_ranks(request, run, Console(quiet=True), resume, stop_at)
-            return
-        refuse_links(run)
-        with outcome.run_log(run, values):
-            outcome.introduce(display, config, run)
-            train(request, run, display, resume, stop_at=stop_at)
+        self.train_run(request, run, Console(quiet=True), resume, stop_at)
 
 
 def _saved_before(run: RunDir, values: dict[str, Any]) -> bool:

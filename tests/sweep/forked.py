@@ -13,6 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, ClassVar
 
+from optrun.cli.sweep_worker import train_job
 from optrun.sweeper import launch
 from optrun.sweeper.devices import VISIBLE
 from optrun.sweeper.pool import Lease, adopt, lock_dir
@@ -64,7 +65,7 @@ class ForkServer:
     """As `launch.Server`; dies with its process group, which is that of the sweep."""
 
     launches: ClassVar[list[int]] = []
-    on_ranks: ClassVar[Any] = None
+    train_run: ClassVar[Any] = staticmethod(train_job)
 
     def __init__(self, log: Path, lease: Lease) -> None:
         self.log = log
@@ -87,7 +88,7 @@ class ForkServer:
                         os.close(int(open_file.name))
             adopt(self.lease.descriptors)
             os.environ[VISIBLE] = ",".join(self.lease.visible)
-        return launch.main(spec, self.on_ranks)
+        return launch.main(spec, self.train_run)
 
     def code(self) -> int | None:
         if self._code is None:

@@ -204,7 +204,7 @@ def train_alone(request: Any, run: Any, console: Any, resume: Any, stop_at: int 
 
 def test_jobs_of_several_devices(two: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """One that takes both runs when both are free, beside none; `auto` takes all."""
-    monkeypatch.setattr(forked.ForkServer, "on_ranks", staticmethod(train_alone))
+    monkeypatch.setattr(forked.ForkServer, "train_run", staticmethod(train_alone))
     words = ["distributed=ddp", "training.nproc_per_node=1,2,auto", "training.max_steps=3", TWO]
     assert sweep(*words) == 0
     found = spans()
@@ -215,13 +215,8 @@ def test_jobs_of_several_devices(two: Path, monkeypatch: pytest.MonkeyPatch) -> 
     assert taken["1"] in (["0"], ["1"])
 
 
-def test_ranks_that_nobody_starts_are_no_single_process(two: Path) -> None:
-    assert sweep("distributed=ddp", "training.nproc_per_node=2", TWO) == 1
-    assert "distributed=ddp" in next(iter(result().values()))["message"]
-
-
 def test_jobs_of_several_devices_are_paused_at_rungs(two: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(forked.ForkServer, "on_ranks", staticmethod(train_alone))
+    monkeypatch.setattr(forked.ForkServer, "train_run", staticmethod(train_alone))
     assert sweep("distributed=ddp", "lr=1e-3,2e-3", "training.max_steps=4", "hydra.sweeper.rungs=[2]", TWO) == 0
     assert sorted(forked.steps(job)[-1] for job in jobs()) == [2, 4]
 
