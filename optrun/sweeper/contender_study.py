@@ -42,11 +42,16 @@ _PASSED = "optrun:passed"
 
 @dataclass(frozen=True)
 class Trial:
-    """A proposal: its number in the study, and the jobs that run it, one for each seed."""
+    """A proposal, as it stood when it was read, and the jobs that run it, one for each seed."""
 
     study: ContenderStudy
-    number: int
+    frozen: FrozenTrial
     jobs: tuple[Job, ...]
+
+    @property
+    def number(self) -> int:
+        """Of the trial in its study."""
+        return int(self.frozen.number)
 
 
 class ContenderStudy:
@@ -192,15 +197,12 @@ class ContenderStudy:
 
     # Trials ---------------------------------------------------------------------------------------------------------
 
-    def trial(self, frozen: FrozenTrial) -> Trial:
-        """Build the jobs of a trial of the study."""
-        return Trial(self, frozen.number, self._jobs(frozen.params))
-
-    def whole(self) -> list[FrozenTrial]:
+    def trials(self) -> list[Trial]:
         """List the trials that a sampler proposed, with all their parameters; no late results of those given up."""
-        trials = self._study.get_trials(deepcopy=False)
         return [
-            trial for trial in trials if study_of.whole(trial, self.space) and study_of.AGAIN not in trial.user_attrs
+            Trial(self, frozen, self._jobs(frozen.params))
+            for frozen in self._study.get_trials(deepcopy=False)
+            if study_of.whole(frozen, self.space) and study_of.AGAIN not in frozen.user_attrs
         ]
 
     def give_up_halves(self) -> None:
@@ -217,15 +219,13 @@ class ContenderStudy:
             options.sampler, options.seed, number, self.share, hashed=self._hashed, study=self.name, space=self.space
         )
         asked = self._study.ask(fixed_distributions=self.space)
-        return Trial(self, asked.number, self._jobs(asked.params))
+        return Trial(self, self._study.get_trials(deepcopy=False)[asked.number], self._jobs(asked.params))
 
     def report(self, trial: Trial, step: int, value: float) -> None:
         """Report the value at a rung to the sampler, once; NaN is not reported."""
-        if math.isnan(value):
-            return
-        frozen = self._frozen(trial)
-        if frozen.state == TrialState.RUNNING and step not in frozen.intermediate_values:
-            optuna.trial.Trial(self._study, frozen._trial_id).report(value, step)
+        unknown = trial.frozen.state == TrialState.RUNNING and step not in trial.frozen.intermediate_values
+        if unknown and not math.isnan(value):
+            optuna.trial.Trial(self._study, trial.frozen._trial_id).report(value, step)
 
     def goals(self, trial: Trial, driver: Driver) -> list[Goal]:
         """Judge a trial at every rung it has got to, among those that were there before it.
@@ -233,7 +233,7 @@ class ContenderStudy:
         Returns:
             How far its jobs are to get; nothing if it is over. One that was not evaluated until a rung goes on.
         """
-        frozen, number, total = self._frozen(trial), str(trial.number), float(self.max_steps or math.inf)
+        frozen, number, total = trial.frozen, str(trial.number), float(self.max_steps or math.inf)
         bracket = partial(bracket_of, self.options, self._study.study_name, max_steps=self.max_steps)
         total = min(total, *(driver.board.row(job).state.total or math.inf for job in trial.jobs))
         for rung in takewhile(lambda step: step < total, rungs_of(self.options, bracket(trial.number))):
@@ -257,10 +257,6 @@ class ContenderStudy:
         goals = [Goal(job) for job in trial.jobs]
         return goals if any(map(driver.is_short_of, goals)) else []
 
-    def _frozen(self, trial: Trial) -> FrozenTrial:
-        found: FrozenTrial = self._study.get_trials(deepcopy=False)[trial.number]
-        return found
-
     def tell(self, trial: Trial, board: Board) -> None:
         """Let the study know how a trial ended, if it has."""
         values, rows = self._values(trial, board), list(map(board.row, trial.jobs))
@@ -271,11 +267,11 @@ class ContenderStudy:
         elif all(row.state.ended for row in rows):
             self._study.tell(trial.number, state=TrialState.FAIL, skip_if_finished=True)
 
-    def tell_late(self, frozen: FrozenTrial, board: Board) -> None:
+    def tell_late(self, trial: Trial, board: Board) -> None:
         """Let the study know of the result of a trial that had ended without one."""
-        values = self._values(self.trial(frozen), board)
+        values = self._values(trial, board)
         if values is not None:
-            study_of.tell_again(self._study, frozen, values)
+            study_of.tell_again(self._study, trial.frozen, values)
 
     def _values(self, trial: Trial, board: Board) -> list[float] | None:
         """Compute the outcome of a trial: the mean over its seeds, a number for each objective.

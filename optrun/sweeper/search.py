@@ -25,7 +25,7 @@ from optrun.sweeper.jobs import Composer, Job
 
 try:
     import optuna
-    from optuna.trial import FrozenTrial, TrialState
+    from optuna.trial import TrialState
 
     from optrun.sweeper.contender_study import ContenderStudy, Trial
     from optrun.sweeper.samplers import build_sampler
@@ -122,7 +122,7 @@ class Search:
             refuse_mixed(storage, where, self.apart)
             for study in self.studies:
                 study.open(storage, where, sweep)
-        had = {study.name: len(study.whole()) for study in self.studies}
+        had = {study.name: len(study.trials()) for study in self.studies}
         most = max(had, key=lambda name: had[name])
         if had[most] > self.share and min(had.values()) < had[most]:
             raise ConfigError(
@@ -130,24 +130,24 @@ class Search:
                 f"{most} has had {had[most]}. n_trials={had[most] * len(had)} makes them equal."
             )
 
-    def _know_before(self, driver: Driver) -> list[tuple[FrozenTrial, Trial]]:
+    def _know_before(self, driver: Driver) -> list[Trial]:
         """Trials that ended in earlier starts, with their jobs.
 
         Raises:
             ConfigError: They ended in another sweep directory.
         """
-        trials = [(frozen, study) for study in self.studies for frozen in study.whole()]
-        ended = [(frozen, study.trial(frozen)) for frozen, study in trials if frozen.state.is_finished()]
-        for frozen, trial in ended if self.options.storage is not None else ():
+        trials = [trial for study in self.studies for trial in study.trials()]
+        ended = [trial for trial in trials if trial.frozen.state.is_finished()]
+        for trial in ended if self.options.storage is not None else ():
             gone = [job.name for job in trial.jobs if driver.sweep.state(job.name).status == "new"]
-            if frozen.state == TrialState.COMPLETE and gone:
+            if trial.frozen.state == TrialState.COMPLETE and gone:
                 raise ConfigError(
                     f"hydra.sweeper.storage: trial {trial.number} of this study is done, and its job {gone[0]} is not "
                     f"in hydra.sweep.dir={driver.sweep.path}. Give the hydra.sweep.dir that the study began with, or "
                     "another hydra.sweeper.storage."
                 )
-        driver.add(job for _, trial in ended for job in trial.jobs)
-        under_way = sum(frozen.state == TrialState.RUNNING for frozen, _ in trials)
+        driver.add(job for trial in ended for job in trial.jobs)
+        under_way = sum(trial.frozen.state == TrialState.RUNNING for trial in trials)
         left = max(0, self.share * len(self.studies) - len(ended) - under_way)
         names = [study.name for study in self.studies]
         shares = f" · {self.share} for each of {', '.join(names)}" if self.apart else ""
@@ -161,31 +161,28 @@ class Search:
         )
         return ended
 
-    def _go_back_to(self, driver: Driver, ended: Sequence[tuple[FrozenTrial, Trial]]) -> None:
+    def _go_back_to(self, driver: Driver, ended: Sequence[Trial]) -> None:
         """Bring to their end what earlier starts left, and let the studies know.
 
         That is a job that is gone, one that failed and is to be tried again, and one that a rung stopped where there
         are no rungs now.
         """
         at_rest = TrialState.PRUNED if self.options.halves else None
-        jobs = [job for frozen, trial in ended if frozen.state != at_rest for job in trial.jobs]
+        jobs = [job for trial in ended if trial.frozen.state != at_rest for job in trial.jobs]
         driver.pursue(lambda: list(map(Goal, jobs)))
         with _asking(driver.sweep):
-            for frozen, trial in ended:
-                trial.study.tell_late(frozen, driver.board)
+            for trial in ended:
+                trial.study.tell_late(trial, driver.board)
 
     # The trials -----------------------------------------------------------------------------------------------------
 
     def _under_way(self) -> tuple[list[Trial], dict[str, int]]:
         """Find the trials that were begun and not ended, and how many each study has had."""
-        found: list[Trial] = []
-        had: dict[str, int] = {}
         for study in self.studies:
             study.give_up_halves()
-            whole = study.whole()
-            had[study.name] = len(whole)
-            found += [study.trial(frozen) for frozen in whole if frozen.state == TrialState.RUNNING]
-        return found, had
+        trials = {study.name: study.trials() for study in self.studies}
+        found = [each for had in trials.values() for each in had if each.frozen.state == TrialState.RUNNING]
+        return found, {name: len(had) for name, had in trials.items()}
 
     def _proposed(self, under_way: Sequence[Trial], had: dict[str, int], driver: Driver) -> list[Trial]:
         """Propose trials until `n_jobs` are under way, or the budgets are spent."""
@@ -257,10 +254,8 @@ class Search:
             return True
         open_jobs = {job.name: job for trial in under_way if trial.study is study for job in trial.jobs}
         spent = sum(map(self._length, open_jobs.values()))
-        for frozen in study.whole():
-            spent += sum(
-                driver.sweep.steps_done(job.name) for job in study.trial(frozen).jobs if job.name not in open_jobs
-            )
+        begun = (job.name for trial in study.trials() for job in trial.jobs)
+        spent += sum(driver.sweep.steps_done(name) for name in begun if name not in open_jobs)
         return spent + self._length(study.example) * study.jobs_of_trial <= self.steps
 
     def _length(self, job: Job) -> int:
