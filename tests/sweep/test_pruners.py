@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -95,12 +96,19 @@ def test_nobody_waits_and_nothing_is_lost(pruner: Pruner, n_jobs: int, tmp_path:
     assert searched(tmp_path, [ADAMW, SGD], **given).ran == []
 
 
-def test_without_the_pruner_the_stopped_are_brought_to_their_end(tmp_path: Path) -> None:
-    searched(tmp_path, [ADAMW, SGD], **HALVED)
-    driver = searched(tmp_path, [ADAMW, SGD], n_trials=12)
-    assert driver.board.count("finished") == 12
-    for trials in studies(tmp_path).values():
-        assert sum(trial.state.name == "COMPLETE" for trial in trials) == 6
+@pytest.mark.parametrize(
+    "given", [HALVED, {"rungs": Listed([1]), "n_jobs": 4, "n_trials": 12}], ids=["alone", "together"]
+)
+def test_without_halving_the_stopped_are_brought_to_their_end(given: dict[str, Any], tmp_path: Path) -> None:
+    searched(tmp_path, [ADAMW, SGD], **given)
+    assert {trial.state.name for trials in studies(tmp_path).values() for trial in trials} == {"COMPLETE", "PRUNED"}
+    assert searched(tmp_path, [ADAMW, SGD], **given).ran == []
+    for _ in range(2):
+        driver = searched(tmp_path, [ADAMW, SGD], n_trials=12)
+        assert driver.board.count("finished") == 12
+        for trials in studies(tmp_path).values():
+            assert sum(trial.state.name == "COMPLETE" for trial in trials) == 6
+    assert driver.ran == []
 
 
 def test_a_budget_of_steps_buys_more_trials_where_the_weak_are_stopped(tmp_path: Path) -> None:

@@ -312,23 +312,6 @@ def test_halving_goes_on_from_checkpoints(place: Path, undisturbed: Path) -> Non
     assert all(same(job, undisturbed / job.name) for job in jobs())
 
 
-def test_halving_prunes_trials(place: Path) -> None:
-    words = [*SEARCH, "hydra.sweeper.n_trials=4", "hydra.sweeper.n_jobs=4", "hydra.sweeper.rungs=[1]"]
-    assert sweep(*words) == 0
-    found = trials()
-    assert sorted(trial.state.name for trial in found) == ["COMPLETE", "COMPLETE", "PRUNED", "PRUNED"]
-    assert all(list(trial.intermediate_values) == [1] for trial in found)
-    assert sum(len(steps(job)) for job in jobs()) == 2 * 3 + 2 * 1
-    ForkServer.launches.clear()
-    assert sweep(*words) == 0
-    assert ForkServer.launches == []
-    for _ in range(2):
-        assert sweep(*words[:-1]) == 0, "without rungs, the others are brought to their end"
-        assert [trial.state.name for trial in trials()[4:]] == ["COMPLETE"] * 2
-    assert ForkServer.launches == [2]
-    assert all(whole(job, 3) for job in jobs())
-
-
 def test_halving_without_checkpoints_is_refused(place: Path) -> None:
     assert sweep("seed=0,1", "hydra.sweeper.rungs=[3]", "checkpoint=none", "checkpoint.save_steps=null") == 1
     assert "checkpoint=none" in next(iter(result().values()))["message"]
